@@ -149,12 +149,19 @@ def test_what_is_stored_is_what_was_asked_and_the_same_again_stores_nothing(tmp_
 def test_preemption_and_eviction_remove_what_they_take(tmp_path: Path) -> None:
     """What is said to be there at the end is what the pool still has, by its own count.
 
-    At a device's pace, slowed down, so that the last of the requests has come long before the first is done.
+    At a device's pace, slowed down, so that the last of the requests has come long before the first is done;
+    where it has not, they are asked again.
     """
     paced = ("--clock", "device", "--time-scale", 10)
     with gateway(tmp_path, "--num-blocks", 24, "--max-model-len", 256, *paced) as one:
         prompts = [[20 + at] * 40 for at in range(8)]
-        answers = one.complete_all(prompts, max_tokens=150)
+        answers: list[list[int]] = []
+
+        def preempted() -> bool:
+            answers[:] = one.complete_all(prompts, max_tokens=150)
+            return one.metric("vllm:num_preemptions_total") > 0
+
+        assert until(preempted)
         last = one.complete([99] * 200)
         one.ask()  # what a request has stored is published before its answer goes out
         stored = [
@@ -163,9 +170,9 @@ def test_preemption_and_eviction_remove_what_they_take(tmp_path: Path) -> None:
         assert stored[-len(computed(last)) :] == computed(last)
         assert one.reader.removed > 0
         assert not {("", tuple(computed(answer))) for answer in answers} <= one.reader.found()
-        assert until(lambda: one.metric("vllm:num_preemptions_total") > 0)
-        assert until(lambda: one.metric("corepipe_kv_blocks_held") == 0)
-        assert len(one.reader.found()) == one.metric("corepipe_kv_blocks_cached")
+        found = len(one.reader.found())
+        assert until(lambda: one.metric("corepipe_kv_blocks_cached") == found)  # told now and then
+        assert one.metric("corepipe_kv_blocks_held") == 0
 
 
 @pytest.mark.parametrize(

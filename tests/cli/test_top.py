@@ -191,7 +191,7 @@ def test_under_load_in_tmux(server: Served) -> None:
 
 def test_in_a_dumb_terminal_it_is_one_picture(server: Served) -> None:
     with Terminal(server.url, kind="dumb") as terminal:
-        assert terminal.process.wait(60) == 0
+        assert terminal.process.wait(PATIENCE_SECONDS) == 0
         assert until(lambda: len(terminal.pictures) == 1)
         assert b"\x1b" not in terminal.seen
         assert terminal.after == terminal.before

@@ -211,6 +211,32 @@ def assemble_slow(
     return deployment(executor=lambda: PoliteExecutor(VOCAB), clock=HostClock())
 
 
+HELD_AT = 64
+"""The place in a sequence from which on a held engine computes nothing."""
+
+
+class HeldExecutor(PoliteExecutor):
+    """Holds up what has come to `HELD_AT` for as long as there is the file `gate`; the engine lives on."""
+
+    def __init__(self, vocab_size: int, gate: Path, beats: Counter) -> None:
+        super().__init__(vocab_size)
+        self._gate = gate
+        self._beats = beats
+
+    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
+        while inputs.positions.max() >= HELD_AT and self._gate.exists():
+            self._beats[0] += 1
+            time.sleep(0.01)
+        return super().submit(inputs, sampling)
+
+
+def assemble_held(
+    config: EngineConfig, _progress: Callable[[str, float], None], beats: Counter
+) -> Deployment:
+    """The model's name is that of the gate."""
+    return deployment(executor=lambda: HeldExecutor(VOCAB, Path(config.model), beats), clock=HostClock())
+
+
 def assemble_refused(
     _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
 ) -> Deployment:

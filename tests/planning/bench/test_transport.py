@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from corepipe.planning.bench.transport import Address, Pool, TransportError
+from tests.servers import PATIENCE_SECONDS
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 UNFRAMED = b"HTTP/1.0 200 OK\r\n\r\nhi"
@@ -125,7 +126,7 @@ def test_chunks_are_read_as_they_come_and_the_rest_may_be_left() -> None:
 def test_failures_have_kinds(answer: bytes | None, kind: str) -> None:
     async def once(pool: Pool) -> str:
         try:
-            async with asyncio.timeout(0.1):
+            async with asyncio.timeout(0.1 if kind == "timeout" else PATIENCE_SECONDS):
                 await pool.exchange(REQUEST, Reader())
         except TransportError as error:
             return error.kind

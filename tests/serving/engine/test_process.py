@@ -170,7 +170,7 @@ def test_last_words_do_not_wait_for_who_reads_the_log() -> None:
         failed = wire.next()
         assert isinstance(failed, Failed)
         assert "a fault of ours" in failed.message
-        assert wire.process.wait(60) == 1
+        assert wire.process.wait(PATIENCE_SECONDS) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from corepipe.serving.config import EngineConfig
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.identity import Identity
+from tests.servers import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,9 +37,13 @@ class HostProcess:
             text=True,
             cwd=ROOT,
         )
+        self._name = name
+
+    @functools.cached_property
+    def at(self) -> HostAddress:
+        """Waits until it listens."""
         assert self.process.stdout is not None
-        said = json.loads(self.process.stdout.readline())
-        self.at = HostAddress(name, f"node-{name}", **said)
+        return HostAddress(self._name, f"node-{self._name}", **json.loads(self.process.stdout.readline()))
 
     def engine(self) -> psutil.Process:
         """The one that serves; a younger one is its spare."""
@@ -145,6 +151,8 @@ def hosts(folder: Path, count: int, assemble: str = "") -> Iterator[tuple[Identi
     try:
         for number in range(count):
             started.append(HostProcess(trusted, f"h{number}", assemble))
+        for host in started:
+            assert host.at
         yield identity, started
     finally:
         for host in started:
@@ -166,8 +174,8 @@ async def front(
         await client.close()
 
 
-async def until(condition: object, seconds: float = 120.0) -> None:
-    """Polls for what must come true."""
+async def until(condition: object, seconds: float = PATIENCE_SECONDS) -> None:
+    """Polls for what must come true, and stays so: what passes between two looks is not seen."""
     async with asyncio.timeout(seconds):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.01)

@@ -10,8 +10,9 @@ import asyncio
 import signal
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ import pytest
 from corepipe import __version__
 from corepipe.errors import UserError
 from corepipe.serving.config import EngineConfig
+from corepipe.serving.fleet import client as fleet_client
 from corepipe.serving.fleet import scaler, scaling
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.connector import HostAddress
@@ -30,14 +32,17 @@ from corepipe.serving.fleet.wire import Beat, Hello, Order, host_decoder
 from corepipe.serving.frames import encode_frame
 from corepipe.serving.messages import Failed, FleetOutput, Output, Outputs, Prefixes, Ready, Sampling, Started
 from corepipe.serving.supervision.client import EngineClient
+from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
-from tests.serving.engine_support import GREEDY, submit
+from tests.serving.engine_support import GREEDY, HELD_AT, submit
 from tests.serving.fleet.fleet_support import HostProcess, Hosts, Proxy, front, hosts, until
 from tests.serving.supervision.test_client import child, collect
 from tests.serving.telemetry.test_neuron_metrics import stats
 
 CONFIG = EngineConfig(model="none", max_num_seqs=16)
 TOKENS = 200
+LIMIT_SECONDS = 300.0
+"""For a test that hangs."""
 SAMPLINGS = [GREEDY, Sampling(seed=7), Sampling(presence_penalty=0.5, seed=8)]
 
 
@@ -58,13 +63,28 @@ def machines_of(outputs: list[Output]) -> list[str]:
     return last.machines
 
 
-async def asked(client: EngineClient, batch: str) -> list[list[int]]:
-    """Answers to a dozen requests, some greedy, some drawn."""
+async def asked(client: EngineClient, batch: str, begun: set[str] | None = None) -> list[list[int]]:
+    """Answers to a dozen requests, some greedy, some drawn.  `begun`: those of which something came."""
+
+    async def follow(stream: OutputStream) -> list[int]:
+        outputs = []
+        async for output in stream:
+            outputs.append(output)
+            if begun is not None:
+                begun.add(output.id)
+        return tokens_of(outputs)
+
     streams = [
         client.submit(submit(f"{batch}-{i}", [*range(9, 12 + i)], TOKENS, sampling=SAMPLINGS[i % 3]))
         for i in range(12)
     ]
-    return [tokens_of(outputs) for outputs in await asyncio.gather(*map(collect, streams))]
+    return await asyncio.gather(*map(follow, streams))
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is away is not replaced, however long it takes to come back."""
+    monkeypatch.setattr(fleet_client, "UNREACHABLE_SECONDS", 1e3)
 
 
 @pytest.fixture(scope="module")
@@ -82,70 +102,104 @@ def expected() -> list[list[int]]:
     return asyncio.run(main())
 
 
+def held(folder: Path) -> EngineConfig:
+    """Of engines that `assemble_held` makes: the file that holds them is in `folder`."""
+    return CONFIG.model_copy(update={"model": str(folder / "held")})
+
+
 @dataclass
 class Struck:
-    """A fleet of three hosts, which is struck while it answers."""
+    """A fleet of `held` hosts, which is struck while it answers."""
 
     client: FleetClient
     fleet: Hosts
     hosts: list[HostProcess]
-    proxies: list[Proxy]
+    proxies: list[Proxy] = field(default_factory=list)
 
     def remote(self, number: int) -> Remote:
         return next(remote for remote in self.client.remotes if remote.at.name == f"h{number}")
 
-    async def lost(self, reason: str) -> None:
-        """Until one more is, for this reason."""
-        before = self.client.restarts.get(reason, 0)
-        await until(lambda: self.client.restarts.get(reason, 0) > before)
+    def hold(self) -> None:
+        """From now on no answer comes to its end."""
+        self._gate.touch()
+
+    def let_go(self) -> None:
+        """Answers come to their ends."""
+        self._gate.unlink()
+
+    async def under_way(self, batch: str) -> asyncio.Task[list[list[int]]]:
+        """`asked`, of which each host has begun something that it does not end before `let_go`.
+
+        Anew where a host was lost by itself before all had begun: it came back with nothing to do.
+        """
+        while True:
+            await self.whole()
+            self.hold()
+            begun, before = set[str](), self._lost()
+            work = asyncio.create_task(asked(self.client, batch, begun))
+
+            def all_have(begun: set[str] = begun) -> bool:
+                return all(remote.open & begun for remote in self.client.remotes)
+
+            await until(lambda before=before, all_have=all_have: all_have() or self._lost() > before)
+            if all_have():
+                return work
+            self.let_go()
+            await work
 
     async def whole(self) -> None:
         await until(lambda: all(remote.serves for remote in self.client.remotes))
 
+    async def cuts_off(self, number: int, strike: Callable[[], object]) -> None:
+        """Strikes, and waits until the link to this host is lost: the next one is another lease."""
+        remote, links = self.remote(number), self.client.restarts["link"]
+        lease = remote.lease
+        strike()
+        await until(lambda: remote.lease > lease)
+        assert self.client.restarts["link"] > links
+
     async def killed_engine(self) -> None:
-        lost = asyncio.create_task(self.lost("killed"))
-        await asyncio.sleep(0)
+        """Its host tells of it, unless the link was lost by itself."""
+        remote, before = self.remote(0), self.client.restarts.get("killed", 0)
+        lease = remote.lease
         self.hosts[0].engine().kill()
-        await lost
+        await until(lambda: self.client.restarts.get("killed", 0) > before or remote.lease > lease)
+        self.let_go()
 
     async def stopped_host_that_goes_on(self) -> None:
-        lost = asyncio.create_task(self.lost("link"))
-        await asyncio.sleep(0)
-        self.hosts[1].process.send_signal(signal.SIGSTOP)
-        await lost
-        self.hosts[1].process.send_signal(signal.SIGCONT)
+        stopped = self.hosts[1].process
+        await self.cuts_off(1, lambda: stopped.send_signal(signal.SIGSTOP))
+        stopped.send_signal(signal.SIGCONT)
+        self.let_go()
 
-    async def cut(self, *ways: str) -> None:
-        lost = asyncio.create_task(self.lost("link"))
-        await asyncio.sleep(0)
-        for way in ways:
-            self.proxies[0].open[way] = False
-        await lost
-        for way in ways:
-            self.proxies[0].open[way] = True
+    async def cut(self, number: int, *ways: str) -> None:
+        """Until this is noticed."""
+        open_ways = self.proxies[number].open
+        await self.cuts_off(number, lambda: open_ways.update(dict.fromkeys(ways, False)))
+        open_ways.update(dict.fromkeys(ways, True))
 
     async def cut_to_the_host(self) -> None:
-        await self.cut("to_host")
+        await self.cut(0, "to_host")
+        self.let_go()
 
     async def cut_to_the_front(self) -> None:
-        await self.cut("to_front")
+        await self.cut(0, "to_front")
+        self.let_go()
 
     async def cut_both_ways(self) -> None:
-        await self.cut("to_host", "to_front")
+        await self.cut(0, "to_host", "to_front")
+        self.let_go()
 
     async def bytes_played_again(self) -> None:
-        lost = asyncio.create_task(self.lost("link"))
-        await asyncio.sleep(0)
-        self.proxies[0].inject(self.proxies[0].seen[-1])
-        await lost
-        await self.whole()
+        await self.cuts_off(0, lambda: self.proxies[0].inject(self.proxies[0].seen[-1]))
+        self.let_go()
         await until(lambda: self.client.refusals.get(("node-h0", "tampered")) == 1)
 
     async def killed_host(self) -> None:
-        lost = asyncio.create_task(self.lost("link"))
-        await asyncio.sleep(0)
-        self.hosts[1].process.kill()
-        await lost
+        with pytest.MonkeyPatch.context() as impatience:
+            impatience.setattr(fleet_client, "UNREACHABLE_SECONDS", 0.0)
+            await self.cuts_off(1, self.hosts[1].process.kill)
+        self.let_go()
         await until(lambda: "h1" in self.fleet.replaced)
 
     async def drained_host(self) -> None:
@@ -153,6 +207,7 @@ class Struck:
         self.client.drain("h2")
         self.client.submit(submit("late", max_tokens=4))
         assert self.remote(2).open == had
+        self.let_go()
         await until(lambda: "h2" in self.fleet.replaced)
         assert losses(self.client) == before
 
@@ -161,6 +216,15 @@ class Struck:
         await until(lambda: not self.client.alive)
         assert self.client.restarting
         self.proxies[0].open["to_host"] = True
+        self.let_go()
+
+    @property
+    def _gate(self) -> Path:
+        return Path(self.client._config.model)
+
+    def _lost(self) -> int:
+        """For whatever reason."""
+        return sum(self.client.restarts.values())
 
     @property
     def strikes(self) -> list[Callable[[], Awaitable[None]]]:
@@ -180,21 +244,19 @@ class Struck:
 
 def test_no_strike_loses_doubles_or_changes_an_answer(tmp_path: Path, expected: list[list[int]]) -> None:
     async def main() -> None:
-        with hosts(tmp_path, 3, "assemble_slow") as (identity, started):
+        with hosts(tmp_path, 3, "assemble_held") as (identity, started):
             proxies = [Proxy(host.at) for host in started]
-            async with front(identity, CONFIG, *(proxy.at for proxy in proxies)) as (client, fleet):
+            async with front(identity, held(tmp_path), *(proxy.at for proxy in proxies)) as (client, fleet):
                 assert await asked(client, "undisturbed") == expected
                 struck = Struck(client, fleet, started, proxies)
                 for strike in struck.strikes:
-                    work = asyncio.create_task(asked(client, strike.__name__))
-                    await until(lambda: all(remote.open for remote in client.remotes))
+                    work = await struck.under_way(strike.__name__)
                     await strike()
                     assert await work == expected, strike.__name__
-                    await struck.whole()
             for proxy in proxies:
                 proxy.close()
 
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
 def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
@@ -205,12 +267,15 @@ def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
     monkeypatch.setattr(scaler, "IDLE_SECONDS", 0.2)
 
     async def main() -> None:
-        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
+        with hosts(tmp_path, 2, "assemble_held") as (identity, started):
             fleet = Hosts(*(host.at for host in started), at_first=1)
-            client = FleetClient(CONFIG, fleet, identity, None, Scaler(1, 2, seats=8))
+            client = FleetClient(held(tmp_path), fleet, identity, None, Scaler(1, 2, seats=8))
             await client.start()
-            streams = [client.submit(submit(f"r{i}", max_tokens=TOKENS)) for i in range(60)]
+            struck = Struck(client, fleet, started)
+            struck.hold()
+            streams = [client.submit(submit(f"r{i}", max_tokens=HELD_AT + 8)) for i in range(60)]
             await until(lambda: sum(remote.serves for remote in client.remotes) == 2)
+            struck.let_go()
             for outputs in await asyncio.gather(*map(collect, streams)):
                 tokens_of(outputs)
             await until(lambda: len(fleet.replaced) == 1)
@@ -218,7 +283,7 @@ def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
             assert not losses(client)
             await client.close()
 
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
 def test_a_host_that_comes_back_says_what_its_cache_has(tmp_path: Path) -> None:
@@ -234,8 +299,7 @@ def test_a_host_that_comes_back_says_what_its_cache_has(tmp_path: Path) -> None:
                 one.open.add("somebody's")
                 tokens_of(await collect(client.submit(submit("first", prompt, 4))))
                 one.open.discard("somebody's")
-                proxies.reverse()
-                await struck.cut("to_host", "to_front")
+                await struck.cut(1, "to_host", "to_front")
                 await struck.whole()
                 last = await collect(client.submit(submit("again", prompt, 4)))
                 assert machines_of(last) == [other.at.node]
@@ -243,22 +307,22 @@ def test_a_host_that_comes_back_says_what_its_cache_has(tmp_path: Path) -> None:
             for proxy in proxies:
                 proxy.close()
 
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
 def test_an_answer_says_which_machines_it_is_from(tmp_path: Path) -> None:
     async def main() -> None:
-        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
-            async with front(identity, CONFIG, *(host.at for host in started)) as (client, fleet):
-                struck = Struck(client, fleet, started, [])
+        with hosts(tmp_path, 2, "assemble_held") as (identity, started):
+            async with front(identity, held(tmp_path), *(host.at for host in started)) as (client, fleet):
+                struck = Struck(client, fleet, started)
+                struck.hold()
                 work = asyncio.create_task(collect(client.submit(submit("r", max_tokens=TOKENS))))
-                await until(lambda: client.remotes[0].open)
                 await struck.killed_engine()
                 outputs = await work
                 assert machines_of(outputs) == ["node-h0", "node-h1"]
                 assert not any(isinstance(output, FleetOutput) for output in outputs[:-1])
 
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
 def test_the_placement_knows_the_hosts(tmp_path: Path) -> None:
@@ -278,7 +342,7 @@ def test_the_placement_knows_the_hosts(tmp_path: Path) -> None:
                 assert left == {**left, **known, "replicas": [1]}
                 assert left["kernels"]
 
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
 def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
@@ -296,32 +360,34 @@ def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
     assert remote.lies(Outputs(prefixes=Prefixes(bytes(24)))) == "prefixes"
 
 
-@pytest.mark.parametrize(
-    ("lie", "counted"),
-    [
-        (Outputs([Output("another's", [1])]), "foreign"),
-        (Outputs(stats=stats(0.0, [0.0], running=-1, waiting=0)), "load"),
-        (Outputs(prefixes=Prefixes(bytes(1 << 20))), "prefixes"),
-    ],
-)
+LIES = {
+    "foreign": Outputs([Output("another's", [1])]),
+    "load": Outputs(stats=stats(0.0, [0.0], running=-1, waiting=0)),
+    "prefixes": Outputs(prefixes=Prefixes(bytes(1 << 20))),
+}
+
+
 def test_a_host_that_lies_is_cut_off_and_counted_and_nothing_is_lost(
-    tmp_path: Path, expected: list[list[int]], lie: Outputs, counted: str
+    tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    """One lie of each kind: which lies there are is above."""
+    """One lie of each kind, each by another host: which lies there are is above."""
 
     async def main() -> None:
-        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
-            async with front(identity, CONFIG, *(host.at for host in started)) as (client, fleet):
-                work = asyncio.create_task(asked(client, "asked"))
-                await until(lambda: all(remote.open for remote in client.remotes))
-                liar = client.remotes[0]
-                assert liar.epoch is not None
-                client.heard(liar, liar.lease, [msgspec.structs.replace(lie, epoch=liar.epoch)])
-                assert client.refusals == {("front", counted): 1}
-                assert fleet.replaced == [liar.at.name]
-                assert await work == expected
+        with hosts(tmp_path, 1 + len(LIES), "assemble_held") as (identity, started):
+            async with front(identity, held(tmp_path), *(host.at for host in started)) as (client, fleet):
+                struck = Struck(client, fleet, started)
+                for counted, lie in LIES.items():
+                    work = await struck.under_way(counted)
+                    liar, before = client.remotes[0], Counter(client.refusals)
+                    assert liar.epoch is not None
+                    client.heard(liar, liar.lease, [msgspec.structs.replace(lie, epoch=liar.epoch)])
+                    assert Counter(client.refusals) - before == {("front", counted): 1}
+                    assert fleet.replaced[-1] == liar.at.name
+                    struck.let_go()
+                    assert await work == expected, counted
+                assert len(fleet.replaced) == len(LIES)
 
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
 def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(
@@ -330,11 +396,11 @@ def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(
     """At the front and at a host: of an engine that is gone, and of a connection that is over."""
 
     async def main() -> None:
-        with hosts(tmp_path, 1, "assemble_slow") as (identity, (host,)):
-            async with front(identity, CONFIG, host.at) as (client, _):
-                work = asyncio.create_task(asked(client, "asked"))
+        with hosts(tmp_path, 1, "assemble_held") as (identity, (host,)):
+            async with front(identity, held(tmp_path), host.at) as (client, fleet):
+                struck = Struck(client, fleet, [host])
+                work = await struck.under_way("asked")
                 (remote,) = client.remotes
-                await until(lambda: remote.open)
                 assert remote.epoch is not None
                 assert remote.connector is not None
                 doubled = Output(next(iter(remote.open)), [1, 2, 3], finish_reason="length")
@@ -342,12 +408,13 @@ def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(
                 client.heard(remote, remote.lease - 1, [Outputs([doubled], epoch=remote.epoch)])
                 late = Order(remote.epoch - 1, submit("late"))
                 remote.connector.send(remote.lease, late)
+                struck.let_go()
                 wanted = {("front", "epoch"): 1, ("front", "lease"): 1, (host.at.node, "epoch"): 1}
                 await until(lambda: client.refusals == wanted)
                 assert await work == expected
                 assert not losses(client)
 
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
 def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> None:
@@ -364,22 +431,24 @@ def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> Non
         return heard
 
     async def main() -> None:
-        with hosts(tmp_path, 1, "assemble_slow") as (identity, (host,)):
-            hello = Hello(1, "0.0.1", CONFIG.model_dump(mode="json"))
+        with hosts(tmp_path, 1, "assemble_held") as (identity, (host,)):
+            config = held(tmp_path)
+            hello = Hello(1, "0.0.1", config.model_dump(mode="json"))
             ours = identity.client(host.at.certificate)
             (refused,) = await asyncio.to_thread(says, host.at, ours, hello)
             assert isinstance(refused, Failed)
             assert "0.0.1: install the same" in refused.message
-            async with front(identity, CONFIG, host.at) as (client, _):
-                work = asyncio.create_task(asked(client, "asked"))
-                await until(lambda: client.remotes[0].open)
+            async with front(identity, config, host.at) as (client, fleet):
+                struck = Struck(client, fleet, [host])
+                work = await struck.under_way("asked")
                 for stranger in (None, Identity.make("mallory").client(host.at.certificate)):
                     with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
                         assert await asyncio.to_thread(says, host.at, stranger, hello)
-                again = Hello(1, __version__, CONFIG.model_dump(mode="json"))
+                again = Hello(1, __version__, config.model_dump(mode="json"))
                 (old,) = await asyncio.to_thread(says, host.at, ours, again)
                 assert isinstance(old, Failed)
                 assert "lease 1 is over" in old.message
+                struck.let_go()
                 await work
                 assert not losses(client)
                 wanted = {"version": 1, "certificate": 2, "lease": 1}
@@ -390,7 +459,7 @@ def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> Non
                 client.remove(client.remotes[0].at.name)
                 assert client.refusals == told, "of hosts that are gone, too"
 
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
 def test_a_config_that_cannot_be_served_ends_the_start(tmp_path: Path) -> None:
@@ -401,4 +470,4 @@ def test_a_config_that_cannot_be_served_ends_the_start(tmp_path: Path) -> None:
                 await client.start()
             await client.close()
 
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))

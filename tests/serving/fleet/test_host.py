@@ -11,6 +11,7 @@ import pytest
 from corepipe.serving.fleet import host as door
 from corepipe.serving.fleet.host import Host
 from corepipe.serving.fleet.identity import PEER, Identity
+from tests.servers import PATIENCE_SECONDS
 from tests.serving.fleet.fleet_support import until
 
 
@@ -41,4 +42,4 @@ def test_a_host_that_could_not_let_somebody_in_lets_in_the_next(monkeypatch: pyt
         knocking.close()
         await host.close()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))

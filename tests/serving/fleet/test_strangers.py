@@ -13,6 +13,7 @@ from corepipe.serving.fleet import strangers
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.identity import Identity
 from corepipe.serving.fleet.strangers import Strangers, counted
+from tests.servers import PATIENCE_SECONDS
 from tests.serving.fleet.fleet_support import Hosts
 
 LINE = "[2026-11-26 03:37:59,510 W 1 2] (gcs_server) server_call.h:384: Missing authorization header in it!\n"
@@ -64,7 +65,7 @@ def test_a_number_that_could_not_be_told_is_told_later(
 
     with counted(tmp_path, tell):
         write(logs / "raylet.out", LINE * 2)
-        assert done.wait(60)
+        assert done.wait(PATIENCE_SECONDS)
     assert told == [2, 2]
 
 

@@ -240,8 +240,18 @@ def test_who_runs_beside_a_request_that_breaks_each_engine_goes_on() -> None:
     supervised(body)
 
 
-def test_a_request_that_comes_while_there_is_no_engine_waits_for_one() -> None:
+def test_a_request_that_comes_while_there_is_no_engine_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one loads only when the request has come."""
+    start = Child.start
+
     async def body(client: ProcessClient) -> None:
+        may_load = asyncio.Event()
+
+        async def started(child: Child, *more: Any) -> Ready:
+            await may_load.wait()
+            return await start(child, *more)
+
+        monkeypatch.setattr(Child, "start", started)
         signalled(client)
         while client.alive:
             await asyncio.sleep(0.001)
@@ -249,6 +259,7 @@ def test_a_request_that_comes_while_there_is_no_engine_waits_for_one() -> None:
         answer, unwanted = client.submit(submit("a")), client.submit(submit("b"))
         await unwanted.aclose()
         client.abort(["c"])
+        may_load.set()
         assert ends_of(await collect(answer)) == ["length"]
         assert not client._streams.ids
 
