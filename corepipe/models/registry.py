@@ -151,9 +151,10 @@ class Model(Architecture):
         self.path = path
         self._gguf = gguf
         self._quantization = quantization
-        refusals = [super(Model, self).graph(fmt).refusal() for fmt in FORMATS.values()]
-        if all(refusals):
-            raise self._uncomputed(refusals[0])
+        refusals = (super(Model, self).graph(fmt).refusal() for fmt in FORMATS.values())
+        why = next(refusals)
+        if why is not None and all(refusals):
+            raise self._uncomputed(why)
 
     def graph(self, fmt: Format, max_positions: int | None = None, task: TaskInfo | None = None) -> Graph:
         """As an Architecture's.  Raises UserError where the executors do not compute all of it in `fmt`."""
