@@ -29,10 +29,10 @@ def child(assemble: str, begin: str = "") -> tuple[str, ...]:
     before it, when all is imported, a line of Python."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from corepipe.serving.engine.process import main\n"
+        "from corepipe.serving.engine.session import attend\n"
         f"from tests.serving.engine_support import {assemble} as assemble\n"
         f"{begin}\n"
-        "sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), assemble))"
+        "sys.exit(attend(int(sys.argv[1]), int(sys.argv[2]), assemble))"
     )
     return sys.executable, "-c", code
 
