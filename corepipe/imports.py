@@ -11,9 +11,9 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """Keeps all that there is at its end out of the collector's sight for good.
 
-    Modules, classes and functions stay as long as the process.  The collector took a sixth of the processor time
-    of a start, and `freeze_heap` as much again.  For the few cycles that imports leave behind, half a megabyte
-    is not given back.
+    Modules, classes and functions stay as long as the process.  The collector took a sixth of the processor
+    time of a start, and `freeze_heap` as much again.  For the few cycles that imports leave behind, half a
+    megabyte is not given back.
     """
     gc.disable()
     try:

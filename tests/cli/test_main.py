@@ -71,6 +71,27 @@ def test_a_command_imports_no_other() -> None:
     assert "corepipe.cli.cache" in found
 
 
+def loaded_by(*modules: str) -> set[str]:
+    """The modules that these import, by their names."""
+    script = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_an_engine_is_there_before_anything_large_is_imported() -> None:
+    found = loaded_by("corepipe.cli.app", "corepipe.cli.serve", "corepipe.cli.starting")
+    assert found & {"numpy", "asyncio", "ssl", "rich", "prometheus_client", "starlette", "uvicorn"} == set()
+
+
+def test_a_server_imports_nothing_that_only_some_servers_need() -> None:
+    found = loaded_by("corepipe.cli.launch")
+    assert {"corepipe.serving.api.app", "corepipe.models.registry"} < found
+    several, engine = "corepipe.cli.shares", "corepipe.serving.engine.assembly"
+    assert found & {several, engine, "corepipe.neuron.executor", "corepipe.scheduler.scheduler"} == set()
+    assert found & {"corepipe.serving.api.cassettes.deck", "corepipe.cli.replay", "rich.progress"} == set()
+    assert found & {"fastapi", "opentelemetry", "httpx", "jinja2", "transformers", "llguidance"} == set()
+
+
 def test_every_command_is_listed() -> None:
     shown = run("--help")
     assert shown.returncode == 0

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from itertools import pairwise
 from pathlib import Path
 
@@ -86,7 +86,7 @@ class _Cursor:
     Plain reads: a file that shrinks meanwhile is an error, where a mapping would be the end of the process.
     """
 
-    def __init__(self, path: Path, stream: BufferedReader, size: int) -> None:
+    def __init__(self, path: Path, stream: BufferedReader[FileIO], size: int) -> None:
         self.path = path
         self.size = size
         self.at = 0
@@ -187,7 +187,7 @@ class GgufFile:
         if not size:
             raise UserError(f"{path}: an empty file, not a GGUF file")
         try:
-            with path.open("rb", BUFFER_BYTES) as stream:
+            with BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES) as stream:
                 cursor = _Cursor(path, stream, size)
                 self._parse(cursor)
                 stream.seek(0)

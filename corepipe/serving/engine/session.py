@@ -1,4 +1,4 @@
-"""An engine and its server, over a socket: the first frame is a Start; then come Commands, and Events go back.
+"""An engine and its server over a socket: first comes a Start, then Commands, and Events go back.
 
 It ends when it is told to, or when its parent is gone.  Signals that may go to a whole group of processes are
 the parent's to answer: what is under way is to come to its end.

@@ -11,8 +11,8 @@ from corepipe.errors import UserError
 from corepipe.neuron.program import StepOutput
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Output, Progress, Stats
-from corepipe.serving.supervision.client import InProcessClient
 from corepipe.serving.supervision.engine_process import EngineError
+from corepipe.serving.supervision.in_process import InProcessClient
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests.null_executor import NullExecutor
