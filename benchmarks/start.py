@@ -8,10 +8,10 @@ one, and the ratio of its time to ours is told.  The first start of each is not 
 compiles modules.
 
 Times are seconds, medians of the rounds with the smallest and the largest.  Processor time is user and system
-time until /health answers: of the server with the processes that it has waited for, and of its engine.  On a
-machine that does other work, read the processor times and the ratios.  /health is asked every few
-milliseconds over a connection of its own, as a start has none before; what the server computes for that is in
-its processor time.
+time until /health answers: of the server, of its engine, and of its other processes, such as the one that
+tries the chat template.  On a machine that does other work, read the processor times and the ratios.  /health
+is asked every few milliseconds over a connection of its own; what the server computes for that is in its
+processor time.  Compiled modules are kept, as they are for users, whatever PYTHONDONTWRITEBYTECODE says.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import os
 import resource
 import shlex
 import socket
@@ -37,15 +38,19 @@ from turns import ends_all_at_sigterm
 ASKED_EVERY = 0.005
 """Seconds between two requests for /health."""
 
+ENGINE = "corepipe.serving.engine.process"
+"""A word of the command of an engine's process."""
+
 Measured = Callable[[Path], tuple[float, ...]]
 
 
 class Start(NamedTuple):
-    """Seconds of a start: wall time, and processor time of the server and of its engine."""
+    """Seconds of a start: wall time, and processor time of the server, its engine and its other processes."""
 
     wall: float
     server: float
     engine: float
+    others: float
 
 
 class Help(NamedTuple):
@@ -94,12 +99,17 @@ def ready(port: int) -> bool:
     return False
 
 
-def processor_times(server: psutil.Process) -> tuple[float, float]:
-    """Seconds of the server, with processes that it has waited for, and of those that it still has."""
-    spent = server.cpu_times()
-    waited_for = spent.children_user + spent.children_system
-    children = [child.cpu_times() for child in server.children(recursive=True)]
-    return spent.user + spent.system + waited_for, sum(one.user + one.system for one in children)
+def processor_times(server: psutil.Process) -> tuple[float, float, float]:
+    """Seconds of the server, of its engine, and of its other processes, those that have ended among them."""
+    own = server.cpu_times()
+    engine, others = 0.0, own.children_user + own.children_system
+    for child in server.children(recursive=True):
+        spent = child.cpu_times()
+        if ENGINE in child.cmdline():
+            engine += spent.user + spent.system
+        else:
+            others += spent.user + spent.system
+    return own.user + own.system, engine, others
 
 
 def take_turns(measure: Measured, commands: Sequence[Path], rounds: int) -> list[list[tuple[float, ...]]]:
@@ -136,6 +146,7 @@ def main() -> None:
     parser.add_argument("--serve", default="", metavar="FLAGS", help="further flags of corepipe serve")
     args = parser.parse_args()
     ends_all_at_sigterm()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     commands = [Path(sys.executable).with_name("corepipe")]
     if args.against is not None:
         commands.append(args.against / ".venv" / "bin" / "corepipe")
