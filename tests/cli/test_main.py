@@ -92,6 +92,12 @@ def test_a_server_imports_nothing_that_only_some_servers_need() -> None:
     assert found & {"fastapi", "opentelemetry", "httpx", "jinja2", "transformers", "llguidance"} == set()
 
 
+def test_an_engine_imports_nothing_that_reads_text() -> None:
+    found = loaded_by("corepipe.serving.engine.assembly", "corepipe.serving.engine.session")
+    assert "corepipe.neuron.executor" in found
+    assert found & {"tokenizers", "llguidance", "jinja2", "transformers", "asyncio", "rich", "typer"} == set()
+
+
 def test_every_command_is_listed() -> None:
     shown = run("--help")
     assert shown.returncode == 0
