@@ -113,7 +113,7 @@ def processor_times(server: psutil.Process) -> tuple[float, float, float]:
 
 
 def take_turns(measure: Measured, commands: Sequence[Path], rounds: int) -> list[list[tuple[float, ...]]]:
-    """What each command took, round by round; one more, first, is not counted."""
+    """Measures the commands in turn; returns the figures of each, round by round, without a first round."""
     for command in commands:
         measure(command)
     turns = [[measure(command) for command in commands] for _ in range(rounds)]

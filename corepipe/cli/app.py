@@ -78,7 +78,7 @@ def _command(name: str) -> Any:
 
 
 class Commands(TyperGroup):
-    """What follows `corepipe`."""
+    """The group of commands that follow `corepipe`; its help imports all of them."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)

@@ -59,7 +59,7 @@ def launch(start: Starting) -> None:
 
 
 def _with_shares(found: Sequence[Found]) -> Sequence[Found]:
-    """Where there are several: each with its part of the device and of the host.  Raises UserError."""
+    """Gives each of several models its part of the device and of the host.  Raises UserError."""
     if len(found) == 1:
         return found
     from corepipe.cli.shares import with_shares  # noqa: PLC0415 -- loads what engines are made of

@@ -18,7 +18,7 @@ from corepipe.serving.engine.sharing import Tenancy, check_weights, shared
 
 
 def with_shares(found: Sequence[Found]) -> list[Found]:
-    """Each with its part.  Raises UserError where they do not fit."""
+    """Gives each model its part.  Raises UserError where they do not fit."""
     models = [Tenancy(one.name, one.resolved, _timed(one)) for one in found]
     configs = shared(models, host_cpus().count, default_kv_bytes(found[0].resolved))
     check_weights({one.name: _weights_size(one) for one in found}, host_memory())

@@ -47,7 +47,7 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def draft_path(self) -> Path | None:
-        """The draft model's, as `with_draft_here` has it; None where nobody computes one."""
+        """Path of the draft model, after `with_draft_here`; None where nobody computes one."""
         return None if self.model is None or self.assumed_rates is not None else Path(self.model)
 
     def as_given(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What `corepipe ls` does: asks a server for its placement, and prints that and the devices."""
+"""Asks a server for its placement, and prints that and the devices: what `corepipe ls` does."""
 
 from __future__ import annotations
 

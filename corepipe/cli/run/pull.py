@@ -1,4 +1,4 @@
-"""What `corepipe pull` does: has terms accepted, fetches the model and prints its path."""
+"""Has terms accepted, fetches a model and prints its path: what `corepipe pull` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an instance is bought, and where: what a price depends on beside the instance."""
+"""Ways to buy an instance, and the region of the list prices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REGION = "us-east-1"
 
 
 class Purchase(StrEnum):
-    """How an instance is bought."""
+    """A way to buy an instance."""
 
     ON_DEMAND = "on-demand"
     RESERVED = "reserved"
