@@ -21,6 +21,7 @@ from pathlib import Path
 IMPORTED = (
     "corepipe.cli.app",
     "corepipe.cli.launch",
+    "corepipe.cli.serve",
     "corepipe.cli.run.plan",
     "corepipe.cli.run.profile",
     "corepipe.cli.run.simulate",

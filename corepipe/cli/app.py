@@ -8,38 +8,90 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from corepipe import __version__
-from corepipe.cli.bench import bench
-from corepipe.cli.cache import cache
-from corepipe.cli.fit import fit
-from corepipe.cli.fleet import fleet
-from corepipe.cli.ls import ls
-from corepipe.cli.monitor import monitor
 from corepipe.cli.plain import write_plainly
-from corepipe.cli.plan import plan
-from corepipe.cli.predict import predict
-from corepipe.cli.profile import profile
-from corepipe.cli.pull import pull
-from corepipe.cli.serve import serve
-from corepipe.cli.simulate import simulate
-from corepipe.cli.top import top
-from corepipe.cli.validate import validate
 from corepipe.errors import UserError, shown
 from corepipe.signals import INTERRUPTED
+
+COMMANDS = (
+    "serve",
+    "bench",
+    "simulate",
+    "ls",
+    "top",
+    "monitor",
+    "plan",
+    "profile",
+    "pull",
+    "predict",
+    "validate",
+    "fit",
+    "cache",
+    "fleet",
+)
+"""In the order of the help.  Each is a module here, with a function or a Typer of its own name in it."""
 
 MAX_LINE = 4096
 """Characters of a line on stderr."""
 
+MARKUP: Literal["rich"] = "rich"
+"""Of help texts."""
+
+
+class Imported(Mapping[str, Any]):
+    """The commands by their names; a command is imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        if name not in self._made:
+            self._made[name] = _command(name)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+def _command(name: str) -> Any:
+    """Click's command, or its group of commands."""
+    found = getattr(import_module(f"corepipe.cli.{name}"), name)
+    alone = typer.Typer(rich_markup_mode=MARKUP)
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=name)
+    else:
+        alone.command()(found)
+    return get_group(alone).commands[name]
+
+
+class Commands(TyperGroup):
+    """The group of commands that follow `corepipe`; its help imports all of them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = Imported()
+
+
 app = typer.Typer(
     name="corepipe",
+    cls=Commands,
     help="Serve a model on the Neuron hardware you don't have yet.",
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=MARKUP,
 )
 
 
@@ -56,22 +108,6 @@ def _main(
     ] = False,
 ) -> None:
     """Serve a model on the Neuron hardware you don't have yet."""
-
-
-app.command()(serve)
-app.command()(bench)
-app.command()(simulate)
-app.command()(ls)
-app.command()(top)
-app.command()(monitor)
-app.command()(plan)
-app.command()(profile)
-app.command()(pull)
-app.add_typer(cache, name="cache")
-app.add_typer(fleet, name="fleet")
-app.command()(predict)
-app.command()(validate)
-app.command()(fit)
 
 
 def main() -> None:

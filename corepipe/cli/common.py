@@ -11,15 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Column
 
 from corepipe.errors import UserError
 from corepipe.planning.slo import seconds_of
+
+if TYPE_CHECKING:  # heavy: a help and a start do without, or come to it later
+    from rich.console import Console
+    from rich.progress import TaskID
 
 LINE_SECONDS = 3.0
 """Between two lines of a log about the same."""
@@ -35,11 +36,15 @@ def errors() -> Console:
 
     Lines are as long as they are: a wrapped URL cannot be copied, nor found by a program.
     """
+    from rich.console import Console  # noqa: PLC0415 -- see above
+
     return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def results() -> Console:
     """The console for a command's result: stdout.  In a pipe lines are as long as they need to be."""
+    from rich.console import Console  # noqa: PLC0415 -- see above
+
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -136,6 +141,9 @@ def progress_bar(console: Console) -> Iterator[Report]:
     if not console.is_interactive:
         yield _lines(console)
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415 -- see above
+    from rich.table import Column  # noqa: PLC0415 -- see above
+
     columns = (
         TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
         BarColumn(BAR_WIDTH),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,23 +20,16 @@ from corepipe.models import cache, registry
 from corepipe.models.tasks import Task
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
-from corepipe.neuron.packed_index import weights_size
 from corepipe.serving.api.app import create_app_of, serve
-from corepipe.serving.api.cassettes.deck import Deck
 from corepipe.serving.api.port_router import Port
 from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.service import Service
-from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.engine.assembly import default_kv_bytes, timing_model
-from corepipe.serving.engine.device_plan import graph_of
-from corepipe.serving.engine.draft_host import draft_path, load_draft
-from corepipe.serving.engine.draft_plan import draft_graph
-from corepipe.serving.engine.host_limits import host_cpus, host_memory
-from corepipe.serving.engine.sharing import Tenancy, check_weights, shared
+from corepipe.serving.config import ServerConfig
 from corepipe.serving.supervision.engine_process import EngineError
 
 if TYPE_CHECKING:
     from corepipe.cli.fleet_client import AnnouncedFleet
+    from corepipe.serving.api.cassettes.deck import Deck
 
 
 def launch(start: Starting) -> None:
@@ -47,7 +39,7 @@ def launch(start: Starting) -> None:
     the open port.
     """
     server, listeners = start.found[0].server, list(start.listeners)
-    deck = None if server.record is None and server.replay is None else Deck(server)
+    deck = _deck(server)
     urls = urls_of(listeners, server)
     models = Models([_service(one, urls, start.found) for one in _with_shares(start.found)])
     app = create_app_of(models, server, deck)
@@ -57,42 +49,22 @@ def launch(start: Starting) -> None:
         with ExitStack() as stack:
             for one in start.found:
                 stack.enter_context(cache.in_use(one.path))
-                if (draft := draft_path(one.resolved)) is not None:
-                    stack.enter_context(cache.in_use(draft))
+                guesses = one.resolved.speculative_config
+                if guesses is not None and guesses.draft_path is not None:
+                    stack.enter_context(cache.in_use(guesses.draft_path))
             uvloop.run(serve(app, server, listeners))
     except EngineError as error:  # the engine's own words are on stderr already
         errors().print(f"corepipe: {error}")
         raise typer.Exit(1) from error
 
 
-def _with_shares(found: Sequence[Found]) -> list[Found]:
-    """Where there are several: each with its part of the device and of the host.  Raises UserError."""
+def _with_shares(found: Sequence[Found]) -> Sequence[Found]:
+    """Gives each of several models its part of the device and of the host.  Raises UserError."""
     if len(found) == 1:
-        return list(found)
-    models = [Tenancy(one.name, one.resolved, _timed(one)) for one in found]
-    configs = shared(models, host_cpus().count, default_kv_bytes(found[0].resolved))
-    check_weights({one.name: _weights_size(one) for one in found}, host_memory())
-    return [_with_share(one, config) for one, config in zip(found, configs, strict=True)]
+        return found
+    from corepipe.cli.shares import with_shares  # noqa: PLC0415 -- loads what engines are made of
 
-
-def _with_share(one: Found, resolved: EngineConfig) -> Found:
-    """As the engine is to run it; what is told of it knows its cores, too."""
-    cores = {"first_core": resolved.first_core, "cores": resolved.cores}
-    return replace(one, engine=one.engine.model_copy(update=cores), resolved=resolved)
-
-
-def _weights_size(one: Found) -> int:
-    """Bytes of host memory that its weights take."""
-    model, config = registry.load(one.path), one.resolved.model_copy(update={"max_model_len": None})
-    graph = graph_of(config, model, model.task(config.task))
-    draft = load_draft(config)
-    beside = 0 if draft is None else weights_size(draft_graph(draft, graph))
-    return weights_size(graph) + beside
-
-
-def _timed(one: Found) -> registry.Architecture:
-    timed = one.resolved.timing_model
-    return registry.load(one.path) if timed is None else timing_model(timed)
+    return with_shares(found)
 
 
 def _service(one: Found, urls: Mapping[Port, str], found: Sequence[Found]) -> Service:
@@ -123,6 +95,15 @@ def _tokenizer(path: Path, model: registry.Model, *, tried: bool) -> Tokenizer:
         except UserError as error:
             raise UserError(f"{path}: {error.message}") from error
     return tokenizer
+
+
+def _deck(server: ServerConfig) -> Deck | None:
+    """What is recorded or replayed, where something is.  Raises UserError."""
+    if server.record is None and server.replay is None:
+        return None
+    from corepipe.serving.api.cassettes.deck import Deck  # noqa: PLC0415 -- who has no cassettes does without
+
+    return Deck(server)
 
 
 def _tell_of_cassettes(server: ServerConfig, deck: Deck | None) -> None:

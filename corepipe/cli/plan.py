@@ -9,7 +9,7 @@ import typer
 
 from corepipe.cli import options
 from corepipe.cli.workload import TraceSchema
-from corepipe.planning.planner.prices import REGION, Purchase
+from corepipe.planning.planner.purchase import REGION, Purchase
 
 Model = Annotated[
     str, typer.Argument(help="A directory, a config.json, a .gguf file, or a name such as llama-3.1-8b.")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from corepipe.cli.common import errors, print_json, progress_bar
-from corepipe.errors import UserError
 from corepipe.models import hub
-from corepipe.models.packaged import Terms
 
 
 def pull(
@@ -24,31 +20,6 @@ def pull(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Download a model into the cache and print where it is."""
-    terms = hub.terms_to_accept(model)
-    if terms is not None:
-        _accept(model, terms, by_flag=accept_license)
-    with progress_bar(errors()) as report:
-        path = hub.resolve(model, report, accepted=True)
-    if as_json:
-        print_json({"model": model, "path": str(path)})
-    else:
-        sys.stdout.write(f"{path}\n")  # click's echo forces UTF-8 where there is ASCII alone
+    from corepipe.cli.run.pull import run  # noqa: PLC0415 -- heavy: the other commands do without
 
-
-def _accept(model: str, terms: Terms, by_flag: bool) -> None:
-    """Says what the terms are, and asks at a terminal.  Raises UserError where they are not accepted."""
-    asked = not by_flag and sys.stdin.isatty() and sys.stderr.isatty()
-    if not (by_flag or asked):
-        raise UserError(
-            f"{model}: {terms.name} ({terms.address}) must be accepted first: --accept-license does it",
-            "accept_license",
-        )
-    errors().print(f"{model}: {terms.notice}", markup=False)
-    if asked and not _yes(f"Do you accept {terms.name}?"):
-        raise UserError(f"{model}: {terms.name} are not accepted; nothing was fetched", "accept_license")
-
-
-def _yes(question: str) -> bool:
-    """What is typed; the end of it, and anything else, is a no."""
-    errors().print(f"{question} [y/N] ", end="", markup=False)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    run(model, accept_license=accept_license, as_json=as_json)

@@ -10,6 +10,7 @@ import typer
 from corepipe import signals
 from corepipe.cli import options, server_options
 from corepipe.cli.settings import config_fields, flag_of, text_of
+from corepipe.imports import uncollected
 from corepipe.models import hub
 from corepipe.scheduler import defaults
 from corepipe.serving.stderr import write_without_waiting
@@ -92,24 +93,24 @@ def serve(
     """
     signals.ignore(signals.ORDERS)  # until there is something to reload, and a state
     write_without_waiting()
-    # Heavy: the other commands do without.
-    from corepipe.cli.also import also_asked  # noqa: PLC0415
-    from corepipe.serving.config import EngineConfig, ServerConfig, validated  # noqa: PLC0415
+    with uncollected():  # heavy: the other commands do without
+        from corepipe.cli.also import also_asked  # noqa: PLC0415
+        from corepipe.serving.config import EngineConfig, ServerConfig, validated  # noqa: PLC0415
 
     given = _given(ctx.params)
     server = validated(ServerConfig, config_fields(ServerConfig, given), flag_of)
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
     others = also_asked(also or (), engine, server)
     if server.replays_alone:
-        from corepipe.cli.replay import replay as answer_again  # noqa: PLC0415 -- a model would take seconds
-
+        with uncollected():
+            from corepipe.cli.replay import replay as answer_again  # noqa: PLC0415 -- a model takes seconds
         answer_again(engine, server)
     else:
         from corepipe.cli.starting import starting  # noqa: PLC0415
 
         with starting([(engine, server), *others]) as start:
-            from corepipe.cli.launch import launch  # noqa: PLC0415 -- half of the time of a start
-
+            with uncollected():
+                from corepipe.cli.launch import launch  # noqa: PLC0415 -- half of the time of a start
             launch(start)
 
 

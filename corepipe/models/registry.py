@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from corepipe.errors import UserError, shown
 from corepipe.models import families, published
@@ -30,11 +30,11 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.sentence_transformers import SentenceModel, read_sentence_model
 from corepipe.models.task_choice import Subject, choose
 from corepipe.models.tasks import Head, TaskInfo
-from corepipe.models.text.directory_tokenizer import from_directory
-from corepipe.models.text.gguf_tokenizer import from_gguf
-from corepipe.models.text.tokenizer import Tokenizer, no_tokenizer
 from corepipe.models.weight_map import MappedCheckpoint, WeightMap
 from corepipe.neuron.graph import FORMATS, Format, Graph, InputKind, Value
+
+if TYPE_CHECKING:
+    from corepipe.models.text.tokenizer import Tokenizer
 
 
 def _no_classes(_config: ModelConfig) -> None:
@@ -151,9 +151,10 @@ class Model(Architecture):
         self.path = path
         self._gguf = gguf
         self._quantization = quantization
-        refusals = [super(Model, self).graph(fmt).refusal() for fmt in FORMATS.values()]
-        if all(refusals):
-            raise self._uncomputed(refusals[0])
+        refusals = (super(Model, self).graph(fmt).refusal() for fmt in FORMATS.values())
+        why = next(refusals)
+        if why is not None and all(refusals):
+            raise self._uncomputed(why)
 
     def graph(self, fmt: Format, max_positions: int | None = None, task: TaskInfo | None = None) -> Graph:
         """As an Architecture's.  Raises UserError where the executors do not compute all of it in `fmt`."""
@@ -192,6 +193,11 @@ class Model(Architecture):
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
+        # An engine reads text for a grammar alone, and a simulation none.
+        from corepipe.models.text.directory_tokenizer import from_directory  # noqa: PLC0415
+        from corepipe.models.text.gguf_tokenizer import from_gguf  # noqa: PLC0415
+        from corepipe.models.text.tokenizer import no_tokenizer  # noqa: PLC0415
+
         if not self.reads_text:
             return no_tokenizer()
         if self._gguf is None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
+from typing import TYPE_CHECKING
 
 from corepipe.errors import UserError, shown
-from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.messages import Submit
+
+if TYPE_CHECKING:  # heavy
+    from corepipe.models.text.tokenizer import Tokenizer
 
 
 def spelled(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:

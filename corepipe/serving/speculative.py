@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -43,6 +44,11 @@ class SpeculativeConfig(BaseModel):
             return self.synthetic_acceptance_rates
         right = self.synthetic_acceptance_length - 1
         return tuple(min(1.0, max(0.0, right - place)) for place in range(self.num_speculative_tokens))
+
+    @property
+    def draft_path(self) -> Path | None:
+        """Path of the draft model, after `with_draft_here`; None where nobody computes one."""
+        return None if self.model is None or self.assumed_rates is not None else Path(self.model)
 
     def as_given(self) -> dict[str, object]:
         """The fields that say it all, for JSON."""

@@ -44,12 +44,58 @@ def test_the_version() -> None:
     assert run("--version").stdout == f"corepipe {corepipe.__version__}\n"
 
 
-def test_help_imports_nothing_that_only_a_command_needs() -> None:
+def imported_by(*arguments: str) -> set[str]:
+    """The modules that the command has imported at its end."""
     script = (
-        "import sys, corepipe.cli.app; print(*(set(sys.modules) & {'numpy', 'pydantic', 'httpx', 'jinja2'}))"
+        "import atexit, sys\n"
+        "from corepipe.__main__ import main\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+        f"sys.argv = {['corepipe', *arguments]!r}\n"
+        "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"
+    return set(done.stderr.split())
+
+
+def test_help_imports_nothing_that_only_a_command_needs() -> None:
+    found = imported_by("--help")
+    assert {f"corepipe.cli.{name}" for name in ("serve", "plan", "pull")} < found
+    assert found & {"numpy", "pydantic", "httpx", "jinja2", "asyncio", "ssl"} == set()
+    assert {name for name in found if name.startswith("corepipe.neuron")} == set()
+
+
+def test_a_command_imports_no_other() -> None:
+    found = imported_by("cache", "ls", "--help")
+    others = {f"corepipe.cli.{name.split()[0]}" for name in COMMANDS} - {"corepipe.cli.cache"}
+    assert found & others == set()
+    assert "corepipe.cli.cache" in found
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """The modules that these import, by their names."""
+    script = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_an_engine_is_there_before_anything_large_is_imported() -> None:
+    found = loaded_by("corepipe.cli.app", "corepipe.cli.serve", "corepipe.cli.starting")
+    assert found & {"numpy", "asyncio", "ssl", "rich", "prometheus_client", "starlette", "uvicorn"} == set()
+
+
+def test_a_server_imports_nothing_that_only_some_servers_need() -> None:
+    found = loaded_by("corepipe.cli.launch")
+    assert {"corepipe.serving.api.app", "corepipe.models.registry"} < found
+    several, engine = "corepipe.cli.shares", "corepipe.serving.engine.assembly"
+    assert found & {several, engine, "corepipe.neuron.executor", "corepipe.scheduler.scheduler"} == set()
+    assert found & {"corepipe.serving.api.cassettes.deck", "corepipe.cli.replay", "rich.progress"} == set()
+    assert found & {"fastapi", "opentelemetry", "httpx", "jinja2", "transformers", "llguidance"} == set()
+
+
+def test_an_engine_imports_nothing_that_reads_text() -> None:
+    found = loaded_by("corepipe.serving.engine.assembly", "corepipe.serving.engine.session")
+    assert "corepipe.neuron.executor" in found
+    assert found & {"tokenizers", "llguidance", "jinja2", "transformers", "asyncio", "rich", "typer"} == set()
 
 
 def test_every_command_is_listed() -> None:
@@ -96,7 +142,7 @@ def test_without_a_command_it_helps() -> None:
     assert shown.stdout.replace("\n", "") == run("--help").stdout.replace("\n", "")
 
 
-@pytest.mark.parametrize("module", ["typer", "corepipe.cli.ls", "uvicorn", "corepipe.models.registry"])
+@pytest.mark.parametrize("module", ["typer", "corepipe.cli.serve", "uvicorn", "corepipe.models.registry"])
 def test_an_interrupt_while_it_starts_is_one_line(module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(module=module))
     ended = run("serve", TINY, "--port", 0, env={**os.environ, "PYTHONPATH": str(tmp_path)})

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,6 +35,9 @@ MAX_ARRAY = 1 << 22
 MAX_DIMS = 4
 MATRIX_DIMS = 2
 MAX_STRING = 1 << 24
+LENGTH_BYTES = 8  # of a string, before it
+_LENGTH = struct.Struct("<Q")
+BUFFER_BYTES = 1 << 20
 MAX_NAME = 1 << 10
 MAX_ALIGNMENT = 1 << 20
 SCALARS = {
@@ -81,7 +86,7 @@ class _Cursor:
     Plain reads: a file that shrinks meanwhile is an error, where a mapping would be the end of the process.
     """
 
-    def __init__(self, path: Path, stream: BufferedReader, size: int) -> None:
+    def __init__(self, path: Path, stream: BufferedReader[FileIO], size: int) -> None:
         self.path = path
         self.size = size
         self.at = 0
@@ -120,13 +125,35 @@ class _Cursor:
         return value
 
     def string(self, what: str, most: int = MAX_STRING) -> str:
-        length = int.from_bytes(self.take(8), "little")
+        length = int.from_bytes(self.take(LENGTH_BYTES), "little")
         if length > most:
             raise self.error(f"the length of {what} is {length}, more than {most}")
         try:
             return self.take(length).decode()
         except UnicodeDecodeError as error:
             raise self.error(f"{what} is not UTF-8") from error
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """So many strings: vocabularies have a hundred thousand."""
+        found: list[str] = []
+        while len(found) < count:
+            found.append(self.string(what))
+            found += self._buffered_strings(count - len(found))
+        return found
+
+    def _buffered_strings(self, most: int) -> list[str]:
+        """The next strings that the stream's buffer holds whole, up to one that `string` refuses."""
+        data = self._stream.peek()[: self.left]
+        found, at, size = list[str](), 0, len(data)
+        with suppress(UnicodeDecodeError, struct.error):  # the latter: not even its length is here
+            for _ in range(most):
+                end = at + LENGTH_BYTES + _LENGTH.unpack_from(data, at)[0]
+                if end > size:
+                    break
+                found.append(data[at + LENGTH_BYTES : end].decode())
+                at = end
+        self.take(at)
+        return found
 
     def value(self, key: str, kind: int) -> object:
         if kind == STRING:
@@ -137,14 +164,14 @@ class _Cursor:
             raise self.error(f"{key} has the unknown type {kind}")
         return self.scalar(SCALARS[kind])
 
-    def array(self, key: str) -> list[object]:
+    def array(self, key: str) -> Sequence[object]:
         kind = self.integer("<I", 1 << 31, f"the type of {key}")
         if kind != STRING and kind not in SCALARS:
             raise self.error(f"{key} is an array of the unsupported type {kind}")
-        least = 8 if kind == STRING else struct.calcsize(SCALARS[kind])
+        least = LENGTH_BYTES if kind == STRING else struct.calcsize(SCALARS[kind])
         count = self.integer("<Q", min(self.left // least, MAX_ARRAY), f"the length of {key}")
         if kind == STRING:
-            return [self.string(key) for _ in range(count)]
+            return self.strings(count, key)
         return list(struct.unpack(f"<{count}{SCALARS[kind][1]}", self.take(count * least)))
 
 
@@ -160,7 +187,7 @@ class GgufFile:
         if not size:
             raise UserError(f"{path}: an empty file, not a GGUF file")
         try:
-            with path.open("rb") as stream:
+            with BufferedReader(path.open("rb", buffering=0), BUFFER_BYTES) as stream:
                 cursor = _Cursor(path, stream, size)
                 self._parse(cursor)
                 stream.seek(0)

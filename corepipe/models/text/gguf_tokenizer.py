@@ -83,14 +83,7 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Backend:
         raise UserError(
             f"{file.path}: tokenizer.ggml.pre is {shown(repr(name), 60)} (known: {', '.join(SPLITS)})"
         )
-    alphabet = byte_alphabet()
-    spelled = set(alphabet.values())
-    vocab = {
-        token
-        if kind in ADDED or spelled.issuperset(token)
-        else "".join(alphabet[byte] for byte in token.encode()): i
-        for i, (token, kind) in enumerate(zip(tokens, _kinds(file, tokens), strict=True))
-    }
+    vocab = {token: i for i, token in enumerate(_spelled(file, tokens))}
     backend = _bpe(file, vocab, _listed_merges(file), sentencepiece=False)
     cuts = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in SPLITS[name]]
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -99,12 +92,23 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Backend:
     return backend
 
 
+def _spelled(file: GgufFile, tokens: list[str]) -> list[str]:
+    """The tokens in the alphabet of bytes, in which most files have them."""
+    alphabet = byte_alphabet()
+    spelled = set(alphabet.values())
+    if spelled.issuperset("".join(tokens)):  # looked at one by one they take longer than all else here
+        return tokens
+    return [
+        token
+        if kind in ADDED or spelled.issuperset(token)
+        else "".join(alphabet[byte] for byte in token.encode())
+        for token, kind in zip(tokens, _kinds(file, tokens), strict=True)
+    ]
+
+
 def _listed_merges(file: GgufFile) -> list[tuple[str, str]]:
-    merges = []
-    for line in _strings(file, "merges"):
-        left, _, right = line.partition(" ")
-        merges.append((left, right))
-    return merges
+    pairs = (line.partition(" ") for line in _strings(file, "merges"))
+    return [(left, right) for left, _, right in pairs]
 
 
 def _sentencepiece(file: GgufFile, tokens: list[str]) -> Backend:

@@ -14,7 +14,8 @@ from corepipe.planning.planner.certainty import Certainty
 from corepipe.planning.planner.confidence import Validation
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import Workbench
-from corepipe.planning.planner.prices import Price, PriceList, Purchase
+from corepipe.planning.planner.prices import Price, PriceList
+from corepipe.planning.planner.purchase import Purchase
 from corepipe.planning.planner.search import Watch, search
 from corepipe.planning.planner.search_result import Option, Progress, Rejected, SearchResult
 from corepipe.planning.planner.space import Candidate, Shape, Space

@@ -11,7 +11,6 @@ import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from io import StringIO
 from math import isfinite
 from pathlib import Path
@@ -19,20 +18,10 @@ from pathlib import Path
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.catalog import instance as find_instance
-
-REGION = "us-east-1"
-"""Region of the list prices."""
+from corepipe.planning.planner.purchase import REGION, Purchase
 
 COLUMNS = ("instance", "purchase", "region", "$/h")
 MAX_FILE_BYTES = 4 * 1024 * 1024
-
-
-class Purchase(StrEnum):
-    """How an instance is bought."""
-
-    ON_DEMAND = "on-demand"
-    RESERVED = "reserved"
-    CAPACITY_BLOCK = "capacity-block"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from corepipe.errors import UserError
-from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.clock import Clock
 from corepipe.neuron.program import Executor, GoingOn
 from corepipe.neuron.timeline import Timeline
@@ -21,6 +21,9 @@ from corepipe.serving.engine.encoding import Encoding
 from corepipe.serving.engine.requests import SampledRequest
 from corepipe.serving.messages import Ready
 from corepipe.serving.pulse import Counter
+
+if TYPE_CHECKING:  # an engine reads tokens for a grammar alone
+    from corepipe.models.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,10 +48,7 @@ def with_draft_here(config: EngineConfig, progress: Progress) -> EngineConfig:
 
 def draft_path(config: EngineConfig) -> Path | None:
     """Of the draft model of a config `with_draft_here`; None where nobody computes one."""
-    asked = config.speculative_config
-    if asked is None or asked.model is None or asked.assumed_rates is not None:
-        return None
-    return Path(asked.model)
+    return None if config.speculative_config is None else config.speculative_config.draft_path
 
 
 def load_draft(config: EngineConfig) -> Model | None:

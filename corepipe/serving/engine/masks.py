@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.neuron.program import mask_words
 from corepipe.serving.freeze_heap import give_back
 from corepipe.serving.grammars import LIMITS
 
-if TYPE_CHECKING:  # it may be missing
+if TYPE_CHECKING:  # llguidance may be missing, and tokens are read for a grammar alone
     from llguidance import LLMatcher, LLTokenizer
+
+    from corepipe.models.text.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
 """[mask_words(vocab)], as `program.Executor.give_masks` takes them."""

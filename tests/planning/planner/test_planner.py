@@ -22,7 +22,8 @@ from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import Workbench
 from corepipe.planning.planner.plan_report import document, reasons
 from corepipe.planning.planner.planner import Inquiry, Market, Plan, plan
-from corepipe.planning.planner.prices import REGION, Price, PriceList, Purchase, list_prices
+from corepipe.planning.planner.prices import Price, PriceList, list_prices
+from corepipe.planning.planner.purchase import REGION, Purchase
 from corepipe.planning.planner.remedies import remedy, roomier
 from corepipe.planning.planner.space import Candidate, PlannedDeployment, Space
 from corepipe.planning.simulation.simulate import simulate

@@ -7,7 +7,8 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.neuron.catalog import INSTANCES
-from corepipe.planning.planner.prices import REGION, Purchase, list_prices, read_prices
+from corepipe.planning.planner.prices import list_prices, read_prices
+from corepipe.planning.planner.purchase import REGION, Purchase
 
 HEAD = "instance,purchase,region,$/h\n"
 

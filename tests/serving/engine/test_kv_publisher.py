@@ -154,5 +154,5 @@ def test_an_address_that_cannot_be_had_is_told_in_a_line(tmp_path: Path) -> None
 
 
 def test_zeromq_is_loaded_by_who_publishes_alone() -> None:
-    code = "import sys, corepipe.serving.engine.process, corepipe.cli.run; assert 'zmq' not in sys.modules"
+    code = "import sys, corepipe.serving.engine.session, corepipe.cli.run; assert 'zmq' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)

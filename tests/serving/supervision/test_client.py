@@ -11,8 +11,8 @@ from corepipe.errors import UserError
 from corepipe.neuron.program import StepOutput
 from corepipe.serving.config import EngineConfig
 from corepipe.serving.messages import Output, Progress, Stats
-from corepipe.serving.supervision.client import InProcessClient
 from corepipe.serving.supervision.engine_process import EngineError
+from corepipe.serving.supervision.in_process import InProcessClient
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests.null_executor import NullExecutor
@@ -29,10 +29,10 @@ def child(assemble: str, begin: str = "") -> tuple[str, ...]:
     before it, when all is imported, a line of Python."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from corepipe.serving.engine.process import main\n"
+        "from corepipe.serving.engine.session import attend\n"
         f"from tests.serving.engine_support import {assemble} as assemble\n"
         f"{begin}\n"
-        "sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), assemble))"
+        "sys.exit(attend(int(sys.argv[1]), int(sys.argv[2]), assemble))"
     )
     return sys.executable, "-c", code
 

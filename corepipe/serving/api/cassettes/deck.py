@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from fastapi import FastAPI
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.serving.api.cassettes.library import Library, read_library
@@ -57,7 +57,7 @@ class Deck:
         if server.replay is not None:
             self.library = read_library(server.replay, redaction, is_recorded)
 
-    def install(self, app: FastAPI, models: Models) -> None:
+    def install(self, app: Starlette, models: Models) -> None:
         """Around the routes of an application, before anything else is."""
         models.registry.register(self.metrics)
         if self._writer is not None:
@@ -72,15 +72,16 @@ class Deck:
                 computes=self._server.replay_else != "refuse",
             )
 
+    def replayed_routes(self, routes: Iterable[Route]) -> list[Route]:
+        """Those of a server without a model: the library answers in front of them, nothing behind them."""
+        return [
+            replace(one, make=_nobody) if one.recorded and one.method == "POST" else one for one in routes
+        ]
+
     def close(self) -> None:
         """All that was recorded is in its files."""
         if self._writer is not None:
             self._writer.close()
-
-
-def replayed_routes(routes: Iterable[Route]) -> list[Route]:
-    """Those of a server without a model: a library answers in front of them, and nothing behind them."""
-    return [replace(one, make=_nobody) if one.recorded and one.method == "POST" else one for one in routes]
 
 
 def _nobody(_: Service) -> ASGIApp:

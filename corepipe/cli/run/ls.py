@@ -1,0 +1,51 @@
+"""Asks a server for its placement, and prints that and the devices: what `corepipe ls` does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+from corepipe.cli.common import errors, print_json, results
+from corepipe.cli.options import LOCAL_SERVER
+from corepipe.cli.placement import print_placement
+from corepipe.errors import UserError
+from corepipe.neuron import catalog
+from corepipe.neuron import ls as devices
+
+DEFAULT_INSTANCE = "inf2.xlarge"
+
+
+def run(instance: str | None, url: str | None, api_key: str | None, *, as_json: bool) -> None:
+    """Shows the devices of `instance`, or of what a server placed.  Raises UserError."""
+    placement = None if instance else _placement(url, api_key)
+    models = [] if placement is None else placement.get("models", [placement])
+    if not models and instance is None:
+        errors().print(f"no server at {LOCAL_SERVER}: these are the devices of {DEFAULT_INSTANCE}")
+    shown = catalog.instance(models[0]["instance"] if models else instance or DEFAULT_INSTANCE)
+    if as_json:
+        listed = json.loads(devices.as_json(shown))
+        print_json({"devices": listed, "placement": placement} if placement else listed)
+        return
+    typer.echo(devices.table(shown))
+    for placed in models:
+        if "name" in placed:
+            results().print(f"{placed['name']}:", markup=False)
+        print_placement(results(), placed)
+
+
+def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
+    """The server's placement; None where no URL was given and nothing answers at the usual place."""
+    import httpx  # noqa: PLC0415 -- heavy: who names an instance does without
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        answer = httpx.get(f"{url or LOCAL_SERVER}/v1/placement", headers=headers, timeout=5.0)
+        answer.raise_for_status()
+        placement: dict[str, Any] = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
+        if url is None:
+            return None
+        raise UserError(f"--url {url}: no corepipe server answers there ({error})", "url") from error
+    return placement
