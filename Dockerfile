@@ -28,7 +28,7 @@ RUN python3 -m venv /build && python3 -m venv /opt/corepipe \
         -r "/src/requirements/$(if [ -n "${WITH_FLEET}" ]; then echo fleet; else echo run; fi).txt"
 COPY pyproject.toml CMakeLists.txt README.md LICENSE /src/
 COPY corepipe /src/corepipe
-RUN PATH=/build/bin:$PATH /build/bin/pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels /src \
+RUN PATH=/build/bin:$PATH COREPIPE_TABLES=all /build/bin/pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels /src \
     && /opt/corepipe/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl \
     && /opt/corepipe/bin/pip uninstall --yes setuptools \
     && /opt/corepipe/bin/python -c "from corepipe.kernels import native; native()"

@@ -2,8 +2,18 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The set-up is redone when the native sources, the dependencies or the set of modules change.
-SETUP_ID := $(shell (find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt; find corepipe/kernels/src -type f | sort | xargs cat) | cksum | cut -d' ' -f1)
+# Which tables of kernels are compiled, as docs/kernels.md says; a choice that was made stays.
+COREPIPE_TABLES ?= $(shell cat $(VENV)/.tables 2>/dev/null || echo native)
+export COREPIPE_TABLES
+# The set-up is redone when the native sources, the dependencies, the set of modules or that choice change.
+SETUP_ID := $(shell (echo $(COREPIPE_TABLES); find corepipe -name '*.py' | sort; cat pyproject.toml CMakeLists.txt tools/set_up.py requirements/*.txt; find corepipe/kernels/src -type f | sort | xargs cat) | cksum | cut -d' ' -f1)
+# $(call SET_UP,locked packages and options,environments that this makes)
+define SET_UP
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corepipe needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
+@$(PYTHON) tools/set_up.py $(VENV) $(1)
+@echo $(COREPIPE_TABLES) > $(VENV)/.tables
+@for part in $(2); do rm -f $(VENV)/.$$part-*; touch $(VENV)/.$$part-$(SETUP_ID); done
+endef
 # Files of tests that run side by side: one more than two cores, as whoever started a server waits for it.
 WORKERS ?= 3
 # Where it is set, each of the servers that tests start would compile all modules anew.
@@ -13,11 +23,11 @@ test digest: export OPENBLAS_NUM_THREADS = 1
 CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/package-lock.json | cksum | cut -d' ' -f1)
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
-BUILDERS = cmake 'nanobind>=2.9' ninja
 SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 .PHONY: serve test fleet-test test-slow same-bits busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
 
+serve: WITH_MODEL = $(if $(ARGS),,--with-model)
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
 
@@ -69,8 +79,8 @@ setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, in
 environments: $(VENV)/.all-$(SETUP_ID)  ## all that .ci/run needs in .venv
 
 lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, direction of imports
-	$(BIN)/ruff format --check corepipe tests benchmarks fuzz
-	$(BIN)/ruff check corepipe tests benchmarks fuzz
+	$(BIN)/ruff format --check corepipe tests tools benchmarks fuzz
+	$(BIN)/ruff check corepipe tests tools benchmarks fuzz
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive corepipe
 	$(BIN)/ast-grep test --config lint/sgconfig.yml --skip-snapshot-tests >/dev/null
 	$(BIN)/ast-grep scan --config lint/sgconfig.yml corepipe
@@ -84,6 +94,9 @@ lock: $(VENV)/.release-$(SETUP_ID)  ## the versions and hashes that the image in
 	$(COMPILE) --extra tracing --extra kv-events pyproject.toml --output-file requirements/run.txt
 	$(COMPILE) --constraint requirements/run.txt --extra tracing --extra kv-events --extra ray pyproject.toml \
 		--output-file requirements/fleet.txt
+	$(COMPILE) --constraint requirements/run.txt --extra test pyproject.toml --output-file requirements/test.txt
+	$(COMPILE) --constraint requirements/run.txt --constraint requirements/test.txt --extra lint pyproject.toml \
+		--output-file requirements/lint.txt
 	$(COMPILE) requirements/build.in --output-file requirements/build.txt
 
 sbom: $(VENV)/.release-$(SETUP_ID)  ## what the image's Python environment consists of (CycloneDX), into dist/
@@ -100,6 +113,9 @@ sanitize: sanitize-address sanitize-thread  ## the kernel tests under ASan and U
 
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.sanitize-$(SETUP_ID)
 	WORKERS=$(WORKERS) $(BIN)/python -m tests.sanitizers.run $* $(if $(WHOLE),--whole)
+
+budget-%:
+	@$(PYTHON) tools/budget.py run $* $(MAKE) $*
 
 arm: $(VENV)/.sanitize-$(SETUP_ID)  ## ARM's kernels, cross-compiled and emulated, against this machine's: the same bits
 	$(BIN)/python -m pytest -m slow -rs tests/kernels/test_bits.py $(ARGS)
@@ -134,48 +150,34 @@ docs-curves: setup      ## the tables and charts of docs/placement-physics.md
 	$(BIN)/python benchmarks/placement_curves.py
 	$(BIN)/python benchmarks/prediction_table.py
 
-wheel: setup            ## a wheel in dist/
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+wheel: setup            ## a wheel with all tables of kernels, in dist/
+	COREPIPE_TABLES=all $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf build dist .venv .venv-parity .venv-clients .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "corepipe needs Python 3.11 or newer; name one: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv $(VENV)
+$(VENV)/.setup-$(SETUP_ID):
+	$(call SET_UP,run $(WITH_MODEL),setup)
 
-$(VENV)/.setup-$(SETUP_ID): | $(VENV)/bin/python
-	@echo "corepipe: setting up $(VENV) (some minutes, once: its kernels are compiled)"
-	$(PIP_INSTALL) --editable .
-	@rm -f $(VENV)/.setup-*; touch $@
+$(VENV)/.test-$(SETUP_ID):
+	$(call SET_UP,run test,setup test)
 
-# What is installed gets what an extra needs, and is not built again.
-$(VENV)/.test-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
-	$(PIP_INSTALL) 'corepipe[test]'
-	@rm -f $(VENV)/.test-*; touch $@
+$(VENV)/.lint-$(SETUP_ID):
+	$(call SET_UP,run test lint,setup test lint)
 
-# At once: each pip that runs finds out anew what goes together.  What is set up already is not built again.
-$(VENV)/.all-$(SETUP_ID): | $(VENV)/bin/python
-	set -f; if [ -e $(VENV)/.setup-$(SETUP_ID) ]; then what='corepipe[lint,test]'; else what='--editable .[lint,test]'; fi; \
-		$(PIP_INSTALL) $$what $(BUILDERS)
-	@for part in setup test lint sanitize all; do \
-		rm -f $(VENV)/.$$part-*; touch $(VENV)/.$$part-$(SETUP_ID); done
+$(VENV)/.sanitize-$(SETUP_ID):
+	$(call SET_UP,run test --builders,setup test sanitize)
+
+$(VENV)/.all-$(SETUP_ID):
+	$(call SET_UP,run test lint --builders,setup test lint sanitize all)
 
 $(VENV)/.fleet-$(SETUP_ID): $(VENV)/.test-$(SETUP_ID)
 	$(PIP_INSTALL) 'corepipe[ray]'
 	@rm -f $(VENV)/.fleet-*; touch $@
 
-$(VENV)/.lint-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
-	$(PIP_INSTALL) 'corepipe[lint,test]'
-	@rm -f $(VENV)/.lint-*; touch $@
-
 $(VENV)/.fuzz-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) 'corepipe[fuzz]'
 	@rm -f $(VENV)/.fuzz-*; touch $@
-
-$(VENV)/.sanitize-$(SETUP_ID): $(VENV)/.test-$(SETUP_ID)
-	$(PIP_INSTALL) $(BUILDERS)
-	@rm -f $(VENV)/.sanitize-*; touch $@
 
 $(VENV)/.release-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) 'corepipe[release]'
@@ -186,7 +188,7 @@ $(VENV)/.release-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	@rm -f .venv-parity/.parity-*; touch $@
 
 # It sees what $(VENV) has, so that the kernels are built once; torch stays out of that.
-.venv-parity/.over-venv: | $(VENV)/bin/python
+.venv-parity/.over-venv: $(VENV)/.setup-$(SETUP_ID)
 	$(PYTHON) -m venv --clear .venv-parity
 	@echo "import site; site.addsitedir('$$($(BIN)/python -c $(SITE_PACKAGES))')" \
 		> "$$(.venv-parity/bin/python -c $(SITE_PACKAGES))/over_venv.pth"

@@ -69,7 +69,8 @@ class Loading:
             console.print(note, markup=False)
         if ready.kernels_left_out:
             names = ", ".join(ready.kernels_left_out)
-            console.print(f"kernels not built: {names} (COREPIPE_TABLES=all make setup builds them)", markup=False)
+            command = "COREPIPE_TABLES=all make setup builds them"
+            console.print(f"kernels not built: {names} ({command})", markup=False)
         console.print(self._said.line(ready), markup=False)
         if self._said.last:
             tell_of_other_ports(self._said.urls)

@@ -89,7 +89,7 @@ def test_a_server_imports_nothing_that_only_some_servers_need() -> None:
     several, engine = "corepipe.cli.shares", "corepipe.serving.engine.assembly"
     assert found & {several, engine, "corepipe.neuron.executor", "corepipe.scheduler.scheduler"} == set()
     assert found & {"corepipe.serving.api.cassettes.deck", "corepipe.cli.replay", "rich.progress"} == set()
-    assert found & {"fastapi", "opentelemetry", "httpx", "jinja2", "transformers", "llguidance"} == set()
+    assert found & {"httpx", "jinja2", "transformers", "llguidance"} == set()
 
 
 def test_an_engine_imports_nothing_that_reads_text() -> None:

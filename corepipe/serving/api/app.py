@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.types import Lifespan
 
 from corepipe.errors import UserError
@@ -79,7 +79,7 @@ def create_app(
     ready: Ready | None = None,
     deck: Deck | None = None,
     task: TaskInfo = GENERATES,
-) -> Starlette:
+) -> FastAPI:
     """The ASGI application of one deployment; as `create_app_of`.
 
     Who starts the engine: with `ready` the caller has started it, and closes it.  Without, the application's
@@ -95,14 +95,14 @@ def create_app(
     return create_app_of(Models([service]), server, deck)
 
 
-def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None) -> Starlette:
+def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None) -> FastAPI:
     """The ASGI application of `models`, which are its `state.models`; its `state.others` are the applications
     of the other ports that there are.
 
     `deck`: what is recorded, or replayed; closed at the end.  Raises UserError for a bad key file.
     """
     version, engine = models.first.version, models.first.engine
-    app = _bare_app(_lifespan)
+    app = _bare_app(version, _lifespan)
     app.state.models = models
     http = HttpMetrics(models.registry, ROUTES)
     tenants = Tenants(
@@ -144,9 +144,9 @@ def _other_app(
     host: str,
     routes: Sequence[Route],
     keys: Sequence[str],
-) -> Starlette:
+) -> FastAPI:
     """Of a port for others than users: these routes, for who has one of the keys, if there are any."""
-    other = _bare_app(None)
+    other = _bare_app(models.first.version, None)
     tenants = Tenants(keys)
     _furnish(other, models, routes, keys=bool(tenants))
     other.add_middleware(Guard, config=server, host=host, tenants=tenants, keyless=KEYLESS_PATHS)
@@ -155,20 +155,27 @@ def _other_app(
     return other
 
 
-def _bare_app(lifespan: Lifespan[Starlette] | None) -> Starlette:
-    app = Starlette(lifespan=lifespan)
-    app.router.redirect_slashes = False
+def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
+    app = FastAPI(
+        title="corepipe",
+        version=version,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
     http_errors.install(app, INSTEAD)
     return app
 
 
-def _furnish(app: Starlette, models: Models, routes: Sequence[Route], *, keys: bool) -> None:
+def _furnish(app: FastAPI, models: Models, routes: Sequence[Route], *, keys: bool) -> None:
     """Adds these routes, and what makes the document that describes them."""
     app.router.routes += [route.bound(models) for route in routes]
     app.state.document = openapi.Described(routes, models, keys=keys)
 
 
-def _trace(app: Starlette, server: ServerConfig, engine: EngineConfig, version: str) -> Callable[[], None]:
+def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: str) -> Callable[[], None]:
     """Traces requests where they are to be traced; what to call at the end.  Raises UserError."""
     if server.otlp_traces_endpoint is None:
         return _nothing
@@ -182,7 +189,7 @@ def _trace(app: Starlette, server: ServerConfig, engine: EngineConfig, version: 
     return traces.close
 
 
-def run_server(app: Starlette, server: ServerConfig) -> None:
+def run_server(app: FastAPI, server: ServerConfig) -> None:
     """Serve until SIGINT or SIGTERM, then let answers end for up to `shutdown_timeout` seconds.
 
     Raises UserError if the port or the host cannot be had, and whatever made the engine's start fail.
@@ -190,7 +197,7 @@ def run_server(app: Starlette, server: ServerConfig) -> None:
     uvloop.run(serve(app, server, listen_all(server)))
 
 
-async def serve(app: Starlette, server: ServerConfig, listeners: list[socket.socket]) -> None:
+async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socket]) -> None:
     """As `run_server`, in a running loop, on the sockets from `listen_all`."""
     models: Models = app.state.models
     running = make_server(app, server)
@@ -203,7 +210,7 @@ async def serve(app: Starlette, server: ServerConfig, listeners: list[socket.soc
         raise models.failure
 
 
-def make_server(app: Starlette, server: ServerConfig) -> Server:
+def make_server(app: FastAPI, server: ServerConfig) -> Server:
     """The HTTP server around `app`; it logs warnings and errors only."""
     config = uvicorn.Config(
         app,
@@ -323,7 +330,7 @@ def _nothing() -> None:
 
 
 @asynccontextmanager
-async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     models: Models = app.state.models
     async with contextlib.AsyncExitStack() as stack:
         for close in app.state.closers:

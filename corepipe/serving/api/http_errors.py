@@ -8,7 +8,8 @@ from functools import partial
 from http import HTTPStatus
 
 import msgspec
-from starlette.applications import Starlette
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -115,7 +116,7 @@ async def send_error(send: Send, error: ApiError) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def install(app: Starlette, instead: Mapping[str, str]) -> None:
+def install(app: FastAPI, instead: Mapping[str, str]) -> None:
     """Make `app` answer every refusal in this shape, its framework's own included.
 
     instead: routes that do what others' routes do which are not there.
@@ -123,6 +124,7 @@ def install(app: Starlette, instead: Mapping[str, str]) -> None:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(UserError, _on_user_error)
     app.add_exception_handler(HTTPException, partial(_on_http_exception, instead))
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:
@@ -146,6 +148,13 @@ async def _on_http_exception(instead: Mapping[str, str], request: Request, error
     )
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+
+
+async def _on_validation_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"][1:])
+    return invalid(f"{param}: {first['msg']}", param).response()
 
 
 def _cut(text: str, limit: int) -> str:

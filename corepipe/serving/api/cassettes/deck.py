@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from fastapi import FastAPI
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.serving.api.cassettes.library import Library, read_library
@@ -57,7 +57,7 @@ class Deck:
         if server.replay is not None:
             self.library = read_library(server.replay, redaction, is_recorded)
 
-    def install(self, app: Starlette, models: Models) -> None:
+    def install(self, app: FastAPI, models: Models) -> None:
         """Around the routes of an application, before anything else is."""
         models.registry.register(self.metrics)
         if self._writer is not None:
