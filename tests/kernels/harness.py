@@ -38,6 +38,7 @@ FEW = "COREPIPE_TESTS_FEW"
 
 
 NO_OTHER = "this build has no other table of kernels: COREPIPE_TABLES=all builds those that the CPU runs"
+several_tables = pytest.mark.skipif(len(_native.isas()) < 2, reason=NO_OTHER)
 needs_portable = pytest.mark.skipif("portable" not in _native.isas(), reason=NO_OTHER)
 
 
@@ -65,14 +66,13 @@ def in_turn(*axes: Sequence[object]) -> list[object]:
         for places in itertools.product(*(range(len(axis)) for axis in axes))
     ]
 
+
 def in_formats(values: Sequence[object]) -> list[object]:
     """Parameters (value, format): each in fp32, whose bounds are the tightest, and in another format in turn;
     in all of them by `make test-slow`."""
     others = [fmt for fmt in FORMATS if fmt != "fp32"]
     return [
-        pytest.param(
-            value, fmt, marks=[] if fmt in ("fp32", others[i % len(others)]) else pytest.mark.slow
-        )
+        pytest.param(value, fmt, marks=[] if fmt in ("fp32", others[i % len(others)]) else pytest.mark.slow)
         for i, value in enumerate(values)
         for fmt in FORMATS
     ]

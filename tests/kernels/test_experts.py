@@ -359,7 +359,8 @@ def test_no_row_is_dropped_and_each_has_the_bits_that_it_has_alone(kind: packing
 
 
 @pytest.mark.parametrize(
-    ("kind", "bounds"), in_turn(elsewhere(list(STORED), ["bf16", "int8"]), [(0, 4, 7), (0, 1, 6, 7), (0, 3, 5, 6, 7), range(8)])
+    ("kind", "bounds"),
+    in_turn(elsewhere(list(STORED), ["bf16", "int8"]), [(0, 4, 7), (0, 1, 6, 7), (0, 3, 5, 6, 7), range(8)]),
 )
 def test_experts_of_several_cores_have_the_bits_of_one(kind: packing.Kind, bounds: Sequence[int]) -> None:
     """However uneven the shares are; in rows of which some want one expert, some no number, some the same."""

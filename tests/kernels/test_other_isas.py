@@ -1,4 +1,4 @@
-"""Every table of kernels that this build has beside the process's own: the tests that enter its loops, again."""
+"""Every other table of kernels that this build has: the tests that enter its loops, in a process each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHERS = [isa for isa in _native.isas() if isa != _native.isa() and "COREPIPE_IS
 
 KERNELS = tuple(
     f"tests/kernels/test_{name}.py"
-    for name in ("attention", "executor", "experts", "latents", "rows", "sampler", "scans")
+    for name in ("attention", "executor", "experts", "latents", "linear", "rows", "sampler", "scans")
 )
 ENCODERS, DECODERS = "tests/neuron/test_encoders.py", "tests/neuron/test_executor.py"
 SHORT = (
@@ -40,16 +40,12 @@ SHORT = (
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["short", "whole"])
-@pytest.mark.parametrize(
-    "isa", OTHERS or [pytest.param("none", marks=pytest.mark.skip(reason=NO_OTHER))]
-)
+@pytest.mark.parametrize("isa", OTHERS or [pytest.param("none", marks=pytest.mark.skip(reason=NO_OTHER))])
 def test_other_isas(isa: str, whole: bool) -> None:
     """A process has one table, which all files share."""
     command = [sys.executable, "-m", "pytest", "-x", *("-p", "no:cacheprovider", "-p", "hypothesispytest")]
     plain = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     env = {**os.environ, **plain, "COREPIPE_ISA": isa, **({} if whole else {FEW: "1"})}
     tests = (*KERNELS, ENCODERS, DECODERS) if whole else SHORT
-    done = subprocess.run(
-        [*command, *tests], env=env, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, *tests], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]

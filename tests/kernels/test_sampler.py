@@ -148,9 +148,7 @@ def test_nan_and_infinity(logits: np.ndarray) -> None:
     logits[3, [5, 4000]] = np.inf
     logits[4, 10:] = -np.inf
     logits[5, 1:] = np.nan
-    batch = sampling(
-        len(logits), temperature=[0.0, 1.0] * 10, top_p=[1.0, 1.0, 0.9, 0.9] * 5, top_logprobs=3
-    )
+    batch = sampling(len(logits), temperature=[0.0, 1.0] * 10, top_p=[1.0, 1.0, 0.9, 0.9] * 5, top_logprobs=3)
     got = _native.sample(logits, batch)
     with np.errstate(invalid="ignore"):
         expected = sample_reference(logits, batch)

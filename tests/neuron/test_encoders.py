@@ -89,9 +89,7 @@ def test_kernels_agree_with_the_twin(pool, shape, fmt):
     assert np.abs(got - expected).max() <= BOUND[fmt] * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(
-    ("shape", "fmt"), in_formats(elsewhere(list(SHAPES), ["heads of 24", "windows"]))
-)
+@pytest.mark.parametrize(("shape", "fmt"), in_formats(elsewhere(list(SHAPES), ["heads of 24", "windows"])))
 def test_a_text_has_the_same_bits_alone_and_in_any_company(pool, shape, fmt):
     graph = build(SHAPES[shape], fmt)
     executor, single = kernels(graph, pool), kernels(graph, native().Pool(1))
