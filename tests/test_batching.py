@@ -19,7 +19,8 @@ from corepipe.serving.messages import Sampling, Submit
 from tests.parity import real
 from tests.support import Answer, Bound, answers, default_model, prompt_logits
 
-REQUESTS = [24, pytest.param(64, marks=pytest.mark.slow)]
+REQUESTS = [(16, 14), pytest.param(64, 20, marks=pytest.mark.slow)]
+"""And how many blocks they have together."""
 QUICK = ["int8"]
 """The small models of `tests/test_families.py` have their company in every format and type of cache."""
 ALL = [pytest.param(fmt, marks=[] if fmt in QUICK else pytest.mark.slow) for fmt in FORMATS]
@@ -65,17 +66,17 @@ def told(answer: Answer) -> tuple[Any, ...]:
     return answer.tokens, answer.logprobs, answer.finish_reason
 
 
-@pytest.mark.parametrize("requests", REQUESTS)
+@pytest.mark.parametrize(("requests", "blocks"), REQUESTS)
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("fmt", ALL)
 def test_a_crowd_gets_the_answers_of_each_alone(
-    model: Model, text: list[int], fmt: str, kept: str, requests: int
+    model: Model, text: list[int], fmt: str, kept: str, requests: int, blocks: int
 ) -> None:
     submits = crowd(text, requests, longest=60)
     solo = engine(model, fmt, prefix_cache=False, kv_cache_dtype=kept)
     expected = {s.id: answers(solo, [s])[s.id] for s in submits}
     solo.close()
-    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": 20}
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": blocks}
     tight = engine(model, fmt, kv_cache_dtype=kept, **limits)
     found = answers(tight, submits)
     (stats,) = tight.stats()
@@ -94,7 +95,7 @@ def test_a_crowd_gets_the_answers_of_each_alone(
 @pytest.mark.parametrize("fmt", ALL)
 def test_chunks_of_any_size_give_the_same_logits(model: Model, text: list[int], pool: Any, fmt: str) -> None:
     executor = Bound.of(model, fmt).executor(Placement(), pool)
-    prompt = text[:100]
+    prompt = text[:70]
     whole = prompt_logits(executor, prompt, len(prompt))
     for chunk in (1, 7, 64):
         np.testing.assert_array_equal(prompt_logits(executor, prompt, chunk), whole, f"chunks of {chunk}")
