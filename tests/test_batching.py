@@ -19,8 +19,7 @@ from corepipe.serving.messages import Sampling, Submit
 from tests.parity import real
 from tests.support import Answer, Bound, answers, default_model, prompt_logits
 
-REQUESTS = [(16, 14), pytest.param(64, 20, marks=pytest.mark.slow)]
-"""And how many blocks they have together."""
+REQUESTS = [24, pytest.param(64, marks=pytest.mark.slow)]
 QUICK = ["int8"]
 """The small models of `tests/test_families.py` have their company in every format and type of cache."""
 ALL = [pytest.param(fmt, marks=[] if fmt in QUICK else pytest.mark.slow) for fmt in FORMATS]
@@ -66,24 +65,25 @@ def told(answer: Answer) -> tuple[Any, ...]:
     return answer.tokens, answer.logprobs, answer.finish_reason
 
 
-@pytest.mark.parametrize(("requests", "blocks"), REQUESTS)
+@pytest.mark.parametrize("requests", REQUESTS)
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("fmt", ALL)
 def test_a_crowd_gets_the_answers_of_each_alone(
-    model: Model, text: list[int], fmt: str, kept: str, requests: int, blocks: int
+    model: Model, text: list[int], fmt: str, kept: str, requests: int
 ) -> None:
     submits = crowd(text, requests, longest=60)
-    solo = engine(model, fmt, prefix_cache=False, kv_cache_dtype=kept)
-    expected = {s.id: answers(solo, [s])[s.id] for s in submits}
-    solo.close()
-    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": blocks}
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": 20}
     tight = engine(model, fmt, kv_cache_dtype=kept, **limits)
     found = answers(tight, submits)
     (stats,) = tight.stats()
     tight.close()
-    for submit in submits:
-        assert len(found[submit.id].logprobs) == len(found[submit.id].tokens) == submit.max_tokens
-        assert told(found[submit.id]) == told(expected[submit.id]), submit.id
+    solo = engine(model, fmt, prefix_cache=False, kv_cache_dtype=kept)
+    for number, submit in enumerate(submits):
+        answer = found[submit.id]
+        assert len(answer.logprobs) == len(answer.tokens) == submit.max_tokens
+        if requests > 24 or answer.preemptions or number % 3 == 0:
+            assert told(answer) == told(answers(solo, [submit])[submit.id]), submit.id
+    solo.close()
     assert stats.preemptions > 0
     assert any(a.preemptions for a in found.values())
     assert stats.prefix_hits > 0
