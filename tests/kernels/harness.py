@@ -37,7 +37,7 @@ FEW = "COREPIPE_TESTS_FEW"
 """Set in a process that runs the short form of tests: on another ISA, or under a sanitizer."""
 
 
-NO_OTHER = "this build has no other table of kernels: COREPIPE_TABLES=all builds those that the CPU runs"
+NO_OTHER = "this build left out other tables of kernels: COREPIPE_TABLES=all, or runnable, has them built"
 several_tables = pytest.mark.skipif(len(_native.isas()) < 2, reason=NO_OTHER)
 needs_portable = pytest.mark.skipif("portable" not in _native.isas(), reason=NO_OTHER)
 
