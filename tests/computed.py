@@ -56,7 +56,7 @@ def submits(prompt: list[int]) -> list[Submit]:
     drawn = Sampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
     plain = Sampling(temperature=0.0, logprobs=3)
     return [
-        Submit(f"r{i}", prompt[:40] + prompt[40 + i : PROMPT], 20, drawn if i % 2 else plain)
+        Submit(f"r{i}", prompt[:40] + prompt[40 + i : PROMPT], 12, drawn if i % 2 else plain)
         for i in range(6)
     ]
 

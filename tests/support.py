@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,10 +49,11 @@ class Bound:
     weights: PackedWeights
 
     @classmethod
-    def of(cls, model: Model, fmt: str) -> Bound:
+    def of(cls, model: Model, fmt: str, cache: Path | None = None) -> Bound:
+        """With weights that are packed into `cache`, or into the user's."""
         graph = model.graph(FORMATS[fmt], POSITIONS)
-        cache = hub.cache_dir() / "packed"
-        return cls(model, graph, packed_weights(graph, model.checkpoint, cache))
+        packed = packed_weights(graph, model.checkpoint, cache or hub.cache_dir() / "packed")
+        return cls(model, graph, packed)
 
     def programs(self, placement: Placement) -> tuple[Program, ...]:
         return compile_graph(self.graph, placement)

@@ -46,12 +46,19 @@ MIXTURES = [
     ),
 ]
 """With 4 to 21 experts, biases, shared experts, latents, groups and sinks among them."""
-EVERYWHERE = {
-    "expert": {"expert": 3},
-    "crowded": {"expert": 2, "max_num_batched_tokens": 48, "num_blocks": 14},
-    "pipeline": {"expert": 2, "pipeline": 2},
-    "replicas": {"expert": 2, "data": 2},
-}
+CROWDED = {"max_num_batched_tokens": 48, "num_blocks": 14}
+EVERYWHERE = [
+    {"crowded": {"expert": 3, **CROWDED}, "pipelines": {"expert": 2, "pipeline": 2, "data": 2}},
+    pytest.param(
+        {
+            "expert": {"expert": 3},
+            "crowded": {"expert": 2, **CROWDED},
+            "pipeline": {"expert": 2, "pipeline": 2},
+            "replicas": {"expert": 2, "data": 2},
+        },
+        marks=pytest.mark.slow,
+    ),
+]
 
 
 UNSHARED = 13
@@ -64,16 +71,23 @@ def pool() -> Any:
         yield pool
 
 
+EACH = 0
+"""Cores, where each expert has its own."""
+
+
+@pytest.mark.parametrize("cores", [(3, EACH), pytest.param((2, 4), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(("name", "fmt"), in_formats(MIXTURES))
-def test_experts_on_several_cores_have_the_bits_of_one(name: str, fmt: str, folder: Any, pool: Any) -> None:
-    """In one batch and in chunks, on two, three, four cores and on one for each expert."""
+def test_experts_on_several_cores_have_the_bits_of_one(
+    name: str, fmt: str, cores: tuple[int, ...], folder: Any, pool: Any
+) -> None:
+    """In one batch and in chunks."""
     model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]
     graph = model.graph(FORMATS[fmt], POSITIONS)
     blocks = range(POSITIONS // BLOCK)
     chunks = [chunk_inputs(prompt[a:b], a, blocks=blocks) for a, b in ((0, 37), (37, 38), (38, PROMPT))]
     whole = chunk_inputs(prompt, 0, blocks=blocks)
     wanted = logits(executor(model, graph, Placement(), pool), whole)
-    for expert in sorted({2, 3, 4, graph.experts} & set(range(graph.experts + 1))):
+    for expert in {count or graph.experts for count in cores if count <= graph.experts}:
         several = executor(model, graph, Placement(expert=expert), pool)
         np.testing.assert_array_equal(logits(several, whole), wanted)
         parts = [logits(several, chunk) for chunk in chunks]
@@ -146,8 +160,11 @@ def test_what_cannot_be_divided_is_refused_in_a_line(
     assert "\n" not in refused.value.message
 
 
+@pytest.mark.parametrize("places", EVERYWHERE, ids=" ".join)
 @pytest.mark.parametrize("name", MIXTURES)
-def test_an_answer_is_the_same_wherever_its_experts_are(name: str, folder: Any) -> None:
+def test_an_answer_is_the_same_wherever_its_experts_are(
+    name: str, places: dict[str, dict[str, Any]], folder: Any
+) -> None:
     """With others in the batch, preempted, after a prefix that was found, in a pipeline, of two replicas."""
     fmt, kept = chosen(name)
     asked = submits(expected.load(name).prompt)
@@ -155,7 +172,7 @@ def test_an_answer_is_the_same_wherever_its_experts_are(name: str, folder: Any) 
     alone = engine(folder(name), fmt, prefix_cache=False, kv_cache_dtype=kept)
     wanted = {s.id: answers(alone, [s])[s.id] for s in asked}
     alone.close()
-    for where, options in EVERYWHERE.items():
+    for where, options in places.items():
         few = {"num_blocks": UNSHARED} if hybrid and "num_blocks" in options else {}
         driver = engine(
             folder(name), fmt, kv_cache_dtype=kept, instance="inf2.24xlarge", **{**options, **few}

@@ -49,11 +49,11 @@ STATES = 2
 """Of a recurrent model, where the others have few blocks: the others wait."""
 UNSHARED = 13
 """KV blocks of a hybrid, which shares none of such short prompts: for three of these, and one more."""
-EVERYWHERE = {
-    "crowded": {"max_num_batched_tokens": 48, "num_blocks": 14},
-    "pipeline": {"pipeline": 2},
-    "replicas": {"data": 2},
-}
+CROWDED = {"max_num_batched_tokens": 48, "num_blocks": 14}
+EVERYWHERE = [
+    {"crowded": CROWDED, "pipelines": {"pipeline": 2, "data": 2, "instance": "inf2.24xlarge"}},
+    pytest.param({"pipeline": {"pipeline": 2}, "replicas": {"data": 2}}, marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,11 @@ def pool() -> Any:
         yield pool
 
 
+@pytest.mark.parametrize("places", EVERYWHERE, ids=" ".join)
 @pytest.mark.parametrize("name", MODELS)
-def test_an_answer_is_the_same_wherever_and_with_whom(name: str, folder: Any) -> None:
+def test_an_answer_is_the_same_wherever_and_with_whom(
+    name: str, places: dict[str, dict[str, Any]], folder: Any
+) -> None:
     """In one of the formats, which differs from model to model, and so does what the cache holds."""
     fmt, kept = chosen(name)
     asked = submits(expected.load(name).prompt)
@@ -71,7 +74,7 @@ def test_an_answer_is_the_same_wherever_and_with_whom(name: str, folder: Any) ->
     alone = engine(folder(name), fmt, prefix_cache=False, kv_cache_dtype=kept)
     wanted = {s.id: answers(alone, [s])[s.id] for s in asked}
     alone.close()
-    for where, options in EVERYWHERE.items():
+    for where, options in places.items():
         states_alone = graph.is_recurrent and not graph.is_hybrid
         fewer = STATES if states_alone else UNSHARED
         few = {"num_blocks": fewer} if graph.is_recurrent and "num_blocks" in options else {}
@@ -120,7 +123,10 @@ def twin(model: registry.Model, graph: Graph, routers: Routers, **kept: bool) ->
     return ReferenceExecutor(routers.programs(graph), read, POSITIONS // BLOCK, BLOCK, **kept)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if chosen(name)[1] == "int8" else pytest.mark.slow) for name in MODELS],
+)
 def test_kernels_agree_with_the_twin_over_a_cache_of_int8(name: str, folder: Any, pool: Any) -> None:
     """A key or a value that a last bit moves may fall to the next of its 127 steps, in every format."""
     model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from corepipe.kernels import native
+from corepipe.models import registry
 from corepipe.models.registry import Model
 from corepipe.neuron.cost import CostModel, StepShape
 from corepipe.neuron.graph import FORMATS
@@ -28,11 +30,12 @@ from tests.support import F32, Bound, IsolatedCores, answers, default_model, gre
 
 ONE_CORE = Placement()
 EXACT = [*(Placement(pipeline=stages) for stages in (2, 3, 5, 30)), Placement(data=2)]
+FEW = [Placement(pipeline=3), Placement(pipeline=30), Placement(data=2)]
 SPLIT = [Placement(tensor=3), Placement(pipeline=2, tensor=3)]
 PROMPT, CHUNK, NEW = 70, 32, 6
 
-QUICK = ["int8", "bf16"]
-ALL = [pytest.param(fmt, marks=[] if fmt in QUICK else pytest.mark.slow) for fmt in FORMATS]
+QUICK = [("int8", SPLIT[0]), ("bf16", SPLIT[1])]
+TINY = Path(__file__).parent / "data" / "tiny" / "smollm2"
 
 
 def name(placement: Placement) -> str:
@@ -57,15 +60,20 @@ def prompt(model: Model) -> list[int]:
     return model.tokenizer().encode(text)[:PROMPT]
 
 
-@pytest.mark.parametrize("fmt", ALL)
+@pytest.mark.parametrize(
+    ("fmt", "placements"),
+    [("int8", FEW), *(pytest.param(fmt, EXACT, marks=pytest.mark.slow) for fmt in FORMATS)],
+    ids=str,
+)
 def test_pipelines_and_replicas_give_the_same_bits(
-    model: Model, pool: Any, prompt: list[int], fmt: str
+    model: Model, pool: Any, prompt: list[int], fmt: str, placements: list[Placement]
 ) -> None:
+    """The small models of `tests/test_families.py` are in pipelines and replicas in every format."""
     bound = Bound.of(model, fmt)
     whole = bound.executor(ONE_CORE, pool)
     expected = prompt_logits(whole, prompt, CHUNK)
     tokens, rows = greedy(whole, prompt, NEW, CHUNK)
-    for placement in EXACT:
+    for placement in placements:
         for replica in [bound.executor(placement, pool) for _ in range(placement.data)]:
             np.testing.assert_array_equal(prompt_logits(replica, prompt, CHUNK), expected, name(placement))
             found, found_rows = greedy(replica, prompt, NEW, CHUNK)
@@ -78,8 +86,15 @@ def fp32_logits(model: Model, pool: Any, prompt: list[int]) -> F32:
     return prompt_logits(Bound.of(model, "fp32").executor(ONE_CORE, pool), prompt, CHUNK)
 
 
-@pytest.mark.parametrize("placement", SPLIT, ids=name)
-@pytest.mark.parametrize("fmt", ALL)
+@pytest.mark.parametrize(
+    ("fmt", "placement"),
+    [
+        pytest.param(fmt, place, marks=[] if (fmt, place) in QUICK else pytest.mark.slow)
+        for fmt in FORMATS
+        for place in SPLIT
+    ],
+    ids=str,
+)
 def test_tensor_parallel_logits_stay_within_their_bound(
     model: Model, pool: Any, prompt: list[int], fp32_logits: F32, fmt: str, placement: Placement
 ) -> None:
@@ -115,9 +130,8 @@ def check_answers(
                 assert best - second <= 2 * limit  # one falls as far as the other rises
 
 
-@pytest.mark.parametrize("fmt", QUICK)
-def test_tensor_parallel_answers(model: Model, pool: Any, fmt: str) -> None:
-    check_answers(model, pool, fmt, SPLIT[0], real.prompts()[8:12], 8)
+def test_tensor_parallel_answers(model: Model, pool: Any) -> None:
+    check_answers(model, pool, "int8", SPLIT[0], real.prompts()[8:10], 8)
 
 
 @pytest.mark.slow
@@ -203,14 +217,20 @@ class Meetings:
         return buffers[at - 1] if 0 < at <= len(buffers) else set()
 
 
-@pytest.mark.parametrize(
-    ("placement", "stride"), [(Placement(pipeline=3), 1), (Placement(tensor=3), 9973)], ids=["p3", "t3"]
-)
+@pytest.fixture(scope="module", params=["tiny", pytest.param("default", marks=pytest.mark.slow)])
+def scrambled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bound, int]:
+    """A model of three layers and three heads, and every how many bytes of its weights one is scrambled."""
+    if request.param == "default":
+        return Bound.of(default_model(), "int8"), 9973
+    return Bound.of(registry.load(TINY), "int8", tmp_path_factory.mktemp("packed")), 1
+
+
+@pytest.mark.parametrize("placement", [Placement(pipeline=3), Placement(tensor=3)], ids=name)
 def test_a_core_uses_no_memory_but_its_own(
-    model: Model, pool: Any, prompt: list[int], placement: Placement, stride: int
+    scrambled: tuple[Bound, int], pool: Any, placement: Placement
 ) -> None:
-    bound = Bound.of(model, "int8")
-    prompt = prompt[:40]
+    bound, stride = scrambled
+    prompt = [*range(5, 45)]
     expected = greedy(bound.executor(placement, pool), prompt, 3, CHUNK)
     cores = IsolatedCores(bound, placement, pool)
     scrambler = Scrambler(cores, stride)
@@ -222,17 +242,17 @@ def test_a_core_uses_no_memory_but_its_own(
 
 
 @pytest.mark.parametrize("kind", ["weights", "cache", "activations"])
-def test_a_core_does_use_its_own_memory(model: Model, pool: Any, prompt: list[int], kind: str) -> None:
+def test_a_core_does_use_its_own_memory(scrambled: tuple[Bound, int], pool: Any, kind: str) -> None:
     """The control: a core that runs on scrambled memory of any one kind is noticed.
 
     Activations must outlive a switch of cores, which they do only where ranks wait for each other.
     """
-    bound = Bound.of(model, "int8")
-    placement = Placement(tensor=3)
-    _, expected = greedy(bound.executor(placement, pool), prompt[:8], 2)
+    bound, stride = scrambled
+    placement, prompt = Placement(tensor=3), [*range(5, 13)]
+    _, expected = greedy(bound.executor(placement, pool), prompt, 2)
     cores = IsolatedCores(bound, placement, pool)
-    cores.native.watch(Scrambler(cores, 9973, forgets=(1, kind)))
-    _, rows = greedy(cores, prompt[:8], 2)
+    cores.native.watch(Scrambler(cores, stride, forgets=(1, kind)))
+    _, rows = greedy(cores, prompt, 2)
     assert not np.array_equal(rows, expected)
 
 
@@ -276,7 +296,7 @@ def test_a_pipeline_is_full_of_different_batches(model: Model) -> None:
     loaded = assemble(config, lambda _what, _done: None)
     timeline = RecordedTimeline(loaded.replicas[0].timeline)
     driver = Driver(replace(loaded, replicas=(replace(loaded.replicas[0], timeline=timeline),)))
-    prompts = {str(i): list(range(5 + i, 165 + i)) for i in range(12)}
+    prompts = {str(i): list(range(5 + i, 69 + i)) for i in range(12)}
     found = answers(driver, [Submit(i, ids, 40, Sampling(temperature=0.0)) for i, ids in prompts.items()])
     driver.close()
     assert {len(a.tokens) for a in found.values()} == {40}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from tests.computed import BLOCK, POSITIONS, PROMPT, executor, two_threads
 from tests.parity import expected
 from tests.support import chunk_inputs, logits
 
-PROMPTS = 24
+PROMPTS, MOST = 24, 960
+"""At once, and until a row is found that cancels: which of them does hangs on a table's rounding."""
 OTHERWISE = RECURRENT_UNITS / TENSOR_PARALLEL_UNITS
 """How many times the bound of a model without scans it is."""
 
@@ -28,18 +30,21 @@ def pool() -> Any:
         yield pool
 
 
-def shares(name: str, fmt: str, folder: Path, pool: Any) -> np.ndarray:
-    """Of the bound, how far each row of many prompts moves: [prompts, rows]."""
+def shares(name: str, fmt: str, folder: Path, pool: Any) -> Iterator[np.ndarray]:
+    """Of the bound, how far each row of many prompts moves: [prompts, rows] of some prompts after others."""
     model, rng = registry.load(expected.load(name).write(folder)), np.random.default_rng(1)
     graph = model.graph(FORMATS[fmt], POSITIONS)
     one, two = (executor(model, graph, Placement(tensor=tensor), pool) for tensor in (1, 2))
-    programs, found = compile_graph(graph, Placement(tensor=2)), []
-    for _ in range(PROMPTS):
+    programs = compile_graph(graph, Placement(tensor=2))
+
+    def moved() -> np.ndarray:
         prompt = rng.integers(0, expected.VOCAB, PROMPT).tolist()
         inputs = chunk_inputs(prompt, 0, blocks=range(POSITIONS // BLOCK))
         whole = logits(one, inputs)
-        found.append(np.abs(logits(two, inputs) - whole).max(1) / tensor_parallel_bound(programs, whole))
-    return np.array(found)
+        return np.abs(logits(two, inputs) - whole).max(1) / tensor_parallel_bound(programs, whole)
+
+    for _ in range(0, MOST, PROMPTS):
+        yield np.array([moved() for _ in range(PROMPTS)])
 
 
 @pytest.mark.parametrize("fmt", ["fp32", "int8", "int4-weights"])
@@ -47,10 +52,13 @@ def shares(name: str, fmt: str, folder: Path, pool: Any) -> np.ndarray:
 def test_a_row_that_cancels_moves_further(name: str, fmt: str, tmp_path: Path, pool: Any) -> None:
     """In every format, so that it is not what groups of weights are cut into: beyond the bound of other
     models, which nearly all rows keep."""
-    found = shares(name, fmt, tmp_path, pool)
-    assert 1 / OTHERWISE < found.max() <= 1
-    assert np.quantile(found, 0.99) < 1 / OTHERWISE
+    for found in shares(name, fmt, tmp_path, pool):
+        assert found.max() <= 1
+        assert np.quantile(found, 0.99) < 1 / OTHERWISE
+        if found.max() > 1 / OTHERWISE:
+            return
+    pytest.fail("no row moves further")
 
 
 def test_without_scans_no_row_does(tmp_path: Path, pool: Any) -> None:
-    assert shares("llama", "int8", tmp_path, pool).max() < 1
+    assert next(shares("llama", "int8", tmp_path, pool)).max() < 1

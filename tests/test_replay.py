@@ -20,6 +20,7 @@ import pytest
 
 from corepipe.cli.settings import flag_of
 from corepipe.errors import UserError
+from corepipe.kernels import native
 from corepipe.serving.api.cassettes.deck import Deck
 from corepipe.serving.config import ServerConfig, validated
 from tests.servers import PATIENCE_SECONDS, TINY, Served, run, served, until
@@ -111,11 +112,12 @@ class Recorded(NamedTuple):
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder = tmp_path_factory.mktemp("tapes")
+    isa = native().isas()[-1]
     flags = ("--record", folder, "--shutdown-timeout", PATIENCE_SECONDS)
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("COREPIPE_ISA", "portable")
+        environment.setenv("COREPIPE_ISA", isa)
         with served(TINY, *NAMED, *flags) as server:
-            assert any("on portable kernels" in line for line in server.stderr)
+            assert any(f"on {isa} kernels" in line for line in server.stderr)
             live = {name: list(client(server.url)) for name, client in CLIENTS.items()}
             return Recorded(folder, live, asked_until(server, signal.SIGTERM))
 

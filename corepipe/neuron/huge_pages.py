@@ -29,6 +29,9 @@ MADV_POPULATE_READ = 22
 ENOUGH = 0.5
 """Share of huge pages from which a mapped file is taken as it is."""
 
+AREA = re.compile(rb"^(?:([0-9a-f]+)-([0-9a-f]+) |FilePmdMapped: +(\d+) kB)", re.MULTILINE)
+"""Of /proc/self/smaps, where an area of memory is, and what of it is in huge pages of a file."""
+
 
 def read(file: BufferedReader, mapping: mmap.mmap, nbytes: int) -> npt.NDArray[np.uint8]:
     """The first `nbytes` of `file`, in huge pages if they can be had: part of its `mapping`, or a copy.
@@ -68,11 +71,12 @@ def _huge_share(mapped: npt.NDArray[np.uint8]) -> float:
     """Share of the mapped bytes that stand in huge pages."""
     begin = mapped.ctypes.data
     end, huge, inside = begin + mapped.nbytes, 0, False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
-        if area := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(area[1], 16) < end and int(area[2], 16) > begin
-        elif inside and line.startswith("FilePmdMapped:"):
-            huge += int(line.split()[1]) * 1024
+    for told in AREA.finditer(Path("/proc/self/smaps").read_bytes()):
+        first, last, kib = told.groups()
+        if kib is None:
+            inside = int(first, 16) < end and int(last, 16) > begin
+        elif inside:
+            huge += int(kib) * 1024
     return huge / mapped.nbytes
 
 

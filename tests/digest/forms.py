@@ -123,6 +123,16 @@ def _replaced(tensor: str, old: str, new: str) -> str:
     return ".".join(parts)
 
 
+def reduced(entry: Mapping[str, Json], names: Iterable[str]) -> Json:
+    """The entry with some of its replicas alone."""
+    replicas = {name: entry["replicas"][name] for name in names}
+    runs = [run for replica in replicas.values() for core in replica.get("cores", ()) for run in core["runs"]]
+    blocks = {name: entry["blocks"][name] for name, *_ in runs}
+    used = {op["rotation"] for ops in blocks.values() for op in ops if "rotation" in op}
+    rotations = {name: table for name, table in entry["rotations"].items() if name in used}
+    return {**entry, "rotations": rotations, "blocks": blocks, "replicas": replicas}
+
+
 def unpacked(entry: Mapping[str, Json]) -> Json:
     """The entry with every core's layers written out: what differences and exceptions are named by."""
     replicas = {}

@@ -29,7 +29,7 @@ REPLICA = {"bf16": {"format": "bf16", "pipeline": 2, "tensor": 2}}
 
 @pytest.mark.parametrize("model", check.of_each_family("programs"))
 def test_one_model_of_each_family_is_as_it_was(model: str) -> None:
-    check.check("programs", model)
+    check.check_some("programs", model)
 
 
 @pytest.mark.digest

@@ -18,7 +18,7 @@ MODEL = "qwen3-0.6b"
 
 @pytest.mark.parametrize("model", check.of_each_family("times"))
 def test_one_model_of_each_family_takes_as_long_as_it_did(model: str) -> None:
-    check.check("times", model)
+    check.check_some("times", model)
 
 
 @pytest.mark.digest

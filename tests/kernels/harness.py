@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +14,7 @@ import pytest
 
 from corepipe.kernels import _native
 from corepipe.neuron.attention_numerics import hadamard, hadamard_order
+from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.program import SamplingBatch
 
 
@@ -39,29 +37,9 @@ FEW = "COREPIPE_TESTS_FEW"
 """Set in a process that runs the short form of tests: on another ISA, or under a sanitizer."""
 
 
-class Other(NamedTuple):
-    """An ISA that is not the process's; whole: with all that this one is tested with."""
-
-    isa: str
-    whole: bool
-
-
-def run_isolated(test_file: str, other: Other, select: str) -> None:
-    """Runs the tests of `test_file` that `select` (pytest's -k) picks on another ISA: a process has one."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", select, test_file]
-    env = {**os.environ, "COREPIPE_ISA": other.isa, **({} if other.whole else {FEW: "1"})}
-    done = subprocess.run(
-        command, env=env, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-
-
-def other_isas() -> list[object]:
-    """The ISAs to run in processes of their own, each with its long form; none within such a process."""
-    others = [] if "COREPIPE_ISA" in os.environ else [isa for isa in _native.isas() if isa != _native.isa()]
-    quick = [pytest.param(Other(isa, whole=False), id=isa) for isa in others]
-    long = [pytest.param(Other(isa, whole=True), id=f"{isa}-whole", marks=pytest.mark.slow) for isa in others]
-    return [*quick, *long]
+NO_OTHER = "this build left out other tables of kernels: COREPIPE_TABLES=all, or runnable, has them built"
+several_tables = pytest.mark.skipif(len(_native.isas()) < 2, reason=NO_OTHER)
+needs_portable = pytest.mark.skipif("portable" not in _native.isas(), reason=NO_OTHER)
 
 
 def elsewhere(values: Sequence[T], few: Sequence[T]) -> Sequence[T]:
@@ -72,6 +50,35 @@ def elsewhere(values: Sequence[T], few: Sequence[T]) -> Sequence[T]:
     """
     assert set(map(str, few)) <= set(map(str, values))
     return few if FEW in os.environ else values
+
+
+def in_turn(*axes: Sequence[object]) -> list[object]:
+    """Each combination of the axes' values as a parameter; all but some by `make test-slow`.
+
+    Of the last axis the values are taken in turn: all combinations of the others are there, and each of its
+    values with each of theirs where the others are as many.
+    """
+    return [
+        pytest.param(
+            *(axis[i] for axis, i in zip(axes, places, strict=True)),
+            marks=[] if places[-1] == sum(places[:-1]) % len(axes[-1]) else pytest.mark.slow,
+        )
+        for places in itertools.product(*(range(len(axis)) for axis in axes))
+    ]
+
+
+def in_formats(values: Sequence[object]) -> list[object]:
+    """Parameters (value, format): each in fp32, whose bounds are the tightest, and in another format in turn;
+    in all of them by `make test-slow`."""
+    others = [fmt for fmt in FORMATS if fmt != "fp32"]
+    return [
+        pytest.param(value, fmt, marks=[] if fmt in ("fp32", others[i % len(others)]) else pytest.mark.slow)
+        for i, value in enumerate(values)
+        for fmt in FORMATS
+    ]
+
+
+once = pytest.mark.skipif(FEW in os.environ, reason="the same with every table")
 
 
 @dataclass

@@ -11,15 +11,10 @@ import pytest
 from corepipe.kernels import _native
 from corepipe.kernels.packing import pack
 from corepipe.models.sampler import sample_reference
-from tests.kernels.harness import Other, bf16, i32, other_isas, run_isolated, sampling, value
+from tests.kernels.harness import bf16, i32, sampling, value
 from tests.servers import until
 
 VOCAB, WIDTH, ROWS = 50, 24, 16
-
-
-@pytest.mark.parametrize("isa", other_isas())
-def test_other_isas(isa: Other) -> None:
-    run_isolated(__file__, isa, "embed or linear or all_reduce or masks")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from corepipe.neuron.graph import FORMATS, Value, WeightRole, WeightSpec
 from corepipe.neuron.int4 import Int4
 from corepipe.neuron.numerics import Matrix, round_to
 from corepipe.neuron.ops import Experts, Function, Groups, Scoring
-from tests.kernels.harness import Other, elsewhere, i32, other_isas, run_isolated, value
+from tests.kernels.harness import elsewhere, i32, in_turn, once, value
 from tests.kernels.linears import Weights, random_weights
 
 F32 = npt.NDArray[np.float32]
@@ -37,11 +37,6 @@ BOUND = {"fp32": 2e-6, "bf16": 2.0**-7}
 """Of a result, relative to the largest, by what results are rounded to: sums have another order, and what
 lies between two bf16 may become either."""
 MOST = 70
-
-
-@pytest.mark.parametrize("isa", other_isas())
-def test_other_isas(isa: Other) -> None:
-    run_isolated(__file__, isa, "not other_isas")
 
 
 class Rig:
@@ -206,13 +201,16 @@ def stored(weights: Weights) -> Matrix | Int4:
     return Matrix(np.asarray(values, np.float32), weights.scale)
 
 
-@pytest.mark.parametrize("scoring", Scoring)
 @pytest.mark.parametrize(
-    ("experts", "top_k", "rows"),
-    elsewhere([(7, 2, 1), (7, 2, 40), (33, 4, 9), (3, 3, 70), (1, 1, 5)], [(7, 2, 1), (7, 2, 40)]),
+    ("kind", "scoring", "shape"),
+    in_turn(
+        list(STORED),
+        list(Scoring),
+        elsewhere([(7, 2, 1), (7, 2, 40), (33, 4, 9), (3, 3, 70), (1, 1, 5)], [(7, 2, 1), (7, 2, 40)]),
+    ),
 )
-@pytest.mark.parametrize("kind", STORED)
-def test_it_is_the_twin(kind: packing.Kind, experts: int, top_k: int, rows: int, scoring: Scoring) -> None:
+def test_it_is_the_twin(kind: packing.Kind, scoring: Scoring, shape: tuple[int, int, int]) -> None:
+    experts, top_k, rows = shape
     rig = Rig(kind, experts, top_k, scoring=scoring)
     x, scores = rig.rows(rows)
     wanted = rig.twin(x, scores)
@@ -361,9 +359,9 @@ def test_no_row_is_dropped_and_each_has_the_bits_that_it_has_alone(kind: packing
 
 
 @pytest.mark.parametrize(
-    "bounds", elsewhere([(0, 4, 7), (0, 1, 6, 7), (0, 3, 5, 6, 7), range(8)], [(0, 3, 5, 6, 7)])
+    ("kind", "bounds"),
+    in_turn(elsewhere(list(STORED), ["bf16", "int8"]), [(0, 4, 7), (0, 1, 6, 7), (0, 3, 5, 6, 7), range(8)]),
 )
-@pytest.mark.parametrize("kind", STORED)
 def test_experts_of_several_cores_have_the_bits_of_one(kind: packing.Kind, bounds: Sequence[int]) -> None:
     """However uneven the shares are; in rows of which some want one expert, some no number, some the same."""
     groups = {"groups": None, "factor": 2.5, "biases": 3} if len(bounds) % 2 else {}
@@ -445,6 +443,7 @@ def test_inputs_that_are_not_finite_spoil_their_row_alone() -> None:
         np.testing.assert_array_equal(got[[0, 2, 3]], fine[[0, 2, 3]])
 
 
+@once
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc says which pages were read")
 def test_what_is_read_are_the_experts_that_are_taken(tmp_path: Path) -> None:
     """Of a file of weights a step of one row maps the pages of its experts, and some around them."""
@@ -467,6 +466,7 @@ def test_what_is_read_are_the_experts_that_are_taken(tmp_path: Path) -> None:
     assert 0.99 * taken <= _resident(file) <= 1.1 * taken  # the system may have taken some back
 
 
+@once
 def test_memory_does_not_depend_on_which_experts_rows_take() -> None:
     """It grows with the rows and with how many experts each takes: all rows on the same experts need no more
     than rows that spread.

@@ -12,15 +12,10 @@ from corepipe.kernels import _native, packing
 from corepipe.neuron import numerics
 from corepipe.neuron.graph import DType
 from corepipe.neuron.ops import Function
-from tests.kernels.harness import Other, i32, other_isas, run_isolated, value
+from tests.kernels.harness import i32, in_turn, value
 
 Append = Callable[[_native.Program], None]
 WIDTHS = [1, 15, 16, 33, 80, 256, 577]
-
-
-@pytest.mark.parametrize("isa", other_isas())
-def test_other_isas(isa: Other) -> None:
-    run_isolated(__file__, isa, "not other_isas")
 
 
 def program(append: Append, values: list[np.ndarray | int], rounded: bool = False) -> _native.Program:
@@ -139,10 +134,8 @@ ROWS = [1, 3, 17, 150]
 K, N = 136, 75
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", ROWS)
-def test_what_is_fused_around_a_linear_equals_its_parts(kind: packing.Kind, rows: int, rounded: bool) -> None:
+@pytest.mark.parametrize(("kind", "rounded", "rows"), in_turn(KINDS, [False, True], ROWS))
+def test_what_is_fused_around_a_linear_equals_its_parts(kind: packing.Kind, rounded: bool, rows: int) -> None:
     w, up = matrix(kind, N, K, 3), matrix(kind, N, K, 4)
     bias, gain, shift = normal(N, seed=5), normal(K, seed=6), normal(K, seed=7)
     dtype = DType.BF16 if rounded else DType.FP32

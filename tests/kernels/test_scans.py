@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from corepipe.kernels import _native
-from tests.kernels.harness import Other, other_isas, run_isolated, value
+from tests.kernels.harness import value
 
 F32 = npt.NDArray[np.float32]
 HEADS, GROUPS, WIDTH, STATES, TAPS = 6, 2, 32, 19, 4
@@ -19,11 +19,6 @@ MOST = 200
 LIMITS = (0.05, 1.5)
 BOUND = 3e-6
 """Of a result in fp32, relative to the largest."""
-
-
-@pytest.mark.parametrize("isa", other_isas())
-def test_other_isas(isa: Other) -> None:
-    run_isolated(__file__, isa, "not other_isas")
 
 
 class Rig:

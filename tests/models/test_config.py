@@ -167,13 +167,19 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> Non
 junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers())
 
 
+@pytest.fixture(scope="module")
+def some_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With nothing else in it: links are looked for in all of a directory."""
+    return tmp_path_factory.mktemp("model")
+
+
 @settings(max_examples=200, deadline=None)
 @given(key=st.sampled_from([*LLAMA, "head_dim", "rope_scaling", "rope_theta", "eos_token_id"]), value=junk)
 def test_no_value_gives_anything_but_a_config_or_a_user_error(
-    tmp_path_factory: pytest.TempPathFactory, key: str, value: object
+    some_folder: Path, key: str, value: object
 ) -> None:
     try:
-        config = configure(tmp_path_factory.getbasetemp(), **{key: value})
+        config = configure(some_folder, **{key: value})
     except UserError:
         return
     config.rope.spec(config.heads.head_dim)

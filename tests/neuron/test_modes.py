@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from device_graphs import LIMITS, LLAMA_70B, SMOLLM2, TINY, llama
@@ -18,18 +19,24 @@ from corepipe.neuron.modes import Degrees, compiler, refuses_experts, resolve
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
 
-SMALL = llama(replace(SMOLLM2, layers=16), "int8")
+SMALL = llama(replace(SMOLLM2, layers=10), "int8")
 ASYNC = PROFILES["async"]
 MODES = ("latency", "throughput", "auto")
+
+
+@cache
+def picked(mode: str, machine: str) -> tuple[Placement, str]:
+    """For SMALL, which several tests ask about."""
+    return resolve(mode, SMALL, instance(machine), LIMITS, ASYNC)
 
 
 def test_latency_is_the_best_pipeline_on_inf1():
     """Of all depths, though not all are tried."""
     machine = instance("inf1.24xlarge")
-    placement, reason = resolve("latency", SMALL, machine, LIMITS, ASYNC)
+    placement, reason = picked("latency", machine.name)
     shape, compiled = StepShape.decode(1, 512), compiler(SMALL, machine, ASYNC)
     times = {
-        n: CostModel(compiled(Placement(pipeline=n)), machine, ASYNC).latency(shape) for n in range(1, 17)
+        n: CostModel(compiled(Placement(pipeline=n)), machine, ASYNC).latency(shape) for n in range(1, 11)
     }
     assert times[placement.pipeline] < times[1] / 1.4
     assert times[placement.pipeline] <= 1.01 * min(times.values())
@@ -50,14 +57,14 @@ def test_latency_is_tensor_parallel_elsewhere(name):
 
 @pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
 def test_throughput_is_a_replica_on_each_core(machine):
-    placement, _ = resolve("throughput", SMALL, machine, LIMITS, ASYNC)
+    placement, _ = picked("throughput", machine.name)
     assert placement == Placement(data=machine.cores)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
 def test_what_is_picked_fits(machine, mode):
-    placement, reason = resolve(mode, SMALL, machine, LIMITS, ASYNC)
+    placement, reason = picked(mode, machine.name)
     plan_memory(compile_graph(SMALL, placement), placement, machine, LIMITS)
     assert reason.startswith(f"{mode}: pipeline {placement.pipeline}, tensor {placement.tensor}")
     assert "\n" not in reason
@@ -76,8 +83,8 @@ def test_a_small_model_stays_on_one_core(name):
 
 def test_auto_spends_no_more_cores_than_latency():
     for machine in INSTANCES:
-        auto, _ = resolve("auto", SMALL, machine, LIMITS, ASYNC)
-        fastest, _ = resolve("latency", SMALL, machine, LIMITS, ASYNC)
+        auto, _ = picked("auto", machine.name)
+        fastest, _ = picked("latency", machine.name)
         assert auto.cores <= fastest.cores
         assert auto.data == 1
 
