@@ -35,7 +35,7 @@ ADDRESS = re.compile(r"(https?://[\w.:\[\]]+)/v1")
 class Served:
     """A server that is ready; `stderr` grows while it runs."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | warm.Forked) -> None:
         self.process = process
         self.stderr: list[str] = []
         self.url = ""
@@ -109,19 +109,22 @@ def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def served(*arguments: object) -> Iterator[Served]:
-    """`corepipe serve` on a free port."""
-    process = subprocess.Popen(
-        command("serve", "--port", 0, *arguments),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def served(*arguments: object, anew: bool = False) -> Iterator[Served]:
+    """`corepipe serve` on a free port; `anew` is with the imports of a new process, as a user starts it."""
+    flags = ["serve", "--port", "0", *map(str, arguments)]
+    process: subprocess.Popen[str] | warm.Forked
+    if warm.does(os.environ) and not anew:
+        process = warm.Forked(flags, os.environ)
+    else:
+        process = subprocess.Popen(
+            command(*flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
     try:
         yield Served(process)
     finally:
-        for child in psutil.Process(process.pid).children() if process.poll() is None else []:
-            child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children() if process.poll() is None else []:
+                child.kill()
         process.kill()
         process.wait()
         process.stderr.close()
