@@ -109,12 +109,15 @@ def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def served(*arguments: object, anew: bool = False) -> Iterator[Served]:
-    """`corepipe serve` on a free port; `anew` is with the imports of a new process, as a user starts it."""
+def served(*arguments: object, anew: bool = False, spare: bool = False) -> Iterator[Served]:
+    """`corepipe serve` on a free port, without a spare engine unless it is to have one.
+
+    anew: with that and with the imports of a new process, as a user starts it.
+    """
     flags = ["serve", "--port", "0", *map(str, arguments)]
     process: subprocess.Popen[str] | warm.Forked
     if warm.does(os.environ) and not anew:
-        process = warm.Forked(flags, os.environ)
+        process = warm.Forked(flags, os.environ, spare=spare)
     else:
         process = subprocess.Popen(
             command(*flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True

@@ -61,11 +61,12 @@ def _context() -> ForkServerContext:
 class Forked:
     """A running command, with as much of a `subprocess.Popen` as is asked of one; `stderr` as it comes."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], *, spare: bool) -> None:
+        """`spare`: a server keeps another engine at hand, whose imports are a third of its processor time."""
         reader, writer = os.pipe()
         self.args, self.stderr = list(arguments), os.fdopen(reader)
         with Connection(writer, readable=False) as stderr:
-            self._process = _process(arguments, environment, [os.devnull, stderr])
+            self._process = _process(arguments, environment, [os.devnull, stderr], spare=spare)
         self.pid: int = self._process.pid
 
     def poll(self) -> int | None:
@@ -103,19 +104,31 @@ def run(
 
 
 def _process(
-    arguments: Sequence[str], environment: Mapping[str, str], outputs: Sequence[Output]
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    outputs: Sequence[Output],
+    *,
+    spare: bool = True,
 ) -> BaseProcess:
     """A started one; `outputs` are where its stdout and stderr go."""
-    target = (arguments, dict(environment), str(Path.cwd()), outputs)
+    target = (arguments, dict(environment), str(Path.cwd()), outputs, spare)
     process = _context().Process(target=_command, args=target)
     process.start()
     return process
 
 
 def _command(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, outputs: Sequence[Output]
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str,
+    outputs: Sequence[Output],
+    spare: bool,
 ) -> None:
     """`python -m corepipe`, in the child."""
+    if not spare:
+        from corepipe.serving.supervision.succession import Succession  # noqa: PLC0415 -- not in the tests' process
+
+        Succession.prepare = lambda _self: None  # type: ignore[method-assign]
     for number, output in enumerate(outputs, 1):
         if isinstance(output, Connection):
             os.dup2(output.fileno(), number)
