@@ -30,7 +30,7 @@ GUESSES: dict[str, Any] = {
     "rejection_sample_method": "synthetic",
     "synthetic_acceptance_rates": list(RATES),
 }
-TIMED: dict[str, Any] = {"timing_model": "llama-3.1-8b", "instance": "inf2.24xlarge", "format": "bf16"}
+TIMED: dict[str, Any] = {"timing_model": "llama-3.1-8b", "instance": "inf2.xlarge", "format": "bf16"}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ DRAFTED = {**GUESSES, "method": "draft_model", "model": "llama-3.2-1b"}
     [
         (GUESSES, {}),
         (DRAFTED, {}),
-        (DRAFTED, {"pipeline": 2, "tensor": 2}),
+        (DRAFTED, {"pipeline": 2, "tensor": 2, "instance": "inf2.24xlarge"}),
         (DRAFTED, {"profile": "vllm-host-sampling"}),
     ],
     ids=["for nothing", "draft model", "in a pipeline", "tokens drawn on the host"],

@@ -144,7 +144,7 @@ def test_an_answer_goes_on_in_another_engine() -> None:
 
 def test_engines_that_are_killed_change_no_answer() -> None:
     asked, wanted = long_answers()
-    found = asyncio.run(asyncio.wait_for(killed(asked, 2, guesses_of(TINY)), PATIENCE_SECONDS))
+    found = asyncio.run(asyncio.wait_for(killed(asked, 1, guesses_of(TINY)), PATIENCE_SECONDS))
     assert found == wanted
 
 
