@@ -142,10 +142,11 @@ def default_model() -> Path:
 
 
 def until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
-    """Polls for a condition that must come true; False if it never does."""
-    deadline = time.monotonic() + seconds
+    """Polls for a condition that must come true, more and more rarely; False if it never does."""
+    deadline, pause = time.monotonic() + seconds, 0.01
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.1)
     return True
