@@ -5,6 +5,7 @@ And how a server is watched while it is attacked.
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from httpx._transports import default as httpx_default
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
@@ -28,6 +30,9 @@ providers._get_local_constants = lambda: providers._local_constants
 
 for part in ("connect", "read", "write", "pool"):  # where httpx gives a server five seconds
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, PATIENCE_SECONDS)
+
+# Each client, so each `httpx.get`, would read all authorities that this machine trusts: 20 ms.
+httpx_default.create_ssl_context = functools.cache(httpx_default.create_ssl_context)
 
 # Shells leave SIGINT ignored in what they run in the background, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

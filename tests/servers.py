@@ -35,7 +35,7 @@ ADDRESS = re.compile(r"(https?://[\w.:\[\]]+)/v1")
 class Served:
     """A server that is ready; `stderr` grows while it runs."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | warm.Forked) -> None:
         self.process = process
         self.stderr: list[str] = []
         self.url = ""
@@ -109,19 +109,25 @@ def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def served(*arguments: object) -> Iterator[Served]:
-    """`corepipe serve` on a free port."""
-    process = subprocess.Popen(
-        command("serve", "--port", 0, *arguments),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def served(*arguments: object, anew: bool = False, spare: bool = False) -> Iterator[Served]:
+    """`corepipe serve` on a free port, without a spare engine unless it is to have one.
+
+    anew: with that and with the imports of a new process, as a user starts it.
+    """
+    flags = ["serve", "--port", "0", *map(str, arguments)]
+    process: subprocess.Popen[str] | warm.Forked
+    if warm.does(os.environ) and not anew:
+        process = warm.Forked(flags, os.environ, spare=spare)
+    else:
+        process = subprocess.Popen(
+            command(*flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
     try:
         yield Served(process)
     finally:
-        for child in psutil.Process(process.pid).children() if process.poll() is None else []:
-            child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children() if process.poll() is None else []:
+                child.kill()
         process.kill()
         process.wait()
         process.stderr.close()
@@ -136,10 +142,11 @@ def default_model() -> Path:
 
 
 def until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
-    """Polls for a condition that must come true; False if it never does."""
-    deadline = time.monotonic() + seconds
+    """Polls for a condition that must come true, more and more rarely; False if it never does."""
+    deadline, pause = time.monotonic() + seconds, 0.01
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.1)
     return True

@@ -86,14 +86,18 @@ def test_the_compose_file() -> None:
     assert services["tests"]["environment"]["OPENAI_BASE_URL"] == "http://llm:8000/v1"
 
 
-def test_the_example_records_and_replays(tmp_path: Path) -> None:
-    """The page's test under the page's settings, rules and commands; the model is a tiny one."""
+@pytest.mark.parametrize("replayed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_example_records_and_replays(tmp_path: Path, replayed: bool) -> None:
+    """The page's test under the page's settings, rules and commands; the model is a tiny one.
+
+    That what a project records is replayed is shown in `test_pytest_plugin.py`, too.
+    """
     (example,), (settings, rules), (record, replay) = blocks("python"), blocks("toml"), PYTEST
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_assistant.py").write_text(example)
     (tmp_path / "tests" / "redact.toml").write_text(rules)
     (tmp_path / "pyproject.toml").write_text(f'{settings}corepipe_model = "{TINY}"\n')
-    for command in (record, replay):
+    for command in (record, replay) if replayed else (record,):
         done = pytest_in(tmp_path, *shlex.split(command, comments=True)[1:])
         assert done.returncode == 0, done.stdout + done.stderr
         assert "1 passed" in done.stdout

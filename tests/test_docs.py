@@ -170,11 +170,15 @@ def invariants() -> Iterator[tuple[str, str]]:
     return iter(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (DOCS / "invariants.md").read_text()))
 
 
+@functools.cache
+def defined_in(path: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / path).read_text())
+    return frozenset(n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef))
+
+
 @pytest.mark.parametrize(("path", "name"), sorted(set(invariants())))
 def test_the_test_of_an_invariant_exists(path: str, name: str) -> None:
-    tree = ast.parse((ROOT / path).read_text())
-    defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    assert name in defined
+    assert name in defined_in(path)
 
 
 def test_invariants_are_numbered_and_each_has_a_test() -> None:

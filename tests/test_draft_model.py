@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from corepipe.errors import UserError
 from corepipe.serving.llm import LLM
 from corepipe.serving.messages import Sampling, Stats, Submit
 from corepipe.serving.params import SamplingParams
+from corepipe.serving.speculative import read_speculation
 from tests.drafting import guesses_of, write_twin
 from tests.parity import expected
 from tests.servers import PATIENCE_SECONDS, TINY, served, until
@@ -34,6 +36,9 @@ PLACES: dict[str, dict[str, Any]] = {
     "another timed": {"clock": "virtual", "timing_model": "llama-3.1-8b", "instance": "inf2.24xlarge"},
 }
 
+ITSELF = ("roomy", "preempted", "pipeline")
+"""Where the model guesses for itself; `test_a_model_knows_what_it_would_answer_itself` has it everywhere."""
+
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -50,9 +55,15 @@ def answered(asked: list[Submit], **options: Any) -> tuple[dict[str, Any], list[
     return found, stats
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("who", ["itself", "another"])
-def test_answers_are_those_without(place: str, who: str, twin: Path) -> None:
+@pytest.mark.parametrize(
+    ("who", "place"),
+    [
+        *(("another", place) for place in PLACES),
+        *(("itself", place) for place in ITSELF),
+        *(pytest.param("itself", place, marks=pytest.mark.slow) for place in PLACES if place not in ITSELF),
+    ],
+)
+def test_answers_are_those_without(who: str, place: str, twin: Path) -> None:
     """Greedy, drawn, with penalties, biases, logprobs and grammars, up to the one that ends with an error."""
     options = PLACES[place]
     found, stats = answered(
@@ -133,7 +144,7 @@ def test_an_answer_goes_on_in_another_engine() -> None:
 
 def test_engines_that_are_killed_change_no_answer() -> None:
     asked, wanted = long_answers()
-    found = asyncio.run(asyncio.wait_for(killed(asked, 2, guesses_of(TINY)), PATIENCE_SECONDS))
+    found = asyncio.run(asyncio.wait_for(killed(asked, 1, guesses_of(TINY)), PATIENCE_SECONDS))
     assert found == wanted
 
 
@@ -192,28 +203,30 @@ def test_the_library_has_the_option() -> None:
         LLM(TINY, **options, speculative_config=guesses_of("nowhere/at/all"))
 
 
-REFUSED = {
-    "vocabulary": ({"vocabulary": 300}, {}, "has a vocabulary of 300 tokens, llama3 one of 320"),
-    "positions": ({"max_position_embeddings": 128}, {}, "takes 128 tokens, llama3 is asked to take 256"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_who_cannot_guess_is_refused_in_a_line(case: str, tmp_path: Path) -> None:
-    fields, more, named = REFUSED[case]
-    draft = write_twin(tmp_path / "draft", **fields)
-    refused(guesses_of(draft, **more), named)
-
-
-def refused(guesses: dict[str, Any], named: str, *flags: str, model: str = str(TINY)) -> None:
-    result = corepipe("serve", model, "--port", "0", "--speculative-config", json.dumps(guesses), *flags)
+def refused(guesses: dict[str, Any], named: str) -> None:
+    """What a server ends with."""
+    result = corepipe("serve", TINY, "--port", "0", "--speculative-config", json.dumps(guesses))
     assert result.returncode == 2
     said = [line for line in result.stderr.strip().splitlines() if "--speculative-config" in line]
     assert len(said) == 1
     assert named in said[0]
 
 
+REFUSED = {
+    "vocabulary": ({"vocabulary": 300}, "has a vocabulary of 300 tokens, llama3 one of 320"),
+    "positions": ({"max_position_embeddings": 128}, "takes 128 tokens, llama3 is asked to take 256"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_who_cannot_guess_is_refused_in_a_line(case: str, tmp_path: Path) -> None:
+    fields, named = REFUSED[case]
+    with pytest.raises(UserError, match=f"--speculative-config: .*{named}"):
+        engine(speculative_config=guesses_of(write_twin(tmp_path / "draft", **fields)))
+
+
 def test_other_tokens_are_refused(tmp_path: Path) -> None:
+    """By a server in a line."""
     draft = write_twin(tmp_path / "draft")
     told_ = json.loads((draft / "tokenizer.json").read_text())
     words = told_["model"]["vocab"]
@@ -221,6 +234,10 @@ def test_other_tokens_are_refused(tmp_path: Path) -> None:
     words[one], words[other] = words[other], words[one]
     (draft / "tokenizer.json").write_text(json.dumps(told_))
     refused(guesses_of(draft), "has other tokens than llama3")
+
+
+def test_what_says_too_little_is_refused_by_a_server() -> None:
+    refused({**guesses_of(TINY), "model": "no/such/model"}, "model: ")
 
 
 @pytest.mark.parametrize(
@@ -234,12 +251,13 @@ def test_other_tokens_are_refused(tmp_path: Path) -> None:
         ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size: "),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens: "),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens: "),
-        ({"model": "no/such/model"}, "model: "),
         ({"model": "mamba2-130m", "rejection_sample_method": "synthetic"}, "goes with one of"),
     ],
 )
 def test_what_says_too_little_or_too_much_is_refused(changes: dict[str, Any], named: str) -> None:
-    refused({**guesses_of(TINY), **changes}, named)
+    with pytest.raises(ValueError, match=re.escape(named)) as caught:
+        read_speculation({**guesses_of(TINY), **changes})
+    assert "\n" not in str(caught.value)
 
 
 ASSUMED = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.5, 0.2]}

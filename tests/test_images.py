@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from corepipe.serving.llm import LLM
 from corepipe.serving.values import activated
 from tests.parity.encode import Encoder, Picture
 from tests.pictures import LABELS, SIZE, data_uri, encoded, picture, readable, write_vit
-from tests.servers import Served, served
+from tests.servers import Served, run, served
 
 ROWS = (SIZE // 8) ** 2 + 1
 NEAR = 1e-5
@@ -219,8 +217,7 @@ def test_pipelines_and_replicas_give_the_same_bits(folder: Path, options: dict[s
 
 def start(folder: Path, *flags: str) -> str:
     """What `corepipe serve` says of a model that it does not serve."""
-    command = [sys.executable, "-m", "corepipe", "serve", str(folder), "--port", "0", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    done = run("serve", folder, "--port", 0, *flags)
     assert done.returncode == 2, done.stderr
     return done.stderr
 

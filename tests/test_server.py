@@ -25,8 +25,16 @@ LONG = {"model": TINY, "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "s
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
+    """As a user starts it, with its imports."""
     default_model()
-    with served() as running:
+    with served(anew=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[Served]:
+    """A small model, to who has the key."""
+    with served(TINY, "--api-key", "secret", "--served-model-name", "tiny") as running:
         yield running
 
 
@@ -174,14 +182,7 @@ def test_device_metrics_are_labelled_as_emulated(server: Served) -> None:
     assert device["time_to_first_token_ms"] > 0
 
 
-def test_an_interrupt_ends_it_with_0_and_without_children() -> None:
-    """As SIGTERM does, below and wherever a test ends a server."""
-    with served(TINY) as server:
-        engine = server.engine()
-        assert server.end(signal.SIGINT) == 0
-        assert not psutil.pid_exists(engine.pid)
-
-
+@pytest.mark.slow
 def test_a_signal_during_an_answer_ends_it_too() -> None:
     with served(default_model()) as server:
         engine = server.engine()
@@ -217,16 +218,15 @@ def test_a_second_server_on_the_port_is_told_so() -> None:
     assert str(port) in line
 
 
-def test_an_api_key_is_asked_for() -> None:
-    with served(TINY, "--api-key", "secret", "--served-model-name", "tiny") as server:
-        assert server.get("/health").status_code == 200
-        assert server.get("/v1/models").status_code == 401
-        assert server.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret") as client:
-            assert [model.id for model in client.models.list()] == ["tiny"]
-        assert run("ls", "--url", server.url).returncode == 2
-        shown = run("ls", "--url", server.url, "--api-key", "secret", "--json")
-        assert json.loads(shown.stdout)["placement"]["model"] == "llama3"
+def test_an_api_key_is_asked_for(keyed: Served) -> None:
+    assert keyed.get("/health").status_code == 200
+    assert keyed.get("/v1/models").status_code == 401
+    assert keyed.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="secret") as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+    assert run("ls", "--url", keyed.url).returncode == 2
+    shown = run("ls", "--url", keyed.url, "--api-key", "secret", "--json")
+    assert json.loads(shown.stdout)["placement"]["model"] == "llama3"
 
 
 def test_beyond_loopback_wants_a_key_or_insecure() -> None:
@@ -263,23 +263,35 @@ def test_preemption_changes_no_answer(kept: str) -> None:
         assert until(lambda: idle(server))
 
 
+def greedy(server: Served, key: str = "none") -> str:
+    """What each of four is answered who ask at once."""
+    headers = {"Authorization": f"Bearer {key}"}
+    name = server.get("/v1/models", headers=headers).json()["data"][0]["id"]
+    body = {"model": name, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
+
+    def ask(_: int) -> str:
+        answer = server.post("/v1/completions", json=body, headers=headers).json()
+        text: str = answer["choices"][0]["text"]
+        return text
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        (text,) = set(pool.map(ask, range(4)))
+    return text
+
+
 @pytest.mark.parametrize(
     ("flags", "degrees", "cores"),
     [
         (("--pipeline", 2), "pipeline 2, tensor 1, data 1", 2),
         (("--data", 2), "pipeline 1, tensor 1, data 2", 1),
-        (("--pipeline", 1, "--tensor", 3, "--instance", "inf1.6xlarge"), "pipeline 1, tensor 3, data 1", 3),
+        (("--pipeline", 1, "--tensor", 2, "--instance", "inf1.6xlarge"), "pipeline 1, tensor 2, data 1", 2),
     ],
 )
-def test_every_placement_serves_and_is_shown(flags: tuple[object, ...], degrees: str, cores: int) -> None:
-    with served(default_model(), *flags) as server:
-        name = server.get("/v1/models").json()["data"][0]["id"]
-        body = {"model": name, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            answers = list(pool.map(lambda _: server.post("/v1/completions", json=body).json(), range(4)))
-        texts = {answer["choices"][0]["text"] for answer in answers}
-        assert len(texts) == 1
-        assert "Paris" in texts.pop()
+def test_every_placement_serves_and_is_shown(
+    keyed: Served, flags: tuple[object, ...], degrees: str, cores: int
+) -> None:
+    with served(TINY, *flags) as server:
+        assert greedy(server) == greedy(keyed, "secret")
         shown = run("ls", "--url", server.url)
         assert shown.returncode == 0
         assert degrees in shown.stdout
@@ -288,6 +300,15 @@ def test_every_placement_serves_and_is_shown(flags: tuple[object, ...], degrees:
         replicas = int(degrees[-1])
         assert server.metric("corepipe_core_busy_seconds_total") > 0
         assert server.get("/metrics").text.count("\ncorepipe_kv_blocks{") == replicas
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", [("--pipeline", 2), ("--data", 2), ("--tensor", 3, "--instance", "inf1.6xlarge")]
+)
+def test_every_placement_knows_paris(flags: tuple[object, ...]) -> None:
+    with served(default_model(), *flags) as server:
+        assert "Paris" in greedy(server)
 
 
 def test_the_device_clock_holds_tokens_back() -> None:
@@ -301,3 +322,10 @@ def test_the_device_clock_holds_tokens_back() -> None:
         predicted = device["time_to_first_token_ms"] + 63 * device["time_per_output_token_ms"]
         assert took >= 0.99 * predicted, "tokens left before the device had them"
         assert server.metric("corepipe_late_steps_total") <= server.metric("corepipe_steps_total")
+
+
+def test_an_interrupt_ends_it_with_0_and_without_children(keyed: Served) -> None:
+    """As SIGTERM does wherever a test ends a server."""
+    engine = keyed.engine()
+    assert keyed.end(signal.SIGINT) == 0
+    assert not psutil.pid_exists(engine.pid)

@@ -15,16 +15,21 @@ import pytest
 from corepipe.cli.run.monitor import document
 from corepipe.cli.run.reading import Between, Server
 from corepipe.planning.bench.target import Http, Target, find
+from corepipe.serving.llm import LLM
+from corepipe.serving.params import SamplingParams
 from tests.servers import PATIENCE_SECONDS, TINY, Served, engines, run, served, until
 
 OTHER = TINY.parent / "qwen2"
-FLAGS = (TINY, "--served-model-name", "a", "--also", f"b={OTHER},dtype=fp32,max-num-seqs=4")
+FLAGS = (
+    *(TINY, "--served-model-name", "a", "--also", f"b={OTHER},dtype=fp32,max-num-seqs=4"),
+    *("--shutdown-timeout", PATIENCE_SECONDS),
+)
 LONG = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    with served(*FLAGS) as one:
+    with served(*FLAGS, spare=True) as one:
         yield one
 
 
@@ -60,10 +65,10 @@ def ready(server: Served) -> bool:
 
 
 def test_each_says_what_it_says_alone(server: Served) -> None:
-    with served(OTHER, "--served-model-name", "b", "--dtype", "fp32") as alone:
-        assert greedy(server, "b") == greedy(alone, "b")
-    with served(TINY, "--served-model-name", "a") as alone:
-        assert greedy(server, "a") == greedy(alone, "a")
+    greedily = SamplingParams(temperature=0.0, max_tokens=8)
+    for name, model, kept in (("a", TINY, "int8"), ("b", OTHER, "fp32")):
+        with LLM(model, format=kept, threads=1) as alone:
+            assert greedy(server, name) == alone.generate("Hello world", greedily)[0].text
 
 
 def test_cores_and_threads_are_shared_out(server: Served) -> None:
@@ -140,24 +145,24 @@ def test_one_that_stands_still_holds_nobody_up(server: Served) -> None:
     assert until(lambda: ready(server))
 
 
-def test_both_are_drained_and_end_with_the_server() -> None:
-    with served(*FLAGS, "--shutdown-timeout", PATIENCE_SECONDS) as server:
-        with contextlib.ExitStack() as stack:
-            answers = [
-                stack.enter_context(
-                    httpx.stream(
-                        "POST",
-                        f"{server.url}/v1/completions",
-                        json={**LONG, "model": name},
-                        timeout=PATIENCE_SECONDS,
-                    )
+def test_both_are_drained_and_end_with_the_server(server: Served) -> None:
+    """The last of the tests, since it ends their server."""
+    with contextlib.ExitStack() as stack:
+        answers = [
+            stack.enter_context(
+                httpx.stream(
+                    "POST",
+                    f"{server.url}/v1/completions",
+                    json={**LONG, "model": name},
+                    timeout=PATIENCE_SECONDS,
                 )
-                for name in ("a", "b")
-            ]
-            lines = [answer.iter_lines() for answer in answers]
-            assert all(next(each).startswith("data: ") for each in lines)
-            children = engines(server.process.pid)
-            server.process.send_signal(signal.SIGTERM)
-            assert [[line for line in each if line][-1] for each in lines] == ["data: [DONE]"] * 2
-        assert server.process.wait(PATIENCE_SECONDS) == 0
-        assert until(lambda: not any(child.is_running() for child in children))
+            )
+            for name in ("a", "b")
+        ]
+        lines = [answer.iter_lines() for answer in answers]
+        assert all(next(each).startswith("data: ") for each in lines)
+        children = engines(server.process.pid)
+        server.process.send_signal(signal.SIGTERM)
+        assert [[line for line in each if line][-1] for each in lines] == ["data: [DONE]"] * 2
+    assert server.process.wait(PATIENCE_SECONDS) == 0
+    assert until(lambda: not any(child.is_running() for child in children))

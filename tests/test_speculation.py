@@ -8,7 +8,7 @@ import json
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from corepipe.serving.speculative import SpeculativeConfig
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests import tiny_encoders
 from tests.parity import expected
-from tests.servers import PATIENCE_SECONDS, TINY, served, until
+from tests.servers import PATIENCE_SECONDS, TINY, Served, served, until
 from tests.serving.engine_support import by_request, run, tokens_of
 from tests.test_constrained import GRAMMARS, tokenizer
 
@@ -267,62 +267,71 @@ def test_what_a_grammar_forces_comes_at_once() -> None:
     assert stats.accepted_tokens > stats.draft_tokens / 2 > 5
 
 
-def test_a_server_tells_what_became_of_a_prediction() -> None:
-    """Plain and streamed; the answer is that without."""
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
     flags = ("--speculative-config", json.dumps(NGRAM), "--max-model-len", 256)
-    with served(TINY, "--served-model-name", "tiny", *flags) as server:
-        body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-        alone = server.post("/v1/completions", json=body).json()
-        assert "completion_tokens_details" not in alone["usage"]
-        said = {"type": "content", "content": alone["choices"][0]["text"]}
-        answer = server.post("/v1/completions", json={**body, "prediction": said}).json()
-        assert answer["choices"] == alone["choices"]
-        details = answer["usage"].pop("completion_tokens_details")
-        assert answer["usage"]["completion_tokens"] == 60
-        assert details.keys() == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
-        assert 0 < details["accepted_prediction_tokens"] <= 59
-        parts = {"type": "content", "content": [{"type": "text", "text": "something else"}]}
-        chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 1}
-        one, other = (
-            server.post("/v1/chat/completions", json=chat | more).json()
-            for more in ({}, {"prediction": parts})
-        )
-        assert one["choices"] == other["choices"]
-        assert other["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] <= 8
-        wrong = server.post("/v1/completions", json={**body, "prediction": {"type": "text", "content": ""}})
-        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "prediction.type")
-        tokens = server.metric("vllm:spec_decode_num_draft_tokens_total")
-        accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
-        assert tokens >= accepted >= details["accepted_prediction_tokens"]
-        first = server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", 'position="0"')
-        assert 0 < first <= server.metric("vllm:spec_decode_num_drafts_total")
+    with served(TINY, "--served-model-name", "tiny", *flags) as running:
+        yield running
 
 
-def test_a_request_may_do_without_and_is_told_what_came_of_guesses() -> None:
+def guessed(server: Served) -> list[float]:
+    """Steps with guesses, guesses, and those that were right."""
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    return [server.metric(f"vllm:spec_decode_num_{name}_total") for name in names]
+
+
+def test_a_request_may_do_without_and_is_told_what_came_of_guesses(server: Served) -> None:
     """By a server, plain and streamed, beside others that are guessed for."""
-    flags = ("--speculative-config", json.dumps(NGRAM), "--max-model-len", 256)
-    with served(TINY, "--served-model-name", "tiny", *flags) as server:
-        body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
-        asked = {**body, "device_metrics": True, "allowed_token_ids": [70, 80]}  # it comes to repeat itself
-        answer = server.post("/v1/completions", json=asked).json()
-        told = answer["corepipe"]["speculative_decoding"]
-        right, steps = told["acceptance_histogram"], told["num_spec_steps"]
-        accepted = sum(number * count for number, count in enumerate(right))
-        assert steps == sum(right) > 0 < accepted
-        assert until(lambda: server.metric("vllm:spec_decode_num_drafts_total") == steps)  # told now and then
-        assert accepted == server.metric("vllm:spec_decode_num_accepted_tokens_total")
-        assert told["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
-        tokens = server.metric("vllm:spec_decode_num_draft_tokens_total")
-        assert told["draft_acceptance_rate"] == pytest.approx(accepted / tokens)
-        assert told["assumed"] is False
-        without = server.post("/v1/completions", json={**asked, "speculation": False}).json()
-        assert without["choices"] == answer["choices"]
-        assert "speculative_decoding" not in without["corepipe"]
-        said = {"type": "content", "content": "a"}
-        wrong = server.post("/v1/completions", json={**body, "speculation": False, "prediction": said})
-        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "speculation")
-        pair = server.post("/v1/completions", json={**asked, "n": 2, "temperature": 1, "seed": 1}).json()
-        assert pair["corepipe"]["speculative_decoding"]["num_spec_steps"] > 0
+    before = guessed(server)
+    body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    asked = {**body, "device_metrics": True, "allowed_token_ids": [70, 80]}  # it comes to repeat itself
+    answer = server.post("/v1/completions", json=asked).json()
+    told = answer["corepipe"]["speculative_decoding"]
+    right, steps = told["acceptance_histogram"], told["num_spec_steps"]
+    accepted = sum(number * count for number, count in enumerate(right))
+    assert steps == sum(right) > 0 < accepted
+    assert until(lambda: guessed(server)[0] - before[0] == steps)  # told now and then
+    _, tokens, found = (now - then for now, then in zip(guessed(server), before, strict=True))
+    assert accepted == found
+    assert told["mean_acceptance_length"] == pytest.approx(1 + accepted / steps)
+    assert told["draft_acceptance_rate"] == pytest.approx(accepted / tokens)
+    assert told["assumed"] is False
+    without = server.post("/v1/completions", json={**asked, "speculation": False}).json()
+    assert without["choices"] == answer["choices"]
+    assert "speculative_decoding" not in without["corepipe"]
+    said = {"type": "content", "content": "a"}
+    wrong = server.post("/v1/completions", json={**body, "speculation": False, "prediction": said})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "speculation")
+    pair = server.post("/v1/completions", json={**asked, "n": 2, "temperature": 1, "seed": 1}).json()
+    assert pair["corepipe"]["speculative_decoding"]["num_spec_steps"] > 0
+
+
+def test_a_server_tells_what_became_of_a_prediction(server: Served) -> None:
+    """Plain and streamed; the answer is that without."""
+    body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    alone = server.post("/v1/completions", json=body).json()
+    assert "completion_tokens_details" not in alone["usage"]
+    said = {"type": "content", "content": alone["choices"][0]["text"]}
+    answer = server.post("/v1/completions", json={**body, "prediction": said}).json()
+    assert answer["choices"] == alone["choices"]
+    details = answer["usage"].pop("completion_tokens_details")
+    assert answer["usage"]["completion_tokens"] == 60
+    assert details.keys() == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+    assert 0 < details["accepted_prediction_tokens"] <= 59
+    parts = {"type": "content", "content": [{"type": "text", "text": "something else"}]}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "seed": 1}
+    one, other = (
+        server.post("/v1/chat/completions", json=chat | more).json() for more in ({}, {"prediction": parts})
+    )
+    assert one["choices"] == other["choices"]
+    assert other["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] <= 8
+    wrong = server.post("/v1/completions", json={**body, "prediction": {"type": "text", "content": ""}})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "prediction.type")
+    tokens = server.metric("vllm:spec_decode_num_draft_tokens_total")
+    accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+    assert tokens >= accepted >= details["accepted_prediction_tokens"]
+    first = server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", 'position="0"')
+    assert 0 < first <= server.metric("vllm:spec_decode_num_drafts_total")
 
 
 async def killed(asked: Sequence[Submit], kills: int, guesses: dict[str, Any]) -> dict[str, list[int]]:

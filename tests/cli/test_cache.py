@@ -101,7 +101,7 @@ def test_all_goes(cache: Path) -> None:
 
 
 def test_what_a_server_uses_is_kept(cache: Path) -> None:
-    with served(cache / "models" / MODEL, "--served-model-name", "tiny") as server:
+    with served(cache / "models" / MODEL, "--served-model-name", "tiny", spare=True) as server:
         done = run("cache", "prune", "--all")
         assert done.returncode == 0
         assert done.stderr.count("kept, in use: ") == 2

@@ -85,6 +85,11 @@ def loops(model: Path) -> None:
     )
 
 
+def reaches_out(model: Path) -> None:
+    """Where it is rendered, as a server does before it serves."""
+    (model / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+
+
 def nested(model: Path) -> None:
     (model / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": [], "model": ' + "[" * 100_000)
 
@@ -100,7 +105,8 @@ def model(tmp_path: Path) -> Path:
         (overlap, "model.safetensors: tensor "),
         (not_finite, "model.safetensors: tensor "),
         (escape, "chat_template.jinja: is a link out of the model's directory"),
-        (loops, "the chat template takes more than 2 s"),
+        (reaches_out, "the chat template is refused: "),
+        pytest.param(loops, "the chat template takes more than 2 s", marks=pytest.mark.slow),
     ],
 )
 def test_one_line_names_the_file_and_nothing_is_served(

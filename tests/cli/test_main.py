@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 import corepipe
 from corepipe.cli.app import app
@@ -106,8 +107,8 @@ def test_every_command_is_listed() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_helps(name: str) -> None:
-    shown = run(*name.split(), "--help")
-    assert (shown.returncode, shown.stderr) == (0, "")
+    shown = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="corepipe")
+    assert (shown.exit_code, shown.stderr) == (0, "")
     assert f"corepipe {name}" in shown.stdout
 
 

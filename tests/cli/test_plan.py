@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shlex
 import signal
@@ -279,14 +278,6 @@ def given(model: str) -> dict[str, Any]:
     command = typer.main.get_command(app).commands["plan"]  # type: ignore[attr-defined]
     params: dict[str, Any] = command.make_context("plan", [model, *flags]).params
     return params
-
-
-def test_it_can_be_read_where_there_is_no_utf_8(model: str) -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "corepipe", "plan", model, *ASKED, *SMALL, "--ttft", "100ms"]
-    shown = subprocess.run(command, capture_output=True, env=environment, check=False)
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.decode("ascii").startswith("1 x inf2.xlarge")
 
 
 def test_a_plan_whose_intervals_all_overlap_says_so_instead_of_choosing(model: str) -> None:

@@ -63,7 +63,7 @@ def answered(typed: str, environment: dict[str, str]) -> tuple[int, list[str]]:
 
 
 def test_terms_that_nobody_accepts_end_it_before_anything_is_written(nowhere: dict[str, str]) -> None:
-    done = run("pull", GEMMA, env=nowhere, stdin=subprocess.DEVNULL)
+    done = run("pull", GEMMA, env=nowhere)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         f"corepipe: {GEMMA}: the Gemma Terms of Use (ai.google.dev/gemma/terms) must be accepted first: "
@@ -72,7 +72,7 @@ def test_terms_that_nobody_accepts_end_it_before_anything_is_written(nowhere: di
     assert not Path(nowhere["COREPIPE_CACHE"]).exists()
 
 
-@pytest.mark.parametrize("typed", ["n\n", "\n", "perhaps\n", "\x04"])
+@pytest.mark.parametrize("typed", [pytest.param("n\n", marks=pytest.mark.slow), "\n", "perhaps\n", "\x04"])
 def test_a_no_at_the_terminal_is_one(typed: str, nowhere: dict[str, str]) -> None:
     code, said = answered(typed, nowhere)
     assert code == 2

@@ -10,6 +10,7 @@ import gguf
 import httpx
 import pytest
 
+from corepipe.cli.announce import of_weights
 from corepipe.models import registry
 from tests.models import ggufs
 from tests.models.test_quantized import quantised_model
@@ -25,42 +26,57 @@ def first_answer(url: str) -> str:
     return text
 
 
-@pytest.mark.parametrize(("dtype", "kept"), [("int8", "int8"), ("bf16", "bf16"), ("int8-weights", "int8")])
+def said(folder: Path, dtype: str) -> str:
+    """The line of a server's start, which has answered besides."""
+    with served(folder, "--served-model-name", "m", "--dtype", dtype) as server:
+        (line,) = (line for line in server.stderr if line.startswith("weights:"))
+        first_answer(server.url)
+    return line.removesuffix("\n")
+
+
+KEPT = [("int8", "int8"), ("bf16", "bf16"), ("int8-weights", "int8")]
+OF_FOUR_BITS = [
+    ("Q4_0", "Q4_0 as they are, others that are quantised as int8"),
+    ("MXFP4", "MXFP4 as int4, quantised anew"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "kept"), KEPT)
+def test_what_becomes_of_them_is_said(tmp_path: Path, dtype: str, kept: str) -> None:
+    folder = quantised_model(tmp_path / "m")
+    line = f"weights: int8 with a scale a channel -> read as fp32, stored as {kept}"
+    assert of_weights(registry.load(folder), dtype) == line
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [pytest.param(*case, marks=pytest.mark.slow) if case != KEPT[0] else case for case in KEPT],
+)
 def test_the_start_says_what_becomes_of_them(tmp_path: Path, dtype: str, kept: str) -> None:
     folder = quantised_model(tmp_path / "m")
-    with served(folder, "--served-model-name", "m", "--dtype", dtype) as server:
-        lines = [line for line in server.stderr if line.startswith("weights:")]
-        assert lines == [f"weights: int8 with a scale a channel -> read as fp32, stored as {kept}\n"]
-        first_answer(server.url)
+    assert said(folder, dtype) == f"weights: int8 with a scale a channel -> read as fp32, stored as {kept}"
 
 
 def test_blocks_of_a_gguf_file_are_named_and_plain_weights_are_not(tmp_path: Path) -> None:
     ggufs.convert(FAMILIES / "llama2", tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q8_0)
-    blocks = registry.load(tmp_path / "m.gguf").checkpoint.stored_as
-    assert blocks == "Q8_0"
-    for path, expected in (
-        (tmp_path / "m.gguf", f"weights: {blocks} -> read as fp32"),
-        (FAMILIES / "llama2", ""),
-    ):
-        with served(path) as server:
-            said = [line for line in server.stderr if line.startswith("weights:")]
-        assert bool(said) == bool(blocks and expected)
-        assert all(line.startswith(expected) for line in said)
+    told = of_weights(registry.load(tmp_path / "m.gguf"), "int8")
+    assert told is not None
+    assert told.startswith("weights: Q8_0 -> read as fp32")
+    assert of_weights(registry.load(FAMILIES / "llama2"), "int8") is None
+
+
+@pytest.mark.parametrize(("blocks", "kept"), OF_FOUR_BITS)
+def test_blocks_of_four_bits_are_kept_where_they_can_be(tmp_path: Path, blocks: str, kept: str) -> None:
+    ggufs.convert(FAMILIES / "llama2", tmp_path / "m.gguf", gguf.GGMLQuantizationType[blocks])
+    assert of_weights(registry.load(tmp_path / "m.gguf"), "int4-weights") == f"weights: {blocks} -> {kept}"
 
 
 @pytest.mark.parametrize(
-    ("blocks", "kept"),
-    [
-        ("Q4_0", "Q4_0 as they are, others that are quantised as int8"),
-        ("MXFP4", "MXFP4 as int4, quantised anew"),
-    ],
+    ("blocks", "kept"), [OF_FOUR_BITS[0], pytest.param(*OF_FOUR_BITS[1], marks=pytest.mark.slow)]
 )
 def test_a_file_of_four_bits_is_kept_as_it_is_on_a_grid(tmp_path: Path, blocks: str, kept: str) -> None:
     ggufs.convert(FAMILIES / "llama2", tmp_path / "m.gguf", gguf.GGMLQuantizationType[blocks])
-    with served(tmp_path / "m.gguf", "--served-model-name", "m", "--dtype", "int4-weights") as server:
-        (said,) = (line for line in server.stderr if line.startswith("weights:"))
-        assert said == f"weights: {blocks} -> {kept}\n"
-        first_answer(server.url)
+    assert said(tmp_path / "m.gguf", "int4-weights") == f"weights: {blocks} -> {kept}"
 
 
 def test_another_method_ends_it_with_2_and_one_line(tmp_path: Path) -> None:

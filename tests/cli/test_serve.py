@@ -23,15 +23,15 @@ Refusal = subprocess.CompletedProcess[str]
 
 LARGE = {
     "hidden_size": 8192,
-    "num_hidden_layers": 80,
+    "num_hidden_layers": 8,
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
     "head_dim": 128,
-    "intermediate_size": 28672,
+    "intermediate_size": 286720,
     "vocab_size": 128256,
     "max_position_embeddings": 8192,
 }
-"""The sizes of a model with 70 billion weights."""
+"""Some 60 billion weights in a few layers."""
 
 WITHOUT_KERNELS = """
 import sys

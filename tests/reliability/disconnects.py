@@ -204,7 +204,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="default: SmolLM2-135M-Instruct")
     parser.add_argument("--cycles", type=int, default=10_000)
     args = parser.parse_args()
-    with served(args.model or default_model(), *SMALL) as server:
+    with served(args.model or default_model(), *SMALL, anew=True) as server:
         done, wrong = visited(server, args.cycles)
         errors = [line for line in server.stderr if "Traceback" in line]
     print(", ".join(f"{name}: {count}" for name, count in done.items()))

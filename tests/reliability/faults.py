@@ -62,7 +62,7 @@ async def _strike(server: Served, session: aiohttp.ClientSession, number: signal
     while await _restarts(server, session) == lost:
         with contextlib.suppress(psutil.NoSuchProcess):
             engine.send_signal(number)  # again: whoever continues a stopped process does not end the test
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
     while not await _ready(server, session):
         await asyncio.sleep(0.01)
     return time.perf_counter() - began

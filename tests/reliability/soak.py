@@ -341,10 +341,10 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         also = ("--also", f"{ENCODER}={write_bert(Path(folder) / 'encoder')}")
         tapes = Path(folder) / "tapes"
-        with served(model, *FLAGS, "--record", tapes) as server:
+        with served(model, *FLAGS, "--record", tapes, anew=True) as server:
             recorded = asyncio.run(record(server))
             server.end()
-        with served(model, *FLAGS, *also, "--replay", tapes, "--replay-else", "compute") as server:
+        with served(model, *FLAGS, *also, "--replay", tapes, "--replay-else", "compute", anew=True) as server:
             traffic, samples = asyncio.run(soak(server, recorded, args.minutes, args.workers))
             shown, fine = verdict(server, traffic, samples)
             errors = [line for line in server.stderr if "Traceback" in line]

@@ -9,7 +9,7 @@ from tests.servers import TINY, default_model, served
 
 
 def test_two_hundred_clients_that_leave() -> None:
-    with served(TINY, "--max-num-seqs", 4) as server:
+    with served(TINY, "--max-num-seqs", 4, anew=True) as server:
         done, wrong = visited(server, 200)
         assert wrong == []
         assert set(done) == set(phases("", 0))
@@ -20,7 +20,7 @@ def test_two_hundred_clients_that_leave() -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_clients_that_leave() -> None:
-    with served(default_model(), *SMALL) as server:
+    with served(default_model(), *SMALL, anew=True) as server:
         done, wrong = visited(server, 10_000)
         assert wrong == []
         assert done.total() == 10_000

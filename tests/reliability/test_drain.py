@@ -43,7 +43,8 @@ def rest(lines: Iterator[str]) -> list[str]:
 
 
 def test_it_tells_that_it_drains() -> None:
-    with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 600) as server, answering(server):
+    """And at a second signal does no longer."""
+    with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 600) as server, answering(server) as lines:
         asked = body(server, 1)
         engine = server.engine()
         for process in (engine.pid, server.process.pid):  # as systemd does: to all of the group
@@ -56,6 +57,10 @@ def test_it_tells_that_it_drains() -> None:
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
         assert server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        assert "data: [DONE]" not in rest(lines)
+        assert server.process.wait(END_SECONDS) == 0
+        assert not psutil.pid_exists(engine.pid)
 
 
 def test_what_it_has_begun_comes_to_its_end() -> None:
@@ -69,21 +74,13 @@ def test_what_it_has_begun_comes_to_its_end() -> None:
 
 def test_what_outlasts_the_drain_is_told_and_cut() -> None:
     with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 0.3) as server, answering(server) as lines:
-        server.process.send_signal(signal.SIGTERM)
-        last = rest(lines)[-1]
-        assert "error" in last
-        assert server.process.wait(END_SECONDS) == 0
-
-
-def test_a_second_signal_does_not_wait() -> None:
-    with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 600) as server, answering(server) as lines:
         engine = server.engine()
         server.process.send_signal(signal.SIGTERM)
-        assert until(lambda: server.get("/health/ready").status_code == 503)
-        server.process.send_signal(signal.SIGTERM)
-        assert "data: [DONE]" not in rest(lines)
-        server.process.wait(END_SECONDS)
-        assert until(lambda: not psutil.pid_exists(engine.pid))
+        said = rest(lines)
+        assert "error" in said[-1]
+        assert "data: [DONE]" not in said
+        assert server.process.wait(END_SECONDS) == 0
+        assert not psutil.pid_exists(engine.pid)
 
 
 def test_a_server_that_is_killed_takes_its_engine_with_it() -> None:
@@ -95,7 +92,7 @@ def test_a_server_that_is_killed_takes_its_engine_with_it() -> None:
 
 def test_readiness_at_each_moment() -> None:
     """While an engine is gone: 503, when to come back, and why.  A signal ends the server even then."""
-    with served(TINY) as server:
+    with served(TINY, spare=True) as server:
         seen: set[tuple[int, str, str | None]] = set()
         assert until(lambda: lost(server) and told(server, seen) != 200)
         assert until(lambda: told(server, seen) == 200)

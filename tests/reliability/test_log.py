@@ -89,7 +89,7 @@ def unheard() -> int:
     return writer
 
 
-@pytest.mark.parametrize("stderr", [nowhere, unheard, None])
+@pytest.mark.parametrize("stderr", [nowhere, pytest.param(unheard, marks=pytest.mark.slow), None])
 def test_a_log_that_cannot_be_written_is_no_reason_not_to_serve(stderr: Callable[[], int] | None) -> None:
     with contextlib.ExitStack() as ends:
         target = None

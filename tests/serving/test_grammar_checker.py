@@ -30,7 +30,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def checker() -> Iterator[GrammarChecker]:
-    made = GrammarChecker(cpu_seconds=0.5)
+    made = GrammarChecker(cpu_seconds=0.2)
     yield made
     made.close()
 

@@ -23,6 +23,8 @@ from tests.serving.engine_support import submit
 from tests.support import answers
 
 LARGE = {"timing_model": "llama-3.1-70b", "instance": "trn1.32xlarge", "tensor": 32}
+OTHER = {"timing_model": "llama-3.1-8b", "instance": "trn1.32xlarge", "tensor": 8}
+"""As different from the served one, and soon compiled."""
 
 
 @contextmanager
@@ -76,7 +78,7 @@ def test_a_cache_of_int8_has_more_blocks_of_the_same_memory(tmp_path: Path) -> N
 
 
 def test_where_the_host_cannot_follow_it_is_said(tmp_path: Path) -> None:
-    with assembled(tmp_path, clock="device", kv_cache_bytes=1 << 20, **LARGE) as deployment:
+    with assembled(tmp_path, clock="device", kv_cache_bytes=1 << 20, **OTHER) as deployment:
         ready = deployment.ready
         assert ready.max_model_len == 256, "the host's model has no more positions"
         positions, blocks = ready.placement["host_limits"]
@@ -86,7 +88,7 @@ def test_where_the_host_cannot_follow_it_is_said(tmp_path: Path) -> None:
         assert "--kv-cache-memory-bytes" in blocks
         assert deployment.replicas[0].scheduler.max_model_len == 256
         assert deployment.replicas[0].scheduler.num_blocks == ready.blocks
-    with assembled(tmp_path, clock="device", max_model_len=256, num_blocks=64, **LARGE) as deployment:
+    with assembled(tmp_path, clock="device", max_model_len=256, num_blocks=64, **OTHER) as deployment:
         assert deployment.ready.placement["host_limits"] == []
         assert deployment.ready.blocks == 64
 
@@ -101,7 +103,7 @@ def test_the_device_has_the_blocks_of_the_model_that_is_timed(tmp_path: Path) ->
 
 
 def test_replicas_of_the_device_are_replicas_of_the_host(tmp_path: Path) -> None:
-    with assembled(tmp_path, clock="device", data=2, pipeline=2, **{**LARGE, "tensor": 8}) as deployment:
+    with assembled(tmp_path, clock="device", data=2, pipeline=2, **{**OTHER, "tensor": 2}) as deployment:
         assert len(deployment.replicas) == 2
         assert deployment.ready.placement["host"]["data"] == 2
         assert deployment.ready.placement["host"]["pipeline"] == 1
@@ -112,13 +114,13 @@ def test_tokens_are_the_served_models(tmp_path: Path) -> None:
     submits = [submit(f"r{i}", prompt=5 + i, max_tokens=8) for i in range(4)]
     with assembled(tmp_path) as alone:
         expected = {name: answer.tokens for name, answer in answers(Driver(alone), submits).items()}
-    with assembled(tmp_path, clock="virtual", **LARGE) as timed:
+    with assembled(tmp_path, clock="virtual", **OTHER) as timed:
         found = {name: answer.tokens for name, answer in answers(Driver(timed), submits).items()}
     assert found == expected
 
 
 def test_beside_the_hosts_own_pace_the_other_models_times_are_told(tmp_path: Path) -> None:
-    with assembled(tmp_path, **LARGE) as deployment:
+    with assembled(tmp_path, **OTHER) as deployment:
         assert not deployment.clock.paced
         assert deployment.replicas[0].timeline.submit(StepShape.decode(1, 100), 0.0).ready_at > 0.005
 
@@ -146,7 +148,7 @@ def test_what_does_not_fit_is_refused_as_if_it_were_served(tmp_path: Path) -> No
         ({"time_scale": 2.0}, "--clock device"),
         ({"time_scale": 0.0, "clock": "device"}, "greater than 0"),
         ({"time_scale": float("inf"), "clock": "device"}, "finite"),
-        ({"clock": "device", "num_blocks": 3, **LARGE}, "--num-blocks 3"),
+        ({"clock": "device", "num_blocks": 3, **OTHER}, "--num-blocks 3"),
     ],
 )
 def test_what_cannot_be(options: dict[str, object], named: str, tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_the_profile_brings_the_policy(tmp_path: Path) -> None:
 
 def test_the_first_step_was_before_the_first_request(tmp_path: Path) -> None:
     """Its results are not those of a request: block 0 is written anew."""
-    with assembled(tmp_path, clock="device", **LARGE) as warm, assembled(tmp_path) as cold:
+    with assembled(tmp_path, clock="device", **OTHER) as warm, assembled(tmp_path) as cold:
         for deployment in (warm, cold):
             assert len(deployment.replicas) == 1
         one = answers(Driver(cold), [submit("a", prompt=[0, 0, 0], max_tokens=4)])["a"].tokens

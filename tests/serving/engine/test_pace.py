@@ -104,7 +104,7 @@ def played(requests: list[tuple[float, Submit]], **parts: int) -> dict[str, Devi
 
 
 @given(requests, hosts, st.sampled_from([(1, 1), (1, 2), (2, 1), (3, 1), (2, 2), (1, 3)]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70)
 def test_the_decisions_are_those_of_virtual_time(
     requests: list[Planned], host: Host, shape: tuple[int, int]
 ) -> None:

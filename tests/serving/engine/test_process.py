@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -9,14 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from pydantic import ValidationError
 
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.frames import encode_frame, event_decoder
+from corepipe.serving.engine import process
+from corepipe.serving.frames import FrameError, encode_frame, event_decoder
 from corepipe.serving.messages import Event, Failed, Outputs, Progress, Ready, Shutdown, Start
-from corepipe.serving.pulse import make_pulse
+from corepipe.serving.pulse import Pulse, make_pulse
 from corepipe.signals import SHARED
 from tests.servers import PATIENCE_SECONDS, until
-from tests.serving.engine_support import submit
+from tests.serving.engine_support import assemble_null, submit
 from tests.serving.supervision.test_client import child
 from tests.serving.test_stderr import full_pipe
 
@@ -70,14 +71,14 @@ def engine(assemble: str = "assemble_slow", stderr: int | None = None) -> Iterat
     ours.settimeout(PATIENCE_SECONDS)
     fds = [theirs.fileno(), make_pulse()]
     with ours, theirs:
-        process = subprocess.Popen([*child(assemble), *map(str, fds)], pass_fds=fds, stderr=stderr)
+        started = subprocess.Popen([*child(assemble), *map(str, fds)], pass_fds=fds, stderr=stderr)
         theirs.close()
         os.close(fds[1])
         try:
-            yield Wire(ours, process)
+            yield Wire(ours, started)
         finally:
-            process.kill()
-            process.wait()
+            started.kill()
+            started.wait()
 
 
 def test_progress_then_ready_then_outputs() -> None:
@@ -121,30 +122,41 @@ def test_it_ends_when_the_parent_goes_before_the_config() -> None:
         assert wire.process.wait(PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.parametrize("number", sorted(SHARED))
-def test_signals_are_its_parents_to_answer(number: signal.Signals) -> None:
+def test_signals_are_its_parents_to_answer() -> None:
     with engine() as wire:
         wire.connection.sendall(CONFIG)
         wire.until(Ready)
-        wire.process.send_signal(number)
-        wire.connection.sendall(encode_frame(submit("a", max_tokens=20)))
-        ends = [o.finish_reason for event in wire.rest_until_idle() for o in event.outputs]
-        assert ends[-1] == "length"
+        for number in sorted(SHARED):
+            wire.process.send_signal(number)
+            wire.connection.sendall(encode_frame(submit(number.name, max_tokens=20)))
+            ends = [o.finish_reason for event in wire.rest_until_idle() for o in event.outputs]
+            assert ends[-1] == "length", number
         wire.connection.sendall(encode_frame(Shutdown()))
         assert wire.process.wait(PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        (encode_frame(Start({"model": "none", "unknown": 1}, 0)), "unknown"),
-        (encode_frame(Start({"model": "none", "max_num_seqs": 0}, 0)), "max_num_seqs"),
-        (encode_frame({"config": {"model": "none"}}), "epoch"),
-        ((2**31).to_bytes(4, "little"), "limit"),
-    ],
-    ids=["unknown key", "bad value", "no number", "oversize"],
-)
-def test_a_bad_config_is_refused(frame: bytes, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+BAD_CONFIGS = {
+    "unknown key": (encode_frame(Start({"model": "none", "unknown": 1}, 0)), "unknown"),
+    "bad value": (encode_frame(Start({"model": "none", "max_num_seqs": 0}, 0)), "max_num_seqs"),
+    "no number": (encode_frame({"config": {"model": "none"}}), "epoch"),
+    "oversize": ((2**31).to_bytes(4, "little"), "limit"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_CONFIGS)
+def test_a_bad_config_is_no_config(kind: str) -> None:
+    frame, message = BAD_CONFIGS[kind]
+    ours, theirs = socket.socketpair()
+    pulse = make_pulse()
+    with ours, theirs:
+        ours.sendall(frame)
+        with pytest.raises((ValidationError, FrameError), match=message):
+            process.run(theirs, Pulse(pulse), assemble_null, print)
+    os.close(pulse)
+
+
+def test_a_bad_config_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    frame, message = BAD_CONFIGS["bad value"]
     with engine() as wire:
         wire.connection.sendall(frame)
         failed = wire.next()
@@ -178,7 +190,7 @@ def test_it_does_not_outlive_a_killed_parent() -> None:
     """The grandchild stays in its load, where it listens to nobody, and still goes with its parent."""
     code = (
         "import socket, subprocess, sys, time\n"
-        "from corepipe.serving.pulse import make_pulse\n"
+        "from corepipe.serving.pulse import Pulse, make_pulse\n"
         "ours, theirs = socket.socketpair()\n"
         "fds = [theirs.fileno(), make_pulse()]\n"
         f"command = {[*child('assemble_forever')]!r}\n"

@@ -138,7 +138,7 @@ def verdict_of(scale: float, seconds: list[float], stages: int) -> Verdict:
     st.sampled_from([0.5, 1.0, 3.0]),
     st.sampled_from([1, 2]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 def test_the_time_scale_that_is_named_would_do(seconds: list[float], scale: float, stages: int) -> None:
     """The same host, at that scale, keeps up; at four fifths of it it does not."""
     found = verdict_of(scale, seconds, stages)
