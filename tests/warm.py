@@ -27,7 +27,8 @@ IMPORTED = (
 )
 """What most commands need; others import the rest by themselves."""
 
-READ_LATER = {"COREPIPE_CACHE", "HF_HUB_OFFLINE", "PYTEST_CURRENT_TEST"}
+SET_BY_TOKENIZERS = {"TOKENIZERS_PARALLELISM", "TRANSFORMERS_NO_ADVISORY_WARNINGS"}
+READ_LATER = {"COREPIPE_CACHE", "HF_HUB_OFFLINE", "PYTEST_CURRENT_TEST", *SET_BY_TOKENIZERS}
 """Variables that nothing of what is imported has looked at."""
 _BEGAN = dict(os.environ)
 
