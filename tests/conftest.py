@@ -20,6 +20,7 @@ from hypothesis.internal.conjecture import providers
 from tests.attacks import Watch
 from tests.computed import folders
 from tests.servers import PATIENCE_SECONDS, Served
+from tests.spent import ORDER, Spent
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -37,31 +38,19 @@ httpx_default.create_ssl_context = functools.cache(httpx_default.create_ssl_cont
 # Shells leave SIGINT ignored in what they run in the background, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONG_FILES = (
-    "tests/serving/fleet/test_client.py",
-    "tests/test_schemathesis.py",
-    "tests/test_placement.py",
-    "tests/planning/simulation/test_bridge.py",
-    "tests/test_server.py",
-    "tests/reliability/",
-    "tests/cli/test_launch.py",
-    "tests/planning/test_spans.py",
-    "tests/kernels/",
-    "tests/test_",
-    "tests/cli/",
-)
-"""Beginnings of the names of files that take long, most of them with few tests: they come first, so that no
-worker ends with one of them alone.  Only the order hangs on it."""
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Has each run tell its processor time."""
+    config.pluginmanager.register(Spent(), "spent")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the longest files first, each whole; `--no-loadscope-reorder` leaves them so."""
+    """Puts the longest files first, each whole, so that no worker ends with one of them alone.
 
-    def place(item: pytest.Item) -> int:
-        named = (number for number, name in enumerate(LONG_FILES) if item.nodeid.startswith(name))
-        return next(named, len(LONG_FILES))
-
-    items.sort(key=place)
+    pytest-xdist would begin with those of the most tests; `--no-loadscope-reorder` leaves them so.
+    """
+    places = {name: number for number, name in enumerate(ORDER.read_text().splitlines())}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 
 @pytest.fixture(scope="session")

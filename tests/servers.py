@@ -21,7 +21,7 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import hub
-from tests import warm
+from tests import spent, warm
 
 TINY = Path(__file__).parent / "data" / "tiny" / "llama3"
 PATIENCE_SECONDS = 180.0
@@ -127,6 +127,7 @@ def served(*arguments: object, anew: bool = False, spare: bool = False) -> Itera
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(process.pid).children() if process.poll() is None else []:
+                spent.gone(child)
                 child.kill()
         process.kill()
         process.wait()

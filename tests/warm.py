@@ -17,10 +17,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+import psutil
 
 Output = str | Path | Connection
 
@@ -52,6 +55,12 @@ def does(environment: Mapping[str, str]) -> bool:
     """Whether what is imported would be the same in a process of this environment."""
     differing = {key for key, _ in environment.items() ^ _BEGAN.items()}
     return differing <= READ_LATER
+
+
+def processes() -> list[psutil.Process]:
+    """The one that is forked, once there is one; it waits for its forks."""
+    pid = forkserver._forkserver._forkserver_pid
+    return [] if pid is None else [psutil.Process(pid)]
 
 
 @cache

@@ -138,8 +138,8 @@ def set_up(venv: Path, locks: Sequence[str], *, with_model: bool, builders: bool
 def check_compiler() -> None:
     if not shutil.which(os.environ.get("CXX", "c++")):
         raise SetUpError(
-            "there is no C++ compiler, and the kernels are compiled: install one (Debian, Ubuntu: apt install "
-            "g++; macOS: xcode-select --install), or set COREPIPE_WITHOUT_KERNELS=1 for all but serving"
+            "there is no C++ compiler, and the kernels are compiled: install one (Debian, Ubuntu: apt "
+            "install g++; macOS: xcode-select --install), or set COREPIPE_WITHOUT_KERNELS=1 for all but serving"
         )
 
 

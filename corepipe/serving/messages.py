@@ -337,8 +337,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine has loaded.  `placement` is served at /v1/placement as it is; `pid` is its process.
 
     `threads`: how many compute, and what has limited them, in words.  `task`: what is made of texts.
-    `weights`: a hash of what the engine computes with; empty where that is not known.  `kernels_left_out`: those
-    that this CPU could run, and that were not built.
+    `weights`: a hash of what the engine computes with; empty where that is not known.
+    `kernels_left_out`: those that this CPU could run, and that were not built.
     """
 
     placement: dict[str, Any]

@@ -9,7 +9,6 @@ types and bounds of their definitions.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -238,10 +237,8 @@ ENDPOINT_PICKER_CONFIG = _closed(
 @cache
 def operators() -> Mapping[str, Schema]:
     """Kind -> schema, of KEDA and the Prometheus operator; unknown fields are refused."""
-    packages = tools.wanted(*tools.OPERATOR_MODELS)
-    done = tools.run([sys.executable, "-c", PRINT_SCHEMAS], tools.environment(packages))
-    assert done.returncode == 0, done.stderr
-    return {kind: _strict(schema) for kind, schema in json.loads(done.stdout).items()}
+    printed = tools.printed(PRINT_SCHEMAS, tools.wanted(*tools.OPERATOR_MODELS))
+    return {kind: _strict(schema) for kind, schema in json.loads(printed).items()}
 
 
 def _strict(schema: Any) -> Any:

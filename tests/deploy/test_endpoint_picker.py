@@ -137,11 +137,14 @@ def test_who_installs_a_pool_is_told_what_it_is_without_that() -> None:
     keys = {"apiKeys.existingSecret": "keys"}
     own = {"inferencePool.endpointPicker.config": "false"}
     misleads, asked = "the InferencePool misleads", "ConfigMap demo-corepipe-endpoint-picker"
-    assert misleads in notes(**pool, **keys)
-    assert asked in notes(**pool, **keys)
-    assert misleads in notes(**pool, **keys, **own)
-    assert asked not in notes(**pool, **keys, **own)
-    assert misleads not in notes(**pool)
-    assert "metricsPort.from" in notes(**pool)
+    with_keys = notes(**pool, **keys)
+    assert misleads in with_keys
+    assert asked in with_keys
+    without_ours = notes(**pool, **keys, **own)
+    assert misleads in without_ours
+    assert asked not in without_ours
+    without_keys = notes(**pool)
+    assert misleads not in without_keys
+    assert "metricsPort.from" in without_keys
     assert "will not listen" in notes(**pool, **keys, **{"kvEvents.enabled": "true"})
     assert "icker" not in notes()

@@ -5,6 +5,7 @@ A test that asks for one is skipped where it cannot be had.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import subprocess
@@ -61,6 +62,16 @@ def environment(packages: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(packages), "OMP_NUM_THREADS": "1"}
 
 
+def printed(code: str, packages: Path) -> str:
+    """What Python code prints that imports from `packages`; it is kept beside them, as they never change."""
+    kept = packages.with_name(f"{packages.name}.{hashlib.sha256(code.encode()).hexdigest()[:16]}")
+    if not kept.is_dir():
+        done = run([sys.executable, "-c", code], environment(packages))
+        assert done.returncode == 0, done.stderr
+        _made(kept, lambda folder: (folder / "stdout").write_text(done.stdout))
+    return (kept / "stdout").read_text()
+
+
 def run(
     command: Sequence[str | Path],
     env: Mapping[str, str] | None = None,
@@ -82,7 +93,7 @@ def wanted(tool: str, *arguments: str) -> Path:
         pytest.skip(f"{tool} cannot be had: {error}")
 
 
-def _made(target: Path, make: Callable[[Path], None]) -> None:
+def _made(target: Path, make: Callable[[Path], object]) -> None:
     """Fills a directory beside `target` and moves it there, so that what is there is whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
