@@ -26,7 +26,8 @@ def test_idle():
 
 def test_busy():
     subprocess.run([sys.executable, "-c", BURN], check=True)
-    orphan = os.posix_spawn(sys.executable, [sys.executable, "-c", "import time\\nwhile time.process_time() < 60: pass"], os.environ)
+    burning = "import time\\nwhile time.process_time() < 60: pass"
+    orphan = os.posix_spawn(sys.executable, [sys.executable, "-c", burning], os.environ)
     while sum(psutil.Process(orphan).cpu_times()) < {BURNT}:
         time.sleep(0.01)
     spent.gone(psutil.Process(orphan))

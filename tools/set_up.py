@@ -139,7 +139,7 @@ def check_compiler() -> None:
     if not shutil.which(os.environ.get("CXX", "c++")):
         raise SetUpError(
             "there is no C++ compiler, and the kernels are compiled: install one (Debian, Ubuntu: apt "
-            "install g++; macOS: xcode-select --install), or set COREPIPE_WITHOUT_KERNELS=1 for all but serving"
+            "install g++; macOS: xcode-select --install), or COREPIPE_WITHOUT_KERNELS=1 for all but serving"
         )
 
 
