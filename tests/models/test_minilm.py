@@ -30,7 +30,7 @@ def test_it_makes_vectors_of_texts(model: Model) -> None:
     model.check(model.graph(FORMATS["int8"], None, task))
 
 
-@pytest.mark.parametrize("fmt", ["fp32", "int8"])
+@pytest.mark.parametrize("fmt", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_vectors_are_those_of_sentence_transformers(model: Model, fmt: str) -> None:
     """50 texts of all lengths; `make parity-embeddings` compares all of them."""
     texts = make_texts(model.tokenizer(), [*LENGTHS, *LONG_LENGTHS])[::KEPT]

@@ -154,7 +154,7 @@ def test_spelling_does_not_matter(name: str, organisation: str, ending: str, upp
     assert published.resolve(f"{organisation}{written}{ending}") == name
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_a_name_or_a_user_error(text: str) -> None:
     try:

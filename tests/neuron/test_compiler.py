@@ -31,7 +31,7 @@ CASES = graphs().flatmap(lambda graph: st.tuples(st.just(graph), placements(grap
 
 
 @given(CASES)
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=25)
 def test_programs_hold_together(case):
     graph, placement = case
     programs = compile_graph(graph, placement)
@@ -53,7 +53,7 @@ def test_programs_hold_together(case):
 
 
 @given(CASES)
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=25)
 def test_transfers_and_collectives_match(case):
     graph, placement = case
     programs = compile_graph(graph, placement)
@@ -79,7 +79,7 @@ def collectives(program: Program) -> list[tuple]:
 
 
 @given(CASES)
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=25)
 def test_shards_cover_every_weight(case):
     """Weights with a split axis once over the ranks, others on every rank, KV heads where they are used."""
     graph, placement = case

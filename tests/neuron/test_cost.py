@@ -454,12 +454,12 @@ def test_more_cores_for_experts_never_slow_a_cores_own_work(tensor, pipeline):
     """Without what they exchange: each has fewer experts, and the same of all else."""
     graph = architecture("mixtral-8x7b").graph(FORMATS["bf16"], 4096)
     machine = instance("trn2.48xlarge")
+    placements = [Placement(pipeline, tensor, expert=expert) for expert in (2, 4, 8)]
+    costs = [CostModel(compile_graph(graph, placement), machine, ASYNC) for placement in placements]
     for shape in (StepShape.decode(1, 100), StepShape.decode(64, 1000), StepShape.of([(0, 2048)], 1)):
         times = []
-        for expert in (2, 4, 8):
-            programs = compile_graph(graph, Placement(pipeline, tensor, expert=expert))
-            cost = CostModel(programs, machine, ASYNC)
-            explained = (cost.explain(core, shape).seconds for core in range(len(programs)))
+        for cost, placement in zip(costs, placements, strict=True):
+            explained = (cost.explain(core, shape).seconds for core in range(placement.cores_per_replica))
             own = [sum(s for what, s in e.items() if what is not Bottleneck.COLLECTIVES) for e in explained]
             times.append(max(own))
         assert times[0] > times[1] > times[2]

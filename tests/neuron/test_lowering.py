@@ -32,7 +32,7 @@ from corepipe.neuron.ops import (
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.program import Program
 
-some = settings(derandomize=True, deadline=None, max_examples=100)
+some = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 def one_program(features: Features) -> Program:

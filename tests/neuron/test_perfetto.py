@@ -52,7 +52,7 @@ def flat(slices: list[Slice], depth: int = 0) -> list[tuple[str, float, float, i
     ]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(nested(), min_size=1, max_size=3))
 def test_slices_come_back_as_they_nest(trees):
     placed = [laid_out(tree, 0.0)[0] for tree in trees]

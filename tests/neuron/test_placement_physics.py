@@ -53,7 +53,9 @@ def hand_over(model: CostModel, shape: StepShape) -> float:
     return sum(model.transfer_seconds(stage, shape) for stage in range(model.stages))
 
 
-@pytest.mark.parametrize(("model", "fmt"), [("smollm2-135m", "int8"), ("smollm2-135m", "bf16")])
+@pytest.mark.parametrize(
+    ("model", "fmt"), [("smollm2-135m", "int8"), pytest.param("smollm2-135m", "bf16", marks=pytest.mark.slow)]
+)
 def test_on_inf1_a_pipeline_cuts_the_time_of_a_token_until_hand_over_dominates(model, fmt):
     """Each stage keeps more on chip, until all but the output head stays there; then hand-over counts."""
     layers = architecture(model).graph(FORMATS[fmt]).num_layers
