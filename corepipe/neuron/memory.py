@@ -106,7 +106,9 @@ def plan_memory(
 
 def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ...]:
     """Bytes needed on each core of a replica."""
-    cores = of_replica([Footprint.of(program) for program in programs], limits)
+    alike = {id(program.ops): program for program in programs}  # ranks whose parts are as wide have one tuple
+    known = {ops: Footprint.of(program) for ops, program in alike.items()}
+    cores = of_replica([known[id(program.ops)] for program in programs], limits)
     if limits.beside is None:
         return cores
     return limits.beside.add(cores, sum(program.stage == 0 for program in programs), limits)

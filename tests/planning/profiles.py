@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from corepipe.models.registry import architecture
@@ -35,5 +36,7 @@ def setup(
     )
 
 
+@cache
 def run(*args: Any, **kwargs: Any) -> Run:
+    """One for each setup: nothing of a run changes when it is looked at."""
     return Run(setup(*args, **kwargs))

@@ -59,25 +59,21 @@ def exports(*lines: Sequence[dict[str, Any]]) -> str:
     return "".join(f"{json.dumps(line)}\n" for line in wrapped)
 
 
-def agent(trace: str, at: float, size: int = 100) -> list[dict[str, Any]]:
-    """A plan of `size` tokens, two searches side by side, a summary; tools work 0.3 and 0.5 s."""
-    prompts = [size, size * 3 // 2, size * 9 // 5, size * 23 // 10]
+def agent(trace: str, at: float, size: int = 100, second: float = 1.0) -> list[dict[str, Any]]:
+    """A plan of `size` tokens, two searches side by side, a summary; tools work 0.3 and 0.5 of a `second`."""
+    calls = [
+        ("1", 0.0, 1.0, {"prompt": size, "answer": 8, "cached": size * 16 // 25}),
+        ("t", 1.0, 1.3, {}),
+        ("2", 1.3, 2.0, {"prompt": size * 3 // 2, "answer": 6}),
+        ("3", 1.5, 2.5, {"prompt": size * 9 // 5, "answer": 8}),
+        ("4", 3.0, 4.0, {"prompt": size * 23 // 10, "answer": 5}),
+    ]
     return [
-        span(f"{trace}0", at, at + 4.0, trace=trace),
-        span(
-            f"{trace}1",
-            at,
-            at + 1.0,
-            trace=trace,
-            parent=f"{trace}0",
-            prompt=prompts[0],
-            answer=8,
-            cached=size * 16 // 25,
+        span(f"{trace}0", at, at + 4.0 * second, trace=trace),
+        *(
+            span(trace + own, at + start * second, at + end * second, trace=trace, parent=f"{trace}0", **more)
+            for own, start, end, more in calls
         ),
-        span(f"{trace}t", at + 1.0, at + 1.3, trace=trace, parent=f"{trace}0"),
-        span(f"{trace}2", at + 1.3, at + 2.0, trace=trace, parent=f"{trace}0", prompt=prompts[1], answer=6),
-        span(f"{trace}3", at + 1.5, at + 2.5, trace=trace, parent=f"{trace}0", prompt=prompts[2], answer=8),
-        span(f"{trace}4", at + 3.0, at + 4.0, trace=trace, parent=f"{trace}0", prompt=prompts[3], answer=5),
     ]
 
 
@@ -174,9 +170,9 @@ def test_requests_and_speed(tmp_path: Path) -> None:
     assert [turn.think_seconds for turn in first.turns] == pytest.approx([0.0, 0.15, 0.25, 0.25])
 
 
-def planned(starts: Sequence[float], size: int = 100) -> Iterator[list[dict[str, Any]]]:
+def planned(starts: Sequence[float], *of_each: float) -> Iterator[list[dict[str, Any]]]:
     for number, at in enumerate(starts):
-        yield agent(chr(ord("a") + number), at, size)
+        yield agent(chr(ord("a") + number), at, *of_each)
 
 
 def test_a_load_test_and_a_simulation_send_the_same_turns_in_the_same_order(tmp_path: Path) -> None:
@@ -200,8 +196,8 @@ def test_a_load_test_and_a_simulation_send_the_same_turns_in_the_same_order(tmp_
 def test_a_server_at_the_devices_pace_and_a_simulation(tmp_path: Path) -> None:
     """Sessions so far apart that none meets another one's: turns in the same order, the median time of the
     device to a first token within a tenth."""
-    path, scale, timed = tmp_path / "x", 4.0, "llama-3.1-8b"
-    path.write_text(exports(*planned([0.0, 3.0], size=50)))
+    path, scale, timed = tmp_path / "x", 4.0, "llama-3.2-1b"
+    path.write_text(exports(*planned([0.0, 1.0], 50, 0.2)))
     fixed = [
         "--clock",
         "device",

@@ -17,6 +17,7 @@ from corepipe.scheduler.windowed_kv_cache import WindowedKVCache
 from tests.scheduler.world import VOCAB, Guesser, World, any_pipeline
 
 LONGEST = 40
+WALKS = 12
 
 LimitsOf = Callable[[random.Random], SchedulerConfig]
 """Of what a model keeps.  Latents are blocks like any others here: only how many bytes one has differs."""
@@ -168,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 class TestStateMachine(SchedulerMachine.TestCase):
     settings = settings(
-        max_examples=60,
+        max_examples=30,
         stateful_step_count=60,
         deadline=None,
         derandomize=True,
@@ -195,33 +196,33 @@ def drive(seed: int, steps: int, limits_of: LimitsOf = limits) -> World:
 
 @pytest.mark.parametrize("limits_of", [limits, limits_of_windows])
 def test_random_walks_meet_every_situation(limits_of):
-    worlds = [drive(seed, 250, limits_of) for seed in range(24)]
-    assert sum(world.scheduler.preemptions for world in worlds) > 20
-    assert sum(world.scheduler.prefix_hits for world in worlds) > 200
+    worlds = [drive(seed, 250, limits_of) for seed in range(WALKS)]
+    assert sum(world.scheduler.preemptions for world in worlds) > 10
+    assert sum(world.scheduler.prefix_hits for world in worlds) > 100
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
     guessers = [r.drafter for world in worlds for r in world.ends if isinstance(r.drafter, Guesser)]
     accepted, drafts = sum(g.accepted for g in guessers), sum(g.drafts for g in guessers)
-    assert 100 < accepted < drafts - 100
+    assert 50 < accepted < drafts - 50
 
 
 def test_nobody_is_preempted_for_a_slot_and_everybody_gets_one():
-    worlds = [drive(seed, 250, limits_of_slots) for seed in range(24)]
+    worlds = [drive(seed, 250, limits_of_slots) for seed in range(WALKS)]
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
-    assert sum(len(r.tokens) > 0 for world in worlds for r in world.ends) > 500
+    assert sum(len(r.tokens) > 0 for world in worlds for r in world.ends) > 200
     assert all(world.scheduler.preemptions == 0 for world in worlds)
     assert any(world.scheduler.blocks_total < world.limits.max_num_seqs for world in worlds)
 
 
 @pytest.mark.parametrize("limits_of", [limits_of_snapshots, limits_of_hybrids])
 def test_snapshots_are_found_and_take_no_state_from_anybody(limits_of):
-    worlds = [drive(seed, 250, limits_of) for seed in range(24)]
-    assert sum(world.scheduler.prefix_hits for world in worlds) > 100
-    assert sum(world.taken_along for world in worlds) > 20
+    worlds = [drive(seed, 250, limits_of) for seed in range(WALKS)]
+    assert sum(world.scheduler.prefix_hits for world in worlds) > 50
+    assert sum(world.taken_along for world in worlds) > 10
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "length", "abort"}
 
 
 def test_whole_prompts_never_wait_for_blocks():
-    worlds = [drive(seed, 250, limits_of_whole_prompts) for seed in range(24)]
+    worlds = [drive(seed, 250, limits_of_whole_prompts) for seed in range(WALKS)]
     assert {str(r.finish_reason) for world in worlds for r in world.ends} == {"stop", "abort"}
     assert any(world.batches < len(world.ends) for world in worlds), "they share batches"
 

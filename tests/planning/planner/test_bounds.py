@@ -68,8 +68,16 @@ def guessing(chosen: Candidate) -> Candidate:
     return replace(chosen, limits=replace(chosen.limits, speculative_config=assumed))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rate", [1.0, 300.0])
+def each_shape(*others: object) -> list[object]:
+    """Every shape with one of some values in every run, with the others by `make test-slow`."""
+    return [
+        pytest.param(shape, other, marks=() if (row + column) % len(others) == 0 else pytest.mark.slow)
+        for row, shape in enumerate(SHAPES)
+        for column, other in enumerate(others)
+    ]
+
+
+@pytest.mark.parametrize(("shape", "rate"), each_shape(1.0, 300.0), ids=str)
 def test_no_simulation_is_faster_than_the_bounds(small: Architecture, shape: tuple, rate: float) -> None:  # type: ignore[type-arg]
     chosen = candidate(*shape)
     report = bench(small, Objectives(None, None, 90.0, rate)).simulate(PlannedDeployment(chosen, 1))
@@ -93,15 +101,14 @@ def test_a_request_alone_takes_what_the_bound_says(small: Architecture, shape: t
     assert (0.7 if padded else 0.85) * tpot <= bound.excess * NEVER <= (1.0 if padded else 1.15) * tpot
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("guesses", [False, True])
+@pytest.mark.parametrize(("shape", "how"), each_shape("plain", "guessing"), ids=str)
 def test_no_simulation_sustains_more_than_the_capacity(
     small: Architecture,
     shape: tuple,  # type: ignore[type-arg]
-    guesses: bool,
+    how: str,
 ) -> None:
-    chosen = guessing(candidate(*shape)) if guesses else candidate(*shape)
-    flood = bench(small, Objectives(None, None, 99.0, 1e6), requests=300)
+    chosen = guessing(candidate(*shape)) if how == "guessing" else candidate(*shape)
+    flood = bench(small, Objectives(None, None, 99.0, 1e6), requests=200)
     rate = 1e6 / flood.fewest(chosen)
     report = flood.simulate(PlannedDeployment(chosen, 1))
     done = np.sort(report.requests["last_at"])
@@ -141,9 +148,9 @@ def test_instances_with_the_same_device_are_twins() -> None:
     assert twin_shape(candidate("trn1.32xlarge", Placement(1, 2, 1), "async").shape) != one.shape
 
 
-def seeds(quick: int, all_of_them: int) -> list[object]:
-    """The first few in every run, the others by `make test-slow`."""
-    return [pytest.param(i, marks=[] if i < quick else pytest.mark.slow) for i in range(all_of_them)]
+def seeds(quick: range, all_of_them: int) -> list[object]:
+    """A few in every run, the others by `make test-slow`."""
+    return [pytest.param(i, marks=[] if i in quick else pytest.mark.slow) for i in range(all_of_them)]
 
 
 def drawn(seed: int) -> tuple[Candidate, Demand]:
@@ -159,7 +166,7 @@ def drawn(seed: int) -> tuple[Candidate, Demand]:
     return shape, Demand(*lengths, objectives, rng.choice([40, 150]), seed)
 
 
-@pytest.mark.parametrize("seed", seeds(16, 40))
+@pytest.mark.parametrize("seed", seeds(range(10), 40))
 def test_bounds_discard_nothing_that_a_simulation_finds_to_do(small: Architecture, seed: int) -> None:
     """The objectives are what the simulation gives, to the last bit: it meets them, and nothing slower."""
     chosen, demand = drawn(seed)
@@ -176,7 +183,7 @@ def test_bounds_discard_nothing_that_a_simulation_finds_to_do(small: Architectur
     assert bench.measure(PlannedDeployment(chosen, instances)) == outcome
 
 
-@pytest.mark.parametrize("seed", seeds(4, 10))
+@pytest.mark.parametrize("seed", seeds(range(1, 4), 10))
 def test_a_simulation_that_is_given_up_would_have_failed(small: Architecture, seed: int) -> None:
     chosen, demand = drawn(seed)
     free = Workbench(small, demand, {}, LONGEST)

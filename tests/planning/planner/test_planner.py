@@ -107,7 +107,7 @@ def brute_force(asked: Inquiry) -> float:
     [("vllm-neuron", 0), pytest.param("async", 0, marks=pytest.mark.slow), ("async", 1)],
 )
 def test_pruning_loses_nothing(small: Architecture, profile: str, seed: int) -> None:
-    asked = demand(150.0 + 150 * seed, 0.03, 0.004 - 0.001 * seed, seed=seed, requests=40)
+    asked = demand(150.0 + 150 * seed, 0.03, 0.004 - 0.001 * seed, seed=seed, requests=24)
     wanted = inquiry(small, asked, space("inf2.xlarge", "inf1.xlarge", profile=profile))
     found = plan(wanted, silent)
     expected = brute_force(wanted)

@@ -12,12 +12,19 @@ from corepipe.neuron.placement import Placement
 from corepipe.planning.profiling.profile import Phase, Run, placed
 from tests.planning.profiles import run, setup
 
+DEGREES = ({}, {"tensor": 3}, {"pipeline": 3}, {"pipeline": 2, "tensor": 3, "data": 2})
+PROFILES = ("ideal", "async", "sync", "nxdi", "vllm-host-sampling")
+
 
 @pytest.mark.parametrize(
-    "degrees", [{}, {"tensor": 3}, {"pipeline": 3}, {"pipeline": 2, "tensor": 3, "data": 2}]
+    ("profile", "degrees"),
+    [
+        pytest.param(profile, degrees, marks=() if (row + column) % 4 == 0 else pytest.mark.slow)
+        for row, profile in enumerate(PROFILES)
+        for column, degrees in enumerate(DEGREES)
+    ],
 )
-@pytest.mark.parametrize("profile", ["ideal", "async", "sync", "nxdi", "vllm-host-sampling"])
-def test_steps_follow_one_another_and_take_the_predicted_time(degrees, profile):
+def test_steps_follow_one_another_and_take_the_predicted_time(profile, degrees):
     found = run(profile=profile, **degrees)
     assert [step.phase for step in found.steps] == [Phase.PREFILL, Phase.DECODE, Phase.DECODE]
     now = 0.0

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from corepipe.planning.profiling.profile import Phase, Run
-from corepipe.planning.profiling.step_summary import ENGINE_FIELDS, Cause, measure
+from corepipe.planning.profiling.step_summary import ENGINE_FIELDS, Cause, Measured, measure
 from tests.planning.profiles import run
 
 CASES = [
     {},
-    {"tensor": 3, "profile": "sync"},
+    {"tensor": 3, "profile": "sync", "decode_steps": 1},
     {"pipeline": 3},
-    {"pipeline": 2, "tensor": 3, "profile": "vllm-host-sampling"},
+    {"pipeline": 2, "tensor": 3, "profile": "vllm-host-sampling", "decode_steps": 1},
     {"model": "mixtral-8x7b", "where": "trn1.32xlarge", "tensor": 8, "batch": 2, "decode_steps": 1},
-    {"where": "inf1.6xlarge", "pipeline": 5, "fmt": "int8"},
+    {"where": "inf1.6xlarge", "pipeline": 5, "fmt": "int8", "decode_steps": 1},
 ]
 
 
@@ -23,9 +23,13 @@ def found(request: pytest.FixtureRequest) -> Run:
     return run(**request.param)
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-def test_causes_add_up_to_the_step(found, phase):
-    measured = measure(found, phase)
+@pytest.fixture(scope="module", params=list(Phase))
+def measured(found: Run, request: pytest.FixtureRequest) -> Measured:
+    return measure(found, request.param)
+
+
+def test_causes_add_up_to_the_step(found, measured):
+    phase = measured.phase
     assert sum(measured.seconds.values()) == pytest.approx(found.seconds(phase))
     assert all(seconds > -1e-12 for seconds in measured.seconds.values())
     assert (measured.seconds[Cause.COLLECTIVES] > 0) == (found.cost.tensor > 1)
@@ -34,11 +38,9 @@ def test_causes_add_up_to_the_step(found, phase):
     assert measured.seconds[Cause.HOST] == pytest.approx(found.seconds(phase) - device)
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-def test_bytes_and_shares(found, phase):
-    measured = measure(found, phase)
+def test_bytes_and_shares(found, measured):
     summary = measured.summary
-    assert summary.total_time == pytest.approx(found.seconds(phase))
+    assert summary.total_time == pytest.approx(found.seconds(measured.phase))
     assert sum(measured.read.values()) == pytest.approx(summary.hbm_read_bytes)
     assert summary.weight_size_bytes == sum(core.weights for core in found.memory.cores)
     assert measured.read[Cause.WEIGHTS] <= 1.1 * summary.weight_size_bytes

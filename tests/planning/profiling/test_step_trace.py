@@ -14,11 +14,11 @@ from tests.planning.profiles import run
 
 CASES = [
     {},
-    {"tensor": 3, "profile": "sync"},
-    {"pipeline": 4},
-    {"pipeline": 2, "tensor": 3, "profile": "vllm-host-sampling"},
-    {"model": "mixtral-8x7b", "where": "trn1.32xlarge", "tensor": 8, "batch": 2, "decode_steps": 1},
-    {"where": "inf1.6xlarge", "pipeline": 5, "fmt": "int8"},
+    {"tensor": 3, "profile": "sync", "decode_steps": 1},
+    {"pipeline": 4, "decode_steps": 1},
+    {"pipeline": 2, "tensor": 3, "profile": "vllm-host-sampling", "decode_steps": 1},
+    {"model": "qwen1.5-moe", "where": "trn1.32xlarge", "tensor": 4, "batch": 2, "decode_steps": 1},
+    {"where": "inf1.6xlarge", "pipeline": 5, "fmt": "int8", "decode_steps": 1},
     {"model": "bert-base-uncased", "where": "inf2.xlarge"},
 ]
 Tracks = dict[tuple[str, str], ReadTrack]
@@ -127,7 +127,7 @@ def test_bandwidth_is_what_the_dma_moves(case):
 
 
 def test_activations_flow_from_each_stage_to_the_next():
-    found = run(pipeline=3, tensor=3)
+    found = run(pipeline=3, tensor=3, decode_steps=1)
     tracks = read(b"".join(encode(build(found))))
     sent = [flow for track in tracks.values() for piece in track.slices for flow in piece.flows]
     received = [flow for track in tracks.values() for piece in track.slices for flow in piece.ended_flows]
@@ -141,7 +141,7 @@ def test_activations_flow_from_each_stage_to_the_next():
 
 
 def test_slices_are_named_by_layer_and_op():
-    tracks = read(b"".join(encode(build(run(tensor=3)))))
+    tracks = read(b"".join(encode(build(run(**CASES[1])))))
     names = {piece.name for piece in tracks["NC0 stage 0 rank 0 (emulated)", "TensorE"].slices}
     assert {"L0 Linear self_attn.q_proj", "L29 Linear mlp.down_proj", "L3 Attention"} <= names
     together = {piece.name for piece in tracks["NC0 stage 0 rank 0 (emulated)", "CC"].slices}

@@ -266,8 +266,8 @@ def alike_for_clients(case: Case, workload: Workload, answers: list[Seen]) -> No
 @pytest.mark.parametrize(
     "case",
     [
-        Case("one core", "tiny", ONE_CORE, requests=16, rate=8.0, scale=4.0),
-        Case("two stages", "tiny", {**TWO_STAGES, "profile": "async"}, 12, 20.0, 4.0),
+        Case("one core", "tiny", ONE_CORE, requests=12, rate=12.0, scale=2.0),
+        Case("two stages", "tiny", {**TWO_STAGES, "profile": "async"}, 12, 20.0, 2.0),
     ],
     ids=lambda case: case.name,
 )
@@ -296,7 +296,7 @@ def embedded(answers: Sequence[tuple[float, float, int]]) -> Workload:
     return Workload(sessions, shares_prefixes=False)
 
 
-@pytest.mark.parametrize("options", [{"max_batch_delay": 0.02}, {"pipeline": 2}, {"data": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"max_batch_delay": 0.02, "data": 2}, {"pipeline": 2}], ids=str)
 def test_a_server_of_vectors_and_a_simulation_do_the_same(tmp_path: Path, options: dict[str, object]) -> None:
     """Every batch had the same texts in it, and was padded to the same graph."""
     placed = {**ONE_CORE, **options}

@@ -114,7 +114,7 @@ def test_a_paced_server_and_a_simulation_do_the_same(options: dict[str, object])
     st.floats(500.0, 1000.0),
     st.integers(0, 99),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_at_any_rate_and_with_any_number_of_replicas(data: int, delay: float, rate: float, seed: int) -> None:
     """Batches often end between two requests, so that some come in the turn that a result does."""
     options = {**ONE, "instance": "inf2.24xlarge", "data": data, "max_batch_delay": delay}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from corepipe.planning.simulation import fast_forward, rotation
 from corepipe.planning.simulation.record import Record
@@ -66,11 +65,16 @@ def both(seed: int) -> Record:
     return native
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32))
-@example(2691479797)  # an end on one replica between a landing and the next submission of another
-def test_the_same_bytes_with_and_without(seed: int) -> None:
-    both(seed)
+END_BETWEEN = 2691479797
+"""An end on one replica comes between a landing and the next submission of another."""
+
+
+@pytest.mark.parametrize(
+    "seeds", [[END_BETWEEN, *range(20, 24)], pytest.param(range(24, 200), marks=pytest.mark.slow)], ids=len
+)
+def test_the_same_bytes_with_and_without(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        both(seed)
 
 
 def test_situations_of_every_kind_are_met() -> None:
@@ -110,9 +114,8 @@ def test_steps_that_are_computed_together_are_the_same_to_the_last_bit(profile: 
     assert bytes_of(fast) == bytes_of(slow)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32))
-def test_of_models_that_keep_a_state_beside_blocks_too(seed: int) -> None:
-    of = situation(seed)
-    of |= {"state_span": 2048, "num_states": of["max_num_seqs"]}
-    assert bytes_of(play(**of)) == bytes_of(play(**of, step_by_step=True))
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 100), marks=pytest.mark.slow)], ids=len)
+def test_of_models_that_keep_a_state_beside_blocks_too(seeds: Sequence[int]) -> None:
+    for of in map(situation, seeds):
+        of |= {"state_span": 2048, "num_states": of["max_num_seqs"]}
+        assert bytes_of(play(**of)) == bytes_of(play(**of, step_by_step=True))

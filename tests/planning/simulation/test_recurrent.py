@@ -53,10 +53,22 @@ def simulated(config: EngineConfig) -> Report:
     return simulate(SimulationConfig(config), Workload(sessions, requests=len(LENGTHS)))
 
 
+PLACED: dict[str, dict[str, Any]] = {
+    "one": {"pipeline": 1},
+    "two": {"pipeline": 2},
+    "few": {"pipeline": 1, "num_blocks": 40},
+}
+QUICK = {("bamba", "two"), ("granitemoehybrid", "few"), ("mamba2", "one"), ("mamba2", "few")}
+
+
 @pytest.mark.parametrize(
-    "more", [{"pipeline": 1}, {"pipeline": 2}, {"pipeline": 1, "num_blocks": 40}], ids=["one", "two", "few"]
+    ("name", "more"),
+    [
+        pytest.param(name, more, id=f"{name}-{how}", marks=() if (name, how) in QUICK else pytest.mark.slow)
+        for name in TIMED
+        for how, more in PLACED.items()
+    ],
 )
-@pytest.mark.parametrize("name", TIMED)
 def test_steps_are_the_same(name: str, more: dict[str, Any], tmp_path: Path) -> None:
     """Nothing is found again: no state stays on a device, so that all of a shared prefix is computed anew."""
     if "num_blocks" in more and name == "mamba2":

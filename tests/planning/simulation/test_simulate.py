@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given as hypothesis_given
-from hypothesis import settings
-from hypothesis import strategies as st
 
 from corepipe.models.registry import architecture
 from corepipe.neuron.clock import VirtualClock
@@ -263,8 +260,9 @@ def served(config: SchedulerConfig, batches: str, costs: Sequence[Worked], asked
     ]
 
 
-@settings(max_examples=30, deadline=None)
-@hypothesis_given(st.integers(0, 2**32))
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 100))]
+)
 def test_it_decides_as_the_driver_does_that_serves(seed: int) -> None:
     """Request for request and to the last bit, with repetitions run through."""
     rng = random.Random(seed)
