@@ -106,11 +106,13 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, name) for name in ("stdout", "stderr")]
         process = _process(arguments, environment, files)
-        process.join(seconds)
-        if process.exitcode is None:
-            process.kill()
+        try:
+            process.join(seconds)
+            if process.exitcode is None:
+                raise subprocess.TimeoutExpired(list(arguments), seconds)
+        finally:
+            process.kill()  # where it is there still
             process.join()
-            raise subprocess.TimeoutExpired(list(arguments), seconds)
         stdout, stderr = (file.read_text() if file.exists() else "" for file in files)
     return subprocess.CompletedProcess(list(arguments), process.exitcode, stdout, stderr)
 

@@ -44,7 +44,7 @@ class Run:
     @classmethod
     def of(cls, client: Client, rows: str, file: Path, *flags: object) -> Run:
         file.touch()
-        with served(*flags) as server:
+        with served(*flags, anew=True) as server:
             results = tried(client, server.url, rows, heard=file).results
             assert server.end() == 0
         heard = Counter(file.read_text().splitlines())

@@ -210,7 +210,7 @@ def document(all_tried: list[Tried]) -> str:
 
 @contextmanager
 def _serving(*arguments: object) -> Iterator[str]:
-    with served(*arguments) as server:
+    with served(*arguments, anew=True) as server:
         yield server.url
 
 

@@ -382,7 +382,8 @@ def test_a_spare_engine_is_at_hand_and_one_that_is_gone_is_not_missed() -> None:
     async def body(client: ProcessClient) -> None:
         for spare_is_gone in (False, True):
             assert client._engines.spare is not None
-            spare = client._engines.spare.pid or 0
+            spare = client._engines.spare.pid
+            assert spare is not None
             if spare_is_gone:
                 await client._engines.spare.kill()
             else:
@@ -415,8 +416,9 @@ def test_signals_to_all_of_a_group_do_not_end_an_engine_before_its_first_import(
     async def main() -> None:
         one = Child(child("assemble_fragile"), 0, print)
         one.spawn()
+        assert one.pid is not None
         for number in SHARED:
-            os.kill(one.pid or 0, number)
+            os.kill(one.pid, number)
         await one.start(CONFIG, print)
         await one.close()
         assert one.returncode == 0
