@@ -44,10 +44,14 @@ READ_LATER = {
     "PIP_FIND_LINKS",
     "PIP_NO_INDEX",
     "PYTEST_CURRENT_TEST",
+    "RAY_AUTH_MODE",
+    "RAY_AUTH_TOKEN",
+    "RAY_BACKEND_LOG_LEVEL",
+    "RAY_USAGE_STATS_ENABLED",
     "TOKENIZERS_PARALLELISM",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS",
 }
-"""Variables that nothing of what is imported has looked at; the tests' own imports set the last two."""
+"""Variables that nothing of what is imported has looked at; tests and their imports set the last ones."""
 _BEGAN = dict(os.environ)
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import corepipe
 from corepipe.cli.app import app
+from tests import warm
 from tests.servers import PATIENCE_SECONDS, TINY, command, run
 
 
@@ -39,6 +40,11 @@ class Interrupter:
 sys.meta_path.insert(0, Interrupter())
 """
 """As a sitecustomize module: Ctrl-C at the moment at which a module is imported."""
+
+
+def test_commands_of_this_run_are_forked() -> None:
+    """No module of the tests has changed what a command would import; a new process takes thrice as long."""
+    assert warm.does(os.environ)
 
 
 def test_the_version() -> None:
