@@ -31,7 +31,7 @@ serve: WITH_MODEL = $(if $(ARGS),,--with-model)
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
 	@exec $(BIN)/corepipe serve $(ARGS)
 
-test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (twenty minutes on two cores)
+test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (eight minutes on two cores)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 constrained: ANSWERS ?= 10000
