@@ -9,7 +9,6 @@ import ctypes
 import os
 import re
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -29,6 +28,8 @@ TIMES = 2.0
 """Tests may use this many times what they took under coverage, and the slack, of processor time."""
 STILL_SECONDS = 400.0
 """And this long on the clock with less than a second of processor time: two of the tests' own limits."""
+
+END_SECONDS = 10.0
 
 BECOME_SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2): what outlives its parent becomes a child of this process."""
@@ -126,10 +127,10 @@ def become_subreaper() -> None:
 
 
 def end_all() -> None:
-    """Ends all children, orphans among them, and takes their exit codes."""
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            child.send_signal(signal.SIGKILL)
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    """Ends all children, orphans among them, and waits until they are gone: what they used would count as the
+    next run's."""
+    while children := psutil.Process().children(recursive=True):
+        for child in children:
+            with suppress(psutil.Error):
+                child.kill()
+        psutil.wait_procs(children, END_SECONDS)
