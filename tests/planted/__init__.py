@@ -1,11 +1,11 @@
 """Planted faults: measures whether the short suite finds what the long one finds.  `make planted`.
 
 A fault is a small change of one line: a comparison turned, a number one more, a statement left out.
-`faults.py` chooses 120 of them by a seed, a share for each area of `areas.py`.  Each is planted in a copy of the
-tree (`trees.py`), and the tests that run its line are run up to the first that fails.  What the short suite lets
-pass is tried on the tests marked `slow` of its area.  The short suite is to find 97 % of what either finds.
+`faults.py` chooses 120 by a seed, a share for each area of `areas.py`.  Each is planted in a copy of the tree
+(`trees.py`), and the tests that run its line are run up to the first that fails.  What the short suite lets
+pass is tried on the tests marked `slow` of its area.  The short suite is to find 97 % of what either does.
 
-    python -m tests.planted.run --contexts               which test runs which line: an hour and more, then kept
+    python -m tests.planted.run --contexts               which test runs which line: an hour, then kept
     python -m tests.planted.run                          tries what has no result yet
     python -m tests.planted.run --list --areas kernels   the faults, and the tests that would be run
     python -m tests.planted.run --first 7 --last 7 --again

@@ -15,7 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,13 @@ def load() -> dict[str, Measured]:
     for path in sorted(FOLDER.glob("*.json")):
         file = path.name.removesuffix(".json").replace(".", "/") + ".py"
         if (ROOT / file).exists():
-            found[file] = Measured(**json.loads(path.read_text()))
+            found[file] = _load(path, path.stat().st_mtime_ns)
     return found
+
+
+@cache
+def _load(path: Path, _changed: int) -> Measured:
+    return Measured(**json.loads(path.read_text()))
 
 
 def files_of_tests(beginnings: Iterable[str] = ("tests",)) -> list[str]:

@@ -25,7 +25,6 @@ from tests.planted.trees import Tree
 from tests.planted.trial import Limits, Trial
 
 Numbered = tuple[int, list[Fault]]
-Task = tuple[int, list[Fault], Row | None]
 
 
 def main() -> int:
@@ -43,7 +42,7 @@ def main() -> int:
     rows = {
         number: rows[number] for number, some in chosen if number in rows and _is_same(rows[number], some)
     }
-    todo = [(*one, rows.get(one[0])) for one in wanted if args.again or _is_open(rows.get(one[0]), args)]
+    todo = [one for one in wanted if args.again or _is_open(rows.get(one[0]), args)]
     for row in _results(todo, args):
         rows[row.number] = row
         table.write(rows.values())
@@ -105,7 +104,7 @@ def _print(wanted: list[Numbered], limits: Limits) -> None:
         print(f"    long: {' '.join(of_long(fault, measured))}")
 
 
-def _results(todo: list[Task], args: argparse.Namespace) -> Iterator[Row]:
+def _results(todo: list[Numbered], args: argparse.Namespace) -> Iterator[Row]:
     """In the order in which they end."""
     limits = Limits(args.short_seconds, args.long_seconds)
     if args.workers == 1:
@@ -127,7 +126,7 @@ def _results(todo: list[Task], args: argparse.Namespace) -> Iterator[Row]:
         process.join()
 
 
-def _work(number: int, todo: list[Task], limits: Limits, queue: multiprocessing.Queue[Row]) -> None:
+def _work(number: int, todo: list[Numbered], limits: Limits, queue: multiprocessing.Queue[Row]) -> None:
     trial = _trial(number, limits)
     for one in todo:
         queue.put(trial.row(*one))
@@ -137,7 +136,7 @@ def _trial(number: int, limits: Limits) -> Trial:
     become_subreaper()
     tree = Tree(number)
     tree.make()
-    return Trial(tree, contexts.load(), limits)
+    return Trial(tree, limits)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tests.planted import BUILD
 from tests.planted.areas import NATIVE
 from tests.planted.choice import of_long, of_short, stages
-from tests.planted.contexts import Measured
+from tests.planted.contexts import load
 from tests.planted.faults import Fault
 from tests.planted.native_build import build
 from tests.planted.pytest_run import CRASHED, FULL, HUNG, generous, run
@@ -35,31 +35,28 @@ class Limits:
 class Trial:
     """Tries faults in one tree.  A test that fails without a fault there finds nothing, and is left out."""
 
-    def __init__(self, tree: Tree, measured: dict[str, Measured], limits: Limits) -> None:
+    def __init__(self, tree: Tree, limits: Limits) -> None:
         self._tree = tree
-        self._measured = measured
         self._limits = limits
         self._passes = BUILD / "passes.json"
         self._whole = tree.folder / "whole.so"
         self._has_whole = False
 
-    def row(self, number: int, alternatives: list[Fault], old: Row | None = None) -> Row:
-        """The result of the first alternative that compiles.  old: what the short suite has let pass is not
-        tried on it again."""
+    def row(self, number: int, alternatives: list[Fault]) -> Row:
+        """The result of the first alternative that compiles."""
         begin = time.monotonic()
-        let_pass = old is not None and old.found_by == UNTRIED
-        fault, by, test = self._tried(alternatives, let_pass=let_pass)
-        spent = round(time.monotonic() - begin) + (old.seconds if old and let_pass else 0)
+        fault, by, test = self._tried(alternatives)
+        spent = round(time.monotonic() - begin)
         return Row(
             number, fault.key, fault.area, fault.path, fault.line, fault.before, fault.after, by, test, spent
         )
 
-    def _tried(self, alternatives: list[Fault], *, let_pass: bool) -> tuple[Fault, str, str]:
+    def _tried(self, alternatives: list[Fault]) -> tuple[Fault, str, str]:
         for fault in alternatives:
             self._build_whole(fault)
             with self._planted(fault) as works:
                 if works:
-                    return fault, *self._found(fault, let_pass=let_pass)
+                    return fault, *self._found(fault)
         return alternatives[0], NONE, "(does not compile)"
 
     def _build_whole(self, fault: Fault) -> None:
@@ -78,15 +75,15 @@ class Trial:
             self._tree.use_kernels(module)
             yield module is not None or fault.area != NATIVE
 
-    def _found(self, fault: Fault, *, let_pass: bool) -> tuple[str, str]:
+    def _found(self, fault: Fault) -> tuple[str, str]:
         """By which suite, and which test."""
-        short = [] if let_pass else stages(of_short(fault, self._measured), self._limits.short)
-        for stage in short:
+        measured = load()
+        for stage in stages(of_short(fault, measured), self._limits.short):
             if test := self._first(fault, stage.tests, generous(stage.seconds), ()):
                 return SHORT, test
         if not self._limits.long:
             return UNTRIED, "-"
-        for file in of_long(fault, self._measured):
+        for file in of_long(fault, measured):
             test = self._first(fault, [file], self._limits.long, ("-m", "slow"))
             if test not in {"", HUNG}:
                 return LONG, test
@@ -95,18 +92,13 @@ class Trial:
     def _first(self, fault: Fault, tests: Sequence[str], most: float, more: Sequence[str]) -> str:
         """The first test that fails with the fault and passes without it."""
         left_out: list[str] = []
-        while True:
-            asked = [test for test in tests if test not in left_out]
-            found = (
-                run(
-                    self._tree, asked, most, [*more, *(one for one in left_out if one.startswith("--"))]
-                ).found
-                if asked
-                else ""
-            )
+        while asked := [test for test in tests if test not in left_out]:
+            without = [f"--deselect={test}" for test in left_out]  # where a file was asked for
+            found = run(self._tree, asked, most, [*more, *without]).found
             if found in {"", HUNG, FULL, CRASHED} or self._passes_without(fault, found, more):
                 return found
-            left_out += [found, f"--deselect={found}"]  # by name where it was asked for, or from a file
+            left_out.append(found)
+        return ""
 
     def _passes_without(self, fault: Fault, test: str, more: Sequence[str]) -> bool:
         """Runs a test with no fault in the tree, once in all."""
