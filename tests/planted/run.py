@@ -47,9 +47,21 @@ def main() -> int:
         rows[row.number] = row
         table.write(rows.values())
         print(f"{row.number} {row.found_by}: {row.test} ({row.seconds} s): {row.file}:{row.line}", flush=True)
+    if args.verify:
+        rows = _verified(rows)
+        table.write(rows.values())
     print(table.summary(sorted(rows.values(), key=lambda row: row.number)))
     whole = len(rows) == len(chosen)
     return int(whole and table.share(_counted(rows)) < table.GOAL)
+
+
+def _verified(rows: dict[int, Row]) -> dict[int, Row]:
+    """Without the rows whose tests fail with no fault, too."""
+    tests = sorted({row.test for row in rows.values() if "::" in row.test})
+    unfit = set(_trial(0, Limits(0, 0)).without_a_fault(tests))
+    for test in sorted(unfit):
+        print(f"fails without a fault: {test}")
+    return {number: row for number, row in rows.items() if row.test not in unfit}
 
 
 def _counted(rows: dict[int, Row]) -> list[Row]:
@@ -68,6 +80,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--areas", nargs="*", default=[], help="faults of these areas alone")
     parser.add_argument("--workers", type=int, default=1, help="trees in which faults are tried side by side")
     parser.add_argument("--again", action="store_true", help="also faults that have a row in the table")
+    parser.add_argument(
+        "--verify", action="store_true", help="then runs the tests that found one without any"
+    )
     parser.add_argument("--list", action="store_true", help="the faults and the tests that would be run")
     parser.add_argument("--short-seconds", type=float, default=300.0, help="of short tests for one fault")
     parser.add_argument(
