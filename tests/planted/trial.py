@@ -96,10 +96,16 @@ class Trial:
         while asked := [test for test in tests if test not in left_out]:
             without = [f"--deselect={test}" for test in left_out]  # where a file was asked for
             found = run(self._tree, asked, most, [*more, *without]).found
-            if found in {"", HUNG, FULL, CRASHED} or self._passes_without(fault, found, more):
+            if found in {"", HUNG, FULL, CRASHED} or self._tells(fault, found, more):
                 return found
             left_out.append(found)
         return ""
+
+    def _tells(self, fault: Fault, test: str, more: Sequence[str]) -> bool:
+        """Whether a test fails again with the fault, by itself, and passes without it: some fail by chance
+        beside other work."""
+        again = run(self._tree, [test], generous(UNMEASURED_SECONDS), more).found
+        return bool(again) and self._passes_without(fault, test, more)
 
     def _passes_without(self, fault: Fault, test: str, more: Sequence[str]) -> bool:
         """Whether it passed when it was measured; what was not measured is run once in all."""
