@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.planted import ROOT
 from tests.planted.areas import NATIVE, area_of
-from tests.planted.contexts import Measured, digest
+from tests.planted.contexts import Measured, digest, files_of_tests
 from tests.planted.faults import Fault
 
 QUICK_SECONDS = 15.0
@@ -16,9 +17,9 @@ QUICK_TESTS = 150
 UNKNOWN_SECONDS = 300.0
 """For a file that was not measured."""
 
-RUNS_THE_LINE, RUNS_THE_SOURCE, ELSEWHERE = range(3)
+RUNS_THE_LINE, RUNS_THE_SOURCE, ELSEWHERE, NAMED = range(4)
 """A test runs the line; or another line of its source, where the line is run as that is imported; or a file's
-tests run it in another process."""
+tests run it in another process; or a file has the source's name: a process that is killed leaves no trace."""
 
 
 @dataclass(frozen=True, order=True)
@@ -60,9 +61,17 @@ def of_short(fault: Fault, measured: dict[str, Measured]) -> list[Test]:
     if fault.area == NATIVE:
         return list(_of_kernels(fault.path, measured))
     found: dict[str, Test] = {}
-    for test in sorted(_of_line(fault, measured)):
+    for test in sorted([*_of_line(fault, measured), *_named(fault, measured)]):
         found.setdefault(test.name, test)
     return list(found.values())
+
+
+def _named(fault: Fault, measured: dict[str, Measured]) -> Iterator[Test]:
+    name = Path(fault.path).stem.encode()
+    for file in files_of_tests():
+        if name in (ROOT / file).read_bytes():
+            seconds = measured[file].total if file in measured else UNKNOWN_SECONDS
+            yield Test(NAMED, seconds, file, seconds)
 
 
 def of_long(fault: Fault, measured: dict[str, Measured]) -> list[str]:

@@ -44,6 +44,9 @@ def main() -> int:
     }
     todo = [one for one in wanted if args.again or _is_open(rows.get(one[0]), args)]
     for row in _results(todo, args):
+        rows |= {
+            one.number: one for one in table.read() if one.number not in rows
+        }  # of a run beside this one
         rows[row.number] = row
         table.write(rows.values())
         print(f"{row.number} {row.found_by}: {row.test} ({row.seconds} s): {row.file}:{row.line}", flush=True)
@@ -79,6 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--last", type=int, default=1 << 30, help="the number of the last one")
     parser.add_argument("--areas", nargs="*", default=[], help="faults of these areas alone")
     parser.add_argument("--workers", type=int, default=1, help="trees in which faults are tried side by side")
+    parser.add_argument("--tree", type=int, default=0, help="number of the first tree, for runs side by side")
     parser.add_argument("--again", action="store_true", help="also faults that have a row in the table")
     parser.add_argument(
         "--verify", action="store_true", help="then runs the tests that found one without any"
@@ -107,6 +111,14 @@ def _is_open(row: Row | None, args: argparse.Namespace) -> bool:
     return row is None or (row.found_by == table.UNTRIED and args.long_seconds > 0)
 
 
+def _known(chosen: list[Numbered]) -> dict[int, Row]:
+    """The table's rows of these faults, by their numbers."""
+    rows = {row.number: row for row in table.read()}
+    return {
+        number: rows[number] for number, some in chosen if number in rows and _is_same(rows[number], some)
+    }
+
+
 def _is_same(row: Row, alternatives: list[Fault]) -> bool:
     return any(row.key == fault.key and row.after == fault.after for fault in alternatives)
 
@@ -123,14 +135,14 @@ def _results(todo: list[Numbered], args: argparse.Namespace) -> Iterator[Row]:
     """In the order in which they end."""
     limits = Limits(args.short_seconds, args.long_seconds)
     if args.workers == 1:
-        trial = _trial(0, limits)
+        trial = _trial(args.tree, limits)
         yield from (trial.row(*one) for one in todo)
         return
     context = multiprocessing.get_context("spawn")
     queue: multiprocessing.Queue[Row] = context.Queue()
     parts = [todo[number :: args.workers] for number in range(args.workers)]
     processes = [
-        context.Process(target=partial(_work, number, part, limits, queue))
+        context.Process(target=partial(_work, args.tree + number, part, limits, queue))
         for number, part in enumerate(parts)
     ]
     for process in processes:

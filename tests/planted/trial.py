@@ -19,6 +19,8 @@ from tests.planted.pytest_run import CRASHED, FULL, HUNG, generous, run
 from tests.planted.table import LONG, NONE, SHORT, UNTRIED, Row
 from tests.planted.trees import Tree
 
+CHANCES = 3
+"""Tests of one run that may fail by chance; what comes after them is not run."""
 ALL_OF_THEM = ("-m", "", "--maxfail=1000000")
 UNMEASURED_SECONDS = 120.0
 """For a test whose own seconds are not known."""
@@ -93,11 +95,12 @@ class Trial:
     def _first(self, fault: Fault, tests: Sequence[str], most: float, more: Sequence[str]) -> str:
         """The first test that fails with the fault and passes without it."""
         left_out: list[str] = []
-        while asked := [test for test in tests if test not in left_out]:
+        while len(left_out) < CHANCES and (asked := [test for test in tests if test not in left_out]):
             without = [f"--deselect={test}" for test in left_out]  # where a file was asked for
             found = run(self._tree, asked, most, [*more, *without]).found
             if found in {"", HUNG, FULL, CRASHED} or self._tells(fault, found, more):
                 return found
+            print(f"{fault.key}: fails by chance: {found}", flush=True)
             left_out.append(found)
         return ""
 
