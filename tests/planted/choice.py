@@ -102,8 +102,6 @@ def _of_line(fault: Fault, measured: dict[str, Measured]) -> Iterator[Test]:
 
 
 KERNELS = (
-    ("simulation/", "tests/planning/simulation/test_native_fleet.py"),
-    ("bind_simulation", "tests/planning/simulation/test_native_fleet.py"),
     ("attention", "tests/kernels/test_attention.py"),
     ("kv_cache", "tests/kernels/test_attention.py"),
     ("latents", "tests/kernels/test_latents.py"),
@@ -128,13 +126,28 @@ KERNELS = (
 )
 """Parts of a source's path, and the tests that are about it."""
 
+OF_SIMULATION = tuple(
+    f"tests/planning/{file}.py"
+    for file in (
+        *(
+            f"simulation/test_{one}"
+            for one in ("native_fleet", "frozen_records", "rotation", "recurrent", "memory")
+        ),
+        *(
+            f"simulation/test_{one}"
+            for one in ("fast_forward", "report", "simulate", "pipelines", "encoders")
+        ),
+        *("planner/test_planner", "planner/test_bounds", "test_spans"),
+    )
+)
+"""Tests that play simulations, whose native twins are sources with this word in their paths."""
+
 WITH_KERNELS = (
     "executor", "rows", "going_on", "linear", "attention", "sampler", "scans", "experts", "latents", "pool",
     "tables", "packing", "division",
 )  # fmt: skip
 THEN = (
     "tests/neuron/test_executor.py",
-    "tests/planning/simulation/test_native_fleet.py",
     "tests/neuron/test_encoders.py",
     "tests/serving/engine/test_ahead.py",
     "tests/test_states.py",
@@ -148,7 +161,8 @@ THEN = (
 def _of_kernels(path: str, measured: dict[str, Measured]) -> Iterator[Test]:
     """No contexts for C++: the tests about its file, then all others of kernels, then models."""
     about = [tests for part, tests in KERNELS if part in path]
-    files = dict.fromkeys([*about, *(f"tests/kernels/test_{one}.py" for one in WITH_KERNELS), *THEN])
+    then = (*(f"tests/kernels/test_{one}.py" for one in WITH_KERNELS), *THEN)
+    files = dict.fromkeys(OF_SIMULATION if "simulation" in path else [*about, *then])
     for place, file in enumerate(files):
         seconds = measured[file].total if file in measured else UNKNOWN_SECONDS
         yield Test(ELSEWHERE, float(place), file, seconds)
