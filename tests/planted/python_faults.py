@@ -14,6 +14,7 @@ from typing import Any
 
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.number_replacer import NumberReplacer
 from cosmic_ray.operators.operator import Example, Operator
 from cosmic_ray.plugins import get_operator
 from parso.python.tree import ExprStmt, Name, Number, PythonNode
@@ -58,6 +59,13 @@ class DropStatement(Operator):  # type: ignore[misc]
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
         return (Example("a.b(c)", "pass"), Example("a.b = c", "pass"), Example("a += 1", "pass"))
+
+
+class KeptPlace(NumberReplacer):  # type: ignore[misc]
+    """Changes a number by one, and leaves the blanks and comments before it, which cosmic-ray's drops."""
+
+    def mutate(self, node: Any, index: int) -> Any:
+        return Number(super().mutate(node, index).value.strip(), node.start_pos, node.prefix)
 
 
 class SwapArguments(Operator):  # type: ignore[misc]
@@ -142,7 +150,7 @@ def operators() -> dict[str, Operator]:
         *OTHERS,
     ]
     ours = {kind.__name__: kind() for kind in (DropStatement, SwapArguments, SwapNames)}
-    return {name: get_operator(f"core/{name}")() for name in names} | ours
+    return {name: get_operator(f"core/{name}")() for name in names} | ours | {"NumberReplacer": KeptPlace()}
 
 
 def candidates(text: str) -> Iterator[Candidate]:
