@@ -212,7 +212,7 @@ def environment(sanitizer: Sanitizer, module: Path) -> dict[str, str]:
     path = f"log_path={sanitizer.build / 'report'}"
     return {
         **os.environ,
-        "COREPIPE_SANITIZED": str(module),
+        "COREPIPE_NATIVE": str(module),
         "PYTHONPATH": str(HERE),
         "LD_PRELOAD": f"{found(sanitizer.library)} {found('libstdc++.so.6')}",
         **{variable: f"{options}:{path}" for variable, options in sanitizer.options.items()},

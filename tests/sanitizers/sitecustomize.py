@@ -1,6 +1,8 @@
-"""Puts a sanitized build of the kernels in the place of the installed one, in a process and its children.
+"""Puts another build of the kernels, or another tree of modules, in the place of what is installed.
 
-Python imports it at its start where this directory is on PYTHONPATH (docs.python.org/3/library/site.html).
+Python imports it at its start where this directory is on PYTHONPATH (docs.python.org/3/library/site.html);
+then the kernels are at `COREPIPE_NATIVE`, in a process and its children.  tests/planted has copies of it in
+environments of their own, that name a tree, too.
 """
 
 import importlib.machinery
@@ -10,20 +12,29 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-NAME = "corepipe.kernels._native"
+PACKAGE = "corepipe"
+NATIVE = f"{PACKAGE}.kernels._native"
 
 
-class Sanitized:
-    """Finds the kernels at `COREPIPE_SANITIZED`, before any other finder."""
+class Replacement:
+    """Finds modules before any other finder.  native: the kernels' file.  tree: where the package is.
 
-    @staticmethod
+    What is not given is found by those that come after, an editable install's for one.
+    """
+
+    def __init__(self, native: str = "", tree: str = "") -> None:
+        self._native = native
+        self._tree = tree
+
     def find_spec(
-        name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+        self, name: str, path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != NAME:
-            return None
-        return importlib.util.spec_from_file_location(name, os.environ["COREPIPE_SANITIZED"])
+        if name == NATIVE:
+            return importlib.util.spec_from_file_location(name, self._native) if self._native else None
+        if self._tree and name.partition(".")[0] == PACKAGE:
+            return importlib.machinery.PathFinder.find_spec(name, path or [self._tree])
+        return None
 
 
-if "COREPIPE_SANITIZED" in os.environ:
-    sys.meta_path.insert(0, Sanitized)  # type: ignore[arg-type]
+if "COREPIPE_NATIVE" in os.environ:
+    sys.meta_path.insert(0, Replacement(os.environ["COREPIPE_NATIVE"]))  # type: ignore[arg-type]

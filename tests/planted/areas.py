@@ -1,0 +1,162 @@
+"""Areas of the code in which faults are planted, and how many of 120 each has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.planted import ROOT
+
+NATIVE = "kernels"
+"""The area of C++; all others are Python's."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """One area.  share: of 120 faults.  places: patterns of paths.  but: parts of paths that are left out.
+
+    slow: files with tests of the long suite that run this code.
+    """
+
+    name: str
+    share: int
+    places: tuple[str, ...]
+    but: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
+
+    def sources(self) -> list[str]:
+        """Paths from the root, sorted."""
+        found = {str(path.relative_to(ROOT)) for place in self.places for path in ROOT.glob(place)}
+        return sorted(path for path in found if not any(part in path for part in self.but))
+
+
+CACHES = ("block_pool.py", "kv_cache.py", "prefix_index.py")
+
+PRIVATE_HERE = (
+    "engine/kv_",
+    "engine/prefix_news",
+    "engine/block_table",
+    "engine/sharing",
+    "engine/snapshots",
+)
+"""Files of the engine that belong to the caches."""
+
+AREAS = (
+    Area(
+        "scheduler",
+        20,
+        ("corepipe/scheduler/*.py",),
+        CACHES,
+        (
+            "tests/scheduler/test_invariants.py",
+            "tests/serving/engine/test_ahead.py",
+            "tests/planning/simulation/test_pipelines.py",
+            "tests/test_batching.py",
+        ),
+    ),
+    Area(
+        "caches",
+        12,
+        (
+            "corepipe/scheduler/*kv_cache.py",
+            "corepipe/scheduler/block_pool.py",
+            "corepipe/scheduler/prefix_index.py",
+            *(f"corepipe/serving/{place}*.py" for place in PRIVATE_HERE),
+        ),
+        (),
+        ("tests/scheduler/test_invariants.py", "tests/test_batching.py", "tests/test_speculation_many.py"),
+    ),
+    Area(
+        "engine",
+        12,
+        ("corepipe/serving/engine/*.py", "corepipe/serving/supervision/*.py"),
+        PRIVATE_HERE,
+        (
+            "tests/serving/engine/test_ahead.py",
+            "tests/serving/supervision/test_supervisor.py",
+            "tests/reliability/test_faults.py",
+            "tests/test_batching.py",
+            "tests/test_speculation_many.py",
+        ),
+    ),
+    Area(
+        "protocol",
+        22,
+        ("corepipe/serving/api/**/*.py", "corepipe/serving/parsing/*.py", "corepipe/serving/*.py"),
+        ("serving/llm", "serving/config.py", "serving/freeze_heap.py", "serving/pulse.py"),
+        (
+            "tests/test_schemathesis.py",
+            "tests/test_attacks.py",
+            "tests/test_server.py",
+            "tests/test_replay.py",
+        ),
+    ),
+    Area(
+        "checkpoints",
+        12,
+        ("corepipe/models/checkpoints/*.py", "corepipe/models/config.py", "corepipe/models/text/gguf_*.py"),
+        (),
+        ("tests/test_families.py", "tests/test_encoder_families.py", "tests/test_placement.py"),
+    ),
+    Area(
+        "cost",
+        14,
+        (
+            *(
+                f"corepipe/neuron/{name}.py"
+                for name in (
+                    "cost",
+                    "timeline",
+                    "engines",
+                    "rates",
+                    "rounds",
+                    "collectives",
+                    "modes",
+                    "memory",
+                )
+            ),
+            "corepipe/neuron/ops/costs.py",
+        ),
+        (),
+        ("tests/test_placement.py", "tests/planning/simulation/test_bridge.py"),
+    ),
+    Area(
+        "planner",
+        12,
+        tuple(f"corepipe/planning/{room}/*.py" for room in ("planner", "simulation", "bench")),
+        (),
+        (
+            "tests/planning/planner/test_bounds.py",
+            "tests/planning/planner/test_planner.py",
+            "tests/planning/simulation/test_bridge.py",
+            "tests/planning/simulation/test_pipelines.py",
+            "tests/planning/bench/test_sweep.py",
+            "tests/cli/test_bench.py",
+        ),
+    ),
+    Area(
+        NATIVE,
+        16,
+        tuple(f"corepipe/kernels/src/**/*.{kind}" for kind in ("cpp", "inl", "h")),
+        # Of other ISAs than the one table that is built; and what says which CPU this is.
+        ("avx512", "amx", "neon", "zmm", "sse2", "src/isa", "probe", "checked.h"),
+        ("tests/kernels", "tests/test_batching.py", "tests/test_families.py"),
+    ),
+)
+
+
+def shares(faults: int) -> dict[str, int]:
+    """How many of `faults` each area has; those that rounding leaves over go to the largest areas."""
+    whole = sum(area.share for area in AREAS)
+    counts = {area.name: faults * area.share // whole for area in AREAS}
+    for area in sorted(AREAS, key=lambda area: -area.share)[: faults - sum(counts.values())]:
+        counts[area.name] += 1
+    return counts
+
+
+def area_of(name: str) -> Area:
+    return next(area for area in AREAS if area.name == name)
+
+
+def text_of(path: str, root: Path = ROOT) -> str:
+    return (root / path).read_text(encoding="utf-8")
