@@ -25,7 +25,7 @@ CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-.PHONY: serve test fleet-test test-slow same-bits busy constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
+.PHONY: serve test fleet-test test-slow same-bits busy planted constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: WITH_MODEL = $(if $(ARGS),,--with-model)
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
@@ -64,6 +64,10 @@ busy: TIMES ?= 20
 busy: NICE ?= 0
 busy: $(VENV)/.test-$(SETUP_ID)  ## tests again and again beside two busy loops: ARGS=tests/x.py TIMES=20 NICE=5
 	$(BIN)/python -m tests.busy --times $(TIMES) --nice $(NICE) $(ARGS)
+
+planted: $(VENV)/.planted-$(SETUP_ID)  ## 120 planted faults: what the short suite finds of what the long one does
+	$(BIN)/python -m tests.planted.run --contexts
+	$(BIN)/python -m tests.planted.run --seed 0 --faults 120 $(ARGS)
 
 same-bits: $(VENV)/.setup-$(SETUP_ID)  ## --bits same: 1,000 requests at 1, 4, 8 and 32 a time on each table of kernels: one digest
 	$(BIN)/python benchmarks/same_bits.py digests --format int8 $(ARGS)
@@ -178,6 +182,10 @@ $(VENV)/.fleet-$(SETUP_ID): $(VENV)/.test-$(SETUP_ID)
 $(VENV)/.fuzz-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) 'corepipe[fuzz]'
 	@rm -f $(VENV)/.fuzz-*; touch $@
+
+$(VENV)/.planted-$(SETUP_ID): $(VENV)/.sanitize-$(SETUP_ID)
+	$(PIP_INSTALL) 'corepipe[planted]'
+	@rm -f $(VENV)/.planted-*; touch $@
 
 $(VENV)/.release-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	$(PIP_INSTALL) 'corepipe[release]'

@@ -14,7 +14,6 @@ from tests.planted.trees import Tree
 
 FLAGS = "-O1"
 TABLES = "avx2"
-LEFT_OUT = "avx512_vnni;avx512;amx"
 
 
 def build(tree: Tree) -> Path | None:
@@ -29,7 +28,6 @@ def build(tree: Tree) -> Path | None:
             f"-DCMAKE_CXX_FLAGS_PLANTED={FLAGS}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DCOREPIPE_TABLES={TABLES}",
-            f"-DTABLES_LEFT_OUT={LEFT_OUT}",
         ]  # fmt: skip
         subprocess.run(configure, env=environment, capture_output=True, check=True)
     command = ["cmake", "--build", folder, "--parallel", os.environ.get("WORKERS", "1")]
