@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine import process
+from corepipe.serving.engine import session
 from corepipe.serving.frames import FrameError, encode_frame, event_decoder
 from corepipe.serving.messages import Event, Failed, Outputs, Progress, Ready, Shutdown, Start
 from corepipe.serving.pulse import Pulse, make_pulse
@@ -151,7 +151,7 @@ def test_a_bad_config_is_no_config(kind: str) -> None:
     with ours, theirs:
         ours.sendall(frame)
         with pytest.raises((ValidationError, FrameError), match=message):
-            process.run(theirs, Pulse(pulse), assemble_null, print)
+            session.run(theirs, Pulse(pulse), assemble_null, print)
     os.close(pulse)
 
 
