@@ -234,6 +234,20 @@ def test_unknown_isa_is_refused_by_name() -> None:
     )
 
 
+@pytest.mark.skipif(not native().left_out(), reason="this build has all that this CPU runs")
+def test_kernels_that_were_left_out_are_named_with_the_command_that_builds_them() -> None:
+    name = native().left_out()[0]
+    result = subprocess.run(
+        [sys.executable, "-c", "from corepipe.kernels import native; native()"],
+        env=os.environ | {"COREPIPE_ISA": name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"COREPIPE_ISA={name}: this build left these kernels out" in result.stderr
+    assert f"COREPIPE_TABLES=native,{name} make setup" in result.stderr
+
+
 @pytest.mark.parametrize("kind", packing.INT4_KINDS)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (50, 63), (65, 130), (70, 576), (33, 2000)])
 def test_four_bits_have_the_bits_of_the_twin(kind: packing.Int4Kind, n: int, k: int) -> None:

@@ -124,7 +124,7 @@ const KernelTable& kernels_named(const std::string& name) {
     if (name == table->name) return *table;
   }
   if (contains(left_out(), name)) {
-    throw std::invalid_argument("COREPIPE_ISA=" + name + " names kernels that this build left out; " +
+    throw std::invalid_argument("COREPIPE_ISA=" + name + ": this build left these kernels out; " +
                                 build_command("native," + name));
   }
   throw std::invalid_argument("COREPIPE_ISA=" + name +
@@ -137,8 +137,8 @@ const KernelTable& kernels() {
     if (name != nullptr && *name != '\0') return kernels_named(name);
     const std::vector<const KernelTable*> tables = available_kernels();
     if (!tables.empty()) return *tables.front();
-    throw std::invalid_argument("this CPU runs none of the kernels that were built, but " + listed(left_out()) + "; " +
-                                build_command("native"));
+    throw std::invalid_argument("the kernels that were built do not run on this CPU, which runs " + listed(left_out()) +
+                                "; " + build_command("native"));
   }();
   return chosen;
 }
