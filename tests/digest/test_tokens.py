@@ -34,9 +34,10 @@ def frozen() -> dict[str, Json]:
 
 def some() -> dict[str, Json]:
     """Of each model every format and every placement once, of one family all placements of one format."""
-    names = [name for number, name in enumerate(frozen()) if (number // 4 + number // 16) % 4 == number % 4]
-    family = [name for name in frozen() if name.startswith(f"{FAMILY} int8 ")]
-    return {name: frozen()[name] for name in dict.fromkeys([*names, *family])}
+    entries = frozen()
+    names = [name for number, name in enumerate(entries) if (number // 4 + number // 16) % 4 == number % 4]
+    family = [name for name in entries if name.startswith(f"{FAMILY} int8 ")]
+    return {name: entries[name] for name in dict.fromkeys([*names, *family])}
 
 
 @pytest.fixture(scope="module")

@@ -67,9 +67,17 @@ def in_turn(*axes: Sequence[object]) -> list[object]:
     ]
 
 
+def crossed(*axes: Sequence[object]) -> list[object]:
+    """Each combination of the axes' values as a parameter; in the short form of tests as `in_turn`."""
+    return in_turn(*axes) if FEW in os.environ else list(itertools.product(*axes))
+
+
 def in_formats(values: Sequence[object]) -> list[object]:
     """Parameters (value, format): each in fp32, whose bounds are the tightest, and in another format in turn;
-    in all of them by `make test-slow`."""
+    in all of them by `make test-slow`.  In the short form of tests each is in one format.
+    """
+    if FEW in os.environ:
+        return in_turn(values, list(FORMATS))
     others = [fmt for fmt in FORMATS if fmt != "fp32"]
     return [
         pytest.param(value, fmt, marks=[] if fmt in ("fp32", others[i % len(others)]) else pytest.mark.slow)

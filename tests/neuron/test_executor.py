@@ -64,7 +64,7 @@ an activation so moved may also fall to the next of its 127 steps: 3.5 steps wer
 a value in a cache of int8, in every format.
 """
 
-some = settings(derandomize=True, deadline=None, max_examples=elsewhere([40, 12], [12])[0])
+some = settings(derandomize=True, deadline=None, max_examples=elsewhere([40, 8], [8])[0])
 
 
 @pytest.fixture(scope="module")
