@@ -105,6 +105,4 @@ class Spent:
 
 if __name__ == "__main__":
     walls = {file: wall for file, (_, wall) in json.loads(Path(sys.argv[1]).read_text())["files"].items()}
-    ORDER.write_text(
-        "".join(f"{file}\n" for file in sorted(walls, key=walls.__getitem__, reverse=True)[:100])
-    )
+    ORDER.write_text("".join(f"{file}\n" for file in sorted(walls, key=walls.__getitem__, reverse=True)[:50]))
