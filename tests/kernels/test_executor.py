@@ -190,6 +190,10 @@ def test_all_gather_drops_padding(table: np.ndarray, pool: _native.Pool) -> None
         (lambda a, b: a.all_reduce(0, 1, [1]), "not in the group"),
         (lambda a, b: a.send(0, 5), "partner that is not there"),
         (lambda a, b: (a.send(0, 1), b.receive(0, 0, rows="logits")), "another shape"),
+        (
+            lambda a, b: (a.all_reduce(0, 1, [0, 1]), b.select_rows(0, 2), b.all_reduce(2, 1, [0, 1])),
+            "collective of another shape",
+        ),
     ],
 )
 def test_exchanges_that_do_not_match(build: Callable, message: str, pool: _native.Pool) -> None:

@@ -406,6 +406,9 @@ def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
     crossing = results + 2 * total  # what the experts make, weighed, and their sum so far
     assert [s.read for s in steps] == [2 * one, 6 * one, 8 * (one + 4 * crossing), 8 * (one + 64 * crossing)]
     assert [s.written for s in steps] == [0, 0, 8 * 4 * crossing, 8 * 64 * crossing]
+    for engine in ("tensor", "vector", "scalar", "dma"):
+        assert getattr(steps[0], engine) > 0.0
+        assert getattr(steps[1], engine) == pytest.approx(3 * getattr(steps[0], engine))
 
 
 def test_steps_of_all_experts_wait_for_one_another():

@@ -15,11 +15,13 @@ from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.cost import CostModel, StepShape
 from corepipe.neuron.graph import FORMATS
 from corepipe.neuron.memory import Limits, plan_memory
-from corepipe.neuron.modes import Degrees, compiler, refuses_experts, resolve
+from corepipe.neuron.modes import CONTEXT, Degrees, compiler, refuses_experts, resolve
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.rounds import Rounds
 
 SMALL = llama(replace(SMOLLM2, layers=10), "int8")
+MIXTURE = architecture("mixtral-8x7b").graph(FORMATS["bf16"], 2048)
 ASYNC = PROFILES["async"]
 MODES = ("latency", "throughput", "auto")
 
@@ -122,6 +124,25 @@ def test_given_degrees_are_kept(mode):
             assert getattr(given, name) in {None, getattr(placement, name)}
 
 
+def test_throughput_is_that_of_all_replicas():
+    """Cores of inf2 have their own memory, and no replica slows another one."""
+    machine = instance("inf2.48xlarge")
+    cost = CostModel(compiler(SMALL, machine, ASYNC)(Placement()), machine, ASYNC, batch=LIMITS.max_num_seqs)
+    step = Rounds(cost, ASYNC).best(LIMITS.max_num_seqs, CONTEXT).seconds
+    _, reason = picked("throughput", machine.name)
+    assert f"{machine.cores * LIMITS.max_num_seqs / step:.0f} tokens/s); latency" in reason
+
+
+@pytest.mark.parametrize(
+    ("graph", "given", "message"),
+    [(SMALL, Degrees(tensor=12), "--tensor 12: "), (MIXTURE, Degrees(expert=9), "--expert 9: ")],
+    ids=["tensor", "expert"],
+)
+def test_a_degree_that_the_model_cannot_be_cut_by_is_refused(graph, given, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        resolve("auto", graph, instance("trn2.48xlarge"), LIMITS, ASYNC, given)
+
+
 def test_a_degree_that_the_stack_does_not_take_is_labelled():
     placement, reason = resolve("auto", SMALL, instance("inf2.48xlarge"), LIMITS, ASYNC, Degrees(1, 3, 1))
     assert placement.tensor == 3
@@ -138,9 +159,6 @@ def test_the_profile_prices_every_choice():
     assert chosen == {"async": Placement(tensor=24), "nxdi": Placement(tensor=8)}
     with pytest.raises(TypeError, match="profile"):
         CostModel(compiler(graph, machine, ASYNC)(Placement(tensor=8)), machine)
-
-
-MIXTURE = architecture("mixtral-8x7b").graph(FORMATS["bf16"], 2048)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -236,6 +236,15 @@ def test_objects_are_closed_unless_they_are_said_to_be_open() -> None:
     assert takes(of_schema(schema | {"required": ["b"]}), '{"b": 1}')
     both = {"type": "object", "allOf": [schema, {"properties": {"b": {"type": "null"}}}]}
     assert takes(of_schema(both), '{"a": null, "b": null}')
+    assert not takes(of_schema(both), '{"c": null}')
+
+
+@pytest.mark.parametrize("beside", [{"additionalProperties": True}, {"properties": {"b": {}}}])
+def test_a_branch_that_mentions_keys_has_those_of_the_others_and_no_more(beside: dict[str, Any]) -> None:
+    one = {"properties": {"a": {"type": "null"}}, "additionalProperties": False}
+    grammar = of_schema({"type": "object", "anyOf": [one, beside]})
+    assert takes(grammar, '{"a": 1}')
+    assert not takes(grammar, '{"c": 1}')
 
 
 def test_integers_have_bounds() -> None:

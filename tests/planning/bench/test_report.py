@@ -148,6 +148,7 @@ def test_figures_of_a_slow_host_are_marked(
     found = report(*THREE, load=load, server={"emulated": True})
     document = found.document()
     assert document["host_was_late"] is not valid
+    assert document["device"]["emulated"] is True
     assert document["device"]["valid"] is valid
     assert document["device"]["time_scale_needed"] == (None if valid else 2.5)
     assert any("not valid" in note for note in found.notes()) is not valid

@@ -89,6 +89,16 @@ def test_a_prompt_may_be_what_another_one_was_answered(seed: int) -> None:
     assert sum(replica.scheduler.prefix_hits for replica in record.replicas) > 100
 
 
+def test_who_is_preempted_and_admitted_again_is_once_in_a_batch() -> None:
+    """Prompts of one beginning are computed at once, by each for itself; who comes back shares a copy, and
+    finds room in the batch that it was preempted for."""
+    load = workload(8, float("inf"), input_len=5, output_len=40, prefixes=PrefixTree(((1, 60),)))
+    record = native_and_slow(
+        {"load": load, "block_size": 4, "num_blocks": 75, "max_num_seqs": 16, "max_num_batched_tokens": 512}
+    )
+    assert sum(replica.scheduler.preemptions for replica in record.replicas) > 0
+
+
 def looped(scenario: Scenario) -> Record:
     return LoopedSimulation(scenario).run()
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,14 +17,16 @@ import pytest
 import uvloop
 
 from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Output, Outputs, Ready
+from corepipe.serving.frames import encode_frame
+from corepipe.serving.messages import Output, Outputs, Progress, Ready
 from corepipe.serving.supervision import child as child_module
 from corepipe.serving.supervision import succession
 from corepipe.serving.supervision.child import Child
 from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
-from corepipe.serving.supervision.watchdog import Patience
+from corepipe.serving.supervision.watchdog import Look, Patience
 from corepipe.signals import SHARED
+from tests.planning.bench.virtual_time import VirtualTimeLoop
 from tests.serving.engine_support import DEADLY, ENDLESS, FAULTY, LOAD_CPU_SECONDS, floats, submit
 from tests.serving.supervision.test_client import child, collect
 
@@ -345,6 +349,33 @@ def test_a_load_that_tells_of_progress_takes_as_long_as_it_takes(monkeypatch: py
         assert client.restarts == {"killed": 1}
 
     supervised(body, spares=True)
+
+
+@pytest.mark.parametrize("talks", [True, False])
+def test_who_says_something_does_not_hang_however_still_its_pulse(
+    talks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event every other tick, for longer than a silent engine is waited for."""
+    monkeypatch.setattr(child_module, "look_at", lambda _: Look(running=False, waiting=False, seconds={}))
+    patience = Patience(still=1.0, busy=20.0)
+
+    async def main() -> bool:
+        loop, event = asyncio.get_running_loop(), encode_frame(Progress("loading", 0.5))
+        one, end = Child((), 0, print), loop.time() + 2 * patience.still
+        with socket.socket() as unused:
+            one._connection = child_module._Connection(loop, unused, 0, print, lambda _: None)
+            one._engine = SimpleNamespace(pid=0, pulse=SimpleNamespace(read=lambda: 7))  # type: ignore[assignment]
+
+            async def over(seconds: float) -> bool:
+                await asyncio.sleep(2 * seconds)
+                if talks:
+                    one._connection.data_received(event)  # type: ignore[union-attr]
+                return loop.time() > end
+
+            return await one._hangs_before(over, patience)
+
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(asyncio.Protocol)) as runner:
+        assert runner.run(main()) is not talks
 
 
 def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
