@@ -51,8 +51,15 @@ class Served:
         return httpx.post(self.url + path, **more)
 
     def metric(self, name: str, label: str = "") -> float:
-        """As `metric_of`, of now."""
-        return metric_of(self.get("/metrics").text, name, label)
+        """As `metric_of`, of now.  An engine's are there once it has told of them for the first time."""
+        read: list[str] = []
+
+        def is_there() -> bool:
+            read[:] = [self.get("/metrics").text]
+            return bool(series_of(read[0], name, label))
+
+        until(is_there)
+        return metric_of(read[0], name, label)
 
     def engine(self) -> psutil.Process:
         """The oldest of its kind; a younger one is the spare that waits to take its place."""
@@ -75,10 +82,15 @@ class Served:
 
 def metric_of(text: str, name: str, label: str = "") -> float:
     """Sum of a metric over its series, or over those with a label such as `reason="abort"`."""
-    series = re.findall(rf"^{re.escape(name)}({{.*}})? (\S+)$", text, re.MULTILINE)
-    values = [float(value) for labels, value in series if label in labels]
+    values = series_of(text, name, label)
     assert values, f"{name} is not in /metrics"
     return sum(values)
+
+
+def series_of(text: str, name: str, label: str = "") -> list[float]:
+    """Values of a metric's series, or of those with a label."""
+    series = re.findall(rf"^{re.escape(name)}({{.*}})? (\S+)$", text, re.MULTILINE)
+    return [float(value) for labels, value in series if label in labels]
 
 
 def engines(server: int) -> list[psutil.Process]:

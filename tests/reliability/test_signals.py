@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import ssl
 import subprocess
@@ -122,7 +123,7 @@ def test_its_state_is_told_and_answers_go_on() -> None:
             assert len(told(server, "state: ready")) == times
             line = told(server, "state: ready")[-1]
             assert f"engine {engine.pid}, lost before: none" in line
-            assert "1 HTTP requests under way" in line
+            assert re.search("[12] HTTP requests under way", line)  # the poll's own may not have ended yet
             assert "error" not in "".join(line for line, _ in zip(lines, range(6), strict=False))
             assert server.engine().pid == engine.pid
 
