@@ -155,7 +155,7 @@ static void finish_sum(const Finish& f) {
   }
 }
 
-static void finish(const Finish& f) {
+[[maybe_unused]] static void finish(const Finish& f) {
   if (f.up_sums != nullptr) {
     with_function(f.function, [&](auto known) { finish_as(f, Ending<known.value, true>{}); });
   } else if (f.function != Function::none) {
