@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -149,6 +150,13 @@ def _logprobs(tokens: Sequence[int], count: int | None) -> list[TokenLogprobs]:
     return [TokenLogprobs(t, -0.5, [(t, -0.5), (t + 1, -1.5)][:count], rank=7) for t in tokens]
 
 
+async def whole_pause(seconds: float) -> None:
+    """Sleeps for no less than that: uvloop's timers count whole milliseconds, and may end one too early."""
+    until = time.perf_counter() + seconds
+    while (left := until - time.perf_counter()) > 0:
+        await asyncio.sleep(left)
+
+
 @dataclass
 class FakeEngine:
     """Answers every Submit by its script: outputs, pauses in seconds, and events that it waits for."""
@@ -210,7 +218,7 @@ class FakeEngine:
                 while not step.is_set():
                     await asyncio.sleep(0.005)
             elif isinstance(step, float):
-                await asyncio.sleep(step)
+                await whole_pause(step)
                 while stream._pending and stream.request_id not in self.aborted:
                     await asyncio.sleep(0.001)
             else:

@@ -72,7 +72,7 @@ def test_a_slow_answer_is_whole():
     with faulty("slow:100%@200ms") as url:
         began = time.monotonic()
         answer = ask(url)
-        assert time.monotonic() - began > 0.2
+        assert time.monotonic() - began > 0.19  # uvloop's timers may end a millisecond early
         assert answer.json()["usage"]["completion_tokens"] == 30
         assert answer.headers["x-corepipe-injected"] == "slow"
 
@@ -82,7 +82,7 @@ def test_a_stalled_answer_is_whole(stream):
     with faulty("stall:100%@200ms") as url:
         began = time.monotonic()
         answer = ask(url, stream=stream)
-        assert time.monotonic() - began > 0.2
+        assert time.monotonic() - began > 0.19  # uvloop's timers may end a millisecond early
         assert answer.status_code == 200
         assert ("data: [DONE]" in answer.text) is stream
         said = re.findall(r'"text": ?"(.*?)"', answer.text)

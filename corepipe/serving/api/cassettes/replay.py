@@ -109,5 +109,6 @@ async def _send(answered: Answered, began: float | None, send: Send) -> None:
 
 
 async def _reach(at_ms: float, began: float | None) -> None:
-    if began is not None:
-        await asyncio.sleep(max(0.0, at_ms / 1e3 - (perf_counter() - began)))
+    """Waits until `at_ms` after `began`: again, where a timer of whole milliseconds ends too early."""
+    while began is not None and (left := at_ms / 1e3 - (perf_counter() - began)) > 0:
+        await asyncio.sleep(left)
