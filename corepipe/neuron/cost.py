@@ -22,7 +22,7 @@ from corepipe.neuron.native_plugin import takes_flash
 from corepipe.neuron.ops import Receive
 from corepipe.neuron.padding import pad, pad_contexts
 from corepipe.neuron.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
-from corepipe.neuron.program import Program
+from corepipe.neuron.program import Program, of_each
 from corepipe.neuron.rates import CoreRates, core_rates, link, read_share, sharing_of, stage_mesh
 from corepipe.neuron.scales import Scales, Site
 from corepipe.neuron.step import StepShape
@@ -95,7 +95,7 @@ class CostModel:
         self._given = [(op.out.rows, op.given()) for op in programs[0].ops if op.given()]
         self._place = (data, replica)
         self._groups = groups(programs)
-        self._matrices = _matrix_bytes(programs)
+        self._matrices = of_each(programs, _matrix_bytes)
         self._scales = profile.scales
         self._rates: list[CoreRates] = []
         self._use(constants or profile.constants_of(instance.chip.core.version))
@@ -353,16 +353,10 @@ def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longe
     return replace(profile, attention=replace(profile.attention, causal_from=(NEVER, NEVER)))
 
 
-def _matrix_bytes(programs: Sequence[Program]) -> list[int]:
-    """Bytes of the matrices of each Program."""
-    known: dict[int, int] = {}
-    for program in programs:
-        if id(program.shards) not in known:
-            shards = (s for s in program.shards.values() if s.spec.role is WeightRole.MATRIX)
-            known[id(program.shards)] = sum(
-                weight_bytes(s.shape, s.spec.role, program.format) for s in shards
-            )
-    return [known[id(program.shards)] for program in programs]
+def _matrix_bytes(program: Program) -> int:
+    """Bytes of the matrices of a Program."""
+    shards = (s for s in program.shards.values() if s.spec.role is WeightRole.MATRIX)
+    return sum(weight_bytes(s.shape, s.spec.role, program.format) for s in shards)
 
 
 def _transfer(program: Program, rate: CoreRates, instance: Instance, first: int) -> _Transfer:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from corepipe.neuron.compiler import kv_bytes_per_token, state_bytes, weight_bytes_by_format
 from corepipe.neuron.ops import Experts
-from corepipe.neuron.program import Program
+from corepipe.neuron.program import Program, of_each
 
 
 def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
@@ -15,7 +15,8 @@ def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
     `layers` are the first and the last; heads are the core's own, padding included, where layers differ those
     of the layer that has most; sizes in bytes.
     """
-    return [_describe_core(program) for program in programs]
+    held = of_each(programs, _held)
+    return [_describe_core(program) | sizes for program, sizes in zip(programs, held, strict=True)]
 
 
 def _experts_of(program: Program) -> dict[str, list[int]]:
@@ -34,6 +35,12 @@ def _describe_core(program: Program) -> dict[str, object]:
         "layers": [program.layers.start, program.layers.stop - 1],
         "heads": max((layout.heads for layout in program.head_layouts), default=0),
         "kv_heads": max((layout.kv_heads for layout in program.head_layouts), default=0),
+    }
+
+
+def _held(program: Program) -> dict[str, object]:
+    """Bytes that a core holds."""
+    return {
         "weight_bytes": weight_bytes_by_format(program),
         "kv_bytes_per_token": kv_bytes_per_token(program),
         **({"state_bytes_per_sequence": kept} if (kept := state_bytes(program)) else {}),

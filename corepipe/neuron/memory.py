@@ -18,7 +18,7 @@ from corepipe.neuron.hardware import GIB, MIB, Instance
 from corepipe.neuron.native_plugin import KvBudget
 from corepipe.neuron.ops.transfers import Transfer
 from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Program
+from corepipe.neuron.program import Program, of_each
 
 Compile = Callable[[Placement], Sequence[Program]]
 """The Programs of one replica under a placement, as `compiler.compile_graph` makes them."""
@@ -106,9 +106,7 @@ def plan_memory(
 
 def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ...]:
     """Bytes needed on each core of a replica."""
-    alike = {id(program.ops): program for program in programs}  # ranks whose parts are as wide have one tuple
-    known = {ops: Footprint.of(program) for ops, program in alike.items()}
-    cores = of_replica([known[id(program.ops)] for program in programs], limits)
+    cores = of_replica(of_each(programs, Footprint.of), limits)
     if limits.beside is None:
         return cores
     return limits.beside.add(cores, sum(program.stage == 0 for program in programs), limits)

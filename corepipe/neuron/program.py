@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,8 @@ from corepipe.neuron.graph import Format, Output, Value, WeightSpec, first_refus
 
 if TYPE_CHECKING:  # an Op takes a core's part of what is here
     from corepipe.neuron.ops.base import Op
+
+_T = TypeVar("_T")
 
 PAD = -1
 """Start of a range that stands for zero padding (padded heads under tensor parallelism)."""
@@ -198,6 +200,18 @@ class GoingOn(Protocol):
 
     def heed(self, files: Sequence[int]) -> None:
         """File descriptors: where one can be read, no batch starts that goes on from another."""
+
+
+def of_each(programs: Sequence[Program], make: Callable[[Program], _T]) -> list[_T]:
+    """`make` of each Program, called once for all ranks whose parts are as wide: these share their Ops.
+
+    So `make` must read no rank, and of weights and axes no more than their widths.
+    """
+    made: dict[int, _T] = {}
+    for program in programs:
+        if id(program.ops) not in made:
+            made[id(program.ops)] = make(program)
+    return [made[id(program.ops)] for program in programs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from corepipe.neuron.engines import AttentionCost, Cost, Engines, OpCost, ScanCo
 from corepipe.neuron.hardware import ENGINES
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.profiles import AttentionStyle
-from corepipe.neuron.program import Program
+from corepipe.neuron.program import Program, of_each
 from corepipe.neuron.rates import CoreRates, Link
 from corepipe.neuron.step import StepShape
 
@@ -184,14 +184,14 @@ def groups(programs: Sequence[Program]) -> list[list[tuple[Op, int]]]:
 
     Ops are alike if they cost the same on a core whose speeds have nothing in common.
     """
-    known: dict[int, list[tuple[Op, int]]] = {}
-    for program in programs:
-        if id(program.ops) not in known:
-            alike: dict[Cost, list[Op]] = {}
-            for op in program.ops:
-                alike.setdefault(op.cost(program.format, PROBE), []).append(op)
-            known[id(program.ops)] = [(ops[0], len(ops)) for ops in alike.values()]
-    return [known[id(program.ops)] for program in programs]
+    return of_each(programs, _grouped)
+
+
+def _grouped(program: Program) -> list[tuple[Op, int]]:
+    alike: dict[Cost, list[Op]] = {}
+    for op in program.ops:
+        alike.setdefault(op.cost(program.format, PROBE), []).append(op)
+    return [(ops[0], len(ops)) for ops in alike.values()]
 
 
 def shared_tables(

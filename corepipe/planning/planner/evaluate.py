@@ -21,7 +21,7 @@ from corepipe.neuron.layer_groups import block_positions
 from corepipe.neuron.memory import CoreMemory, Footprint, Limits, MemoryPlan, blocks_that_fit, of_replica
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
-from corepipe.neuron.program import Program
+from corepipe.neuron.program import Program, of_each
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.planner.bounds import Bounds, Failure, Queue, Reason, Timed
 from corepipe.planning.planner.demand import Demand
@@ -305,11 +305,8 @@ class Workbench:
         return Draft(draft_graph(draft_architecture(model), self._graph(fmt)))
 
     def _make_footprints(self, cut: Cut) -> tuple[Footprint, ...]:
-        """Of one replica's cores.  Programs that are alike are measured once."""
-        programs = self._programs(cut)
-        distinct = {id(program.ops): program for program in programs}
-        measured = {ops: Footprint.of(program) for ops, program in distinct.items()}
-        return tuple(measured[id(program.ops)] for program in programs)
+        """Of one replica's cores."""
+        return tuple(of_each(self._programs(cut), Footprint.of))
 
     def _make_programs(self, cut: Cut) -> tuple[Program, ...]:
         """The Programs of one replica."""

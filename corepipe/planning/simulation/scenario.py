@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.patience import Patience
-from corepipe.planning.simulation.source import Guess, nobody
+from corepipe.planning.simulation.source import Guess
 from corepipe.planning.workload import Workload
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.policy import Policy
@@ -36,12 +36,12 @@ class Scenario:
     patience: Patience | None = None
     encoding: Encoding | None = None
     max_batch_delay: float = 0.0
-    guess: Guess = nobody
+    guess: Guess | None = None
 
     @property
     def plain(self) -> bool:
         """Whether tokens are generated one a step, as soon as they can be."""
-        return self.encoding is None and self.guess is nobody and not self.max_batch_delay
+        return self.encoding is None and self.guess is None and not self.max_batch_delay
 
     @property
     def told(self) -> bool:

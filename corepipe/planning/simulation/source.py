@@ -33,17 +33,14 @@ class Deployment(Protocol):
     def add(self, request: SimulatedRequest, /) -> Numbered: ...
 
 
-Guess = Callable[[int], Drafter | None]
-
-
-def nobody(_number: int) -> None:
-    """Guesses: a step has one token of each request."""
+Guess = Callable[[int], Drafter]
+"""Makes the drafter of the n-th request that was taken."""
 
 
 class WorkloadSource:
     """The requests of a workload in order of their arrival, each added to `loop` when its time has come on
     `clock`; implements `loop.Source`.  `record` is told of what was sent; `generates`: whether tokens are
-    asked for; `guess`: who guesses for the request with this number among those that were taken."""
+    asked for; `guess`: makes the drafters of requests (None: a step has one token of each)."""
 
     def __init__(
         self,
@@ -53,7 +50,7 @@ class WorkloadSource:
         record: Record,
         *,
         generates: bool = True,
-        guess: Guess = nobody,
+        guess: Guess | None = None,
     ) -> None:
         self._generates = generates
         self._guess = guess
@@ -123,7 +120,8 @@ class WorkloadSource:
     def _add(self, request: SimulatedRequest) -> None:
         room = self._record.limits.max_model_len - len(request.prompt)
         request.max_tokens = min(request.max_tokens, room) if self._generates else 0
-        request.drafter = self._guess(self._admitted)
+        if self._guess is not None:
+            request.drafter = self._guess(self._admitted)
         try:
             self._record.admitted(self._loop.add(request).number)
             self._admitted += 1

@@ -103,11 +103,13 @@ def speculation_of(
     return Speculation(guessers, most, draft_cost)
 
 
-def assumed_drafters(config: SpeculativeConfig | None, seed: int) -> Callable[[int], Assumed | None]:
-    """Who guesses for the request with a number that an engine with this `seed` takes on, where it is assumed
-    how often guesses are right: as for one that brings no seed."""
+def assumed_drafters(config: SpeculativeConfig | None, seed: int) -> Callable[[int], Assumed] | None:
+    """Makes the drafter of the n-th request that an engine with this `seed` takes on, as for a request that
+    brings no seed; None where no rates of right guesses are assumed."""
     rates = None if config is None else config.assumed_rates
-    return lambda number: None if rates is None else Assumed(rates, derive_seed(seed, number))
+    if rates is None:
+        return None
+    return lambda number: Assumed(rates, derive_seed(seed, number))
 
 
 def _allowed(request: Request, guess: Sequence[int]) -> Sequence[int]:
