@@ -164,7 +164,7 @@ class Synthetic:
     def _sessions(self) -> Iterator[Session]:
         lengths = self.input_len.draw(self._random("input")), self.output_len.draw(self._random("output"))
         prefixes, ids, left = self._random("prefix"), count(), self.requests
-        for start in self._starts():
+        for start in self.starts():
             turns = self.turns if left is None else min(self.turns, left)
             if turns == 0:
                 return
@@ -173,7 +173,8 @@ class Synthetic:
             )
             left = None if left is None else left - turns
 
-    def _starts(self) -> Iterator[float | None]:
+    def starts(self) -> Iterator[float | None]:
+        """Seconds at which sessions begin, however many of them there are; None: once their user is free."""
         if self.arrivals is None:
             while True:
                 yield None

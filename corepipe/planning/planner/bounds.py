@@ -15,7 +15,7 @@ Each bound is on the safe side: nothing that a simulation would accept is refuse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -122,18 +122,28 @@ class Queue:
 class Timed:
     """One shape's costs: what its Programs take alone, and what fits beside them.
 
+    cost: makes the cost model, once somebody asks for a time: most shapes fail by their memory alone.
     host: seconds of the host a step, which a step's time includes.  block_size: positions of a KV block.
     """
 
     def __init__(
-        self, shape: Shape, cost: CostModel, cores: Sequence[CoreMemory], host: float, block_size: int
+        self,
+        shape: Shape,
+        cost: Callable[[], CostModel],
+        cores: Sequence[CoreMemory],
+        host: float,
+        block_size: int,
     ) -> None:
         self.shape = shape
         self.instance = shape.device
         self.block_size = block_size
-        self._cost = cost
+        self._make_cost = cost
         self._cores = cores
         self._host = host
+
+    @cached_property
+    def _cost(self) -> CostModel:
+        return self._make_cost()
 
     def step(self, shape: StepShape) -> float:
         """Seconds from a step's submission to its result, on an idle replica."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from itertools import islice
 from math import floor
 
 from corepipe.errors import UserError
@@ -153,8 +154,9 @@ class Workbench:
 
     def _make_arrivals(self, rate: float) -> tuple[float, ...]:
         """Of the requests of a simulation at this rate."""
-        sessions = self._demand.stream(rate, self._demand.requests_at(rate)).workload().sessions()
-        return tuple(session.start or 0.0 for session in sessions)
+        requests = self._demand.requests_at(rate)
+        starts = islice(self._demand.stream(rate, requests).starts(), requests)
+        return tuple(start or 0.0 for start in starts)
 
     def _most_late(self, requests: int) -> int:
         """Of so many requests: as many late ones as this, and the percentile is missed."""
@@ -263,7 +265,7 @@ class Workbench:
     def _make_bounds(self, candidate: Candidate) -> Bounds:
         shape = candidate.shape
         host = 0.0 if shape.profile.asynchronous else shape.profile.host_seconds
-        cost = self._cost_of(candidate, 0)
+        cost = partial(self._cost_of, candidate, 0)
         timed = Timed(shape, cost, self._cores(candidate), host, self._block_size)
         guesses = candidate.limits.speculative_config
         rates = () if guesses is None else guesses.assumed_rates or ()

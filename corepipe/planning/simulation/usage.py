@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import fsum
@@ -127,9 +127,10 @@ def _moments(
     for replica, of_replica in zip(replicas, steps, strict=True):
         if len(of_replica) == 0:
             continue
-        *_, (until, _) = _busy_until(of_replica)
+        parts = _Reread(of_replica, lambda steps: _busy_until(steps, *names))
+        *_, (until, _) = parts
         moments = (np.arange(count) + 0.5) / count * until[-1]
-        for until, shapes in _busy_until(of_replica, *names):
+        for until, shapes in parts:
             here = int(np.searchsorted(moments, until[-1], side="right"))
             at = np.searchsorted(until, moments[:here])
             moments = moments[here:]
@@ -146,6 +147,17 @@ def _busy_until(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
         yield until, np.array(columns)
 
 
+class _Reread:
+    """The parts of a table that `read` gives, for any number of passes: kept where there is but one."""
+
+    def __init__(self, steps: Table, read: Callable[[Table], Iterator[tuple[Floats, Floats]]]) -> None:
+        self._steps, self._read = steps, read
+        self._kept = list(read(steps)) if len(steps) <= AT_ONCE else None
+
+    def __iter__(self) -> Iterator[tuple[Floats, Floats]]:
+        return self._read(self._steps) if self._kept is None else iter(self._kept)
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """KV blocks that are held at most, and means of them and of a step's sequences over the time in which a
@@ -157,13 +169,14 @@ class _Held:
 
     @classmethod
     def of(cls, steps: Table) -> _Held:
-        whole = fsum(chain.from_iterable(seconds.tolist() for seconds, _ in _running(steps)))
-        peak = max([float(blocks.max()) for (blocks,) in steps.parts(("blocks_held",), AT_ONCE)], default=0.0)
+        parts = _Reread(steps, lambda steps: _running(steps, "blocks_held", "sequences"))
+        whole = fsum(chain.from_iterable(seconds.tolist() for seconds, _ in parts))
+        peak = max([float(held[0].max()) for _, held in parts], default=0.0)
         if not whole:
             return cls(peak, 0.0, 0.0)
         blocks, sequences = (
-            fsum(chain.from_iterable((seconds * held[0]).tolist() for seconds, held in _running(steps, name)))
-            for name in ("blocks_held", "sequences")
+            fsum(chain.from_iterable((seconds * held[column]).tolist() for seconds, held in parts))
+            for column in (0, 1)
         )
         return cls(peak, blocks / whole, sequences / whole)
 

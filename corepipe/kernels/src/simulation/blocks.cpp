@@ -1,5 +1,6 @@
 #include "blocks.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace corepipe::sim {
@@ -7,6 +8,8 @@ namespace corepipe::sim {
 namespace {
 
 constexpr size_t kFirstSize = 64;
+
+uint64_t bit(int replica) { return uint64_t{1} << replica % 64; }
 
 }  // namespace
 
@@ -28,13 +31,14 @@ size_t KeyTable::place(const Key& key) const {
 
 int KeyTable::find(const Key& key) const { return entries_[place(key)].value; }
 
-bool KeyTable::insert(const Key& key, int value) {
+int& KeyTable::at(const Key& key) {
   if (2 * (size_ + 1) > entries_.size()) double_up();
   Entry& entry = entries_[place(key)];
-  if (entry.value >= 0) return false;
-  entry = {key, value};
-  ++size_;
-  return true;
+  if (entry.value < 0) {
+    entry.key = key;
+    ++size_;
+  }
+  return entry.value;
 }
 
 void KeyTable::erase(const Key& key) {
@@ -60,34 +64,47 @@ void KeyTable::double_up() {
 }
 
 const uint64_t* PrefixIndex::holders(const Key& key) const {
-  const int place = places_.find(key);
-  return place < 0 ? nullptr : &sets_[static_cast<size_t>(place) * words_];
+  const int owner = owners_.find(key);
+  if (owner < 0) return nullptr;
+  if (owner % 2) return &sets_[static_cast<size_t>(owner / 2) * words_];
+  std::fill(alone_.begin(), alone_.end(), 0);
+  alone_[owner / 2 / 64] = bit(owner / 2);
+  return alone_.data();
 }
 
 void PrefixIndex::add(const Key& key, int replica) {
-  int place = places_.find(key);
-  if (place < 0) {
-    if (free_.empty()) {
-      free_.push_back(static_cast<int>(sets_.size()) / words_);
-      sets_.resize(sets_.size() + words_, 0);
-    }
-    place = free_.back();
-    free_.pop_back();
-    places_.insert(key, place);
+  int& owner = owners_.at(key);
+  if (owner < 0 || owner == 2 * replica) {
+    owner = 2 * replica;
+    return;
   }
-  sets_[static_cast<size_t>(place) * words_ + replica / 64] |= uint64_t{1} << replica % 64;
+  if (owner % 2 == 0) {
+    const int other = owner / 2, place = new_set();
+    sets_[static_cast<size_t>(place) * words_ + other / 64] |= bit(other);
+    owner = 2 * place + 1;
+  }
+  sets_[static_cast<size_t>(owner / 2) * words_ + replica / 64] |= bit(replica);
 }
 
 void PrefixIndex::drop(const Key& key, int replica) {
-  const int place = places_.find(key);
-  if (place < 0) return;
-  uint64_t* set = &sets_[static_cast<size_t>(place) * words_];
-  set[replica / 64] &= ~(uint64_t{1} << replica % 64);
-  for (int word = 0; word < words_; ++word) {
-    if (set[word]) return;
+  const int owner = owners_.find(key);
+  if (owner == 2 * replica) owners_.erase(key);
+  if (owner < 0 || owner % 2 == 0) return;
+  uint64_t* set = &sets_[static_cast<size_t>(owner / 2) * words_];
+  set[replica / 64] &= ~bit(replica);
+  if (std::any_of(set, set + words_, [](uint64_t word) { return word != 0; })) return;
+  owners_.erase(key);
+  free_.push_back(owner / 2);
+}
+
+int PrefixIndex::new_set() {
+  if (free_.empty()) {
+    free_.push_back(static_cast<int>(sets_.size()) / words_);
+    sets_.resize(sets_.size() + words_, 0);
   }
-  places_.erase(key);
-  free_.push_back(place);
+  const int place = free_.back();
+  free_.pop_back();
+  return place;
 }
 
 void BlockPool::allocate(int count, std::vector<int>& to) {
@@ -122,7 +139,9 @@ void BlockPool::release(int block) {
 }
 
 void BlockPool::publish(int block, const Key& key) {
-  if (!known_.insert(key, block)) return;
+  int& known = known_.at(key);
+  if (known >= 0) return;
+  known = block;
   blocks_[block].known = true;
   blocks_[block].key = key;
   if (index_) index_->add(key, replica_);

@@ -25,7 +25,7 @@ class KeyTable {
   KeyTable();
 
   int find(const Key& key) const;  // -1: there is none
-  bool insert(const Key& key, int value);  // false, and nothing happens, where the key has one
+  int& at(const Key& key);             // -1: the key is new, and must be given a number before anything else is done
   void erase(const Key& key);
   size_t size() const { return size_; }
 
@@ -43,21 +43,24 @@ class KeyTable {
   size_t size_ = 0;
 };
 
-// Which replicas have a block: a bit for each.
+// Which replicas have a block: a bit for each.  Most blocks are of one replica, whose number is then all that is kept.
 class PrefixIndex {
  public:
-  explicit PrefixIndex(int replicas) : words_((replicas + 63) / 64) {}
+  explicit PrefixIndex(int replicas) : words_((replicas + 63) / 64), alone_(words_, 0) {}
 
   int words() const { return words_; }
-  const uint64_t* holders(const Key& key) const;  // null: nobody has it
+  const uint64_t* holders(const Key& key) const;  // null: nobody has it; holds until the next call
   void add(const Key& key, int replica);
   void drop(const Key& key, int replica);
 
  private:
+  int new_set();
+
   int words_;
-  KeyTable places_;
+  KeyTable owners_;  // 2 * replica, or 2 * place of a set + 1
   std::vector<uint64_t> sets_;
   std::vector<int> free_;
+  mutable std::vector<uint64_t> alone_;  // the set of the one owner that was asked for last
 };
 
 // Blocks 0 .. total - 1: free, cached or held.  At most max_cached are cached; `index`, if there is one, is told what
