@@ -1,112 +1,96 @@
-"""What simulations cost: CPU time of this process for requests through a deployment in virtual time.
+"""What simulations cost: processor time of `corepipe simulate` and `corepipe plan`, as a user runs them.
 
-    .venv/bin/python benchmarks/simulation.py [--requests 10000] [--replicas 256] [--million]
+    .venv/bin/python benchmarks/simulation.py [--requests 10000] [--rounds 3] [--against OTHER]
 
-A 70B on 16 cores of a trn2.48xlarge: Poisson arrivals near what it takes, prompts and answers of spread
-lengths, behind a system prompt and one of eight documents.  Then a fleet of the same replicas under one
-router, with as many requests in all as one replica by itself, and requests a second of CPU beside it.
-With --million a million requests go through the one replica, and there is no fleet.  Memory is the most
-that the process has had so far; what grows with the requests is what the record keeps, which is shown, too.
+Each command is a process of its own, and its time includes its start, which a run of one request shows.  One
+replica and 128 under a router have the same load each, and ten times the requests.  --against: the commands
+of another build, its .venv/bin/corepipe, run in turn with these, and what both print is compared.  Medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
-import time
-from dataclasses import dataclass
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from corepipe.models import registry
-from corepipe.neuron.timeline import Timeline
-from corepipe.planning.arrivals import Arrivals
-from corepipe.planning.lengths import Lengths
-from corepipe.planning.simulation.report import Report
-from corepipe.planning.simulation.scenario import Scenario
-from corepipe.planning.simulation.simulate import run
-from corepipe.planning.slo import NO_SLO
-from corepipe.planning.workload import PrefixTree, Synthetic, Workload
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
-
-ENGINE = EngineConfig(
-    model="llama-3.1-70b",
-    instance="trn2.48xlarge",
-    tensor=16,
-    pipeline=1,
-    data=1,
-    max_model_len=8192,
-    max_num_seqs=128,
-    clock="virtual",
-)
-MILLION = 10**6
-RATE = 2.0
-"""Requests a second for each replica: three quarters of what it takes."""
+COREPIPE = Path(sys.executable).with_name("corepipe")
+LENGTHS = ["--input-len", "512", "--output-len", "200"]
+SPREAD = ["--input-len", "lognormal:600:0.8:4000", "--output-len", "lognormal:150:0.7:1000"]
+LARGE = ["llama-3.1-70b", "--instance", "trn1.32xlarge", "--tensor", "32", "--rate", "2.78", *LENGTHS]
+SHARED = ["llama-3.1-70b", "--instance", "trn2.48xlarge", "--tensor", "16", "--rate", "2", *SPREAD]
+SMALL = ["llama-3.2-1b", "--instance", "trn2.48xlarge", "--lnc", "1", "--tensor", "1", *SPREAD]
+ALONE, FLEET = "1 replica", "128 replicas"
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """CPU seconds of a simulation, and bytes that its record keeps."""
+def commands(requests: int) -> dict[str, list[str]]:
+    """The arguments of each command, by what it is called in the table."""
+    some, many = (["--requests", str(count), "--seed", "7"] for count in (requests, 10 * requests))
+    return {
+        "its start": ["simulate", *LARGE, "--requests", "1"],
+        "70B on trn1": ["simulate", *LARGE, *some],
+        "70B, shared prompts": ["simulate", *SHARED, "--prefix-tree", "1x512,8x256", *some],
+        ALONE: ["simulate", *SMALL, "--data", "1", "--rate", "2", *many],
+        FLEET: ["simulate", *SMALL, "--data", "128", "--rate", "256", *many],
+        "plan 8B": ["plan", "llama-3.1-8b", "--ttft", "1s", "--tpot", "50ms", "--rate", "2", *LENGTHS],
+        "plan 70B": ["plan", "llama-3.1-70b", "--ttft", "2s", "--tpot", "60ms", "--rate", "1", *LENGTHS],
+        "plan 7B, many": ["plan", "qwen2.5-7b", "--ttft", "500ms", "--tpot", "20ms", "--rate", "50", *SPREAD],
+    }
 
-    requests: int
-    replicas: int
-    steps: int
-    seconds: float
-    kept: int
+
+@dataclass(slots=True)
+class Runs:
+    """Processor seconds of a command, round by round, and what it printed last."""
+
+    seconds: list[float] = field(default_factory=list)
+    printed: bytes = b""
+
+    def add(self, program: Path, arguments: list[str]) -> None:
+        """Runs it once more.  Raises CalledProcessError where it fails."""
+        before = _processor_seconds()
+        done = subprocess.run([program, *arguments, "--json"], stdout=subprocess.PIPE, check=True)
+        self.seconds.append(_processor_seconds() - before)
+        self.printed = done.stdout
 
     @property
-    def rate(self) -> float:
-        """Requests a second of CPU."""
-        return self.requests / self.seconds
+    def median(self) -> float:
+        return statistics.median(self.seconds)
 
 
-def workload(requests: int, replicas: int) -> Workload:
-    """Alike for any number of replicas, but for the rate."""
-    prompts = Lengths.parse("lognormal:600:0.8:4000", "input-len")
-    answers = Lengths.parse("lognormal:150:0.7:1000", "output-len")
-    shared = PrefixTree.parse("1x512,8x256")
-    arrivals = Arrivals(RATE * replicas)
-    return Synthetic(prompts, answers, requests, arrivals=arrivals, prefixes=shared, seed=1).workload()
-
-
-def simulated(device: DevicePlan, requests: int, replicas: int) -> Cost:
-    """Plays the workload and sums it up."""
-    start = time.process_time()
-    limits = scheduler_config(
-        ENGINE, device, device.memory.num_blocks, device.graph.max_positions, max_cached_blocks=None
-    )
-    cost = device.timeline(0).cost
-    timelines = [Timeline(cost) for _ in range(replicas)]
-    load = workload(requests, replicas)
-    record = run(Scenario(limits, batch_policy(ENGINE, device), timelines, load))
-    Report.of(record, device, NO_SLO, load).to_json()
-    steps = sum(map(len, record.steps))
-    return Cost(requests, replicas, steps, time.process_time() - start, record.nbytes)
-
-
-def show(cost: Cost) -> None:
-    """A line of text."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"{cost.requests:>9,} requests, {cost.replicas:>3} replicas, {cost.steps:>10,} steps: "
-        f"{cost.seconds:7.2f} s CPU, {cost.rate:6,.0f} requests/s, at most {peak:,.0f} MB, "
-        f"of which the record has {cost.kept / cost.requests:,.0f} bytes a request"
-    )
+def _processor_seconds() -> float:
+    """Of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--replicas", type=int, default=256)
-    parser.add_argument("--million", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--against", type=Path, help="the corepipe command of another build")
     given = parser.parse_args()
-    device = plan_device(ENGINE, registry.architecture(ENGINE.model))
-    if given.million:
-        show(simulated(device, MILLION, 1))
-        return
-    one, fleet = (simulated(device, given.requests, replicas) for replicas in (1, given.replicas))
-    show(one)
-    show(fleet)
-    print(f"{given.replicas} replicas under one router: {fleet.rate / one.rate:.2f} of one's requests/s")
+    medians = {}
+    for name, arguments in commands(given.requests).items():
+        ours, other = Runs(), Runs()
+        for _ in range(given.rounds):
+            ours.add(COREPIPE, arguments)
+            if given.against is not None:
+                other.add(given.against, arguments)
+        medians[name] = ours.median
+        print(f"{name:<20} {ours.median:6.2f} s{_compared(ours, other)}", flush=True)
+    start = medians["its start"]
+    ratio = (medians[ALONE] - start) / max(1e-9, medians[FLEET] - start)
+    print(f"128 replicas: {ratio:.2f} of one's requests a second, without the start")
+
+
+def _compared(ours: Runs, other: Runs) -> str:
+    if not other.seconds:
+        return ""
+    same = "the same" if ours.printed == other.printed else "OTHER"
+    return f"   there {other.median:6.2f} s, {other.median / ours.median:.2f} times as long, {same} bytes"
 
 
 if __name__ == "__main__":

@@ -130,6 +130,11 @@ class CostModel:
         other._use(self._constants)
         return other
 
+    def same_times(self, other: CostModel) -> bool:
+        """Whether every stage of every step takes as long in both, as on replicas whose cores are as fast."""
+        graphs = self._batch == other._batch and self._padding == other._padding
+        return graphs and self._graphs is other._graphs
+
     def _use(self, constants: Constants) -> None:
         self._constants = constants
         self.lone = self

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -9,6 +10,8 @@ from typer.testing import CliRunner
 from corepipe.cli.app import app
 from corepipe.errors import UserError
 from corepipe.planning.calibration.predict import Predictor
+from corepipe.planning.simulation import native_fleet, simulate
+from corepipe.planning.simulation.step_times import StepTimes
 from tests.servers import run
 
 SMALL = ["simulate", "llama-3.2-1b", "--requests", "40", "--input-len", "100", "--output-len", "uniform:5:30"]
@@ -30,6 +33,30 @@ def test_json_is_one_document_the_same_each_time(tmp_path: Path) -> None:
     assert document["emulated"] is True
     assert document["workload"]["rate"] == 20.0
     assert document["requests"]["completed"] == 40
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--rate", "20"],
+        ["--users", "4", "--turns", "2"],
+        ["--rate", "20", "--prefix-tree", "2x64", "--policy", "segregated"],
+        ["--rate", "20", "--instance", "inf2.48xlarge", "--tensor", "2", "--data", "3"],
+    ],
+)
+def test_one_stage_is_played_by_native_twins(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command builds a scenario that they can play: in the loop it would take four times as long."""
+    monkeypatch.setattr(simulate, "LoopedSimulation", None)
+    done = CliRunner().invoke(app, [*SMALL, *flags, "--json"])
+    assert json.loads(done.stdout)["requests"]["completed"] == 40, done.output
+
+
+def test_replicas_as_fast_as_each_other_share_their_steps_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Mock(wraps=StepTimes)
+    monkeypatch.setattr(native_fleet, "StepTimes", asked)
+    done = CliRunner().invoke(app, [*SMALL, "--instance", "inf2.48xlarge", "--data", "12", "--rate", "20"])
+    assert done.exit_code == 0
+    assert asked.call_count == 1
 
 
 def test_a_trace_is_written_played_and_plotted(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from corepipe.neuron.memory import CoreMemory, Footprint, Limits, MemoryPlan, bl
 from corepipe.neuron.placement import Placement
 from corepipe.neuron.profiles import RuntimeProfile
 from corepipe.neuron.program import Program, of_each
-from corepipe.neuron.timeline import Timeline
 from corepipe.planning.planner.bounds import Bounds, Failure, Queue, Reason, Timed
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.judging import Judge
@@ -68,8 +67,8 @@ class Placed(DevicePlan):
 
     costs: tuple[CostModel, ...] = ()
 
-    def timeline(self, replica: int) -> Timeline:
-        return Timeline(self.costs[replica], self.profile)
+    def _costs(self) -> Sequence[CostModel]:
+        return self.costs
 
 
 def _unwatched() -> None:
@@ -279,11 +278,12 @@ class Workbench:
 
     def _make_cost(self, shape: Shape, sequences: int, chunk: int | None, replica: int) -> CostModel:
         """Of one replica, with graphs for so many sequences, and so many tokens of a prompt."""
+        if replica > 0:
+            return self._cost(shape, sequences, chunk, 0).on_replica(replica)
         if sequences > 1 or chunk is not None:
             return self._cost(shape, 1, None, replica).with_batch(sequences, chunk)
-        return CostModel(
-            self._programs(_cut(shape)), shape.device, shape.profile, shape.placement.data, replica, batch=1
-        )
+        programs = self._programs(_cut(shape))
+        return CostModel(programs, shape.device, shape.profile, shape.placement.data, batch=1)
 
     def _cores(self, candidate: Candidate) -> tuple[CoreMemory, ...]:
         """Memory of one replica's cores."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.neuron.clock import VirtualClock
+from corepipe.neuron.cost import CostModel
 from corepipe.neuron.timeline import Timeline
 from corepipe.planning.simulation.packed_record import PackedRecord
 from corepipe.planning.simulation.record import Record
@@ -59,13 +60,15 @@ class NativeSimulation:
         module = _module()
         assert module is not None
         limits, timelines = scenario.limits, scenario.timelines
-        times: dict[int, _native.SimulatedStepTimes] = {}
+        known: list[tuple[CostModel, _native.SimulatedStepTimes]] = []
         parts = []
         for timeline in timelines:
             cost, profile = timeline.cost, timeline.profile
-            if id(cost) not in times:
-                times[id(cost)] = module.SimulatedStepTimes(StepTimes(cost))
-            parts.append((times[id(cost)], profile.host_seconds, profile.change_seconds))
+            times = next((times for other, times in known if cost.same_times(other)), None)
+            if times is None:
+                times = module.SimulatedStepTimes(StepTimes(cost))
+                known.append((cost, times))
+            parts.append((times, profile.host_seconds, profile.change_seconds))
         self._told = scenario.told
         margin = load_margin(limits.max_num_seqs)
         self._fleet: _native.SimulatedFleet = module.SimulatedFleet(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corepipe.errors import UserError
@@ -88,14 +89,16 @@ class DevicePlan:
 
     def timelines(self) -> list[Timeline]:
         """Those of all replicas, idle, which share the times of steps where their cores are as fast."""
-        cost, draft = self._cost(0), self._draft_times(0)
+        costs, draft = self._costs(), self._draft_times(0)
         return [
-            Timeline(
-                cost.on_replica(replica),
-                draft=None if draft is None else DraftTimes(draft.cost.on_replica(replica)),
-            )
-            for replica in range(self.placement.data)
+            Timeline(cost, draft=None if draft is None else DraftTimes(draft.cost.on_replica(replica)))
+            for replica, cost in enumerate(costs)
         ]
+
+    def _costs(self) -> Sequence[CostModel]:
+        """The cost models of all replicas."""
+        first = self._cost(0)
+        return [first.on_replica(replica) for replica in range(self.placement.data)]
 
     def _cost(self, replica: int) -> CostModel:
         cost = CostModel(self.programs, self.instance, self.profile, self.placement.data, replica)
