@@ -31,6 +31,11 @@ def shown(value: object, most: int = 80) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
+def why(error: Exception) -> str:
+    """The reason why a file could not be read, for a message that names the file: without number and path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def no_room(what: str, folder: Path, needed: int, reason: int = errno.ENOSPC) -> UserError:
     """That a folder of the cache cannot take `needed` bytes; `reason` is one of DISK_FULL."""
     needed_mb, free_mb = (f"{size / 1e6:.0f} MB" for size in (needed, shutil.disk_usage(folder).free))

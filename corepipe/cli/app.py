@@ -139,5 +139,5 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 def _usage(error: Any) -> str:
     """What is wrong with a flag, and where to read on."""
-    wrong = " ".join(error.format_message().split()).rstrip(".")
+    wrong = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     return f"{wrong}; see {error.ctx.command_path} --help" if error.ctx else wrong

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, why
 
 if TYPE_CHECKING:  # heavy
     from pydantic import BaseModel
@@ -44,4 +44,4 @@ def text_of(path: Path | None, flag: str) -> str | None:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {path}: {error}", flag.lstrip("-").replace("-", "_")) from error
+        raise UserError(f"{flag} {path}: {why(error)}", flag.lstrip("-").replace("-", "_")) from error

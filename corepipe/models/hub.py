@@ -45,9 +45,20 @@ def resolve(name: str | Path, progress: Progress | None = None, *, accepted: boo
         return fetch(model, text.lower(), _folder(text), report)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?", text) and ".." not in text:
         return _from_hub(text, report)
-    raise UserError(
-        f"{text}: no such file or directory, nor a known model ({', '.join(PACKAGED)}, or org/name@revision)",
-        "model",
+    raise UserError(f"{text}: {_why_unknown(text)}", "model")
+
+
+def _why_unknown(name: str) -> str:
+    """What to give in place of a name that nothing can be fetched by."""
+    from corepipe.models import published  # noqa: PLC0415 -- who gives a right name does without
+
+    try:
+        shape = published.resolve(name)
+    except UserError:
+        return f"no such file or directory, nor a known model ({', '.join(PACKAGED)}, or org/name@revision)"
+    return (
+        "is known by its shape alone, as plan, simulate and profile take it; give a directory or .gguf file "
+        f"with its weights, or org/name@revision. --timing-model {shape} gives another model its times"
     )
 
 

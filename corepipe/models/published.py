@@ -15,8 +15,8 @@ from pathlib import Path
 
 from corepipe.errors import UserError
 
-NEAREST = 3
-"""Names that a complaint about an unknown one suggests."""
+NEAREST, ALIKE = 3, 0.5
+"""Names that a complaint about an unknown one suggests, and how alike they are at least (difflib's ratio)."""
 
 MAKERS = ("meta-", "google-", "openai-", "ibm-")
 """What some repositories write before the model's own name."""
@@ -84,11 +84,9 @@ def resolve(source: str) -> str:
     for spelling in _spellings(source):
         if spelling in known:
             return known[spelling]
-    near = get_close_matches(_plain(source), names(), NEAREST, cutoff=0.0)
-    raise UserError(
-        f"{source!r:.100} is no file, directory or published model; the nearest names are {', '.join(near)}",
-        "model",
-    )
+    near = get_close_matches(_plain(source), names(), NEAREST, cutoff=ALIKE)
+    hint = f"the nearest names are {', '.join(near)}" if near else "docs/models.md has their names"
+    raise UserError(f"{source!r:.100} is no file, directory or published model; {hint}", "model")
 
 
 def _spellings(source: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,21 @@ COLUMNS = (
 
 
 def check_directory(path: Path | None) -> None:
-    """Makes the directory for the files.  Raises UserError where that fails."""
+    """Raises UserError where the files cannot be written: before the load, and without leaving anything."""
     if path is None:
         return
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "result.json").touch()
-    except OSError as error:
-        raise UserError(f"--output {path}: {error.strerror}", "output") from error
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise UserError(f"--output {path}: {there} is no directory", "output")
+    result = path / "result.json"
+    if not os.access(there, os.W_OK | os.X_OK) or (result.exists() and not os.access(result, os.W_OK)):
+        raise UserError(f"--output {path}: {there} may not be written", "output")
 
 
 def write_files(path: Path, document: Mapping[str, Any], html: str, reports: list[Report]) -> None:
     """result.json, requests.csv and report.html.  Raises UserError where a file cannot be written."""
     try:
+        path.mkdir(parents=True, exist_ok=True)
         (path / "result.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         (path / "report.html").write_text(html, encoding="utf-8")
         (path / "requests.csv").write_text(rows(reports), encoding="utf-8", newline="")

@@ -75,7 +75,7 @@ def _document(path: Path) -> Mapping[str, Any]:
             raise UserError(f"{path}: is larger than {MOST_BYTES >> 20} MiB")
         document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
+        raise UserError(f"{file}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: is not JSON ({error})") from error
     if not isinstance(document, Mapping):

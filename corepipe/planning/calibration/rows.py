@@ -62,7 +62,9 @@ def read(path: Path) -> Table:
             reader = csv.DictReader(file, restval="", restkey="")
             rows = tuple({key: value for key, value in row.items() if key} for row in reader)
             columns = tuple(reader.fieldnames or ())
-    except (OSError, csv.Error) as error:
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except csv.Error as error:
         raise UserError(f"{path}: cannot be read as CSV: {error}") from error
     if not columns:
         raise UserError(f"{path}: is empty; its first line must name the columns")

@@ -15,7 +15,7 @@ from io import StringIO
 from math import isfinite
 from pathlib import Path
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, why
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.catalog import instance as find_instance
 from corepipe.planning.planner.purchase import REGION, Purchase
@@ -140,7 +140,7 @@ def read_prices(path: Path) -> PriceList:
             )
         text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prices {path}: cannot be read: {error}", "prices") from error
+        raise UserError(f"--prices {path}: cannot be read: {why(error)}", "prices") from error
     rows = _json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text)
     prices = [_price(f"--prices {path}, {where}", row, str(path)) for where, row in rows]
     if not prices:
