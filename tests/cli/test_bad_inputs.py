@@ -84,7 +84,7 @@ simulate resnet50 --output-len 3 | --output-len is not for resnet-50
 simulate bert-base-uncased --turns 3 | --turns is not for bert-base
 profile llama-3.1-8b --batch 0 | --batch
 profile llama-3.1-8b -o /no/such/x | --output /no/such/x: there is no directory
-predict /no/such -o x.csv | 'rows'
+predict /no/such -o x.csv | /no/such: No such file or directory
 predict . -o x | is a directory
 validate /dev/null | /dev/null: is empty
 fit /no/such -o x.json | /no/such: No such file or directory

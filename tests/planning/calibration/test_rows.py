@@ -69,5 +69,5 @@ def test_what_is_no_file_of_rows(tmp_path, content):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="No such file"):
         rows.read(tmp_path / "no.csv")
