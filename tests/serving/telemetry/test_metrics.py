@@ -23,6 +23,11 @@ PER_SEQUENCE = (
     "request_generation_tokens", "request_params_max_tokens", "request_prefill_kv_computed_tokens",
     *(f"request_{phase}_time_seconds" for phase in PHASES),
 )  # fmt: skip
+HIGHR = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0,
+    30.0, 60.0,
+)  # fmt: skip
+"""Bounds of prometheus-fastapi-instrumentator, whose dashboards read these series."""
 PER_PROMPT = ("request_params_n", "request_max_num_generation_tokens")
 
 
@@ -203,6 +208,8 @@ def test_http_is_counted_by_fixed_labels(url):
     assert requests("none", "4xx", "GET") == 1
     assert requests("/v1/models", "4xx", "other") == 1
     assert told["http_request_duration_highr_seconds_count",] == 5
+    fine = [name[1] for name in told if name[0] == "http_request_duration_highr_seconds_bucket"]
+    assert fine == [f"le={bound}" for bound in (*HIGHR, "+Inf")]
     assert told["http_request_size_bytes_sum", "handler=/v1/completions"] > 50
     assert not any("secret" in label or "/health" in label for sample in told for label in sample[1:])
 
