@@ -95,9 +95,8 @@ def test_the_commands_of_a_page_run(page: Path, server: Served, folder: Path) ->
     for command in runnable(page):
         words = shlex.split(command, comments=True)
         if words[:2] == ["corepipe", "serve"]:
-            model = [] if words[2:3] and not words[2].startswith("-") else [default_model()]
             flags = (str(folder / word) if word == "cassettes" else word for word in words[2:])
-            with served(*model, *flags) as started:
+            with served(*flags) as started:
                 if "--record" in words:  # what the commands after it replay
                     assert started.post("/v1/completions", json=ASKED).status_code == 200
             continue
