@@ -42,7 +42,7 @@ def commands(page: Path) -> Iterator[str]:
             if so_far.endswith(("\\", "|")) or not _closed(so_far):
                 so_far = so_far.removesuffix("\\")
                 continue
-            if words := shlex.split(so_far, comments=True):
+            if shlex.split(so_far, comments=True):
                 yield so_far
             so_far = ""
 
