@@ -40,6 +40,7 @@ def serve(
     chat_template: server_options.ChatTemplate = None,
     trust_request_chat_template: server_options.TrustRequestTemplate = False,
     allow_special_tokens_in_text: server_options.SpecialTokensInText = False,
+    strict: server_options.Strict = False,
     tool_call_parser: server_options.ToolCallParser = "auto",
     reasoning_parser: server_options.ReasoningParser = "auto",
     verify: server_options.Verify = False,

@@ -130,6 +130,14 @@ SpecialTokensInText = Annotated[
         panel=SERVER,
     ),
 ]
+Strict = Annotated[
+    bool,
+    option(
+        "--strict",
+        help="Refuse settings that would have no effect, which answers name in x-corepipe-ignored otherwise.",
+        panel=SERVER,
+    ),
+]
 ToolCallParser = Annotated[
     str,
     option(

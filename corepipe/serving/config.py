@@ -162,6 +162,7 @@ class ServerConfig(_Config):
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     allow_special_tokens_in_text: bool = False
+    strict: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     verify: bool = False

@@ -43,6 +43,7 @@ SETTINGS = {
     "verify": (True, "verify"),
     "trustRequestChatTemplate": (True, "trust_request_chat_template"),
     "allowSpecialTokensInText": (True, "allow_special_tokens_in_text"),
+    "strict": (True, "strict"),
     "toolCallParser": ("hermes", "tool_call_parser"),
     "reasoningParser": ("qwen3", "reasoning_parser"),
     "format": ("bf16", "format"),

@@ -69,7 +69,7 @@ class Conversation:
     """What a chat template is given.
 
     template: the request's own, if it brings one.  variables: what the template sees besides.  offer: the
-    tools.  effort: of its reasoning.
+    tools.  effort: of its reasoning.  verbosity: of its answer.
     """
 
     messages: Sequence[Plain]
@@ -80,6 +80,7 @@ class Conversation:
     add_special_tokens: bool = False
     offer: Offer | None = None
     effort: str | None = None
+    verbosity: str | None = None
 
     @staticmethod
     def of(
@@ -90,6 +91,7 @@ class Conversation:
         add_special_tokens: bool = False,
         offer: Offer | None = None,
         effort: str | None = None,
+        verbosity: str | None = None,
     ) -> Conversation:
         """Checked: raises ApiError and UserError, which name the field."""
         continues = fields.continue_final_message
@@ -106,6 +108,7 @@ class Conversation:
             add_special_tokens=add_special_tokens,
             offer=offer,
             effort=effort,
+            verbosity=verbosity,
         )
 
     @property

@@ -20,6 +20,7 @@ EXPOSED = (
     "retry-after",
     "traceparent",
     "www-authenticate",
+    "x-corepipe-ignored",
     "x-corepipe-injected",
     "x-ratelimit-limit-requests",
     "x-ratelimit-limit-tokens",

@@ -43,6 +43,9 @@ CONSTRAINING = ("response_format", "structured_outputs", *(f"guided_{name}" for 
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+NO_LIMIT = -1
+"""For `max_tokens`: as many as the context has room for."""
+Limit = Annotated[int, Meta(ge=NO_LIMIT, le=MAX_TOKENS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
@@ -238,16 +241,18 @@ class Neutral(msgspec.Struct, frozen=True):
         return self.type is not None and _is_a(value, self.type)
 
 
-_ShortText = Annotated[str, Meta(max_length=512)]
-_Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], _ShortText], Meta(max_length=16)]
+ShortText = Annotated[str, Meta(max_length=512)]
+_Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)]
 
 NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
-    "user": Neutral(type=_ShortText),
+    "user": Neutral(type=ShortText),
     "metadata": Neutral(type=_Metadata),
-    "safety_identifier": Neutral(type=_ShortText),
-    "prompt_cache_key": Neutral(type=_ShortText),
+    "safety_identifier": Neutral(type=ShortText),
+    "prompt_cache_key": Neutral(type=ShortText),
     "service_tier": Neutral(("auto", "default")),
     "store": Neutral((False,)),
+    "prompt_cache_retention": Neutral(("in_memory",)),
+    "prompt_cache_options": Neutral(),
     "use_beam_search": Neutral((False,)),
     "length_penalty": Neutral((1.0,)),
     "spaces_between_special_tokens": Neutral((True,)),
@@ -291,9 +296,14 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 def parse(body: bytes, request: type[R], neutral: Mapping[str, Neutral]) -> R:
     """Read a body strictly: raises ApiError (400) that names the field at fault."""
-    fields = _screened(decode(body), Nested(request, neutral, NESTED))
+    return read(decode(body), request, neutral)
+
+
+def read(fields: Mapping[str, Any], request: type[R], neutral: Mapping[str, Neutral]) -> R:
+    """As `parse`, of a body that is decoded."""
+    kept = _screened(fields, Nested(request, neutral, NESTED))
     try:
-        return msgspec.convert(fields, request)
+        return msgspec.convert(kept, request)
     except msgspec.ValidationError as error:
         raise _explained(error) from None
 

@@ -57,19 +57,32 @@ def template_input(
 def reasoning_variables(effort: str | None, template: str | None) -> dict[str, Any]:
     """What tells a template how much to reason; "none": not at all, anything else: where it has a switch, on.
 
-    Raises UserError where it asks for reasoning and the template knows of none.
+    Empty where it has none.
     """
     if effort is None:
         return {}
     thinks = effort != "none"
     values = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
-    known = {
-        name: value for name, value in values.items() if re.search(rf"(?<![\w.'\"]){name}\b", template or "")
-    }
-    if thinks and not known:
-        message = "reasoning_effort: this model's chat template knows no reasoning; leave it out."
-        raise UserError(message, "reasoning_effort")
-    return known
+    return {name: value for name, value in values.items() if _names(template, name)}
+
+
+def verbosity_variables(verbosity: str | None, template: str | None) -> dict[str, Any]:
+    """What tells a template how much to say; empty where it has no such variable."""
+    return {"verbosity": verbosity} if verbosity is not None and _names(template, "verbosity") else {}
+
+
+def unheard(effort: str | None, verbosity: str | None, template: str | None) -> list[str]:
+    """Names of those that ask for something which the template makes nothing of."""
+    names = []
+    if effort not in (None, "none") and not reasoning_variables(effort, template):
+        names.append("reasoning_effort")
+    if verbosity not in (None, "medium") and not verbosity_variables(verbosity, template):
+        names.append("verbosity")
+    return names
+
+
+def _names(template: str | None, variable: str) -> bool:
+    return re.search(rf"(?<![\w.'\"]){variable}\b", template or "") is not None
 
 
 def reading_of(dialect: Dialect, offer: Offer | None, tail: str) -> Reading | None:

@@ -46,6 +46,9 @@
 {{- if .allowSpecialTokensInText }}
 - --allow-special-tokens-in-text
 {{- end }}
+{{- if .strict }}
+- --strict
+{{- end }}
 {{- include "corepipe.flag" (list "tool-call-parser" .toolCallParser) }}
 {{- include "corepipe.flag" (list "reasoning-parser" .reasoningParser) }}
 {{- include "corepipe.flag" (list "shutdown-timeout" .drainSeconds) }}

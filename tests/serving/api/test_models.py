@@ -102,9 +102,7 @@ def test_no_name_is_the_first() -> None:
     assert not engines[B].submitted
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{", b'{"model": 3}', b'{"model": null}', b"[" * 100_000, b"\xff"]
-)
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": 3}', b"[" * 100_000, b"\xff"])
 def test_a_body_that_names_nothing_readable_is_refused_as_by_one_model(body: bytes) -> None:
     head = {"content-type": "application/json"}
     with several({A: FakeEngine()}) as alone, several(pair()) as url:

@@ -1,4 +1,4 @@
-"""The three lists: honoured, without effect, refused by name."""
+"""The lists: honoured, asking for nothing, refused by name."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_null_stands_for_the_default(ask):
     ("field", "value"),
     [
         ("n", 0), ("n", -1), ("n", 129), ("n", 10**9), ("n", "2"), ("n", 1.5), ("n", True),
-        ("max_tokens", -1), ("max_tokens", 10**12), ("max_tokens", 2**63), ("max_tokens", "1"),
+        ("max_tokens", -2), ("max_tokens", 10**12), ("max_tokens", 2**63), ("max_tokens", "1"),
         ("temperature", -1), ("temperature", 2.0001), ("temperature", "hot"), ("temperature", True),
         ("top_p", 0), ("top_p", 1.1), ("top_k", -5), ("top_k", 1.5), ("min_p", 2), ("min_p", -0.1),
         ("presence_penalty", 1e9), ("frequency_penalty", -2.1), ("repetition_penalty", 0),

@@ -7,7 +7,13 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.serving.parsing.choose import Dialect
 from corepipe.serving.parsing.formats import FORMATS
-from corepipe.serving.parsing.prompt import reading_of, reasoning_variables, template_input
+from corepipe.serving.parsing.prompt import (
+    reading_of,
+    reasoning_variables,
+    template_input,
+    unheard,
+    verbosity_variables,
+)
 from corepipe.serving.parsing.tag_calls import value_types
 from corepipe.serving.parsing.tools import offered_by
 from corepipe.serving.schemas import deeper_than
@@ -112,9 +118,17 @@ def test_how_much_to_reason():
     assert reasoning_variables("none", "{% if enable_thinking %}") == {"enable_thinking": False}
     assert reasoning_variables("high", "{% if enable_thinking %}") == {"enable_thinking": True}
     assert reasoning_variables("none", "{{ message.thinking }}") == {}
-    with pytest.raises(UserError) as caught:
-        reasoning_variables("high", "{{ message.thinking }}")
-    assert caught.value.param == "reasoning_effort"
+    assert reasoning_variables("high", "{{ message.thinking }}") == {}
+    assert verbosity_variables("low", "{{ verbosity }}") == {"verbosity": "low"}
+    assert (
+        verbosity_variables("low", "{{ message.verbosity }}") == verbosity_variables(None, "verbosity") == {}
+    )
+
+
+def test_which_settings_a_template_makes_nothing_of():
+    assert unheard("high", "low", "{{ messages }}") == ["reasoning_effort", "verbosity"]
+    assert unheard("high", "high", "{% if thinking %}{{ verbosity }}") == []
+    assert unheard("none", "medium", None) == unheard(None, None, None) == []
 
 
 def test_what_nobody_reads_is_text():

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
+from corepipe.serving.api.client_settings import IGNORED
 from corepipe.serving.api.protocol import decode
 
 DEVICE_HEADER = "x-corepipe-device"
 """The one header of a request that its answer depends on: it asks for the device's times."""
 
-KEPT_HEADERS = ("content-type", "cache-control", "x-accel-buffering", "warning")
+KEPT_HEADERS = ("content-type", "cache-control", "x-accel-buffering", "warning", IGNORED)
 """Of an answer's headers; the server adds the others anew."""
 
 _EVENT, _EVENT_END = b"data: ", b"\n\n"

@@ -50,6 +50,7 @@ class _Headers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     cache_control: Annotated[str, Meta(pattern=r"^[\x20-\x7e]{0,200}$")] | UnsetType = UNSET
     x_accel_buffering: Literal["no", "yes"] | UnsetType = UNSET
     warning: Annotated[str, Meta(pattern=r"^[\x20-\x7e]{0,2000}$")] | UnsetType = UNSET
+    x_corepipe_ignored: Annotated[str, Meta(pattern=r"^[\x20-\x7e]{0,2000}$")] | UnsetType = UNSET
 
 
 class _Object(msgspec.Struct, frozen=True):

@@ -15,13 +15,14 @@ from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.protocol import (
     MAX_LOGPROBS,
     MAX_MESSAGES,
-    MAX_TOKENS,
     NEUTRAL_EVERYWHERE,
+    NO_LIMIT,
     GenerationRequest,
+    Limit,
     Neutral,
 )
 from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Strict, Usage
-from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape
+from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape, UnreasonedRenderer
 from corepipe.serving.api.routes.cut import Cut
 from corepipe.serving.api.routes.endpoint import ChoicesEndpoint
 from corepipe.serving.api.routes.generation import Plan
@@ -37,6 +38,8 @@ from corepipe.serving.parsing.prompt import (
     reading_of,
     reasoning_variables,
     template_input,
+    unheard,
+    verbosity_variables,
 )
 from corepipe.serving.parsing.reading import Reading
 from corepipe.serving.parsing.tools import MAX_TOOLS, Offer, Tool, ToolChoice, offered
@@ -74,11 +77,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
         ),
     ]
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None, Meta(description="default: the rest of the context")
+        Limit | None, Meta(description="default, or -1: the rest of the context; not 0")
     ] = None
-    max_completion_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None, Meta(description="goes before `max_tokens`")
-    ] = None
+    max_completion_tokens: Annotated[Limit | None, Meta(description="goes before `max_tokens`; not 0")] = None
     logprobs: Annotated[bool, Meta(description="report each token's logprob")] = False
     top_logprobs: Annotated[
         int, Meta(ge=0, le=MAX_LOGPROBS, description="alternatives for each token; needs `logprobs`")
@@ -97,6 +98,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     reasoning_effort: Annotated[
         Effort | None, Meta(description="none: no reasoning; else as the chat template has it")
     ] = None
+    verbosity: Annotated[
+        Literal["low", "medium", "high"] | None, Meta(description="as the chat template has it")
+    ] = None
+    include_reasoning: Annotated[bool, Meta(description="false: the answer without its reasoning")] = True
 
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = False
@@ -113,10 +118,14 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def most_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return None if most == NO_LIMIT else most
 
     def check(self, vocab_size: int, max_num_seqs: int) -> None:
         super().check(vocab_size, max_num_seqs)
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) == 0:
+                raise invalid(f"{name} must be at least 1, or -1 for the rest of the context.", name)
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
 
@@ -129,9 +138,6 @@ NEUTRAL_CHAT: Mapping[str, Neutral] = {
     "audio": Neutral(),
     "moderation": Neutral(),
     "web_search_options": Neutral(),
-    "verbosity": Neutral(("medium",)),
-    "prompt_cache_retention": Neutral(("in_memory",)),
-    "prompt_cache_options": Neutral(),
 }
 
 
@@ -204,7 +210,19 @@ class Chat(ChoicesEndpoint[ChatRequest]):
 
     def kind(self, body: ChatRequest) -> type[ChoicesRenderer]:
         told = body.tools or body.chat_template is not None or self.service.dialect.reasoning
-        return ChatRenderer if told else ChoicesRenderer
+        if not told:
+            return ChoicesRenderer
+        return ChatRenderer if body.include_reasoning else UnreasonedRenderer
+
+    async def without_effect(self, body: ChatRequest) -> Sequence[str]:
+        if body.reasoning_effort is None and body.verbosity is None:
+            return ()
+        tokenizer = await _tokenizer(self.service, body.chat_template)
+        names = unheard(body.reasoning_effort, body.verbosity, tokenizer.chat_template)
+        if names and self.service.strict:
+            message = f"{names[0]}: this model's chat template has no such setting; leave it out (--strict)."
+            raise invalid(message, names[0])
+        return names
 
     async def plan(self, body: ChatRequest, grammar: str) -> list[Plan]:
         offer = offered(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
@@ -215,6 +233,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
             add_special_tokens=body.add_special_tokens,
             offer=offer,
             effort=body.reasoning_effort,
+            verbosity=body.verbosity,
         )
         context = self.service.require_ready().max_model_len
         cut = Cut.of(body, context, body.most_tokens or 1)
@@ -296,6 +315,7 @@ def _with_tools(service: Service, tokenizer: Tokenizer, conversation: Conversati
     check_callable(dialect, conversation.offer)
     turns, tools = template_input(conversation.messages, conversation.offer, dialect)
     effort = reasoning_variables(conversation.effort, tokenizer.chat_template)
+    effort |= verbosity_variables(conversation.verbosity, tokenizer.chat_template)
     return replace(conversation, messages=turns, variables={**effort, **conversation.variables, **tools})
 
 

@@ -110,6 +110,20 @@ class ChatRenderer(ChoicesRenderer):
         return choice
 
 
+class UnreasonedRenderer(ChatRenderer):
+    """The same answers without their reasoning (`include_reasoning: false`)."""
+
+    def event(self, parts: Sequence[Part]) -> bytes:
+        return super().event(_unreasoned(parts))
+
+    def whole(self, parts: Sequence[Part]) -> bytes:
+        return super().whole(_unreasoned(parts))
+
+
+def _unreasoned(parts: Sequence[Part]) -> list[Part]:
+    return [part for part in parts if not isinstance(part, Reasoning)]
+
+
 def _said(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
 

@@ -12,8 +12,9 @@ from corepipe.serving.api.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,
     NEUTRAL_EVERYWHERE,
-    Count,
+    NO_LIMIT,
     GenerationRequest,
+    Limit,
     Neutral,
 )
 from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Strict, Usage
@@ -39,7 +40,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         Meta(description="text, token ids, or a list of either; prompts times `n` is at most 128"),
     ]
     max_tokens: Annotated[
-        Count | None, Meta(description="default 16; must fit the context; 0 only with `echo`")
+        Limit | None, Meta(description="default 16; must fit the context; -1: its rest; 0 only with `echo`")
     ] = None
     logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None, Meta(description="alternatives for each token")
@@ -111,7 +112,9 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
         if len(listed) * body.n > MAX_CHOICES:
             raise invalid(f"prompts times n is at most {MAX_CHOICES}.", "prompt")
         context = self.service.require_ready().max_model_len
-        cut = Cut.of(body, context, DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens or 1)
+        free = body.max_tokens == NO_LIMIT
+        most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+        cut = Cut.of(body, context, max(most, 1))
         prompts = [await self._prompt(one, body, cut) for one in listed]
         if body.max_tokens == 0 and not body.echo:
             raise invalid("max_tokens must be at least 1, or 0 with echo: true.", "max_tokens")
@@ -119,8 +122,8 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
             Plan(
                 prompt=ids,
                 source="prompt",
-                max_tokens=body.max_tokens,
-                default_tokens=DEFAULT_TOKENS,
+                max_tokens=None if free else body.max_tokens,
+                default_tokens=None if free else DEFAULT_TOKENS,
                 logprobs=body.logprobs,
                 prompt_logprobs=body.prompt_alternatives,
                 echo=Echo(text, body.logprobs) if body.echo else None,

@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import ClassVar, Generic, TypeVar
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from corepipe.models.tasks import Task
+from corepipe.serving.api.client_settings import IGNORED, settle
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.limits import read_body
-from corepipe.serving.api.protocol import GenerationRequest, ModelRequest, Neutral, parse
+from corepipe.serving.api.protocol import GenerationRequest, ModelRequest, Neutral, decode, read
 from corepipe.serving.api.routes.generation import Exchange, Generation, Plan
 from corepipe.serving.api.routes.rendering import ChoicesRenderer, Envelope, Renderer, Shape
 from corepipe.serving.api.routes.service import Service
@@ -31,11 +32,34 @@ B = TypeVar("B", bound=GenerationRequest)
 
 async def read_request(
     service: Service, receive: Receive, request: type[R], neutral: Mapping[str, Neutral]
-) -> R:
-    """The body of a request to a model that is served.  Raises ApiError for any other."""
-    body = parse(await read_body(receive), request, neutral)
+) -> tuple[R, list[str]]:
+    """The body of a request to a model that is served, and the names of its fields without effect.
+
+    Where one model is served, a body need not name it; to a strict server it must.  Raises ApiError for what
+    is wrong, and for another model.
+    """
+    sent = await read_body(receive)
+    fields = decode(sent)
+    ignored = settle(fields, sent, request, strict=service.strict)
+    if not (service.strict or service.listed) and fields.get("model") is None:
+        fields["model"] = service.names[0]
+    body = read(fields, request, neutral)
     service.require_model(body.model)
-    return body
+    return body, ignored
+
+
+def naming(send: Send, ignored: Sequence[str]) -> Send:
+    """`send`, with a header that names the fields without effect, if there are any."""
+    if not ignored:
+        return send
+    header = (IGNORED.encode(), ", ".join(ignored).encode())
+
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], header]}
+        await send(message)
+
+    return told
 
 
 class Endpoint(ABC, Generic[B]):
@@ -61,16 +85,22 @@ class Endpoint(ABC, Generic[B]):
     def renderer(self, body: B, envelope: Envelope) -> Renderer:
         """What writes the answer."""
 
+    async def without_effect(self, body: B) -> Sequence[str]:  # noqa: ARG002
+        """Names of fields that the model makes nothing of.  Raises ApiError where the server is strict."""
+        return ()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await Generation(self.service, await self.exchange(scope, receive)).answer(receive, send)
+        exchange = await self.exchange(scope, receive)
+        await Generation(self.service, exchange).answer(receive, naming(send, exchange.ignored))
 
     async def exchange(self, scope: Scope, receive: Receive) -> Exchange:
         """What is asked, made ready.  Raises ApiError."""
         arrival, service = perf_counter(), self.service
-        body = await read_request(service, receive, self.request, self.neutral)
+        body, ignored = await read_request(service, receive, self.request, self.neutral)
         service.require_task(Task.GENERATE)
         service.require_ready()
         body.check(service.tokenizer.vocab_size, service.engine.max_num_seqs)
+        ignored += await self.without_effect(body)
         plans = await self.plan(body, await service.grammar(body))
         prediction = await self._predicted(body)
         drawn = secrets.token_hex(12)
@@ -92,6 +122,7 @@ class Endpoint(ABC, Generic[B]):
             device_metrics=asks_device(body.device_metrics, scope),
             tenant=tenant_of(scope),
             trace=scope.get(TRACE),
+            ignored=ignored,
         )
 
     async def _predicted(self, body: GenerationRequest) -> list[int]:

@@ -70,6 +70,7 @@ class Exchange:
 
     `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
     names of its sequences in the engine begin with `sequences`.  prediction: tokens that answers may have.
+    ignored: names of what was asked without effect.
     """
 
     id: str
@@ -83,6 +84,7 @@ class Exchange:
     device_metrics: bool = False
     tenant: Tenant = ANYONE
     trace: Trace | None = None
+    ignored: Sequence[str] = ()
 
 
 class Generation:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corepipe.serving.api.chat import NEUTRAL_MESSAGE
+from corepipe.serving.api.client_settings import IGNORED, taken_by_schema
 from corepipe.serving.api.protocol import NESTED, Nested, Neutral
 from corepipe.serving.api.routes.answers import Failure
 from corepipe.serving.api.routes.models import Models
@@ -35,6 +36,14 @@ _WITH_BODY: dict[int, str] = {
     403: "A web page of an origin that is not allowed.",
     413: "The body is too large.",
     415: "The body is no JSON, or compressed.",
+}
+
+
+_IGNORED = {
+    IGNORED: {
+        "description": "Fields that were taken without effect, by commas.",
+        "schema": {"type": "string"},
+    }
 }
 
 
@@ -94,8 +103,19 @@ class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 MESSAGES = (Message, AssistantMessage, ToolMessage)
 
 
-def document(routes: Sequence[Route], version: str, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
-    """The document of a server with these routes, serving `models`, perhaps with API keys."""
+def document(
+    routes: Sequence[Route],
+    version: str,
+    models: Sequence[str],
+    *,
+    keys: bool,
+    strict: bool = False,
+    several: bool = False,
+) -> dict[str, Any]:
+    """The document of a server with these routes, serving `models`, perhaps with API keys.
+
+    models: their names; `several`: they are of more than one.  strict: what has no effect is refused.
+    """
     types = [kind for one in routes for kind in (one.answer, one.request, *one.failures) if kind is not None]
     inner = list(_nested(NESTED))
     _, schemas = msgspec.json.schema_components(
@@ -109,9 +129,11 @@ def document(routes: Sequence[Route], version: str, models: Sequence[str], *, ke
         schemas[part.request.__name__] = _strict(schemas[part.request.__name__], part.neutral, ())
     for kind in MESSAGES:
         schemas[kind.__name__] = _strict(schemas[kind.__name__], NEUTRAL_MESSAGE, ())
+    if not strict:
+        _settle(schemas, several=several)
     paths: dict[str, dict[str, Any]] = {}
     for one in routes:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, models, keys=keys)
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, models, keys=keys, strict=strict)
     components: dict[str, Any] = {"schemas": schemas}
     if keys:
         components["securitySchemes"] = {
@@ -134,14 +156,14 @@ def _nested(fields: Mapping[str, Nested]) -> Iterator[Nested]:
         yield from _nested(one.nested)
 
 
-def _operation(one: Route, models: Sequence[str], *, keys: bool) -> dict[str, Any]:
+def _operation(one: Route, models: Sequence[str], *, keys: bool, strict: bool) -> dict[str, Any]:
     statuses = {**_ANYWHERE, **one.statuses, **(_WITH_BODY if one.method == "POST" else {})}
     if keys and not one.keyless:
         statuses |= _WITH_KEYS
     operation: dict[str, Any] = {
         "operationId": f"{one.method.lower()} {one.path}",
         "summary": one.summary,
-        "responses": {"200": _success(one)}
+        "responses": {"200": _success(one) | ({} if strict or one.request is None else {"headers": _IGNORED})}
         | {
             str(status): {"description": text, "content": _content(_failure(one, status))}
             for status, text in sorted(statuses.items())
@@ -208,6 +230,25 @@ def _strict(schema: dict[str, Any], neutral: Mapping[str, Neutral], models: Sequ
     return schema | {"properties": properties | accepted, "additionalProperties": False}
 
 
+def _settle(schemas: dict[str, dict[str, Any]], *, several: bool) -> None:
+    """Adds what is taken of clients' settings."""
+    for name, taken in taken_by_schema().items():
+        if name in schemas:
+            schemas[name] = _settled(schemas[name], taken, several=several)
+
+
+def _settled(schema: dict[str, Any], taken: Mapping[str, Neutral], *, several: bool) -> dict[str, Any]:
+    """A schema with the settings that are taken there; a body need not name the one model that is served."""
+    known = schema["properties"]
+    others = {name: _accepted(one) for name, one in taken.items() if name not in known}
+    more = {name: {"anyOf": [known[name], _accepted(one)]} for name, one in taken.items() if name in known}
+    settled = schema | {"properties": known | others | more}
+    if not several and "model" in settled.get("required", ()):
+        settled["required"] = [name for name in settled["required"] if name != "model"]
+        settled["properties"]["model"] = _or_null(settled["properties"]["model"])
+    return settled
+
+
 def _with_items(messages: dict[str, Any]) -> dict[str, Any]:
     """`messages`, whose items the parser takes as they are and `chat.plain_messages` checks."""
     kinds = [dict(one) for one in messages.get("anyOf", [messages])]
@@ -246,7 +287,9 @@ class Described:
     def body(self) -> bytes:
         """JSON."""
         version, names = self._models.first.version, self._models.names
-        return msgspec.json.encode(document(self._routes, version, names, keys=self._keys))
+        strict, several = self._models.first.strict, self._models.several
+        described = document(self._routes, version, names, keys=self._keys, strict=strict, several=several)
+        return msgspec.json.encode(described)
 
 
 async def _described(_: Models, request: Request) -> Response:

@@ -20,7 +20,7 @@ from corepipe.serving.api.http_errors import invalid, unavailable
 from corepipe.serving.api.protocol import MAX_TOKENS, REQUEST_ID, ModelRequest, Neutral
 from corepipe.serving.api.routes.choice import failure
 from corepipe.serving.api.routes.cut import Cut
-from corepipe.serving.api.routes.endpoint import asks_device, read_request
+from corepipe.serving.api.routes.endpoint import asks_device, naming, read_request
 from corepipe.serving.api.routes.rendering import Emulated
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.api.routes.submission import TRACE, Trace, charged, followed
@@ -285,7 +285,7 @@ class PooledEndpoint(ABC, Generic[B]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival, service = perf_counter(), self.service
-        body = await read_request(service, receive, self.request, self.neutral)
+        body, ignored = await read_request(service, receive, self.request, self.neutral)
         service.require_task(*self.tasks)
         most = service.most_tokens
         body.check(service.task)
@@ -305,7 +305,9 @@ class PooledEndpoint(ABC, Generic[B]):
             device=emulated(service, outputs) if asks_device(body.device_metrics, scope) else None,
         )
         size = sum(len(output.values) for output in outputs) // 4
-        await answer(send, await service.beside(size, lambda: self.render(body, results, told)))
+        await answer(
+            naming(send, ignored), await service.beside(size, lambda: self.render(body, results, told))
+        )
 
 
 def emulated(service: Service, outputs: Sequence[Output]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""docs/api.md, written from the three lists of the endpoints, so that the page cannot say anything else."""
+"""docs/api.md, written from the lists of the endpoints, so that the page cannot say anything else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from corepipe.serving.api.client_settings import SETTINGS
 from corepipe.serving.api.protocol import NESTED, Nested, Neutral
 from corepipe.serving.api.routes.route import Audience, Route
 from corepipe.serving.api.routes.table import ROUTES
@@ -16,10 +17,12 @@ _INTRO = """\
 
 <!-- Written by `python -m corepipe.serving.api.routes.reference`; a test compares. -->
 
-The server speaks the OpenAI API. A parameter is in one of three lists: it is **honoured**; or it is accepted
-**without effect**, because the value sent asks for nothing; or it is **refused by name** with status 400 and
-code `unsupported_parameter`. Nothing is ignored. Null stands for the default everywhere, and where a JSON
-object repeats a name the last one counts.
+The server speaks the OpenAI API. A parameter is in one of four lists: it is **honoured**; or it is accepted
+because the value sent **asks for nothing**; or it is one of the [settings](#settings-that-clients-send) that
+change no answer, and is taken without effect and **named** in the answer's header `x-corepipe-ignored`; or it
+is **refused by name** with status 400 and code `unsupported_parameter`. With `--strict` the third list is
+refused, too. Null stands for the default everywhere, and where a JSON object repeats a name the last one
+counts.
 
 ## Routes
 
@@ -111,7 +114,9 @@ holds an answer to a grammar is not told, and a key is not charged.
 
 ## Rules
 
+- A body need not name its `model` where one is served, unless the server is `--strict`.
 - Prompt and `max_tokens` must fit the context together; otherwise 400, code `context_length_exceeded`.
+  -1 asks for as many tokens as fit.
 - Where two say the same: `max_completion_tokens` goes before `max_tokens`; `best_of` must equal `n`; device
   times are added if the body or the header asks for them; `/tokenize` takes `prompt` or `messages`, not both.
 - Prompts times `n` is at most 128.
@@ -195,6 +200,17 @@ A stream that fails after its first token ends with an event that holds the erro
 """
 
 
+_SETTINGS = """\
+## Settings that clients send
+
+Graphical clients, frameworks and agents send settings of other servers that their users cannot leave out.
+Each is honoured, or changes no answer and is taken without effect: the answer's header `x-corepipe-ignored`
+names these with their paths (`store, messages[].content[].cache_control`), that of a stream, too. Any other
+value is refused. A server with `--strict` refuses them all, and a body without its `model`, with 400 and the
+field's name.
+"""
+
+
 def reference() -> str:
     """The whole page."""
     admin = [one for one in ROUTES if one.audience in (Audience.WATCHERS, Audience.OPERATORS)]
@@ -226,6 +242,22 @@ def _sections() -> Iterator[str]:
         paths = ", ".join(one.path for one in routes)
         yield from _section(f"{routes[0].method} {paths}", request, routes[0].neutral)
     yield from _nested_sections(NESTED)
+    yield from _settings()
+
+
+def _settings() -> Iterator[str]:
+    """What clients of other servers send."""
+    yield _SETTINGS
+    yield "| setting | values | in | what becomes of it | sent by |"
+    yield "|---|---|---|---|---|"
+    for one in SETTINGS:
+        names = ", ".join(f"`{name}`" for name in one.fields)
+        places = ", ".join(place.told for place in one.places)
+        fate = (
+            "honoured: " if one.read_as and not one.by_template else "no effect: " if not one.read_as else ""
+        )
+        yield f"| {names} | {_taken(one.takes)} | {places} | {fate}{one.why} | {one.clients} |"
+    yield ""
 
 
 def _nested_sections(nested: Mapping[str, Nested], prefix: str = "") -> Iterator[str]:
@@ -243,11 +275,19 @@ def _section(title: str, request: type[msgspec.Struct], neutral: Mapping[str, Ne
         default = "required" if name in schema["required"] else f"`{_json(field.get('default'))}`"
         yield f"| `{name}` | {_values(field)} | {default} | {field.get('description', '')} |"
     if neutral:
-        yield "\n| without effect | accepted besides null |"
+        yield "\n| asks for nothing | accepted besides null |"
         yield "|---|---|"
         for name, accepted in neutral.items():
             yield f"| `{name}` | {_accepted(accepted)} |"
     yield ""
+
+
+def _taken(neutral: Neutral) -> str:
+    """In words: an object's own fields are told by whose it is."""
+    if neutral.type is None:
+        return _accepted(neutral)
+    schema = msgspec.json.schema(neutral.type)
+    return "an object" if schema.get("type") == "object" else _values(schema)
 
 
 def _accepted(neutral: Neutral) -> str:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from corepipe.serving.api.protocol import GenerationRequest
 from corepipe.serving.api.routes import chat, completions
 from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.endpoint import Endpoint
+from corepipe.serving.api.routes.endpoint import Endpoint, naming
 from corepipe.serving.api.routes.generation import Exchange, Generation
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.service import Service
@@ -83,6 +83,7 @@ class Render:
         tokens = sum(len(submit.prompt) for submit in submits)
         body = await service.beside(tokens, lambda: msgspec.json.encode(told))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        send = naming(send, exchange.ignored)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

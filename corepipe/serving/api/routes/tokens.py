@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from corepipe.serving.api.chat import Conversation
+from corepipe.serving.api.client_settings import IGNORED
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.protocol import MAX_MESSAGES, Count, ModelRequest
 from corepipe.serving.api.routes.answers import Strict
@@ -89,7 +90,7 @@ def _require_text(service: Service) -> None:
 
 async def _tokenize(service: Service, request: Request) -> Response:
     _require_text(service)
-    asked = await read_request(service, request.receive, TokenizeRequest, {})
+    asked, ignored = await read_request(service, request.receive, TokenizeRequest, {})
     tokens = await _tokens(service, asked)
 
     def described() -> bytes:
@@ -104,12 +105,12 @@ async def _tokenize(service: Service, request: Request) -> Response:
             }
         )
 
-    return _json(await service.beside(len(tokens), described))
+    return _json(await service.beside(len(tokens), described), ignored)
 
 
 async def _detokenize(service: Service, request: Request) -> Response:
     _require_text(service)
-    asked = await read_request(service, request.receive, DetokenizeRequest, {})
+    asked, ignored = await read_request(service, request.receive, DetokenizeRequest, {})
     if any(token >= service.tokenizer.vocab_size for token in asked.tokens):
         raise invalid(f"tokens must be below {service.tokenizer.vocab_size}.", "tokens")
 
@@ -118,11 +119,12 @@ async def _detokenize(service: Service, request: Request) -> Response:
             {"prompt": service.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
         )
 
-    return _json(await service.beside(len(asked.tokens), text))
+    return _json(await service.beside(len(asked.tokens), text), ignored)
 
 
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def _json(body: bytes, ignored: Sequence[str]) -> Response:
+    headers = {IGNORED: ", ".join(ignored)} if ignored else None
+    return Response(body, headers=headers, media_type="application/json")
 
 
 async def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
