@@ -32,8 +32,9 @@ from corepipe.serving.api.origins import Origins
 from corepipe.serving.api.port_router import STATE_KEY, Port, PortRouter, open_at
 from corepipe.serving.api.reload import Reload
 from corepipe.serving.api.routes import openapi
+from corepipe.serving.api.routes.missing import Missing
 from corepipe.serving.api.routes.models import Models
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import Paths, Route
 from corepipe.serving.api.routes.service import GENERATES, Service
 from corepipe.serving.api.routes.table import (
     GENERATING_PATHS,
@@ -102,7 +103,10 @@ def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None
     `deck`: what is recorded, or replayed; closed at the end.  Raises UserError for a bad key file.
     """
     version, engine = models.first.version, models.first.engine
-    app = _bare_app(version, _lifespan)
+    routes = public_routes(admin_port=server.admin_port is not None)
+    if deck is not None and server.replays_alone:
+        routes = deck.replayed_routes(routes)
+    app = _bare_app(version, routes, _lifespan)
     app.state.models = models
     http = HttpMetrics(models.registry, ROUTES)
     tenants = Tenants(
@@ -111,9 +115,6 @@ def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None
         server.max_tokens_per_minute_per_key,
     )
     app.state.tenants = tenants
-    routes = public_routes(admin_port=server.admin_port is not None)
-    if deck is not None and server.replays_alone:
-        routes = deck.replayed_routes(routes)
     _furnish(app, models, routes, keys=bool(tenants))
     if deck is not None:
         deck.install(app, models)
@@ -123,7 +124,7 @@ def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None
     app.state.closers = [_trace(app, server, engine, version), models.close]
     if deck is not None:
         app.state.closers.append(deck.close)
-    app.add_middleware(Guard, config=server, host=server.host, tenants=tenants, keyless=KEYLESS_PATHS)
+    _guard(app, server, server.host, tenants, routes)
     app.add_middleware(Origins, allowed=server.allowed_origins)
     app.add_middleware(Traffic, metrics=http)
     told = {Port.ADMIN: (admin_routes(), server.admin_api_keys), Port.METRICS: (metrics_routes(), ())}
@@ -146,16 +147,21 @@ def _other_app(
     keys: Sequence[str],
 ) -> FastAPI:
     """Of a port for others than users: these routes, for who has one of the keys, if there are any."""
-    other = _bare_app(models.first.version, None)
+    other = _bare_app(models.first.version, routes, None)
     tenants = Tenants(keys)
     _furnish(other, models, routes, keys=bool(tenants))
-    other.add_middleware(Guard, config=server, host=host, tenants=tenants, keyless=KEYLESS_PATHS)
+    _guard(other, server, host, tenants, routes)
     other.add_middleware(Origins)
     other.add_middleware(Traffic, metrics=http)
     return other
 
 
-def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
+def _guard(app: FastAPI, server: ServerConfig, host: str, tenants: Tenants, routes: Sequence[Route]) -> None:
+    posts = Paths(one for one in routes if one.method == "POST")
+    app.add_middleware(Guard, config=server, host=host, tenants=tenants, keyless=KEYLESS_PATHS, posts=posts)
+
+
+def _bare_app(version: str, routes: Sequence[Route], lifespan: Lifespan[FastAPI] | None) -> FastAPI:
     app = FastAPI(
         title="corepipe",
         version=version,
@@ -165,7 +171,7 @@ def _bare_app(version: str, lifespan: Lifespan[FastAPI] | None) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
     )
-    http_errors.install(app, INSTEAD)
+    http_errors.install(app, Missing(routes, INSTEAD).error)
     return app
 
 

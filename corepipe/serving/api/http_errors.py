@@ -1,11 +1,12 @@
-"""Every failure in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`, with bounded text."""
+"""Every failure in its API's shape, mostly OpenAI's, with bounded text."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -13,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 from corepipe.errors import UserError
 
@@ -25,6 +26,15 @@ _BOUNDED = reprlib.Repr()
 _BOUNDED.maxstring = 2 * MAX_ECHO
 _BOUNDED.maxlevel = _BOUNDED.maxlist = _BOUNDED.maxdict = 20
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -57,13 +67,41 @@ class ApiError(Exception):
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         return _TYPES.get(self.status, default)
 
-    def body(self) -> bytes:
-        """The JSON object to send."""
-        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": fields})
+    def body(self, path: str = "") -> bytes:
+        """The JSON object to send, in the form of the API that the path is of."""
+        form = next((form for prefix, form in _FORMS if f"{path}/".startswith(prefix)), _openai)
+        return msgspec.json.encode(form(self))
 
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
+    def response(self, path: str) -> Response:
+        """The answer to a request of that path."""
+        return Response(self.body(path), self.status, self.headers, media_type="application/json")
+
+
+Form = Callable[[ApiError], dict[str, Any]]
+
+
+def _openai(error: ApiError) -> dict[str, Any]:
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return {"error": fields}
+
+
+def _anthropic(error: ApiError) -> dict[str, Any]:
+    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(error.status, kind)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def _open_inference(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+_FORMS: tuple[tuple[str, Form], ...] = (
+    ("/v1/messages/", _anthropic),
+    ("/v2/rerank/", _openai),
+    ("/v2/embed/", _openai),
+    ("/v2/", _open_inference),
+)
+"""By how paths begin; the first counts.  `/v2` is the Open Inference Protocol's, but for Cohere's routes."""
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
@@ -107,54 +145,61 @@ def echo(value: object) -> str:
     return _cut(_BOUNDED.repr(value), MAX_ECHO)
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    """Answer with `error` from a place that has no response object, such as a guard."""
-    body = error.body()
+async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
+    """Answer a request with `error` from a place that has no response object, such as a guard."""
+    body = error.body(scope["path"])
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(key.encode("latin-1"), value.encode("latin-1")) for key, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def install(app: FastAPI, instead: Mapping[str, str]) -> None:
-    """Make `app` answer every refusal in this shape, its framework's own included.
+Missing = Callable[[str, str, str], ApiError]
+"""What is answered where no route is: of a method, a path and the server's origin."""
 
-    instead: routes that do what others' routes do which are not there.
-    """
+
+def install(app: FastAPI, missing: Missing) -> None:
+    """Make `app` answer every refusal in this shape, its framework's own included."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(UserError, _on_user_error)
-    app.add_exception_handler(HTTPException, partial(_on_http_exception, instead))
+    app.add_exception_handler(HTTPException, partial(_on_http_exception, missing))
     app.add_exception_handler(RequestValidationError, _on_validation_error)
 
 
-async def _on_api_error(_request: Request, error: Exception) -> Response:
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
-async def _on_user_error(_request: Request, error: Exception) -> Response:
+async def _on_user_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, UserError)
-    return invalid(error.message, error.param).response()
+    return invalid(error.message, error.param).response(request.url.path)
 
 
-async def _on_http_exception(instead: Mapping[str, str], request: Request, error: Exception) -> Response:
+async def _on_http_exception(missing: Missing, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    where = f"{request.method} {echo(path)}"
-    other = next((to for missing, to in instead.items() if f"{path}/".startswith(f"{missing}/")), None)
-    hint = f" Use {other} instead." if other else ""
-    message = {404: f"Unknown route: {where}.{hint}", 405: f"Method not allowed: {where}."}.get(
-        error.status_code, str(error.detail)
-    )
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+    if error.status_code in (404, 405):
+        return missing(request.method, path, origin_of(request)).response(path)
+    return ApiError(error.status_code, str(error.detail), headers=error.headers).response(path)
 
 
-async def _on_validation_error(_request: Request, error: Exception) -> Response:
+def wrong_method(method: str, path: str, allowed: str) -> ApiError:
+    """405: the route has another method."""
+    message = f"Method not allowed: {method} {echo(path)}. Use {allowed}."
+    return ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
+
+
+def origin_of(request: Request) -> str:
+    """Scheme, host and port of the server, as the client wrote them."""
+    return f"{request.url.scheme}://{request.url.netloc}"
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"][1:])
-    return invalid(f"{param}: {first['msg']}", param).response()
+    return invalid(f"{param}: {first['msg']}", param).response(request.url.path)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -71,7 +71,7 @@ class Inject:
             return
         self._counts.count(fault)
         if fault.kind.isdigit():
-            await send_error(send, _refusal(int(fault.kind)))
+            await send_error(scope, send, _refusal(int(fault.kind)))
             return
         if fault.kind == "slow":
             await asyncio.sleep(fault.seconds)

@@ -53,7 +53,8 @@ def read_again(body: bytes, receive: Receive) -> Receive:
 class Guard:
     """Pure ASGI: refuses a request by its headers and, while it is read, by the size of its body.
 
-    host: where the port listens.  keyless: paths that need no API key.
+    host: where the port listens.  keyless: paths that need no API key.  posts: paths that bodies are posted
+    to; of others the application says that they are not there, whatever the body.
 
     Without API keys a server on a loopback address answers only to loopback names in Host, so that a web page
     cannot reach it through a name of its own (DNS rebinding).
@@ -66,10 +67,12 @@ class Guard:
         host: str,
         tenants: Tenants,
         keyless: Collection[str],
+        posts: Collection[str],
     ) -> None:
         self._app = app
         self._tenants = tenants
         self._keyless = keyless
+        self._posts = posts
         self._max_body = config.max_body_bytes
         self._check_host = is_loopback(host) and not tenants
 
@@ -80,7 +83,7 @@ class Guard:
         try:
             tenant = self._check(scope)
         except ApiError as error:
-            await send_error(send, error)
+            await send_error(scope, send, error)
             return
         scope[SCOPE_KEY] = tenant
         if scope["method"] == "POST":
@@ -102,7 +105,7 @@ class Guard:
             try:
                 held.enter_context(quota.holding())
             except ApiError as error:
-                await send_error(telling, error)
+                await send_error(scope, telling, error)
                 return
             await self._app(scope, receive, telling)
 
@@ -113,7 +116,7 @@ class Guard:
         tenant = ANYONE
         if self._tenants and scope["path"] not in self._keyless:
             tenant = self._owner(scope["headers"])
-        if scope["method"] == "POST":
+        if scope["method"] == "POST" and scope["path"] in self._posts:
             self._check_body(scope)
         return tenant
 

@@ -63,9 +63,9 @@ class Origins:
         origins = [value for name, value in headers if name == b"origin"]
         told = self._allowing(origins)
         if scope["method"] == "OPTIONS" and origins and _value(headers, b"access-control-request-method"):
-            await self._preflight(headers, told, send)
+            await self._preflight(scope, told, send)
         elif scope["method"] not in SAFE_METHODS and not told and _foreign(headers, origins):
-            await send_error(send, _refusal(origins))
+            await send_error(scope, send, _refusal(origins))
         elif self._allowed:
             await self._app(scope, receive, _telling(send, told))
         else:
@@ -79,9 +79,11 @@ class Origins:
             return [(b"access-control-allow-origin", origins[0]), *_VARY]
         return []
 
-    async def _preflight(self, headers: Headers, told: Headers, send: Send) -> None:
+    async def _preflight(self, scope: Scope, told: Headers, send: Send) -> None:
+        headers: Headers = scope["headers"]
         if not told:
-            await send_error(send, _refusal([value for name, value in headers if name == b"origin"]))
+            origins = [value for name, value in headers if name == b"origin"]
+            await send_error(scope, send, _refusal(origins))
             return
         answer = [*told, (b"access-control-allow-methods", b"GET, POST"), _REMEMBERED]
         wanted = _value(headers, b"access-control-request-headers")

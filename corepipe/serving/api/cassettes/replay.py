@@ -52,7 +52,7 @@ class Replay:
         try:
             await self._answer(scope, receive, send)
         except ApiError as error:
-            await send_error(send, error)
+            await send_error(scope, send, error)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -43,6 +44,8 @@ async def _models(models: Models, _: Request) -> Response:
 
 async def _model(service: Service, request: Request) -> Response:
     name = request.path_params["model"].replace("%2F", "/")  # as clients encode a name with slashes
+    if not name:
+        raise HTTPException(404)
     return JSONResponse(_card(service, service.require_model(name)))
 
 

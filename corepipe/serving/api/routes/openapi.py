@@ -196,8 +196,9 @@ def _body(one: Route, models: Sequence[str]) -> dict[str, Any]:
 def _failure(one: Route, status: int) -> dict[str, Any]:
     """A probe that fails says so in its own words, and so do routes of others' protocols."""
     failure = _reference(Failure)
-    own = (Health,) if one.answer is Health and status == 503 else one.failures
-    return {"anyOf": [*map(_reference, own), failure]} if own else failure
+    if one.failures:
+        return {"anyOf": [*map(_reference, one.failures)]}
+    return {"anyOf": [_reference(Health), failure]} if one.answer is Health and status == 503 else failure
 
 
 def _success(one: Route) -> dict[str, Any]:

@@ -164,11 +164,15 @@ What is made of texts ([embeddings](embeddings.md)):
   length 1.
 - `/score` and the rerank routes have pairs read by a cross-encoder. A model of vectors compares the vectors
   of the two texts (cosine), with its prompts for queries and documents where it has them.
-- Answers of `/v2` have the shape of the Open Inference Protocol, failures too: `{"error": "..."}`.
+- Answers of `/v2` have the shape of the Open Inference Protocol, failures too: `{"error": "..."}`; its
+  extensions (repository, configuration, statistics, ...) are not there, and say so.
 
 ## Errors
 
-Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` names the field at fault.
+Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` names the field at fault. Under
+`/v2`, but for Cohere's routes, it is the Open Inference Protocol's `{"error": "..."}`, and under
+`/v1/messages` Anthropic's `{"type": "error", "error": {"type", "message"}}`, whatever failed. Where no route
+is (404), the message names the one that was meant and the base URL of clients; `GET /` names that, too.
 
 | status | code | when |
 |---|---|---|

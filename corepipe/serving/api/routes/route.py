@@ -105,7 +105,8 @@ class Route:
             return path == before
         after = rest.partition("}")[2]
         named = path.removeprefix(before).removesuffix(after)
-        return path.startswith(before) and path.endswith(after) and len(before + named + after) == len(path)
+        whole = len(before + named + after) == len(path)
+        return bool(named) and whole and path.startswith(before) and path.endswith(after)
 
 
 class Paths(Collection[str]):

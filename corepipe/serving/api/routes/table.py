@@ -19,6 +19,7 @@ from corepipe.serving.api.routes import (
     probes,
     render,
     rerank,
+    root,
     score,
     tokens,
 )
@@ -41,6 +42,7 @@ ROUTES: Sequence[Route] = (
     *probes.ROUTES,
     *admin.ROUTES,
     openapi.ROUTE,
+    root.ROUTE,
 )
 
 KEYLESS_PATHS = frozenset(route.path for route in ROUTES if route.keyless)
@@ -55,8 +57,14 @@ def is_recorded(method: str, path: str) -> bool:
     return any(route.method == method and route.matches(path) for route in _RECORDED)
 
 
-INSTEAD = dict.fromkeys(("/v1/responses", "/v1/messages"), chat.ROUTE.path)
-"""What answers the requests of routes that other servers have, and this one has not yet."""
+INSTEAD = {
+    **dict.fromkeys(("/v1/responses", "/v1/messages"), chat.ROUTE.path),
+    **dict.fromkeys(("/responses", "/messages", "/api/chat"), chat.ROUTE.path),
+    **dict.fromkeys(("/api/generate", "/completion", "/generate"), completions.ROUTE.path),
+    **dict.fromkeys(("/api/embed", "/api/embeddings"), embeddings.ROUTE.path),
+    **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props"), info.ROUTES[0].path),
+}
+"""What answers the requests of routes that other servers have, and this one has not."""
 
 
 def public_routes(*, admin_port: bool) -> list[Route]:

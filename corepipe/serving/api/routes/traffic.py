@@ -141,7 +141,7 @@ class Traffic:
             await self._app(scope, counting_receive, counting_send)
         except Exception:
             if not status:
-                await send_error(counting_send, internal())
+                await send_error(scope, counting_send, internal())
             raise
         finally:
             took = perf_counter() - began

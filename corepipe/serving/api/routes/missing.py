@@ -1,0 +1,91 @@
+"""Routes that are not there: which one was meant, or what there is instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from corepipe.serving.api.http_errors import ApiError, echo, wrong_method
+from corepipe.serving.api.routes.route import Route
+
+BASE = "/v1"
+"""Where OpenAI's clients find the server; they add the rest of a route themselves."""
+_FIXED = "models are loaded when the server starts; GET /v1/models lists them"
+_SHARED = "The shared memory extension is not there: send tensors in the request."
+_GENERATE = "The generate extension is not there: use /v1/completions or /v1/chat/completions."
+_TRACE = "The trace extension is not there: --otlp-traces-endpoint sends traces."
+_EXTENSIONS: Mapping[str, str] = {
+    "/v2/repository": f"The model repository extension is not there: {_FIXED}.",
+    "/v2/systemsharedmemory": _SHARED,
+    "/v2/cudasharedmemory": _SHARED,
+    "/v2/trace": _TRACE,
+    "/v2/logging": "The logging extension is not there.",
+}
+_OF_MODELS: Mapping[str, str] = {
+    "config": "The model configuration extension is not there: GET /v2/models/NAME says the rest.",
+    "stats": "The statistics extension is not there: GET /metrics has figures.",
+    "trace/setting": _TRACE,
+    "generate": _GENERATE,
+    "generate_stream": _GENERATE,
+}
+"""Of the Open Inference Protocol, what stands at the end of a model's path."""
+
+
+class Missing:
+    """Says what a client wants to know whose request no route answers.
+
+    routes: those that there are.  instead: paths of other servers, and those here that do as much.
+    """
+
+    def __init__(self, routes: Sequence[Route], instead: Mapping[str, str]) -> None:
+        self._routes = routes
+        self._instead = instead
+
+    def error(self, method: str, path: str, origin: str) -> ApiError:
+        """404, or 405 where the path has another method.
+
+        origin: scheme, host and port, as the client wrote them.
+        """
+        there = max((one for one in self._routes if one.matches(path)), key=_precision, default=None)
+        if there is not None and not extension_at(path):
+            return wrong_method(method, path, there.method)
+        message = f"Unknown route: {method} {echo(path)}. {self._hint(path, origin)}"
+        return ApiError(404, message, code="not_found")
+
+    def _hint(self, path: str, origin: str) -> str:
+        if extension := extension_at(path):
+            return extension
+        meant = next(self._meant([part for part in path.split("/") if part]), None)
+        if meant is None:
+            return "GET /openapi.json lists the routes."
+        if meant == BASE:
+            return f"This is the base URL of clients; GET {BASE}/models lists the models."
+        if instead := self._instead.get(meant):
+            return f"Use {instead} instead."
+        base = f": the base URL of clients is {origin}{BASE}" if meant.startswith(f"{BASE}/") else ""
+        return f"Use {meant}{base}."
+
+    def _meant(self, parts: Sequence[str]) -> Iterator[str]:
+        """Paths that this one ends with, the longest first: a wrong base URL has what is before them."""
+        if [f"/{part}" for part in parts[-1:]] == [BASE]:
+            yield BASE
+        for at in range(len(parts)):
+            end = "/" + "/".join(parts[at:])
+            for path in (end, BASE + end) if at == 0 else (BASE + end, end):
+                instead = next((one for one in self._instead if f"{path}/".startswith(f"{one}/")), None)
+                if instead or any(one.matches(path) for one in self._routes):
+                    yield instead or path
+
+
+def _precision(route: Route) -> int:
+    """How much a route says of a path that it matches: a model's name may end as another route does."""
+    return len(route.path)
+
+
+def extension_at(path: str) -> str:
+    """What is said of an extension of the Open Inference Protocol that is not there; else empty."""
+    for prefix, said in _EXTENSIONS.items():
+        if f"{path}/".startswith(f"{prefix}/"):
+            return said
+    if not path.startswith("/v2/models/"):
+        return ""
+    return next((said for end, said in _OF_MODELS.items() if path.endswith(f"/{end}")), "")
