@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from corepipe.models.tasks import TaskInfo
-from corepipe.serving.api.routes import inference
+from corepipe.serving.api.routes import inference, inference_metadata
 from tests.serving.encoder_support import (
     CLASSIFY,
     EMBED,
@@ -104,6 +104,62 @@ def test_a_version_may_follow_the_model(serve: Serve) -> None:
         assert httpx.get(f"{url}/v2/models/{MODEL}{path}").json()["versions"] == ["1"]
         assert httpx.get(f"{url}/v2/models/{MODEL}{path}/ready").json() == {"name": MODEL, "ready": True}
     assert httpx.get(f"{url}/v2/models/{MODEL}/versions/2/ready").status_code == 404
+
+
+MODEL_PATH = f"/v2/models/{MODEL}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "word"),
+    [
+        ("GET", "/v2/nowhere", 404, "/openapi.json"),
+        ("GET", "/v2/", 404, "Use /v2."),
+        ("POST", "/v2", 405, "Use GET"),
+        ("POST", "/v2/repository/index", 404, "repository extension is not there"),
+        ("POST", f"/v2/repository/models/{MODEL}/load", 404, "repository extension is not there"),
+        ("POST", f"/v2/repository/models/{MODEL}/unload", 404, "repository extension is not there"),
+        ("GET", "/v2/systemsharedmemory/status", 404, "shared memory extension is not there"),
+        ("POST", "/v2/cudasharedmemory/region/a/register", 404, "shared memory extension is not there"),
+        ("GET", "/v2/trace/setting", 404, "trace extension is not there"),
+        ("GET", "/v2/models/stats", 404, "statistics extension is not there"),
+        ("GET", MODEL_PATH + "/stats", 404, "statistics extension is not there"),
+        ("GET", MODEL_PATH + "/config", 404, "configuration extension is not there"),
+        ("GET", MODEL_PATH + "/versions/1/config", 404, "configuration extension is not there"),
+        ("POST", MODEL_PATH + "/generate", 404, "/v1/completions"),
+        ("POST", MODEL_PATH + "/generate_stream", 404, "/v1/completions"),
+        ("GET", MODEL_PATH + "/infer", 405, "Use POST"),
+        ("DELETE", MODEL_PATH + "/versions/1/infer", 405, "Use POST"),
+        ("POST", MODEL_PATH, 405, "Use GET"),
+        ("POST", "/v2/models/other/infer", 404, "other"),
+    ],
+)
+def test_what_is_not_there_is_told_in_the_protocols_words(
+    serve: Serve, method: str, path: str, status: int, word: str
+) -> None:
+    answer = httpx.request(method, serve(EMBED)[0] + path, json={} if method == "POST" else None)
+    assert answer.status_code == status
+    assert msgspec.json.decode(answer.content, type=inference_metadata.Outcome).error.count(word) == 1
+
+
+def test_whoever_refuses_under_v2_does_so_in_the_protocols_words(serve: Serve) -> None:
+    url, _ = serve(EMBED)
+    plain, octets = {"content-type": "text/plain"}, {"content-type": "application/octet-stream"}
+    answers = [
+        (415, httpx.post(url + INFER, content=b"{}", headers=plain)),
+        (415, httpx.post(url + INFER, content=b"{}", headers=octets | {"content-encoding": "gzip"})),
+        (421, httpx.get(url + "/v2", headers={"host": "evil"})),
+        (403, httpx.post(url + INFER, json={}, headers={"origin": "https://evil.example"})),
+        (400, httpx.post(url + INFER, content=b"{")),
+    ]
+    with running(FakeEngine(computing(EMBED)), text=bert(), task=EMBED, api_keys=["k"]) as guarded:
+        answers += [(401, httpx.get(guarded + path)) for path in (f"/v2/models/{MODEL}", "/v2/nowhere")]
+    with running(FakeEngine(), text=bert(), task=EMBED, inject="503:100%") as faulty:
+        answers.append((503, httpx.post(faulty + INFER, json={"inputs": [texts("cat")]})))
+    for status, answer in answers:
+        assert answer.status_code == status
+        assert msgspec.json.decode(answer.content, type=inference_metadata.Outcome).error
+    cohere = httpx.post(url + "/v2/rerank", json={})
+    assert cohere.json()["error"]["param"] == "query"
 
 
 def test_not_ready_while_it_loads() -> None:

@@ -15,9 +15,8 @@ import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 from starlette.types import Receive, Scope, Send
 
-from corepipe.errors import UserError
 from corepipe.models.tasks import Images, Task, TaskInfo
-from corepipe.serving.api.http_errors import ApiError, invalid
+from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.limits import TENSORS, read_body
 from corepipe.serving.api.protocol import MAX_TOKENS, ModelRequest, parse
 from corepipe.serving.api.routes import tensors
@@ -32,7 +31,6 @@ from corepipe.serving.api.routes.inference_metadata import (
     TEXT,
     TYPES,
     Outcome,
-    failed,
     inputs_of,
     outputs_of,
 )
@@ -137,20 +135,12 @@ def _by_name(*outputs: Named) -> dict[str, Named]:
 
 
 class Infer:
-    """The endpoint, as plain ASGI; failures are in the protocol's own shape."""
+    """The endpoint, as plain ASGI."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._answer(scope, receive, send)
-        except ApiError as error:
-            await failed(error)(scope, receive, send)
-        except UserError as error:
-            await failed(invalid(error.message, error.param))(scope, receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival, service = perf_counter(), self._service
         name = service.require_model(named_in_path(scope["path_params"]["model"]))
         body, binary = _split(await read_body(receive), scope)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.serving.api.http_errors import ApiError
+from corepipe.serving.api.http_errors import ApiError, wrong_method
 from corepipe.serving.api.routes.answers import Strict
+from corepipe.serving.api.routes.missing import extension_at
 from corepipe.serving.api.routes.models import VERSION, Models, named_in_path
 from corepipe.serving.api.routes.route import NO_MODEL, Audience, Common, Route, plain
 from corepipe.serving.api.routes.service import Service
@@ -87,9 +89,17 @@ def outputs_of(task: TaskInfo) -> list[TensorMetadata]:
     return []
 
 
-def failed(error: ApiError) -> Response:
-    """A failure in the protocol's own shape."""
-    return JSONResponse({"error": error.message}, error.status, error.headers)
+def _name(service: Service, request: Request) -> str:
+    """The served name in a path.  Raises ApiError for a path that a model's name is only a part of."""
+    told, path = named_in_path(request.path_params["model"]), request.url.path
+    if not told:
+        raise HTTPException(404)
+    if told not in service.names:
+        if extension := extension_at(path):
+            raise ApiError(404, extension, code="not_found")
+        if told.endswith("/infer"):
+            raise wrong_method(request.method, path, "POST")
+    return service.require_model(told)
 
 
 async def _server(models: Models, _: Request) -> Response:
@@ -107,19 +117,13 @@ async def _ready(models: Models, _: Request) -> Response:
 
 
 async def _model_ready(service: Service, request: Request) -> Response:
-    try:
-        name = service.require_model(named_in_path(request.path_params["model"]))
-    except ApiError as error:
-        return failed(error)
+    name = _name(service, request)
     ready = service.state == "ready"
     return JSONResponse({"name": name, "ready": ready}, 200 if ready else 503)
 
 
 async def _model(service: Service, request: Request) -> Response:
-    try:
-        name = service.require_model(named_in_path(request.path_params["model"]))
-    except ApiError as error:
-        return failed(error)
+    name = _name(service, request)
     metadata = ModelMetadata(
         name=name,
         versions=[VERSION],
@@ -137,6 +141,7 @@ ROUTES = (
         "The server, by the Open Inference Protocol",
         Common(_server),
         answer=ServerMetadata,
+        failures=(Outcome,),
         keyless=True,
         counted=False,
     ),
@@ -147,6 +152,7 @@ ROUTES = (
         Common(_live),
         audience=Audience.ALL,
         answer=Live,
+        failures=(Outcome,),
         keyless=True,
         counted=False,
     ),
@@ -157,7 +163,7 @@ ROUTES = (
         Common(_ready),
         audience=Audience.ALL,
         answer=ServerReady,
-        failures=(ServerReady,),
+        failures=(Outcome, ServerReady),
         keyless=True,
         counted=False,
     ),
