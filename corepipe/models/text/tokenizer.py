@@ -91,6 +91,11 @@ class Tokenizer:
         """Its text."""
         return self._chat_template
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The texts of those that have a role, by its name (`SPECIAL_NAMES`)."""
+        return self._special
+
     @cached_property
     def added_tokens(self) -> Mapping[str, int]:
         """The ids of the tokens that were added to the vocabulary, by their texts."""

@@ -1,8 +1,9 @@
-"""POST /classify, in vLLM's shape, of texts and of images, and a like one for classes of tokens."""
+"""POST /classify and /v1/classify, in vLLM's shape, of texts and of images; a like one of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -104,7 +105,7 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
         return self.service.task.labels[int(row.argmax())]
 
 
-ROUTE = Route(
+_CLASSIFY = Route(
     "POST",
     "/classify",
     "Classes of texts, of their tokens, or of images",
@@ -117,3 +118,4 @@ ROUTE = Route(
     statuses=NO_MODEL,
     generates=True,
 )
+ROUTES = (_CLASSIFY, replace(_CLASSIFY, path="/v1/classify", summary="The same", details=""))

@@ -1,8 +1,9 @@
-"""POST /v1/embeddings: its body, its prompts, its answer."""
+"""POST /v1/embeddings and /embeddings: its body, its prompts, its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -12,7 +13,7 @@ from corepipe.serving.api.http_errors import echo, invalid
 from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.texts import Input, Prompt, Reading, entries, read_entries
+from corepipe.serving.api.routes.texts import Input, Prompt, Reading, check_said, entries, read_entries
 from corepipe.serving.api.routes.values import Encoding, array, to_json
 from corepipe.serving.messages import Output
 from corepipe.serving.values import F32, normalized
@@ -145,8 +146,7 @@ class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
 
     async def plan(self, body: EmbeddingRequest, reading: Reading) -> list[Prompt]:
         listed = entries(body.input, "input")
-        if "" in listed:
-            raise invalid("input must not be an empty text.", "input")
+        check_said(listed, "input")
         reading = reading._replace(special=body.add_special_tokens)
         return await read_entries(self.service, listed, "input", reading, body.prompt(self.service.task))
 
@@ -169,4 +169,10 @@ ROUTE = Route(
     answer=Embeddings,
     statuses=NO_MODEL,
     generates=True,
+)
+ROUTES = (
+    ROUTE,
+    replace(
+        ROUTE, path="/embeddings", summary="The same", details="for clients without `/v1`: Infinity's, TEI's"
+    ),
 )

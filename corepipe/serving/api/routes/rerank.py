@@ -128,12 +128,13 @@ def _ranked(index: int, score: float, texts: Sequence[str] | None) -> dict[str, 
     return told if texts is None else {**told, "document": {"text": texts[index]}}
 
 
-_RERANK = Route(
+RERANK = Route(
     "POST",
     "/rerank",
     "Documents by how well they answer a query",
     Rerank,
-    "`top_n`, `return_documents`, `max_tokens_per_doc`",
+    "`top_n`, `return_documents`, `max_tokens_per_doc`; or `texts`, with `raw_scores`, `return_text` and "
+    "`truncate`, in the form of Text Embeddings Inference",
     request=RerankRequest,
     neutral=NEUTRAL_POOLED,
     example={"query": "pets", "documents": ["a cat sat", "shares fell"], "top_n": 1},
@@ -141,11 +142,11 @@ _RERANK = Route(
     statuses=NO_MODEL,
     generates=True,
 )
+"""That of /rerank, which takes another form, too: `tei`."""
 ROUTES = (
-    _RERANK,
-    replace(_RERANK, path="/v1/rerank", summary="The same", details="for clients of Jina and Cohere"),
+    replace(RERANK, path="/v1/rerank", summary="The same", details="for clients of Jina and Cohere"),
     replace(
-        _RERANK,
+        RERANK,
         path="/v2/rerank",
         make=RerankV2,
         summary="The same",

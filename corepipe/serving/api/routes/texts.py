@@ -66,6 +66,12 @@ def entries(given: Input, field: str) -> list[str | list[int]]:
     return several
 
 
+def check_said(listed: Sequence[str | list[int]], field: str) -> None:
+    """Raises ApiError where a text says nothing, of which there is no vector."""
+    if "" in listed:
+        raise invalid(f"{field} must not be an empty text.", field)
+
+
 def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
     """Raises ApiError for what is no token."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes: bodies and answers."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes: bodies and answers."""
 
 from __future__ import annotations
 
@@ -80,6 +80,18 @@ class Text(Strict):
     prompt: str
 
 
+class TokenizerInfo(Strict):
+    """What remote tokenizers need to know, under the names of tokenizer_config.json; null: there is none."""
+
+    tokenizer_class: str
+    model_max_length: int
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+
+
 def _require_text(service: Service) -> None:
     """Raises ApiError where a model reads none."""
     if service.task.images is not None:
@@ -120,6 +132,21 @@ async def _detokenize(service: Service, request: Request) -> Response:
         )
 
     return _json(await service.beside(len(asked.tokens), text), ignored)
+
+
+_SPECIAL = tuple(name for name in TokenizerInfo.__struct_fields__ if name.endswith("_token"))
+
+
+async def _info(service: Service, _: Request) -> Response:
+    _require_text(service)
+    tokenizer = service.tokenizer
+    info = TokenizerInfo(
+        tokenizer_class="PreTrainedTokenizerFast",
+        model_max_length=service.require_ready().max_model_len,
+        chat_template=tokenizer.chat_template,
+        **{name: tokenizer.special_tokens.get(name) for name in _SPECIAL},
+    )
+    return _json(msgspec.json.encode(info), ())
 
 
 def _json(body: bytes, ignored: Sequence[str]) -> Response:
@@ -165,6 +192,15 @@ ROUTES = (
         request=DetokenizeRequest,
         answer=Text,
         statuses=NO_MODEL,
+        of_model=True,
+    ),
+    Route(
+        "GET",
+        "/tokenizer_info",
+        "The chat template and the special tokens",
+        plain(_info),
+        "for remote tokenizers, such as lm-eval's; of several models the first one's",
+        answer=TokenizerInfo,
         of_model=True,
     ),
 )

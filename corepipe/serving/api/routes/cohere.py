@@ -1,0 +1,141 @@
+"""POST /v1/embed and /v2/embed: vectors in the forms of Cohere's two versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from corepipe.models.tasks import Task
+from corepipe.serving.api.protocol import ModelRequest, Neutral
+from corepipe.serving.api.routes.answers import DeviceTimes, Strict
+from corepipe.serving.api.routes.embeddings import InputType, VectorRequest, named_prompt, vector
+from corepipe.serving.api.routes.pooled import PooledEndpoint, Result, Told
+from corepipe.serving.api.routes.rerank import ApiVersion
+from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.texts import Prompt, Reading, check_said, read_entries
+from corepipe.serving.api.routes.values import Encoding, to_json
+
+Truncate = Literal["NONE", "START", "END"]
+
+
+class EmbedRequest(ModelRequest, frozen=True, kw_only=True):
+    """POST /v2/embed."""
+
+    texts: Annotated[list[str], Meta(min_length=1, description="up to 2048 texts")]
+    input_type: Annotated[
+        InputType | None, Meta(description="the model's prompt of such texts goes before each, if it has one")
+    ] = None
+    embedding_types: Annotated[
+        list[Encoding] | None, Meta(description="`base64` is of the numbers' bytes, little-endian fp32")
+    ] = None
+    output_dimension: Annotated[
+        Annotated[int, Meta(ge=1, le=2**20)] | None, Meta(description="as `dimensions` of /v1/embeddings")
+    ] = None
+    truncate: Annotated[
+        Truncate, Meta(description="which end of a text that is too long is cut; NONE: it is refused")
+    ] = "END"
+
+
+class Meant(VectorRequest, frozen=True, kw_only=True):
+    """What such a request comes to."""
+
+    sent: EmbedRequest
+
+    @staticmethod
+    def by(sent: EmbedRequest) -> Meant:
+        return Meant(
+            model=sent.model,
+            dimensions=sent.output_dimension,
+            truncate_prompt_tokens=None if sent.truncate == "NONE" else -1,
+            truncation_side="left" if sent.truncate == "START" else "right",
+            sent=sent,
+        )
+
+
+class InputTokens(Strict):
+    input_tokens: int
+
+
+class EmbedMeta(Strict):
+    """What Cohere's clients read."""
+
+    api_version: ApiVersion
+    billed_units: InputTokens
+
+
+class Embedded(Strict):
+    """`embeddings`: by their types; those of /v1/embed are a list where it was not asked for types."""
+
+    id: str
+    embeddings: dict[str, list[Any]] | list[list[float]]
+    texts: list[str]
+    meta: EmbedMeta
+    response_type: Literal["embeddings_floats", "embeddings_by_type"] | UnsetType = UNSET
+    corepipe: DeviceTimes | UnsetType = UNSET
+
+
+class Embed(PooledEndpoint[Meant]):
+    """The endpoint of the second version."""
+
+    request = EmbedRequest
+    neutral: Mapping[str, Neutral] = {"images": Neutral(([],))}
+    prefix = "embd"
+    operation = "embeddings"
+    tasks = (Task.EMBED,)
+    version: ClassVar[str] = "2"
+
+    def meant(self, sent: EmbedRequest) -> Meant:
+        return Meant.by(sent)
+
+    async def plan(self, body: Meant, reading: Reading) -> list[Prompt]:
+        kind, task = body.sent.input_type, self.service.task
+        before = body.prompt(task) if kind is None else named_prompt(task, kind)
+        check_said(body.sent.texts, "texts")
+        return await read_entries(self.service, body.sent.texts, "texts", reading, before)
+
+    def render(self, body: Meant, results: Sequence[Result], told: Told) -> bytes:
+        vectors = [vector(result.output, self.service.task, body) for result in results]
+        types: Sequence[Encoding] = body.sent.embedding_types or ("float",)
+        found = {kind: [msgspec.Raw(to_json(one, kind)) for one in vectors] for kind in types}
+        meta = {"api_version": {"version": self.version}, "billed_units": {"input_tokens": told.tokens}}
+        answer = {"id": told.id, **self._of_version(body, found), "texts": body.sent.texts, "meta": meta}
+        return msgspec.json.encode(answer | told.more)
+
+    def _of_version(self, body: Meant, found: Mapping[Encoding, Any]) -> dict[str, Any]:  # noqa: ARG002
+        return {"embeddings": found}
+
+
+class EmbedV1(Embed):
+    """That of the first, which says what `embeddings` is."""
+
+    version = "1"
+
+    def _of_version(self, body: Meant, found: Mapping[Encoding, Any]) -> dict[str, Any]:
+        if body.sent.embedding_types is None:
+            return {"response_type": "embeddings_floats", "embeddings": found["float"]}
+        return {"response_type": "embeddings_by_type", "embeddings": found}
+
+
+_EMBED = Route(
+    "POST",
+    "/v2/embed",
+    "Vectors of texts, in Cohere's form",
+    Embed,
+    "`float` or `base64`; a text that is too long is cut, unless `truncate` is NONE",
+    request=EmbedRequest,
+    neutral=Embed.neutral,
+    example={"texts": ["a cat sat", "a dog ran"], "input_type": "search_document"},
+    answer=Embedded,
+    statuses=NO_MODEL,
+    generates=True,
+)
+ROUTES = (
+    _EMBED,
+    replace(
+        _EMBED, path="/v1/embed", make=EmbedV1, summary="The same", details="in that of its first version"
+    ),
+)

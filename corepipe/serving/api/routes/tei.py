@@ -1,0 +1,177 @@
+"""POST /embed, and /rerank of `texts`, in the forms of Text Embeddings Inference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.types import Receive, Scope, Send
+
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.serving.api.http_errors import ApiError, invalid
+from corepipe.serving.api.limits import read_again, read_body
+from corepipe.serving.api.protocol import ModelRequest, Neutral, decode
+from corepipe.serving.api.routes.embeddings import EmbeddingRequest, vector
+from corepipe.serving.api.routes.pooled import PooledEndpoint, Result, Told
+from corepipe.serving.api.routes.rerank import RERANK, Rerank, RerankRequest
+from corepipe.serving.api.routes.route import JSON, NO_MODEL, Route
+from corepipe.serving.api.routes.scoring import SCORED, Side, plan_scores, scores
+from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.texts import Input, Prompt, Reading, check_said, entries, read_entries
+
+Direction = Annotated[
+    Literal["Left", "Right", "left", "right"],
+    Meta(description="where it is cut: `Right` keeps its beginning"),
+]
+Truncate = Annotated[bool, Meta(description="cut a text that is too long; else it is refused")]
+
+
+class TeiRequest(ModelRequest, frozen=True, kw_only=True):
+    """What both share."""
+
+    truncate: Truncate = False
+    truncation_direction: Direction = "Right"
+
+    @property
+    def cut(self) -> dict[str, Any]:
+        """The same under our names."""
+        side = "left" if self.truncation_direction.lower() == "left" else "right"
+        return {
+            "model": self.model,
+            "truncate_prompt_tokens": -1 if self.truncate else None,
+            "truncation_side": side,
+        }
+
+
+class TeiEmbedRequest(TeiRequest, frozen=True, kw_only=True):
+    """POST /embed."""
+
+    inputs: Annotated[Input, Meta(description="text, token ids, or up to 2048 of either")]
+    normalize: Annotated[bool, Meta(description="vectors of length 1")] = True
+    prompt_name: Annotated[str | None, Meta(description="the model's prompt to put before each text")] = None
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=1, le=2**20)] | None, Meta(description="as in /v1/embeddings")
+    ] = None
+
+
+class TeiRerankRequest(TeiRequest, frozen=True, kw_only=True):
+    """POST /rerank of `texts`."""
+
+    query: Annotated[str, Meta(description="what is looked for")]
+    texts: Annotated[list[str], Meta(min_length=1, description="up to 2048 texts")]
+    raw_scores: Annotated[bool, Meta(description="scores as the model computes them")] = False
+    return_text: Annotated[bool, Meta(description="each result has its `text`")] = False
+
+
+class _Vectors(EmbeddingRequest, frozen=True, kw_only=True):
+    normalize: bool
+
+    def check(self, task: TaskInfo) -> None:
+        super().check(task)
+        if task.normalized and not self.normalize:
+            message = "normalize: this model's vectors are of length 1; there are no others."
+            raise invalid(message, "normalize", "unsupported_value")
+
+
+class _Ranked(RerankRequest, frozen=True, kw_only=True):
+    sent: TeiRerankRequest
+
+
+class TeiEmbed(PooledEndpoint[_Vectors]):
+    """The endpoint: a list of vectors."""
+
+    request = TeiEmbedRequest
+    neutral: Mapping[str, Neutral] = {}
+    prefix = "embd"
+    operation = "embeddings"
+    tasks = (Task.EMBED,)
+
+    def meant(self, sent: TeiEmbedRequest) -> _Vectors:
+        return _Vectors(
+            **sent.cut,
+            input=sent.inputs,
+            dimensions=sent.dimensions,
+            prompt_name=sent.prompt_name,
+            use_activation=sent.normalize or None,
+            normalize=sent.normalize,
+        )
+
+    async def plan(self, body: _Vectors, reading: Reading) -> list[Prompt]:
+        before = body.prompt(self.service.task)
+        listed = entries(body.input, "inputs")
+        check_said(listed, "inputs")
+        return await read_entries(self.service, listed, "inputs", reading, before)
+
+    def render(self, body: _Vectors, results: Sequence[Result], told: Told) -> bytes:  # noqa: ARG002
+        task = self.service.task
+        return msgspec.json.encode([vector(result.output, task, body).tolist() for result in results])
+
+
+class TeiRerank(PooledEndpoint[_Ranked]):
+    """The endpoint: a list of results, the best first; scores from 0 to 1, unless they are to be raw."""
+
+    request = TeiRerankRequest
+    neutral: Mapping[str, Neutral] = {}
+    prefix = "rerank"
+    operation = "rerank"
+    tasks = SCORED
+
+    def meant(self, sent: TeiRerankRequest) -> _Ranked:
+        return _Ranked(**sent.cut, query=sent.query, documents=list(sent.texts), sent=sent)
+
+    async def plan(self, body: _Ranked, reading: Reading) -> list[Prompt]:
+        return await plan_scores(
+            self.service, Side([body.query], "query"), Side(body.texts, "texts"), reading
+        )
+
+    def render(self, body: _Ranked, results: Sequence[Result], told: Told) -> bytes:  # noqa: ARG002
+        found = scores(self.service, results, 1, use_activation=False)
+        if self.service.task.task is Task.SCORE and not body.sent.raw_scores:
+            found = [_sigmoid(one) for one in found]
+        best = sorted(range(len(found)), key=lambda at: (-found[at], at))
+        texts = [{"text": text} if body.sent.return_text else {} for text in body.texts]
+        return msgspec.json.encode([{"index": at, "score": found[at], **texts[at]} for at in best])
+
+
+class RerankByForm:
+    """As plain ASGI: documents are Jina's and Cohere's, texts those of Text Embeddings Inference."""
+
+    def __init__(self, service: Service) -> None:
+        self._documents = Rerank(service)
+        self._texts = TeiRerank(service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        answerer = self._texts if b'"texts"' in body and _has_texts(body) else self._documents
+        await answerer(scope, read_again(body, receive), send)
+
+
+def _has_texts(body: bytes) -> bool:
+    try:
+        fields = decode(body)
+    except ApiError:
+        return False
+    return "texts" in fields and "documents" not in fields
+
+
+def _sigmoid(score: float) -> float:
+    return 1 / (1 + math.exp(-score)) if score > -700 else 0.0
+
+
+_EMBED = Route(
+    "POST",
+    "/embed",
+    "Vectors of texts, in the form of Text Embeddings Inference",
+    TeiEmbed,
+    "a list of vectors of `inputs`",
+    request=TeiEmbedRequest,
+    example={"inputs": ["a cat sat", "a dog ran"]},
+    statuses=NO_MODEL,
+    others=(JSON,),
+    generates=True,
+)
+ROUTES = (replace(RERANK, make=RerankByForm), _EMBED)
