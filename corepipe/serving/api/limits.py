@@ -148,7 +148,8 @@ class Guard:
         if length.isdigit() and (len(length) > 18 or int(length) > self._max_body):
             raise self._too_large()
         if given[b"content-encoding"] - {b"identity"}:
-            raise ApiError(415, "Compressed bodies are not supported.", code="unsupported_media_type")
+            message = "Compressed bodies are not supported: send it as it is."
+            raise ApiError(415, message, code="unsupported_media_type")
         kind = given[b"content-type"]
         if scope["path"].startswith(TENSOR_PATHS) and kind <= {b"application/octet-stream"}:
             return
