@@ -35,8 +35,8 @@ async def read_request(
 ) -> tuple[R, list[str]]:
     """The body of a request to a model that is served, and the names of its fields without effect.
 
-    Where one model is served, a body need not name it (or leaves the name empty); to a strict server it must.  Raises ApiError for what
-    is wrong, and for another model.
+    Where one model is served, a body need not name it, or leaves the name empty; to a strict server it must.
+    Raises ApiError for what is wrong, and for another model.
     """
     sent = await read_body(receive)
     fields = decode(sent)
