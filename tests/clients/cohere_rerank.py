@@ -1,4 +1,4 @@
-"""cohere, the Python SDK: rankings by both of its versions, plain and async."""
+"""cohere, the Python SDK: rankings and vectors by both of its versions, plain and async."""
 
 from __future__ import annotations
 
@@ -98,6 +98,24 @@ async def rerank_v2_async() -> None:
     """AsyncClientV2.rerank"""
     async with cohere.AsyncClientV2(api_key=KEY, base_url=ROOT) as one:
         assert ranks(await one.rerank(**ASKED)) == ranks(second.rerank(**ASKED))
+
+
+@row
+def embed() -> None:
+    """embed in both versions, with types of vectors and without: the same vectors"""
+    asked = {"model": MODEL, "texts": TEXTS, "input_type": "search_document"}
+    plain = first.embed(**asked).embeddings
+    assert len(plain) == len(TEXTS)
+    for one in (first, second):
+        assert one.embed(**asked, embedding_types=["float"]).embeddings.float_ == plain
+
+
+@row
+def embed_type() -> None:
+    """embed: types that are not made are refused by name"""
+    with raises(BadRequestError) as caught:
+        second.embed(model=MODEL, texts=TEXTS, input_type="search_query", embedding_types=["int8"])
+    assert caught.error.body["error"]["param"] == "embedding_types[0]"
 
 
 @row

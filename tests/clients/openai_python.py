@@ -513,6 +513,29 @@ def web_search() -> None:
     client.chat.completions.create(**PLAIN, web_search_options={})
 
 
+@row
+def without_effect() -> None:
+    """store, service_tier, verbosity, ...: taken without effect, and named in a header"""
+    raw = client.chat.completions.with_raw_response.create(
+        **PLAIN, store=True, service_tier="flex", verbosity="low", prompt_cache_retention="24h"
+    )
+    named = raw.headers["x-corepipe-ignored"].split(", ")
+    assert sorted(named) == ["prompt_cache_retention", "service_tier", "store", "verbosity"]
+    plain = client.chat.completions.create(**PLAIN).choices[0].message.content
+    assert raw.parse().choices[0].message.content == plain
+
+
+@row
+def wrong_base() -> None:
+    """a base URL without /v1: NotFoundError that names the right one"""
+    with (
+        OpenAI(base_url=URL.removesuffix("/v1"), api_key=KEY, max_retries=0) as lost,
+        raises(openai.NotFoundError) as caught,
+    ):
+        lost.chat.completions.create(**PLAIN)
+    assert f"base URL of clients is {URL}" in caught.error.message
+
+
 def not_there(path: str, body: dict[str, Any]) -> None:
     with raises(openai.NotFoundError) as caught:
         client.post(path, body=body, cast_to=object)

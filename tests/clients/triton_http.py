@@ -157,6 +157,36 @@ def unknown_model() -> None:
 
 
 @row
+def extensions() -> None:
+    """repository, configuration, statistics, shared memory, ...: errors of status 404 that name them"""
+    for ask in (
+        client.get_model_repository_index,
+        lambda: client.load_model(MODEL),
+        lambda: client.unload_model(MODEL),
+        lambda: client.get_model_config(MODEL),
+        client.get_inference_statistics,
+        lambda: client.get_inference_statistics(MODEL, "1"),
+        client.get_system_shared_memory_status,
+        client.unregister_cuda_shared_memory,
+        lambda: client.get_trace_settings(MODEL),
+        client.get_log_settings,
+    ):
+        with raises(InferenceServerException) as caught:
+            ask()
+        assert caught.error.status() == "404"
+        assert "extension is not there" in caught.error.message()
+
+
+@row
+def compressed_bodies() -> None:
+    """request_compression_algorithm gzip: an error of status 415 that says so"""
+    with raises(InferenceServerException) as caught:
+        client.infer(MODEL, texts(), request_compression_algorithm="gzip")
+    assert caught.error.status() == "415"
+    assert "Compressed" in caught.error.message()
+
+
+@row
 def unknown_tensor() -> None:
     """a tensor that the model does not take: an error of status 400 that names those it takes"""
     with raises(InferenceServerException) as caught:
