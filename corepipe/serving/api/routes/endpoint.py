@@ -35,13 +35,13 @@ async def read_request(
 ) -> tuple[R, list[str]]:
     """The body of a request to a model that is served, and the names of its fields without effect.
 
-    Where one model is served, a body need not name it, or leaves the name empty; to a strict server it must.
+    Where one model is served, a body need not name it; to a strict server it must.
     Raises ApiError for what is wrong, and for another model.
     """
     sent = await read_body(receive)
     fields = decode(sent)
     ignored = settle(fields, sent, request, strict=service.strict)
-    if not (service.strict or service.listed) and fields.get("model") in (None, ""):
+    if not (service.strict or service.listed) and fields.get("model") is None:
         fields["model"] = service.names[0]
     body = read(fields, request, neutral)
     service.require_model(body.model)
