@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -163,7 +162,6 @@ def install(app: FastAPI, missing: Missing) -> None:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(UserError, _on_user_error)
     app.add_exception_handler(HTTPException, partial(_on_http_exception, missing))
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -193,13 +191,6 @@ def wrong_method(method: str, path: str, allowed: str) -> ApiError:
 def origin_of(request: Request) -> str:
     """Scheme, host and port of the server, as the client wrote them."""
     return f"{request.url.scheme}://{request.url.netloc}"
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:])
-    return invalid(f"{param}: {first['msg']}", param).response(request.url.path)
 
 
 def _cut(text: str, limit: int) -> str:
