@@ -89,6 +89,23 @@ def test_a_prompt_may_be_what_another_one_was_answered(seed: int) -> None:
     assert sum(replica.scheduler.prefix_hits for replica in record.replicas) > 100
 
 
+def test_each_of_many_replicas_is_found_by_what_it_alone_has() -> None:
+    """130 prompts at once, one for each replica; then all of them again, each of which goes where it was."""
+    replicas = 130
+
+    def sessions() -> list[Session]:
+        starts = [*[0.0] * replicas, *(100.0 + number for number in range(replicas))]
+        prompts = [Segment(number % replicas, 64) for number in range(2 * replicas)]
+        return [
+            Session(start, (Turn((prompt,), 2, 1000 + number),))
+            for number, (start, prompt) in enumerate(zip(starts, prompts, strict=True))
+        ]
+
+    load = Workload(lambda: iter(sessions()), chained=False)
+    record = native_and_slow({"load": load, "cost": [Cost()] * replicas, "block_size": 16})
+    assert {replica.scheduler.prefix_hits for replica in record.replicas} == {48}
+
+
 def test_who_is_preempted_and_admitted_again_is_once_in_a_batch() -> None:
     """Prompts of one beginning are computed at once, by each for itself; who comes back shares a copy, and
     finds room in the batch that it was preempted for."""
