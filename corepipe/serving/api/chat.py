@@ -32,6 +32,7 @@ NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "audio": Neutral(),
     "annotations": Neutral(([],)),
     "provider_specific_fields": Neutral(type=dict[str, Any]),  # what litellm adds to answers, and sends back
+    "parsed": Neutral(type=Any),  # of the content, by the openai package; so are `parsed_arguments` of a call
     "function_call": Neutral(),
     "tool_calls": Neutral(([],)),
     "tool_call_id": Neutral(),
@@ -39,6 +40,7 @@ NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "reasoning_content": Neutral(),
 }
 _NEUTRAL_CALL: Mapping[str, Neutral] = {"index": Neutral(type=int)}
+_NEUTRAL_FUNCTION: Mapping[str, Neutral] = {"parsed_arguments": Neutral(type=Any)}
 
 Plain = dict[str, Any]
 """A message as templates take it."""
@@ -145,6 +147,23 @@ def joined(messages: Sequence[Plain]) -> list[Plain]:
     return turns
 
 
+def with_objects(messages: Sequence[Plain]) -> list[Plain]:
+    """With arguments that are no object as the only member of one, for templates that take nothing else."""
+    return [
+        {**turn, "tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
+        if "tool_calls" in turn
+        else turn
+        for turn in messages
+    ]
+
+
+def _with_object(call: Plain) -> Plain:
+    function = call["function"]
+    if isinstance(function["arguments"], dict):
+        return call
+    return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
+
+
 def _plain(message: Mapping[str, Any], where: str) -> Plain:
     said = message.get("role")
     role = ROLES.get(said) if isinstance(said, str) else None
@@ -152,7 +171,9 @@ def _plain(message: Mapping[str, Any], where: str) -> Plain:
     if role is None:
         raise invalid(f"{where}.role must be one of {', '.join(ROLES)}, not {echo(said)}.", f"{where}.role")
     calls = _calls(fields.get("tool_calls", []), f"{where}.tool_calls")
-    content = fields.get("content", "") if calls or _reasons(fields) else fields.get("content")
+    content = fields.get("content")
+    if role == "assistant" and content in (None, []):  # an answer that said nothing, or called alone
+        content = ""
     plain: Plain = {"role": role, "content": _text(content, f"{where}.content")}
     for name in ("name", "tool_call_id"):
         if name in fields:
@@ -187,25 +208,24 @@ def _call(call: object, where: str) -> Plain:
     if fields.get("type", "function") != "function":
         raise invalid(f"{where}.type: calls of functions are the only kind.", f"{where}.type")
     inside = f"{where}.function"
-    function = screen(_object(fields.get("function"), inside), ("name", "arguments"), {}, f"{inside}.")
+    given = _object(fields.get("function"), inside)
+    function = screen(given, ("name", "arguments"), _NEUTRAL_FUNCTION, f"{inside}.")
     name = _string(function.get("name"), f"{inside}.name")
     written = _string(function.get("arguments", ""), f"{inside}.arguments")
-    arguments = _arguments(written, f"{inside}.arguments")
+    arguments = _arguments(written)
     number = {"id": _string(fields["id"], f"{where}.id")} if "id" in fields else {}
     return {**number, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _arguments(written: str, where: str) -> object:
-    """The object that they are; as they are written, where a model has written none."""
+def _arguments(written: str) -> object:
+    """The object that they are; as they are written, where a model has written none, or one too deep."""
     if not written.strip():
         return {}
     try:
         value = msgspec.json.decode(written)
     except (msgspec.DecodeError, RecursionError):
         return written
-    if deeper_than(MAX_DEPTH, value):
-        raise invalid(f"{where}: nested deeper than {MAX_DEPTH}.", where)
-    return value if isinstance(value, dict) else written
+    return value if isinstance(value, dict) and not deeper_than(MAX_DEPTH, value) else written
 
 
 def _object(value: object, where: str) -> Mapping[str, Any]:

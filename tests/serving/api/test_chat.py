@@ -35,8 +35,10 @@ def test_what_litellm_adds_to_an_answer_may_come_back():
 
 
 def test_calls_and_their_results():
-    """Arguments are an object for the template; what a model wrote instead of one stays as it is."""
-    written = ['{"a": {"b": [1]}}', "", "{broken", "[1]"]
+    """Arguments are an object for the template; what a model wrote instead of one stays as it is, and so does
+    one that is too deep for templates."""
+    deep = '{"a": ' + "[" * 50 + "]" * 50 + "}"
+    written = ['{"a": {"b": [1]}}', "", "{broken", "[1]", deep]
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": one}} for one in written]
     messages = [
         {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "hm"},
@@ -45,7 +47,7 @@ def test_calls_and_their_results():
     first, second = plain_messages(messages)
     assert (first["content"], first["reasoning"], first["reasoning_content"]) == ("", "hm", "hm")
     told = [one["function"]["arguments"] for one in first["tool_calls"]]
-    assert told == [{"a": {"b": [1]}}, {}, "{broken", "[1]"]
+    assert told == [{"a": {"b": [1]}}, {}, "{broken", "[1]", deep]
     assert second == {"role": "tool", "content": "5", "tool_call_id": "1"}
     assert joined([second, second, first, first]) == [second, second, first, first]
 
@@ -60,7 +62,13 @@ def test_calls_and_their_results():
         ({"role": "user", "content": "x", "tool_call_id": "a"}, "messages[0].tool_call_id"),
         ({"role": "user", "content": "x", "reasoning": "a"}, "messages[0].reasoning"),
         ({"role": "assistant", "content": "x", "reasoning": 5}, "messages[0].reasoning"),
-        ({"role": "assistant"}, "messages[0].content"),
+        ({"role": "tool", "content": None}, "messages[0].content"),
+        ({"role": "tool", "content": []}, "messages[0].content"),
+        ({"role": "system", "content": []}, "messages[0].content"),
+        ({"role": "assistant", "content": {}}, "messages[0].content"),
+        ({"role": "assistant", "content": False}, "messages[0].content"),
+        ({"role": "assistant", "content": 0}, "messages[0].content"),
+        ({"role": "assistant", "content": [[]]}, "messages[0].content[0]"),
         ({"role": 3, "content": "x"}, "messages[0].role"),
         ({"role": ["user"], "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),

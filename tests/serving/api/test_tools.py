@@ -472,11 +472,6 @@ def parameters(schema):
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]},
             "messages[0].tool_calls[0].function.name",
         ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [
-                {"function": {"name": "f", "arguments": "[" * 50 + "]" * 50}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
     ],
 )  # fmt: skip
 def test_refusals(client, fields, param):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.models.text.chat import TemplateRefusalError
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.api.chat import MAX_TEMPLATE, Conversation, Plain, joined
+from corepipe.serving.api.chat import MAX_TEMPLATE, Conversation, Plain, joined, with_objects
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.protocol import (
     MAX_LOGPROBS,
@@ -320,7 +321,8 @@ def _with_tools(service: Service, tokenizer: Tokenizer, conversation: Conversati
 
 
 def _rendered(render: Callable[..., str], conversation: Conversation) -> str:
-    """The prompt's text; messages of one speaker are joined for templates that want roles to alternate."""
+    """The prompt's text.  A template that refuses the messages as they are gets them in the other forms that
+    say the same: those of one speaker joined, arguments that are no JSON object as one."""
 
     def rendered(messages: Sequence[Plain]) -> str:
         return render(
@@ -330,13 +332,15 @@ def _rendered(render: Callable[..., str], conversation: Conversation) -> str:
             **conversation.variables,
         )
 
+    said = conversation.messages
     try:
-        return rendered(conversation.messages)
+        return rendered(said)
     except TemplateRefusalError:
-        turns = joined(conversation.messages)
-        if len(turns) == len(conversation.messages):
-            raise
-        return rendered(turns)
+        for turns in (joined(said), with_objects(said), joined(with_objects(said))):
+            if turns != said:
+                with suppress(TemplateRefusalError):
+                    return rendered(turns)
+        raise
 
 
 ROUTE = Route(

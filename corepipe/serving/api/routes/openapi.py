@@ -59,6 +59,7 @@ class Called(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     arguments: str = ""
+    parsed_arguments: Any = None
 
 
 class MessageCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +68,7 @@ class MessageCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function: Called
     id: str | None = None
     type: Literal["function"] | None = None
+    index: int | None = None
 
 
 Content = str | Annotated[list[TextPart], Meta(min_length=1)]
@@ -81,10 +83,10 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the model has said: beside calls and reasoning there may be no content."""
+    """What the model has said, perhaps nothing."""
 
     role: Literal["assistant"]
-    content: Content | None = None
+    content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[MessageCall] | None = None
     reasoning: str | None = None

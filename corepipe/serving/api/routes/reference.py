@@ -142,6 +142,8 @@ holds an answer to a grammar is not told, and a key is not charged.
   such, nor are others that the chat template writes or that are named `<|...|>`, unless the server has
   `--allow-special-tokens-in-text`. The prompt of a completion is all its author's, and special tokens in it
   are tokens. `/tokenize` does as the route does whose `messages` or `prompt` it is given.
+- The message of an answer may be sent back as it came, whole or added up from a stream, also as the openai
+  package writes it (`parsed`, `index`, nulls): an assistant's `content` may be null or empty or missing.
 - Roles need not alternate: a chat template that refuses two messages of one role in a row gets them as one,
   with an empty line between.
 - What an answer must look like is said by one of `response_format`, `structured_outputs` and `guided_...`:
