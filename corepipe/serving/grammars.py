@@ -20,6 +20,7 @@ from corepipe.errors import UserError, shown
 from corepipe.serving import schemas
 from corepipe.serving.constraints import Constraint, ConstraintError, Kind, unsupported, what
 from corepipe.serving.narrowed import narrow
+from corepipe.serving.schema_keywords import check
 from corepipe.serving.spelling import ANY_TEXT, Spelling
 from corepipe.serving.structural_tags import Writer, format_of
 
@@ -169,7 +170,7 @@ def _errors(constraint: Constraint, told: Callable[[schemas.Path], schemas.Path]
 
 def _narrow(document: schemas.Schema, spelling: Spelling) -> None:
     """Changes a schema to the one that llguidance is to have.  Raises SchemaError."""
-    places = schemas.check(document)
+    places = check(document)
     for path, text in schemas.literals(places):
         _check_spelling(spelling, path, text)
     narrow(document, places)

@@ -11,10 +11,9 @@ from itertools import combinations
 import msgspec
 
 from corepipe.serving.closed import close, close_together
+from corepipe.serving.schema_formats import bound_integers, limit, spell
+from corepipe.serving.schema_keywords import simplify
 from corepipe.serving.schemas import (
-    FREE_FORMATS,
-    HARMLESS,
-    INTEGER_FORMATS,
     Place,
     Schema,
     SchemaError,
@@ -24,8 +23,6 @@ from corepipe.serving.schemas import (
     types,
 )
 
-EXACT = 2**53 - 1
-"""Integers beyond are not the same to every reader of JSON (RFC 8259, 6)."""
 BESIDE = frozenset(
     {"additionalProperties", "maximum", "minimum", "patternProperties", "properties", "required", "type"}
 )
@@ -35,8 +32,8 @@ BESIDE = frozenset(
 def narrow(document: Schema, places: Sequence[Place]) -> None:
     """Changes the document, whose schemas are `places`.  Raises SchemaError where no answer could end."""
     for _, schema in places:
-        _drop(schema)
-        _spell(schema)
+        simplify(document, schema)
+        bound_integers(schema)
     for place in places:
         _tell_apart(document, place)
     groups = _groups(document, places)
@@ -47,40 +44,9 @@ def narrow(document: Schema, places: Sequence[Place]) -> None:
             close(place)
     for group in groups:
         close_together(group)
+    for _, schema in places:
+        spell(schema)
     _check_that_it_ends(document, list(reachable(document)))
-
-
-_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
-_YEAR = r"(?:\d{3}[1-9]|\d{2}[1-9]\d|\d[1-9]\d{2}|[1-9]\d{3})"
-_LEAP = r"(?:\d{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_DATE = (
-    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
-    rf"|02-(?:0[1-9]|1\d|2[0-8]))|{_LEAP}-02-29)"
-)
-_CLOCK = r"(?:\d{1,4}H(?:\d{1,4}M)?(?:\d{1,4}S)?|\d{1,4}M(?:\d{1,4}S)?|\d{1,4}S)"
-_DAYS = r"(?:\d{1,4}Y(?:\d{1,4}M)?(?:\d{1,4}D)?|\d{1,4}M(?:\d{1,4}D)?|\d{1,4}D)"
-SPELLINGS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "duration": f"P(?:{_DAYS}(?:T{_CLOCK})?|T{_CLOCK}|\\d{{1,4}}W)",
-}
-"""Formats of RFC 3339 as all readers take them: days that there are, no second 60, digits that end."""
-
-
-def _spell(schema: Schema) -> None:
-    """A format of its own is a pattern."""
-    if schema.get("format") in SPELLINGS and "pattern" not in schema:
-        schema["pattern"] = f"^{SPELLINGS[schema.pop('format')]}$"
-
-
-def _drop(schema: Schema) -> None:
-    """What says nothing goes."""
-    for key, nothing in HARMLESS.items():
-        if schema.get(key) is nothing:
-            del schema[key]
-    if schema.get("format") in FREE_FORMATS:
-        del schema["format"]
 
 
 # Schemas that an answer meets together: there one may need what another leaves open.
@@ -125,20 +91,8 @@ def _branches(document: Schema, place: Place) -> Iterator[Place]:
 
 def _bound(schema: Schema) -> None:
     """Integers without bounds may have digits without end; these have bounds."""
-    kind = schema.get("format")
-    most = min(INTEGER_FORMATS.get(str(kind), EXACT), EXACT)
-    if kind in INTEGER_FORMATS:
-        del schema["format"]
-    if "integer" not in types(schema) or "number" in types(schema) or "enum" in schema or "const" in schema:
-        return
-    lower = [schema[key] for key in ("minimum", "exclusiveMinimum") if key in schema]
-    upper = [schema[key] for key in ("maximum", "exclusiveMaximum") if key in schema]
-    if not all(isinstance(one, int | float) for one in lower + upper):
-        return  # which llguidance refuses
-    if not upper and all(one < most for one in lower):
-        schema["maximum"] = most
-    if not lower and all(one > -most for one in upper):
-        schema["minimum"] = -most
+    if "integer" in types(schema) and "number" not in types(schema):
+        limit(schema)
 
 
 # oneOf

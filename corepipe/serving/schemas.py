@@ -1,8 +1,4 @@
-"""JSON schemas of strangers: the schemas within one, and what of them cannot be honoured, and where.
-
-Keywords that no version of JSON Schema defines are annotations, as its specification has it.  All others are
-honoured or refused.
-"""
+"""JSON schemas of strangers: the schemas within one, what they name, and where references lead."""
 
 from __future__ import annotations
 
@@ -16,50 +12,6 @@ MAX_DEPTH = 64
 
 Path = tuple[str, ...]
 Schema = dict[str, Any]
-
-REFUSED = frozenset(
-    {
-        "$dynamicRef",
-        "$recursiveRef",
-        "contains",
-        "contentSchema",
-        "dependencies",
-        "dependentRequired",
-        "dependentSchemas",
-        "disallow",
-        "divisibleBy",
-        "else",
-        "extends",
-        "if",
-        "maxContains",
-        "minContains",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-        "uniqueItems",
-    }
-)
-"""What no grammar here can hold an answer to; `extends`, `disallow` and `divisibleBy` are of old drafts."""
-
-HARMLESS: Mapping[str, object] = {
-    "uniqueItems": False,
-    "unevaluatedItems": True,
-    "unevaluatedProperties": True,
-    "contentSchema": True,
-}
-"""Values by which a keyword asks for nothing."""
-
-FORMATS = frozenset(
-    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
-)
-FREE_FORMATS = frozenset(
-    {"binary", "directory-path", "double", "file-path", "float", "markdown", "password", "path", "text"}
-)
-"""Names of pydantic's and OpenAPI's that any text or number has."""
-INTEGER_FORMATS: Mapping[str, int] = {"int32": 2**31 - 1, "int64": 2**63 - 1}
-"""And the largest of each."""
 
 MAPS = ("properties", "patternProperties")
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -79,22 +31,6 @@ class Place(NamedTuple):
 
     path: Path
     schema: Schema
-
-
-def check(document: Schema) -> list[Place]:
-    """The schemas within a document that an answer may meet.
-
-    Raises SchemaError for the first thing that cannot be honoured.
-    """
-    if deeper_than(MAX_DEPTH, document):
-        raise SchemaError((), f"it is nested more than {MAX_DEPTH} deep", unsupported=True)
-    if "x-guidance" in document:  # llguidance's own, by which it could be told to ignore keywords
-        raise SchemaError((), "'x-guidance' is not permitted", unsupported=True)
-    places = list(reachable(document))
-    for place in places:
-        _check_keywords(place)
-        _check_free_keys(place)
-    return places
 
 
 def literals(places: Iterable[Place]) -> Iterator[tuple[Path, str]]:
@@ -215,26 +151,6 @@ def _anchored(document: Mapping[str, Any], name: str) -> tuple[object, Path]:
         )
         waiting += [((*path, str(key)), one) for key, one in inner]
     return None, ()
-
-
-def _check_keywords(place: Place) -> None:
-    path, schema = place
-    for key, value in schema.items():
-        if key in REFUSED and not (key in HARMLESS and value is HARMLESS[key]):
-            raise SchemaError(path, f"'{key}' is not permitted", unsupported=True)
-    kind = schema.get("format")
-    if isinstance(kind, str) and kind not in FORMATS | FREE_FORMATS | INTEGER_FORMATS.keys():
-        raise SchemaError((*path, "format"), f"'format' {kind[:40]!r} is not permitted", unsupported=True)
-
-
-def _check_free_keys(place: Place) -> None:
-    """Of keys that are not listed two may be alike, and then count once to who reads them."""
-    path, schema = place
-    least = schema.get("minProperties")
-    listed = len(set(texts(schema.get("required"))))
-    if isinstance(least, int) and least > listed + 1:
-        reason = f"'minProperties' more than one above the number of 'required' ({listed}) is not permitted"
-        raise SchemaError(path, reason, unsupported=True)
 
 
 def texts(value: object) -> list[str]:

@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
         "unsupported_value",
     ),
     "not": ({"anyOf": [{}, {"not": {"type": "null"}}]}, ("anyOf", "1"), "unsupported_value"),
-    "if": ({"items": {"if": {}, "then": {}}}, ("items",), "unsupported_value"),
+    "if": ({"items": {"if": {}, "then": {"type": "null"}}}, ("items",), "unsupported_value"),
     "contains": (
         {"$ref": "#/$defs/x", "$defs": {"x": {"contains": {}}}},
         ("$defs", "x"),
@@ -94,11 +94,6 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
     ),
     "no anchor": ({"items": {"$ref": "#here"}}, ("items", "$ref"), "invalid_value"),
     "nothing there": ({"$ref": "#/$defs/none"}, ("$ref",), "invalid_value"),
-    "format": (
-        {"prefixItems": [{"type": "string", "format": "iri"}]},
-        ("prefixItems", "0", "format"),
-        "unsupported_value",
-    ),
     "look-around": (
         {"properties": {"a": {"items": {"type": "string", "pattern": "^(?!x)y"}}}},
         ("properties", "a", "items"),
