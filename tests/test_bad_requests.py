@@ -107,6 +107,18 @@ def test_what_is_not_honoured_is_refused_by_name(http: httpx.Client, path: str, 
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
+def test_seeds_may_be_negative_and_a_top_p_of_0_is_greedy(http: httpx.Client) -> None:
+    def said(**changed: Any) -> str:
+        body = GOOD[COMPLETION] | {"max_tokens": 12, "temperature": 2.0} | changed
+        answer = http.post(COMPLETION, json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    assert said(top_p=0, seed=1) == said(top_p=0) == said(temperature=0)
+    assert said(seed=-5) == said(seed=-5) != said(seed=-6)
+    assert said(seed=-(2**63)) != said(temperature=0)
+
+
 def test_an_unknown_field_is_refused_by_name(http: httpx.Client) -> None:
     for path, body in GOOD.items():
         assert refusal(http.post(path, json={**body, "temprature": 0}))["param"] == "temprature"

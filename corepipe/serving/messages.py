@@ -37,9 +37,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, asked: object, **others: object) -> Sampling:
-        """What `asked` says under these names, but for `others`."""
+        """What `asked` says under these names, but for `others`; with a `top_p` of 0 it is greedy."""
         said: dict[str, Any] = {n: getattr(asked, n) for n in cls.__struct_fields__ if n not in others}
         said.update(others)
+        if said["top_p"] == 0:
+            said["temperature"] = 0.0
         return Sampling(**said)
 
 

@@ -17,7 +17,7 @@ from corepipe.serving.messages import Sampling
 FLOAT32_MAX = 3.4e38
 FLOAT32_TINY = 1.2e-38
 """What is smaller may be 0 to the sampler, which has no more than a float32."""
-MAX_SEED = 2**63 - 1
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 
 
@@ -49,13 +49,13 @@ class Limits(NamedTuple):
 NUMBERS: Mapping[str, Limits] = MappingProxyType(
     {
         "temperature": Limits(0, FLOAT32_MAX),
-        "top_p": Limits(FLOAT32_TINY, 1),
+        "top_p": Limits(0, 1),
         "top_k": Limits(-1, MAX_TOKENS, whole=True),
         "min_p": Limits(0, 1),
         "repetition_penalty": Limits(FLOAT32_TINY, FLOAT32_MAX),
         "presence_penalty": Limits(-FLOAT32_MAX, FLOAT32_MAX),
         "frequency_penalty": Limits(-FLOAT32_MAX, FLOAT32_MAX),
-        "seed": Limits(0, MAX_SEED, whole=True, optional=True),
+        "seed": Limits(MIN_SEED, MAX_SEED, whole=True, optional=True),
         "max_tokens": Limits(1, MAX_TOKENS, whole=True, optional=True),
         "min_tokens": Limits(0, MAX_TOKENS, whole=True),
         "logprobs": Limits(0, MAX_TOKENS, whole=True, optional=True),

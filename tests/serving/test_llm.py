@@ -224,13 +224,13 @@ def test_what_cannot_be_honoured_is_refused_and_the_rest_forgotten(llm: LLM) -> 
     ("field", "values"),
     [
         ("temperature", [-0.1, float("nan"), float("inf"), "1", None, True]),
-        ("top_p", [0, -1, 1.01, "x"]),
+        ("top_p", [-1, 1.01, float("nan"), "x"]),
         ("top_k", [-2, 1.5, "3"]),
         ("min_p", [-0.1, 1.1]),
         ("repetition_penalty", [0, -1, float("inf")]),
         ("presence_penalty", [float("nan"), "x"]),
         ("frequency_penalty", [float("inf"), None]),
-        ("seed", [-1, 1.0, 2**63]),
+        ("seed", [-(2**63) - 1, 1.0, 2**63]),
         ("max_tokens", [0, -1, 1.5, "16", True]),
         ("min_tokens", [-1, None]),
         ("stop", [3, [1], b"x", None]),
@@ -264,7 +264,8 @@ def test_what_a_sampler_can_follow_is_taken(llm: LLM) -> None:
         top_k=np.int64(3),
         logit_bias={5: -np.inf},
         stop=["a"],
-        seed=0,
+        seed=-5,
+        top_p=0,
         max_tokens=4,
     )
     assert len(llm.generate("abc", odd)[0].token_ids) == 4

@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ from msgspec import Meta
 
 from corepipe.serving.api.http_errors import ApiError, echo, invalid
 from corepipe.serving.api.structured import JsonSchemaFormat, ResponseFormat, requested
+from corepipe.serving.api.whole_numbers import convert
 from corepipe.serving.constraints import SCHEMA_OR_TEXT, Constraint, StructuredOutputsParams
 from corepipe.serving.messages import Sampling
 
@@ -25,10 +27,14 @@ MAX_BAD_WORDS = 128
 MAX_ALLOWED = 2**18
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
+MIN_SEED = -(2**63)
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 MAX_MESSAGES = 2048
 REQUEST_ID = r"^[A-Za-z0-9._:\-]{1,128}$"
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Of UTF-8: some clients put it before JSON."""
 
 # What a body may hold.  Making Python objects of more would hold up everybody else.
 LIGHT_BODY = 64 * 1024
@@ -95,14 +101,15 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ] = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="choices a prompt, at most max_num_seqs")] = 1
     temperature: Annotated[float, Meta(ge=0, le=2, description="0 = greedy")] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1, description="0 = greedy")] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS, description="0 or -1 = all")] = 0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     seed: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_SEED)] | None, Meta(description="choice i draws with seed + i")
+        Annotated[int, Meta(ge=MIN_SEED, le=MAX_SEED)] | None,
+        Meta(description="choice i draws with seed + i"),
     ] = None
     logit_bias: Annotated[
         dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS, description="token id to a bias of -100 to 100")
@@ -222,11 +229,16 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
         return Sampling.of(
             self,
             top_k=max(self.top_k, 0),
-            seed=None if self.seed is None else (self.seed + choice) & MAX_SEED,
+            seed=None if self.seed is None else _later_seed(self.seed, choice),
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+
+
+def _later_seed(seed: int, choice: int) -> int:
+    """The seed of a choice; after the largest comes 0."""
+    return (seed + choice) & MAX_SEED if seed >= 0 else seed + choice
 
 
 class Neutral(msgspec.Struct, frozen=True):
@@ -303,23 +315,37 @@ def read(fields: Mapping[str, Any], request: type[R], neutral: Mapping[str, Neut
     """As `parse`, of a body that is decoded."""
     kept = _screened(fields, Nested(request, neutral, NESTED))
     try:
-        return msgspec.convert(kept, request)
+        converted: R = convert(kept, request)
     except msgspec.ValidationError as error:
         raise _explained(error) from None
+    return converted
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """One JSON object, without NaN, Infinity, lone surrogates or numbers out of range."""
+    """One JSON object, without NaN, Infinity, lone surrogates or numbers out of range.
+
+    A byte order mark may stand before it.
+    """
+    body = body.removeprefix(BYTE_ORDER_MARK)
     if len(body) > LIGHT_BODY:
         weigh(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        deep = isinstance(error, RecursionError)
+        reason = "nested too deeply" if deep else _no_number(body, str(error))
         raise invalid(f"The body is not valid JSON: {reason}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.", code="invalid_type")
     return value
+
+
+def _no_number(body: bytes, told: str) -> str:
+    """What is wrong with JSON, of which msgspec `told` the byte: other writers know NaN and Infinity."""
+    found = re.search(r"\(byte (\d+)\)$", told)
+    at = int(found[1]) if found else len(body)
+    words = [word for word in ("NaN", "Infinity") if body.startswith(word.encode(), at)]
+    return f"{words[0]} is no JSON number (byte {at})" if words else told
 
 
 def weigh(body: bytes, most: Mapping[str, int] = MOST) -> None:
@@ -383,7 +409,7 @@ def _same(value: object, neutral: object) -> bool:
 
 def _is_a(value: object, kind: object) -> bool:
     try:
-        msgspec.convert(value, kind)
+        convert(value, kind)
     except msgspec.ValidationError:
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import struct
@@ -291,6 +292,18 @@ IDS = [[2, 5, 3]]
 )
 def test_tensors_that_are_none(serve: Serve, inputs: list[dict[str, Any]], word: str) -> None:
     refused(infer(serve(EMBED)[0], *inputs), word)
+
+
+def test_integers_may_have_a_fraction_of_zero_and_a_byte_order_mark_is_no_tensor(serve: Serve) -> None:
+    url, _ = serve(EMBED)
+    plain = outputs(infer(url, numbers("input_ids", IDS)))
+    told = {**numbers("input_ids", [[2.0, 5.0, 3e0]]), "shape": [1.0, 3.0]}
+    assert outputs(infer(url, told)) == plain
+    one = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 7}}
+    sent = codecs.BOM_UTF8 + json.dumps({"inputs": [one]}).encode()
+    headers = {"content-type": "application/json", "inference-header-content-length": str(len(sent))}
+    answer = httpx.post(f"{url}/v2/models/{MODEL}/infer", content=sent + elements(b"cat"), headers=headers)
+    assert outputs(answer) == outputs(infer(url, texts("cat")))
 
 
 @pytest.mark.parametrize(

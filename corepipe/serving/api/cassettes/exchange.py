@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from corepipe.serving.api.client_settings import IGNORED
-from corepipe.serving.api.protocol import decode
+from corepipe.serving.api.protocol import BYTE_ORDER_MARK, decode
 
 DEVICE_HEADER = "x-corepipe-device"
 """The one header of a request that its answer depends on: it asks for the device's times."""
@@ -35,7 +35,8 @@ class Asked:
     def by(scope: Mapping[str, Any], body: bytes) -> Asked:
         """The request of an ASGI scope, with its whole body."""
         device = (DEVICE_HEADER.encode(), b"1") in scope["headers"]
-        return Asked(scope["method"], scope["path"], body if scope["method"] == "POST" else b"", device)
+        said = body.removeprefix(BYTE_ORDER_MARK) if scope["method"] == "POST" else b""
+        return Asked(scope["method"], scope["path"], said, device)
 
     @property
     def canonical(self) -> bytes:

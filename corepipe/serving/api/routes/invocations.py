@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.serving.api.http_errors import invalid
 from corepipe.serving.api.limits import read_again, read_body
-from corepipe.serving.api.protocol import decode
+from corepipe.serving.api.protocol import BYTE_ORDER_MARK, decode
 from corepipe.serving.api.routes.chat import Chat
 from corepipe.serving.api.routes.completions import Completions
 from corepipe.serving.api.routes.route import EVENTS, JSON, Route
@@ -22,7 +22,7 @@ class Invocations:
         self._routes: dict[str, ASGIApp] = {"messages": Chat(service), "prompt": Completions(service)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(receive)
+        body = (await read_body(receive)).removeprefix(BYTE_ORDER_MARK)
         fields = decode(body)
         shapes = [name for name in self._routes if name in fields]
         if len(shapes) != 1:

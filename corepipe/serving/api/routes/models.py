@@ -11,6 +11,7 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.serving.api.limits import read_again, read_body
+from corepipe.serving.api.protocol import BYTE_ORDER_MARK
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.telemetry.by_model import joint_registry
 
@@ -129,7 +130,7 @@ class _Body(msgspec.Struct):
 def _model_of(body: bytes) -> str | None:
     """What a body names as its model; None where it is wrong, which the first model's route will say."""
     try:
-        return msgspec.json.decode(body, type=_Body).model
+        return msgspec.json.decode(body.removeprefix(BYTE_ORDER_MARK), type=_Body).model
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
 

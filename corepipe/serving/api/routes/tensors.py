@@ -16,6 +16,7 @@ import numpy.typing as npt
 from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.serving.api.http_errors import invalid
+from corepipe.serving.api.whole_numbers import as_integer
 
 Datatype = Literal["BYTES", "INT64", "FP32"]
 MAX_DIMENSIONS = 4
@@ -115,6 +116,8 @@ def _flat(data: Sequence[Any], depth: int = 1) -> Iterator[Any]:
 
 
 def _checked(flat: list[Any], datatype: Datatype, field: str) -> list[Any]:
+    if datatype == "INT64":
+        flat = [as_integer(one) for one in flat]
     kinds = {"BYTES": (str,), "INT64": (int,), "FP32": (int, float)}[datatype]
     if not all(type(one) in kinds for one in flat):
         raise invalid(f"{field}.data: these are not all of {datatype}.", f"{field}.data", "invalid_type")

@@ -1,0 +1,62 @@
+"""Integers as JSON has them: `8.0` and `1e1` are integers, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+Wanted = dict[type[inspect.Type], inspect.Type]
+"""What a value may be, by what kind of type it is."""
+
+
+def convert(value: object, kind: Any) -> Any:  # noqa: ANN401 -- as msgspec has it
+    """A JSON value as a type; numbers without a fraction are taken where integers are wanted.
+
+    Raises msgspec.ValidationError.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return msgspec.convert(_whole(value, _wanted(inspect.type_info(kind))), kind)
+
+
+def as_integer(value: object) -> object:
+    """A number without a fraction as an integer, anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _whole(value: object, wanted: Wanted) -> object:
+    if isinstance(value, float):
+        return as_integer(value) if _integers(wanted) else value
+    if isinstance(value, list) and isinstance(several := wanted.get(inspect.ListType), inspect.ListType):
+        return _each_whole(value, _wanted(several.item_type))
+    if not isinstance(value, dict):
+        return value
+    if isinstance(named := wanted.get(inspect.StructType), inspect.StructType):
+        kinds = {field.encode_name: field.type for field in named.fields}
+        return {key: _whole(one, _wanted(kinds[key])) if key in kinds else one for key, one in value.items()}
+    if isinstance(mapped := wanted.get(inspect.DictType), inspect.DictType):
+        inner = _wanted(mapped.value_type)
+        return {key: _whole(one, inner) for key, one in value.items()}
+    return value
+
+
+def _each_whole(values: list[Any], wanted: Wanted) -> list[Any]:
+    """Of as many as a body may hold, which is why numbers go no further than this."""
+    if _integers(wanted):
+        values = [int(one) if type(one) is float and one.is_integer() else one for one in values]
+    return [_whole(one, wanted) if type(one) in (list, dict) else one for one in values]
+
+
+def _wanted(kind: inspect.Type) -> Wanted:
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    if not isinstance(kind, inspect.UnionType):
+        return {type(kind): kind}
+    return {name: one for inner in kind.types for name, one in _wanted(inner).items()}
+
+
+def _integers(wanted: Wanted) -> bool:
+    return inspect.IntType in wanted and inspect.FloatType not in wanted
