@@ -120,8 +120,8 @@ holds an answer to a grammar is not told, and a key is not charged.
 - Where two say the same: `max_completion_tokens` goes before `max_tokens`; `best_of` must equal `n`; device
   times are added if the body or the header asks for them; `/tokenize` takes `prompt` or `messages`, not both.
 - Prompts times `n` is at most 128.
-- Numbers are JSON's: where an integer is wanted, `8.0` and `1e1` are integers. NaN and Infinity are refused. A
-  byte order mark may stand before a body.
+- Numbers are JSON's: where an integer is wanted, `8.0` and `1e1` are integers. NaN and Infinity are refused.
+  A byte order mark may stand before a body.
 - `truncate_prompt_tokens` keeps so many tokens of each prompt: its end, or its beginning if
   `truncation_side` is `right`; what the tokenizer puts around a text stays. -1 keeps as many as leave room
   for `max_tokens` (in a chat without it, for one token). Text of more than 131,072 tokens is refused.
