@@ -207,7 +207,7 @@ def test_a_full_queue_refuses_as_overloaded() -> None:
         {"prompt": []},
         {"prompt": 256},
         {"max_tokens": 0},
-        {"sampling": Sampling(top_p=0.0)},
+        {"sampling": Sampling(top_p=-0.1)},
     ],
 )
 @pytest.mark.parametrize("replicas", [1, 2])

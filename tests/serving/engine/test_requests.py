@@ -37,7 +37,7 @@ def test_prompts_that_cannot_run_are_refused(prompt: list[int], message: str) ->
         Sampling(temperature=math.nan),
         Sampling(temperature=math.inf),
         Sampling(temperature=1e300),
-        Sampling(top_p=0.0),
+        Sampling(top_p=-0.1),
         Sampling(top_p=math.nan),
         Sampling(min_p=1.5),
         Sampling(repetition_penalty=0.0),
