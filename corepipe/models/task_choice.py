@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -68,6 +68,10 @@ class Subject:
 def choose(asked: str, subject: Subject) -> TaskInfo:
     """What a model does that is asked for a task, or for `auto`.  Raises UserError where it cannot."""
     task = _auto(subject) if asked == "auto" else _named(asked)
+    return replace(_described(task, subject), vocab_size=subject.graph.vocab_size)
+
+
+def _described(task: Task, subject: Subject) -> TaskInfo:
     if task is Task.GENERATE:
         return _generate(subject)
     if task is Task.EMBED:

@@ -91,6 +91,8 @@ class TaskInfo:
     how many of them vectors may be cut (empty: to any; None: they may not).  per_token: a row a token, not
     one a text.  pairs: two texts can be read as one.  types: the graph reads token types.  head: what the
     graph has on top (None: what generates).  images: what it reads of them (None: it reads texts).
+    vocab_size: rows of the embedding, and of the logits where there are any; the tokenizer may have texts
+    for fewer ids (0: its ids are all that there are).
     """
 
     task: Task
@@ -107,3 +109,4 @@ class TaskInfo:
     types: bool = False
     head: Head | None = None
     images: Images | None = None
+    vocab_size: int = 0

@@ -26,7 +26,7 @@ def model() -> Model:
 def test_it_makes_vectors_of_texts(model: Model) -> None:
     task = model.task()
     head = Vectors(PoolingMode.MEAN, (Normalize(),))
-    assert task == TaskInfo(Task.EMBED, 256, 384, normalized=True, types=True, head=head)
+    assert task == TaskInfo(Task.EMBED, 256, 384, normalized=True, types=True, head=head, vocab_size=30522)
     model.check(model.graph(FORMATS["int8"], None, task))
 
 

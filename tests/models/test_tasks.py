@@ -71,12 +71,12 @@ def test_a_checkpoint_says_what_it_is_for(config: dict[str, Any], task: Task, tm
 
 def test_an_encoder_that_says_nothing_is_pooled_by_the_mean(tmp_path: Path) -> None:
     told = task_of(tmp_path, SMALL)
-    assert told == TaskInfo(Task.EMBED, 64, 48, types=True, head=Vectors(PoolingMode.MEAN))
+    assert told == TaskInfo(Task.EMBED, 64, 48, types=True, head=Vectors(PoolingMode.MEAN), vocab_size=100)
 
 
 def test_a_decoder_embeds_with_its_last_token(tmp_path: Path) -> None:
     told = task_of(tmp_path, LLAMA, "embed")
-    assert told == TaskInfo(Task.EMBED, 64, 48, head=Vectors(PoolingMode.LAST))
+    assert told == TaskInfo(Task.EMBED, 64, 48, head=Vectors(PoolingMode.LAST), vocab_size=100)
 
 
 def test_classes_have_names(tmp_path: Path) -> None:
@@ -188,6 +188,7 @@ def test_a_directory_of_sentence_transformers(tmp_path: Path) -> None:
         matryoshka=(10, 20),
         types=True,
         head=Vectors(PoolingMode.FIRST, steps),
+        vocab_size=100,
     )
 
 

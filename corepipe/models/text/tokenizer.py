@@ -72,10 +72,10 @@ class Tokenizer:
         ends = [self._special.get("eos_token"), *(token for token in TURN_ENDS if token in template)]
         return frozenset(i for i in map(self._token_id, ends) if i is not None)
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id; the model's logits may have more columns than that."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        """One more than the largest id, some of which may be nobody's; the model may have more rows."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
     def has_chat_template(self) -> bool:

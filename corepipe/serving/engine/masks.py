@@ -6,6 +6,7 @@ requests are refused.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -186,9 +187,20 @@ def _tokenizer(tokenizer: Tokenizer, rows: int) -> LLTokenizer:
         from llguidance import LLTokenizer  # noqa: PLC0415 -- see the module's docstring
     except ImportError as error:
         raise ValueError("llguidance is not installed (pip install llguidance)") from error
-    ends, slices = sorted(tokenizer.eos_ids), LLTokenizer.general_slices()
-    bare = LLTokenizer(tokenizer.backend.to_str(), n_vocab=rows, eos_token=ends, slices=[])
+    ends = sorted(token for token in tokenizer.eos_ids if token < rows)
+    bare = LLTokenizer(_with_rows(tokenizer, rows), n_vocab=rows, eos_token=ends, slices=[])
+    slices = LLTokenizer.general_slices()
     return bare.with_slices(slices)  # by itself: each of the two calls holds up all other threads
+
+
+def _with_rows(tokenizer: Tokenizer, rows: int) -> str:
+    """The tokenizer's JSON, without added tokens for which the model has no row: none can be drawn."""
+    text = tokenizer.backend.to_str()
+    if tokenizer.vocab_size <= rows:
+        return text
+    told = json.loads(text)
+    told["added_tokens"] = [one for one in told["added_tokens"] if one["id"] < rows]
+    return json.dumps(told)
 
 
 def _compile(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:

@@ -169,7 +169,7 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
     def _check_ids(self, ids: Sequence[int], suffix: str) -> None:
         if suffix:
             raise invalid("suffix needs a prompt of text.", "suffix", "unsupported_value")
-        check_ids(ids, self.service.tokenizer.vocab_size, "prompt")
+        check_ids(ids, self.service.vocab_size, "prompt")
 
 
 class CompletionShape:

@@ -99,7 +99,7 @@ class Endpoint(ABC, Generic[B]):
         body, ignored = await read_request(service, receive, self.request, self.neutral)
         service.require_task(Task.GENERATE)
         service.require_ready()
-        body.check(service.tokenizer.vocab_size, service.engine.max_num_seqs)
+        body.check(service.vocab_size, service.engine.max_num_seqs)
         ignored += await self.without_effect(body)
         plans = await self.plan(body, await service.grammar(body))
         prediction = await self._predicted(body)

@@ -229,7 +229,7 @@ class Infer:
             for row, kinds, length in zip(ids, types, lengths.tolist(), strict=True)
         ]
         for prompt in prompts:
-            check_ids(prompt.ids, self._service.tokenizer.vocab_size, IDS)
+            check_ids(prompt.ids, self._service.vocab_size, IDS)
             if len(prompt.ids) > most:
                 raise too_long(len(prompt.ids), most, IDS)
         check_total(int(lengths.sum()), IDS)

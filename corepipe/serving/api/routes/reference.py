@@ -151,6 +151,7 @@ holds an answer to a grammar is not told, and a key is not charged.
 - What an answer must look like is said by one of `response_format`, `structured_outputs` and `guided_...`:
   [structured output](structured-output.md) says what of schemas is honoured, and what is refused.
 - A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
+- Token ids are those of the model's rows. Where the tokenizer has no text for one, its text is empty.
 - When the client goes away its requests are aborted at once.
 
 What is made of texts ([embeddings](embeddings.md)):

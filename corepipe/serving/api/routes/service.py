@@ -129,6 +129,11 @@ class Service:
             raise unavailable(NO_MODEL_LOADED)
         return self._tokenizer
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this: the model's rows, of which the tokenizer may have no text for some."""
+        return self.task.vocab_size or self.tokenizer.vocab_size
+
     @cached_property
     def shown(self) -> Pieces:
         """Of tokens in texts that leave special ones out."""

@@ -153,7 +153,7 @@ def _prompt(
         readable = reading.most if cut is None else cut.readable
         ids = encoded(before + given, field, readable, lambda text: tokenizer.encode(text, reading.special))
     else:
-        check_ids(given, tokenizer.vocab_size, field)
+        check_ids(given, service.vocab_size, field)
         ids = given
     if not ids:
         raise invalid(f"{field} must not be empty.", field)

@@ -25,6 +25,7 @@ from corepipe.serving.api.routes.chat import (
 from corepipe.serving.api.routes.endpoint import read_request
 from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
 from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.routes.texts import check_ids
 from corepipe.serving.parsing.tools import MAX_TOOLS, Tool, offered
 
 MAX_TOKENIZED = 16_384
@@ -123,8 +124,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
 async def _detokenize(service: Service, request: Request) -> Response:
     _require_text(service)
     asked, ignored = await read_request(service, request.receive, DetokenizeRequest, {})
-    if any(token >= service.tokenizer.vocab_size for token in asked.tokens):
-        raise invalid(f"tokens must be below {service.tokenizer.vocab_size}.", "tokens")
+    check_ids(asked.tokens, max(service.vocab_size, service.tokenizer.vocab_size), "tokens")
 
     def text() -> bytes:
         return msgspec.json.encode(
