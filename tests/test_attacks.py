@@ -241,7 +241,7 @@ for _ in range(400):
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     *[(TEXT, {"n": value}, "n") for value in (0, -1, 129, 10**9, "2", 1.5, True)],
-    *[(TEXT, {"best_of": value}, "best_of") for value in (10**6, 0, -1, "1")],
+    *[(TEXT, {"best_of": value}, "best_of") for value in (10**6, 3, -1, "1")],
     *[(TEXT, {"max_tokens": value}, "max_tokens") for value in (0, -2, 2**63, 10**12, "1", 1.5)],
     *[(CHAT, {"max_completion_tokens": value}, "max_completion_tokens") for value in (0, -2, 10**12)],
     *[(TEXT, {"temperature": value}, "temperature") for value in (-1, 2.0001, "hot", [])],

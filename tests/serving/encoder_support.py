@@ -25,6 +25,7 @@ EMBED = TaskInfo(Task.EMBED, MOST, WIDTH, normalized=True, types=True)
 MATRYOSHKA = TaskInfo(
     Task.EMBED, MOST, WIDTH, normalized=True, matryoshka=(4, 8), prompts=PROMPTS, default_prompt="document"
 )
+ANY_LENGTH = TaskInfo(Task.EMBED, MOST, WIDTH, normalized=True, matryoshka=())
 RAW = TaskInfo(Task.EMBED, MOST, WIDTH)
 CLASSIFY = TaskInfo(Task.CLASSIFY, MOST, 3, labels=LABELS, activation=Activation.SOFTMAX)
 TAG = TaskInfo(Task.CLASSIFY, MOST, 3, labels=LABELS, activation=Activation.SOFTMAX, per_token=True)

@@ -418,12 +418,19 @@ def test_a_suffix_is_put_after_the_gap(engine, monkeypatch, names):
         before, between, after = (own.backend.token_to_id(name) for name in names)
         plain = [own.encode(text) for text in ("def f(", "return 1")]
         assert engine.submitted[-2].prompt == [before, *plain[0], between, *plain[1], after]
-        for other in ({"echo": True}, {"truncate_prompt_tokens": 5}, {"prompt": [5, 6]}):
+        (echoed,) = ask(url, "/v1/completions", prompt="def f(", suffix="return 1", echo=True)["choices"]
+        assert engine.submitted[-1].prompt == engine.submitted[-3].prompt
+        assert echoed["text"].startswith("def f(Hel")
+        (alone,) = ask(url, "/v1/completions", prompt="a", suffix="b", echo=True, max_tokens=0)["choices"]
+        assert alone["text"] == "a"
+        for other in ({"echo": True, "logprobs": 0}, {"truncate_prompt_tokens": 5}, {"prompt": [5, 6]}):
             assert refusal(url, "/v1/completions", **{"suffix": "b"} | other)[0] == "suffix"
 
 
 def test_a_suffix_is_refused_by_name_where_there_are_no_tokens_for_it(url):
-    assert refusal(url, "/v1/completions", suffix="x") == ("suffix", "unsupported_parameter")
+    for echo in (False, True):
+        told = refusal(url, "/v1/completions", suffix="x", echo=echo)
+        assert told == ("suffix", "unsupported_parameter")
     ask(url, "/v1/completions", suffix="")
 
 

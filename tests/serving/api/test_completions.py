@@ -279,6 +279,14 @@ def test_refusals(url, client, engine, fields, param, code):
     assert engine.submitted == []
 
 
+@pytest.mark.parametrize("fields", [{"best_of": 0}, {"best_of": 0, "n": 2}, {"best_of": 2, "n": 2}])
+def test_a_best_of_that_asks_for_nothing_is_taken(url, client, engine, fields):
+    """OpenAI's definition has it from 0 on."""
+    answer = post(url, **fields)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"]) == fields.get("n", 1)
+
+
 def test_the_context_may_be_filled_to_the_last_token(url, client, engine):
     assert post(url, prompt=[5] * 250, max_tokens=6).status_code == 200
     assert post(url, prompt=[5] * 255).status_code == 200

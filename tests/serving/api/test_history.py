@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serving.api.test_tools import ASK, ASKED, MARKED, THINKER, WEATHER, says, serving
+from tests.serving.api.test_tools import ASK, ASKED, CALL, MARKED, THINKER, WEATHER, says, serving
 from tests.serving.http_support import FakeEngine
 
 STRICT = (
@@ -128,6 +128,18 @@ def test_an_answer_may_say_nothing(served, path: str, message: dict[str, Any]) -
     body = {"model": "tiny", "messages": messages, "tools": [WEATHER]}
     answer = httpx.post(f"{client.base_url}{path}", json=body)
     assert answer.status_code == 200, answer.text
+
+
+def test_the_strict_client_takes_answers(served) -> None:
+    """The openai package, where it holds answers to its own types."""
+    client, engine = served
+    engine.script = says(f"<think>hm</think>{CALL}<|im_end|>")
+    with openai.OpenAI(base_url=client.base_url, api_key="-", _strict_response_validation=True) as strict:
+        whole = strict.chat.completions.create(**ASKED).choices[0]
+        chunks = [
+            *strict.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})
+        ]
+    assert (whole.finish_reason, chunks[-1].choices) == ("tool_calls", [])
 
 
 def test_arguments_that_are_no_object_reach_a_template_that_wants_one() -> None:

@@ -20,6 +20,7 @@ from corepipe.serving.api.routes.texts import MAX_ENTRIES, MAX_INPUT_TOKENS
 from corepipe.serving.messages import Output
 from tests.servers import until
 from tests.serving.encoder_support import (
+    ANY_LENGTH,
     CLASSIFY,
     EMBED,
     LABELS,
@@ -101,6 +102,20 @@ def test_vectors_by_the_openai_client_in_both_encodings(serve: Serve) -> None:
             assert answer.model == MODEL
 
 
+def test_the_openai_client_takes_what_it_has_asked_for_also_where_it_is_strict(serve: Serve) -> None:
+    """Where nobody says a format it asks for base64, and where it is strict it then refuses a string."""
+    url, _ = serve(EMBED)
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key="-", max_retries=0, _strict_response_validation=True
+    ) as strict:
+        (one,) = strict.embeddings.create(model=MODEL, input="cat", encoding_format="float").data
+        raw = strict.embeddings.with_raw_response.create(model=MODEL, input="cat").http_response
+    assert one.embedding == vector("cat")
+    assert json.loads(raw.request.content)["encoding_format"] == "base64"
+    sent = base64.b64decode(raw.json()["data"][0]["embedding"])
+    assert np.frombuffer(sent, "<f4").tolist() == vector("cat")
+
+
 def test_base64_is_of_little_endian_fp32(serve: Serve) -> None:
     answer = post(serve(EMBED)[0], "/v1/embeddings", input="the cat", encoding_format="base64")
     (one,) = told(answer, embeddings.Embeddings)["data"]
@@ -126,9 +141,24 @@ def test_vectors_that_may_be_cut_are_normalised_anew(serve: Serve) -> None:
     assert str(WIDTH) in refused(post(url, "/v1/embeddings", input="cat", dimensions=17), "dimensions")
 
 
+def test_a_vector_may_be_cut_to_one_number(serve: Serve) -> None:
+    url, _ = serve(ANY_LENGTH)
+    for form in ("float", "base64"):
+        answer = post(url, "/v1/embeddings", input="cat", dimensions=1, encoding_format=form)
+        (one,) = told(answer, embeddings.Embeddings)["data"]
+        told_as = (
+            np.frombuffer(base64.b64decode(one["embedding"]), "<f4") if form == "base64" else one["embedding"]
+        )
+        assert [abs(number) for number in told_as] == [1]
+    assert refused(post(url, "/v1/embeddings", input="cat", dimensions=0), "dimensions")
+
+
 def test_other_vectors_may_not_be_cut(serve: Serve) -> None:
+    """As OpenAI's older models, which do not take the field."""
     url, _ = serve(EMBED)
-    assert "not made" in refused(post(url, "/v1/embeddings", input="cat", dimensions=4), "dimensions")
+    for wanted in (1, 4):
+        answer = post(url, "/v1/embeddings", input="cat", dimensions=wanted)
+        assert "not made" in refused(answer, "dimensions")
     (one,) = told(post(url, "/v1/embeddings", input="cat", dimensions=WIDTH), embeddings.Embeddings)["data"]
     assert one["embedding"] == vector("cat")
 

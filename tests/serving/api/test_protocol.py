@@ -149,6 +149,7 @@ def test_any_value_in_any_field_is_taken_or_refused(fields):
         (completion, {"stream_options": {"include_usage": True}}, "stream_options"),
         (completion, {"n": 9}, "n"),
         (completion, {"best_of": 2}, "best_of"),
+        (completion, {"best_of": 1, "n": 2}, "best_of"),
         (completion, {"stop_token_ids": [100]}, "stop_token_ids"),
         (completion, {"logit_bias": {"abc": 1}}, "logit_bias"),
         (completion, {"logit_bias": {"100": 1}}, "logit_bias"),

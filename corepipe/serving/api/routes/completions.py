@@ -46,7 +46,9 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None, Meta(description="alternatives for each token")
     ] = None
     echo: Annotated[bool, Meta(description="prompt before the answer, with its logprobs too")] = False
-    best_of: Annotated[int | None, Meta(description="only if equal to `n`")] = None
+    best_of: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="only if equal to `n`; 0 is as null")
+    ] = None
     add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
     suffix: Annotated[
         str, Meta(description="text that follows the answer; where the tokenizer has tokens for that")
@@ -60,10 +62,12 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     def check(self, vocab_size: int, max_num_seqs: int) -> None:
         super().check(vocab_size, max_num_seqs)
-        if self.best_of not in (None, self.n):
+        if self.best_of not in (None, 0, self.n):
             raise invalid("best_of is only supported where it equals n.", "best_of", "unsupported_value")
-        if self.suffix and (self.echo or self.truncate_prompt_tokens is not None):
-            raise invalid("suffix goes with neither echo nor truncate_prompt_tokens.", "suffix")
+        if self.suffix and self.truncate_prompt_tokens is not None:
+            raise invalid("suffix does not go with truncate_prompt_tokens.", "suffix")
+        if self.suffix and self.echo and self.logprobs is not None:  # of a prompt that holds the suffix, too
+            raise invalid("suffix with echo does not go with logprobs: leave them out.", "suffix")
 
 
 NEUTRAL_COMPLETION: Mapping[str, Neutral] = {**NEUTRAL_EVERYWHERE}

@@ -132,7 +132,8 @@ holds an answer to a grammar is not told, and a key is not charged.
   on with none of them it ends with an error.
 - `suffix` is for tokenizers with tokens to fill in the middle: `<|fim_prefix|>`, `<|fim_suffix|>` and
   `<|fim_middle|>`, or those of StarCoder, SantaCoder or DeepSeek; elsewhere it is refused. It needs a prompt
-  of text, and goes with neither `echo` nor `truncate_prompt_tokens`.
+  of text, and does not go with `truncate_prompt_tokens`; `echo` then repeats the prompt without the suffix,
+  and without `logprobs`.
 - `request_id` becomes the end of the answer's `id`. The header `X-Request-Id` is another name, of the
   exchange; it comes back as a header. Neither need be unique.
 - `prediction` makes an answer that has much of it come sooner, and changes none: several of its tokens are
