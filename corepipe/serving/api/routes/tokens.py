@@ -124,7 +124,9 @@ async def _tokenize(service: Service, request: Request) -> Response:
 async def _detokenize(service: Service, request: Request) -> Response:
     _require_text(service)
     asked, ignored = await read_request(service, request.receive, DetokenizeRequest, {})
-    check_ids(asked.tokens, max(service.vocab_size, service.tokenizer.vocab_size), "tokens")
+    rows, known = service.vocab_size, service.tokenizer.token_bytes
+    unknown = [token for token in asked.tokens if token >= rows and not known(token)]
+    check_ids(unknown, rows, "tokens")
 
     def text() -> bytes:
         return msgspec.json.encode(
