@@ -25,33 +25,38 @@ from corepipe.serving.schemas import (
 
 
 class Asked(NamedTuple):
-    """The value of a keyword, and where it stands."""
+    """The value of a keyword, and where it stands.  seen: references on the way there."""
 
     value: Any
     schema: Schema
     document: Schema
+    seen: frozenset[str] = frozenset()
+
+    def takes_all(self, schema: object, kind: str = "") -> bool:
+        """Whether a schema within the value takes all values, or all of a type."""
+        return _Reader(self.document, kind, self.seen).takes_all(schema)
 
 
 def _takes_all(asked: Asked) -> bool:
-    return takes_all(asked.document, asked.value)
+    return asked.takes_all(asked.value)
 
 
 def _names_nothing_new(asked: Asked) -> bool:
     """Of a map from properties to those that they need, or to schemas."""
     needed = asked.value.values() if isinstance(asked.value, dict) else [False]
-    required = {*texts(asked.schema.get("required"))}
+    required = texts(asked.schema.get("required"))
     return all(
-        required.issuperset(one) if isinstance(one, list) else takes_all(asked.document, one)
+        all(name in required for name in one) if isinstance(one, list) else asked.takes_all(one)
         for one in needed
     )
 
 
 def _no_branch_excludes(asked: Asked) -> bool:
-    return all(takes_all(asked.document, asked.schema.get(key, True)) for key in ("then", "else"))
+    return all(asked.takes_all(asked.schema.get(key, True)) for key in ("then", "else"))
 
 
 def _takes_texts(asked: Asked) -> bool:
-    return takes_all(asked.document, asked.value, "string")
+    return asked.takes_all(asked.value, "string")
 
 
 def _takes_no_two(asked: Asked) -> bool:
@@ -158,8 +163,9 @@ def check(document: Schema) -> list[Place]:
 
 def simplify(document: Schema, schema: Schema) -> None:
     """Drops what excludes nothing of a schema that was checked; counts written as `2.0` are whole."""
-    for key in schema.keys() & REFUSED.keys():
-        del schema[key]
+    for key in schema.keys() & ASSERTED.keys():
+        if key in REFUSED or _unsaid(key, schema[key]):
+            del schema[key]
     for key in COUNTS:
         if key in schema:
             schema[key] = whole(schema[key])
@@ -167,6 +173,11 @@ def simplify(document: Schema, schema: Schema) -> None:
         document, schema["additionalProperties"]
     ):
         schema["additionalProperties"] = True
+
+
+def _unsaid(key: str, value: object) -> bool:
+    """Whether a keyword is there because its writer leaves none out: null in the place of a value."""
+    return value is None and key != "const"
 
 
 def whole(value: object) -> object:
@@ -180,7 +191,7 @@ def takes_all(document: Schema, schema: object, kind: str = "") -> bool:
 
 
 class _Reader(NamedTuple):
-    """Tells whether schemas take all values of a type ("": all).  seen: references on the way there."""
+    """Tells whether schemas take all values of a type ("": all); `seen` as in `Asked`."""
 
     document: Schema
     kind: str
@@ -189,11 +200,11 @@ class _Reader(NamedTuple):
     def takes_all(self, schema: object) -> bool:
         if not isinstance(schema, dict):
             return schema is True
-        return all(not self._concerned(key) or self._passes(key, schema) for key in schema)
+        said = [key for key, value in schema.items() if key in ASSERTED and not _unsaid(key, value)]
+        return all(self._passes(key, schema) for key in said if self._concerned(key))
 
     def _concerned(self, key: str) -> bool:
-        about = ASSERTED.get(key)
-        return about is not None and (about in ("", self.kind) or not self.kind)
+        return not self.kind or ASSERTED[key] in ("", self.kind)
 
     def _passes(self, key: str, schema: Schema) -> bool:
         value = schema[key]
@@ -205,7 +216,7 @@ class _Reader(NamedTuple):
             some = all if key == "allOf" else any
             return isinstance(value, list) and some(map(self.takes_all, value))
         if key in REFUSED:
-            return REFUSED[key].nothing(Asked(value, schema, self.document))
+            return REFUSED[key].nothing(Asked(value, schema, self.document, self.seen))
         return _says_nothing(key, value)
 
     def _follows(self, reference: object) -> bool:
@@ -231,7 +242,7 @@ def _check_keywords(document: Schema, place: Place) -> None:
     path, schema = place
     for key, value in schema.items():
         refused = REFUSED.get(key)
-        if refused is None or not _concerns(schema, refused.about):
+        if refused is None or _unsaid(key, value) or not _concerns(schema, refused.about):
             continue
         if not refused.nothing(Asked(value, schema, document)):
             raise SchemaError(path, f"'{key}' is not permitted", unsupported=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corepipe.serving.constraints import ConstraintError
+from corepipe.serving.schema_keywords import ASSERTED
 from tests.constrained.walk import takes, walk
 from tests.serving.http_support import tokenizer
 from tests.serving.test_grammars import of_schema, refusal
@@ -25,6 +27,7 @@ TAKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"type": "object", "propertyNames": {}}, "{}"),
     ({"type": "object", "propertyNames": {"minLength": 0, "pattern": "", "description": "any"}}, '{"": 1}'),
     ({"type": "object", "propertyNames": {"minimum": 5, "format": "password"}}, "{}"),
+    ({"type": "object", "propertyNames": {"type": "string", "x-order": 1}}, "{}"),
     ({"type": "object", "propertyNames": {"allOf": [{}, {"type": "string"}]}}, "{}"),
     ({"type": "object", "propertyNames": {"anyOf": [{"maxLength": 3}, {"type": "string"}]}}, "{}"),
     ({"type": "object", "propertyNames": {"$ref": "#/$defs/name"}, **NAME}, "{}"),
@@ -89,6 +92,9 @@ REFUSED: tuple[dict[str, Any], ...] = (
     {"dependentRequired": ["a"]},
     {"dependentSchemas": {"a": {"required": ["b"]}}},
     {"dependencies": {"a": ["b"]}, "required": ["c"]},
+    {"dependencies": {"a": [["b"]]}, "required": ["b"]},
+    {"extends": {"$ref": "#"}},
+    {"dependentSchemas": {"a": {"$ref": "#"}}},
     {"if": {}, "then": {"type": "null"}},
     {"if": {}, "else": False},
     {"type": "string", "not": {"type": "string", "maxLength": 2}},
@@ -103,6 +109,13 @@ REFUSED: tuple[dict[str, Any], ...] = (
 def test_what_excludes_nothing_is_taken(schema: dict[str, Any], text: str) -> None:
     jsonschema.validate(json.loads(text), schema)
     assert takes(of_schema(schema), text)
+
+
+@pytest.mark.parametrize("key", sorted(ASSERTED.keys() - {"const", "type", "properties"}))
+def test_null_is_as_if_the_keyword_were_not_there(key: str) -> None:
+    """Writers that leave no field out have it so."""
+    for schema in ({"type": "object"}, {"type": "object", "properties": {"a": {"type": "integer"}}}):
+        assert takes(of_schema(schema | {key: None}), '{"a": 1}')
 
 
 @pytest.mark.parametrize("schema", REFUSED, ids=lambda schema: str(schema)[:60])
@@ -158,3 +171,18 @@ def test_answers_fit_the_keywords_that_are_taken(
         text, ended = walk(grammar, tokenizer(), number, 60)
         if ended:
             jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+ODD = st.sampled_from(
+    [None, True, False, 0, -1, 2.0, 1.5, 1e300, "", "x", "#", "#/x", "date", "uint8", [], {}, ["a"], [1],
+     [[]], [{}], {"a": 5}, {"a": {}}, {"a": ["a"]}, {"a": [["a"]]}, {"$ref": "#"}, {"type": "string"},
+     {"type": [["a"]]}]
+)  # fmt: skip
+KEYS = st.sampled_from(sorted({*ASSERTED, "$anchor", "$defs", "title"}))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(KEYS, ODD, max_size=3), st.sampled_from(["string", "number", "array", "object", None]))
+def test_odd_values_are_taken_or_refused(odd: dict[str, Any], kind: str | None) -> None:
+    with suppress(ConstraintError):
+        of_schema(odd | ({} if kind is None else {"type": kind}))
