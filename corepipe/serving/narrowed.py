@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from typing import TypeGuard
 
 import msgspec
 
@@ -23,6 +24,8 @@ from corepipe.serving.schemas import (
     types,
 )
 
+LARGEST, SMALLEST = 2**62, 1e-60
+"""What llguidance counts to; larger integers only upwards."""
 BESIDE = frozenset(
     {"additionalProperties", "maximum", "minimum", "patternProperties", "properties", "required", "type"}
 )
@@ -34,6 +37,7 @@ def narrow(document: Schema, places: Sequence[Place]) -> None:
     for _, schema in places:
         simplify(document, schema)
         bound_integers(schema)
+        _reach(schema)
     for place in places:
         _tell_apart(document, place)
     groups = _groups(document, places)
@@ -87,6 +91,21 @@ def _branches(document: Schema, place: Place) -> Iterator[Place]:
 
 
 # Bounds
+
+
+def _reach(schema: Schema) -> None:
+    """Bounds that llguidance cannot count to, such as those of doubles, become narrower ones."""
+    for lower, upper in (("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")):
+        if _number(least := schema.get(lower)) and (least < -LARGEST or 0 < least < SMALLEST):
+            schema[lower] = -LARGEST if least < 0 else SMALLEST
+        if _number(most := schema.get(upper)) and -SMALLEST < most < 0:
+            schema[upper] = -SMALLEST
+        elif _number(most) and most > LARGEST and "integer" not in types(schema):
+            schema[upper] = LARGEST
+
+
+def _number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _bound(schema: Schema) -> None:

@@ -250,6 +250,38 @@ def test_integers_have_bounds() -> None:
     assert takes(of_schema({"type": "integer", "enum": [2**60]}), str(2**60))
 
 
+@pytest.mark.parametrize(
+    ("least", "most"),
+    [
+        (-(2**63), 2**63 - 1),
+        (-(2**63) + 1, 2**64),
+        (-3.4028234663852886e38, 3.4028234663852886e38),
+        (-1.7976931348623157e308, 1.7976931348623157e308),
+        (-(10**30), 10**30),
+    ],
+)
+def test_bounds_of_other_languages_numbers_are_taken(least: float, most: float) -> None:
+    """Generators write them for every long, float and double."""
+    for kind in ("integer", "number"):
+        for names in (("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")):
+            grammar = of_schema({"type": kind, **dict(zip(names, (least, most), strict=True))})
+            assert all(takes(grammar, text) for text in ("0", "-5", str(2**53 - 1), str(1 - 2**53)))
+            assert takes(grammar, "-0.25") == (kind == "number")
+
+
+@pytest.mark.parametrize("least", [5e-324, 2.2250738585072014e-308])
+def test_the_smallest_numbers_are_bounds(least: float) -> None:
+    for name, sign in (
+        ("minimum", ""),
+        ("exclusiveMinimum", ""),
+        ("maximum", "-"),
+        ("exclusiveMaximum", "-"),
+    ):
+        grammar = of_schema({"type": "number", name: float(f"{sign}{least}")})
+        assert takes(grammar, f"{sign}0.001")
+        assert not takes(grammar, "0")
+
+
 class Bag(BaseModel):
     items: set[int]
 
