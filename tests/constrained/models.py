@@ -8,7 +8,7 @@ import ipaddress
 import uuid
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import UUID1, UUID4, UUID7, BaseModel, ConfigDict, Field, IPvAnyAddress, RootModel, SecretStr
 
 Short = Annotated[str, Field(max_length=12)]
 Name = Annotated[str, Field(min_length=1, max_length=16, pattern=r"^[A-Z][a-z]+$")]
@@ -61,6 +61,18 @@ class Dates(BaseModel):
     length: datetime.timedelta
     id: uuid.UUID
     v4: ipaddress.IPv4Address
+
+
+class Named(BaseModel):
+    """Formats that pydantic has names of its own for."""
+
+    first: UUID1
+    fourth: UUID4
+    seventh: UUID7
+    network: ipaddress.IPv4Network
+    host: ipaddress.IPv4Interface
+    wide: IPvAnyAddress
+    secret: Annotated[SecretStr, Field(max_length=8)]
 
 
 class Cat(BaseModel):
@@ -141,7 +153,7 @@ class Colours(RootModel[Annotated[list[Colour], Field(max_length=4)]]):
 
 
 BOUNDED: tuple[type[BaseModel], ...] = (
-    Flat, Address, Person, Choices, Dates, Cat, Dog, Zoo, Shapes, Strict, Colours,
+    Flat, Address, Person, Choices, Dates, Named, Cat, Dog, Zoo, Shapes, Strict, Colours,
 )  # fmt: skip
 """Their texts and lists have bounds, and so their answers an end."""
 UNBOUNDED: tuple[type[BaseModel], ...] = (Node, Tree, Steps, Event, Anything)
