@@ -85,10 +85,10 @@ def of_texts() -> list[str]:
 
 
 def test_what_is_made_up_from_the_document_meets_it(server: Served, tmp_path: Path) -> None:
-    """Most of the first of a kind are wrong; completions take thirty until some are right."""
+    """Most of the first of a kind are wrong; completions take sixty until some are right."""
     tried = [
         made_up(server, tmp_path, "--phases", "fuzzing", "--max-examples", str(count), *(which, COMPLETIONS))
-        for count, which in ((30, "--include-path"), (8, "--exclude-path"))
+        for count, which in ((60, "--include-path"), (8, "--exclude-path"))
     ]
     assert sum(tried) >= 180
     assert answered(server, GENERATING) > 0

@@ -47,7 +47,8 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     ] = None
     echo: Annotated[bool, Meta(description="prompt before the answer, with its logprobs too")] = False
     best_of: Annotated[
-        Annotated[int, Meta(ge=0)] | None, Meta(description="only if equal to `n`; 0 is as null")
+        Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None,
+        Meta(description="only if equal to `n`; 0 is as null"),
     ] = None
     add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
     suffix: Annotated[
