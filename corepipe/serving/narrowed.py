@@ -25,7 +25,7 @@ from corepipe.serving.schemas import (
 )
 
 LARGEST, SMALLEST = 2**62, 1e-60
-"""What llguidance counts to; larger integers only upwards."""
+"""Bounds of llguidance's counting; integers may be larger upwards."""
 BESIDE = frozenset(
     {"additionalProperties", "maximum", "minimum", "patternProperties", "properties", "required", "type"}
 )

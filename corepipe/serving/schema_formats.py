@@ -54,7 +54,7 @@ PATTERNS: Mapping[str, str] = MappingProxyType(
         },
     }
 )
-r"""What texts of a format look like: days that there are, no second 60, digits that end.  `\w` is ASCII's."""
+r"""Patterns of texts: days that there are, no second 60, digits that end.  `\w` is ASCII's."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -73,10 +73,10 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "url": "uri",
     }
 )
-"""Formats of whose texts those of another one are some: of JSON Schema and pydantic."""
+"""Formats of JSON Schema and pydantic, each with one that has the same texts or some of them."""
 
 OWN = frozenset({"email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
-"""Those that llguidance has."""
+"""Formats that llguidance has."""
 
 INTEGERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -90,7 +90,7 @@ INTEGERS: Mapping[str, tuple[int, int]] = MappingProxyType(
 
 
 def held(kind: object) -> bool:
-    """Whether a format says something of texts that answers are held to."""
+    """Tells whether answers are held to a format of texts."""
     return isinstance(kind, str) and (kind in PATTERNS or kind in ALIASES or kind in OWN or kind in INTEGERS)
 
 

@@ -33,7 +33,7 @@ class Asked(NamedTuple):
     seen: frozenset[str] = frozenset()
 
     def takes_all(self, schema: object, kind: str = "") -> bool:
-        """Whether a schema within the value takes all values, or all of a type."""
+        """Tells whether a schema within the value takes all values, or all of a type."""
         return _Reader(self.document, kind, self.seen).takes_all(schema)
 
 
@@ -42,7 +42,7 @@ def _takes_all(asked: Asked) -> bool:
 
 
 def _names_nothing_new(asked: Asked) -> bool:
-    """Of a map from properties to those that they need, or to schemas."""
+    """Judges a map from properties to those that they need, or to schemas."""
     needed = asked.value.values() if isinstance(asked.value, dict) else [False]
     required = texts(asked.schema.get("required"))
     return all(
@@ -125,7 +125,7 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
         "uniqueItems": Refused("array", _takes_no_two),
     }
 )
-"""What no grammar here can hold an answer to; `extends`, `disallow` and `divisibleBy` are of old drafts."""
+"""Keywords that no grammar here can hold; `extends`, `disallow` and `divisibleBy` are of old drafts."""
 
 ASSERTED: Mapping[str, str] = MappingProxyType(
     {
@@ -176,7 +176,7 @@ def simplify(document: Schema, schema: Schema) -> None:
 
 
 def _unsaid(key: str, value: object) -> bool:
-    """Whether a keyword is there because its writer leaves none out: null in the place of a value."""
+    """Tells the null that writers who leave no field out put in the place of a value."""
     return value is None and key != "const"
 
 
@@ -186,7 +186,7 @@ def whole(value: object) -> object:
 
 
 def takes_all(document: Schema, schema: object, kind: str = "") -> bool:
-    """Whether a schema takes all values, or all of a type; False also where that is not easily seen."""
+    """Tells whether a schema takes all values, or all of a type; False also where that is not easily seen."""
     return _Reader(document, kind).takes_all(schema)
 
 
@@ -228,7 +228,7 @@ class _Reader(NamedTuple):
 
 
 def _says_nothing(key: str, value: object) -> bool:
-    """Whether a keyword excludes nothing by its value alone."""
+    """Tells whether a keyword excludes nothing by its value alone."""
     if key == "format":
         return not held(value)
     if key == "pattern":
@@ -249,7 +249,7 @@ def _check_keywords(document: Schema, place: Place) -> None:
 
 
 def _concerns(schema: Schema, about: str) -> bool:
-    """Whether values of a type may come."""
+    """Tells whether values of a type may come."""
     kinds = _kinds(schema)
     return not about or not kinds or about in kinds
 
@@ -260,7 +260,7 @@ def _kinds(schema: Schema) -> set[str]:
 
 
 def _check_free_keys(place: Place) -> None:
-    """Of keys that are not listed two may be alike, and then count once to who reads them."""
+    """Raises SchemaError for a count of keys that are not listed: two may be alike, and readers see one."""
     path, schema = place
     least = whole(schema.get("minProperties"))
     listed = len(set(texts(schema.get("required"))))

@@ -148,7 +148,7 @@ def joined(messages: Sequence[Plain]) -> list[Plain]:
 
 
 def with_objects(messages: Sequence[Plain]) -> list[Plain]:
-    """With arguments that are no object as the only member of one, for templates that take nothing else."""
+    """Makes arguments that are no object the only member of one, for templates that take nothing else."""
     return [
         {**turn, "tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
         if "tool_calls" in turn

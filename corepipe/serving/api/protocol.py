@@ -34,7 +34,7 @@ MAX_MESSAGES = 2048
 REQUEST_ID = r"^[A-Za-z0-9._:\-]{1,128}$"
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Of UTF-8: some clients put it before JSON."""
+"""UTF-8's, which some clients put before JSON."""
 
 # What a body may hold.  Making Python objects of more would hold up everybody else.
 LIGHT_BODY = 64 * 1024
@@ -341,7 +341,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def _no_number(body: bytes, told: str) -> str:
-    """What is wrong with JSON, of which msgspec `told` the byte: other writers know NaN and Infinity."""
+    """Names a NaN or Infinity at the byte that msgspec has `told`; else repeats what it told."""
     found = re.search(r"\(byte (\d+)\)$", told)
     at = int(found[1]) if found else len(body)
     words = [word for word in ("NaN", "Infinity") if body.startswith(word.encode(), at)]

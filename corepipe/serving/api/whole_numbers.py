@@ -8,7 +8,7 @@ import msgspec
 from msgspec import inspect
 
 Wanted = dict[type[inspect.Type], inspect.Type]
-"""What a value may be, by what kind of type it is."""
+"""Types that a value may have, by their kinds."""
 
 
 def convert(value: object, kind: Any) -> Any:  # noqa: ANN401 -- as msgspec has it
@@ -44,7 +44,7 @@ def _whole(value: object, wanted: Wanted) -> object:
 
 
 def _each_whole(values: list[Any], wanted: Wanted) -> list[Any]:
-    """Of as many as a body may hold, which is why numbers go no further than this."""
+    """Makes integers of a list's numbers here: there may be as many as a body holds."""
     if _integers(wanted):
         values = [int(one) if type(one) is float and one.is_integer() else one for one in values]
     return [_whole(one, wanted) if type(one) in (list, dict) else one for one in values]

@@ -131,7 +131,7 @@ class Service:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this: the model's rows, of which the tokenizer may have no text for some."""
+        """Bound of token ids: the model's rows, for some of which the tokenizer may have no text."""
         return self.task.vocab_size or self.tokenizer.vocab_size
 
     @cached_property
