@@ -52,7 +52,8 @@ def _names_nothing_new(asked: Asked) -> bool:
 
 
 def _no_branch_excludes(asked: Asked) -> bool:
-    return all(asked.takes_all(asked.schema.get(key, True)) for key in ("then", "else"))
+    branches = [asked.schema.get(key) for key in ("then", "else")]
+    return all(branch is None or asked.takes_all(branch) for branch in branches)
 
 
 def _takes_texts(asked: Asked) -> bool:
@@ -120,7 +121,7 @@ REFUSED: Mapping[str, Refused] = MappingProxyType(
             "array", lambda asked: isinstance(asked.schema.get("items"), dict | bool) or _takes_all(asked)
         ),
         "unevaluatedProperties": Refused(
-            "object", lambda asked: "additionalProperties" in asked.schema or _takes_all(asked)
+            "object", lambda asked: asked.schema.get("additionalProperties") is not None or _takes_all(asked)
         ),
         "uniqueItems": Refused("array", _takes_no_two),
     }
