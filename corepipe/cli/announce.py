@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from corepipe.cli.common import errors, progress_bar
-from corepipe.cli.placement import print_placement
-from corepipe.cli.ports import tell_of_other_ports
+from corepipe.cli.placement import deployment_line, memory_line, print_placement, to_know
+from corepipe.cli.ports import other_ports
 from corepipe.models import registry
 from corepipe.neuron.graph import FORMATS, DType
 from corepipe.serving.api.port_router import Port
@@ -16,37 +16,77 @@ from corepipe.serving.messages import Progress, Ready
 from corepipe.serving.supervision.engine_process import EngineProcess
 from corepipe.serving.supervision.supervisor import ProcessClient
 
+MOST_LINES = 6
+"""Of what is said in short when a model has loaded: beside them a fetch and a packing have a line each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """What is said when a model has loaded: where the server is, once the last of them has.
 
-    names: of all models, where there are several.
+    names: of all models, where there are several.  common: what else there is to know of the server.
+    verbose: all that is known of the deployment is said.
     """
 
     name: str
     names: Sequence[str]
     urls: Mapping[Port, str]
+    common: Sequence[str] = ()
+    verbose: bool = False
 
     def line(self, ready: Ready) -> str:
-        """For stderr."""
+        """The line that says that a model is ready."""
         whose = f"{self.name}: " if self.names else ""
         alike = " with everyone's bits" if ready.placement.get("bits") == "same" else ""
         loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels{alike}, {ready.threads}"
         room = f"(up to {ready.max_model_len} tokens a request)"
-        url = self.urls[Port.PUBLIC]
-        return f"{loaded}: {url}/v1 {room}; Ctrl-C ends it" if self.last else f"{loaded} {room}"
+        return f"{loaded} {room}" if self.names else f"{loaded}: {self._address} {room}; {self._hint}"
+
+    def in_short(self, ready: Ready, notes: Sequence[str]) -> list[str]:
+        """What a person wants to know, in at most `MOST_LINES`; of one of several models in a line."""
+        said = [deployment_line(ready.placement), memory_line(ready.placement)]
+        known = [*to_know(ready.placement), *notes]
+        if self.names:
+            return ["; ".join([self.line(ready), *said, *known]), *self.at_last()]
+        ports = other_ports(self.urls)
+        room = MOST_LINES - len(said) - 1 - len(ports)
+        return [*said, *_fitted([*known, *self.common], room), self.line(ready), *ports]
+
+    def at_last(self) -> list[str]:
+        """What is said once all models are there."""
+        if not self.last:
+            return []
+        where = [f"{self._address}; {self._hint}"] if self.names else []
+        return [*self.common, *where, *other_ports(self.urls)]
 
     @property
     def last(self) -> bool:
         return not self.names or self.name == self.names[-1]
 
+    @property
+    def _address(self) -> str:
+        return f"{self.urls[Port.PUBLIC]}/v1"
+
+    @property
+    def _hint(self) -> str:
+        return "Ctrl-C ends it" if self.verbose else "Ctrl-C ends it, --verbose says more"
+
+
+def _fitted(lines: Sequence[str], room: int) -> Sequence[str]:
+    """As many lines as there is room for; what is over is in the last of them."""
+    whole = max(0, room - 1)
+    return lines if len(lines) <= room else [*lines[:whole], "; ".join(lines[whole:])]
+
 
 class Loading:
-    """Shows on stderr how far loading is, then what is served where, with `notes` on it."""
+    """Shows on stderr how far loading is, then what is served where.
+
+    notes: to be said in short.  details: for who wants to know all.
+    """
 
     def __init__(self, said: Announcement) -> None:
         self.notes: list[str] = []
+        self.details: list[str] = []
         self._said = said
 
     async def shown(
@@ -64,17 +104,19 @@ class Loading:
                     progress(event)
 
             ready = await start(show)
-        print_placement(console, ready.placement)
-        for note in self.notes:
-            console.print(note, markup=False)
+        if self._said.verbose:
+            print_placement(console, ready.placement)
+        for line in self._in_full(ready) if self._said.verbose else self._said.in_short(ready, self.notes):
+            console.print(line, markup=False)
+        return ready
+
+    def _in_full(self, ready: Ready) -> list[str]:
+        """What follows the table of the cores."""
+        lines = [memory_line(ready.placement), *self.details]
         if ready.kernels_left_out:
             names = ", ".join(ready.kernels_left_out)
-            command = "COREPIPE_TABLES=all make setup builds them"
-            console.print(f"kernels not built: {names} ({command})", markup=False)
-        console.print(self._said.line(ready), markup=False)
-        if self._said.last:
-            tell_of_other_ports(self._said.urls)
-        return ready
+            lines.append(f"kernels not built: {names} (COREPIPE_TABLES=all make setup builds them)")
+        return [*lines, self._said.line(ready), *self._said.at_last()]
 
 
 class AnnouncedClient(ProcessClient):
@@ -90,11 +132,10 @@ class AnnouncedClient(ProcessClient):
         """`process`: of the first engine, where it has been made."""
         whose = f"the engine of {said.name}" if said.names else "the engine"
         super().__init__(config, queue_seconds=queue_seconds, called=whose, first=process)
-        self._loading = Loading(said)
-        self.notes = self._loading.notes
+        self.told = Loading(said)
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
-        return await self._loading.shown(super().start, progress)
+        return await self.told.shown(super().start, progress)
 
 
 def of_weights(model: registry.Model, fmt: str) -> str | None:

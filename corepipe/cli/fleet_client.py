@@ -34,8 +34,7 @@ class AnnouncedFleet(FleetClient):
         least, most = server.replicas or 1, server.max_replicas
         scaler = None if most is None else Scaler(least, most, engine.max_num_seqs)
         super().__init__(engine, fleet, Identity.make("front"), server.max_queue_seconds, scaler, slo)
-        self._loading = Loading(said)
-        self.notes = self._loading.notes
+        self.told = Loading(said)
 
     @classmethod
     def of(cls, engine: EngineConfig, said: Announcement, server: ServerConfig) -> AnnouncedFleet:
@@ -48,4 +47,4 @@ class AnnouncedFleet(FleetClient):
         return cls(engine, said, fleet, server, slo)
 
     async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
-        return await self._loading.shown(super().start, progress)
+        return await self.told.shown(super().start, progress)

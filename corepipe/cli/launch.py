@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ import uvloop
 from corepipe import __version__
 from corepipe.cli.announce import AnnouncedClient, Announcement, of_weights
 from corepipe.cli.common import errors
-from corepipe.cli.ports import tell_of_faults, urls_of
+from corepipe.cli.ports import urls_of, warnings_of
 from corepipe.cli.starting import Found, Starting
 from corepipe.errors import UserError
 from corepipe.models import cache, registry
@@ -21,7 +21,6 @@ from corepipe.models.tasks import Task
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.text.tokenizer_trial import try_tokenizer
 from corepipe.serving.api.app import create_app_of, serve
-from corepipe.serving.api.port_router import Port
 from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.service import Service
 from corepipe.serving.config import ServerConfig
@@ -40,11 +39,11 @@ def launch(start: Starting) -> None:
     """
     server, listeners = start.found[0].server, list(start.listeners)
     deck = _deck(server)
-    urls = urls_of(listeners, server)
-    models = Models([_service(one, urls, start.found) for one in _with_shares(start.found)])
+    urls, common = urls_of(listeners, server), [*warnings_of(server), *_of_cassettes(server, deck)]
+    names = [one.name for one in start.found] if len(start.found) > 1 else []
+    said = [Announcement(one.name, names, urls, common, server.verbose) for one in start.found]
+    models = Models([_service(*one) for one in zip(_with_shares(start.found), said, strict=True)])
     app = create_app_of(models, server, deck)
-    tell_of_faults(server)
-    _tell_of_cassettes(server, deck)
     try:
         with ExitStack() as stack:
             for one in start.found:
@@ -67,20 +66,20 @@ def _with_shares(found: Sequence[Found]) -> Sequence[Found]:
     return with_shares(found)
 
 
-def _service(one: Found, urls: Mapping[Port, str], found: Sequence[Found]) -> Service:
+def _service(one: Found, said: Announcement) -> Service:
     """Its engine, which is yet to start, and its text."""
-    names = [each.name for each in found] if len(found) > 1 else []
     model, template = registry.load(one.path), one.server.chat_template
     tokenizer = _tokenizer(one.path, model, tried=template is None)
     if template is not None:
         tokenizer = tokenizer.with_chat_template(template)
-    client, task = _client(one, Announcement(one.name, names, urls)), model.task(one.engine.task)
+    client, task = _client(one, said), model.task(one.engine.task)
     with suppress(UserError):  # the engine reads them, and says what is wrong
-        client.notes += filter(None, [of_weights(model, one.engine.format)])
+        client.told.details += filter(None, [of_weights(model, one.engine.format)])
     service = Service(client, tokenizer, one.engine, one.server, __version__, task)
     service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
     if task.task is Task.GENERATE:
-        client.notes.append(service.dialect.summary())
+        client.told.details.append(service.dialect.summary())
+        client.told.notes += filter(None, [service.dialect.note])
     return service
 
 
@@ -106,12 +105,14 @@ def _deck(server: ServerConfig) -> Deck | None:
     return Deck(server)
 
 
-def _tell_of_cassettes(server: ServerConfig, deck: Deck | None) -> None:
+def _of_cassettes(server: ServerConfig, deck: Deck | None) -> list[str]:
+    """What is replayed, and where to is recorded."""
+    said = []
     if deck is not None and deck.library is not None:
-        errors().print(f"replaying {len(deck.library)} exchanges of {server.replay}", markup=False)
-    folder, _ = server.recorded_into
-    if folder is not None:
-        errors().print(f"recording into {folder}", markup=False)
+        said.append(f"replaying {len(deck.library)} exchanges of {server.replay}")
+    if (folder := server.recorded_into[0]) is not None:
+        said.append(f"recording into {folder}")
+    return said
 
 
 def _client(one: Found, said: Announcement) -> AnnouncedClient | AnnouncedFleet:

@@ -1,4 +1,4 @@
-"""What a server placed on its emulated cores, as a table."""
+"""What a server placed on its emulated cores: a table, and in short."""
 
 from __future__ import annotations
 
@@ -22,25 +22,18 @@ USELESS = 10.0
 
 def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     """A line on the deployment and the cores of a replica: neighbours that hold the same share a row."""
-    degrees = ", ".join(degrees_of(placement))
-    timed = placement["timing_model"] or placement["model"]
-    console.print(
-        f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
-        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): {degrees}{_part(placement)}",
-        markup=False,
-    )
+    console.print(deployment_line(placement), markup=False)
     if why := placement.get("hypothetical"):
         console.print(f"hypothetical: {why}", style="yellow", markup=False)
     console.print(placement["reason"], style="dim", markup=False)
     if placement.get("intervals"):
         console.print(_sure(placement["intervals"]), style="dim", markup=False)
-    if placement["timing_model"]:
-        console.print(f"time, memory and limits are {timed}'s, tokens {placement['model']}'s", markup=False)
+    for whose in _whose(placement):
+        console.print(whose, markup=False)
     if placement["time_scale"] != 1.0:
         console.print(f"a second of the device takes {placement['time_scale']:g} s")
-    if rates := placement.get("assumed_acceptance_rates"):
-        told = ", ".join(f"{rate:.3g}" for rate in rates)
-        console.print(f"guesses are assumed to be right by their place: {told}", style="yellow", markup=False)
+    for assumed in _assumed(placement):
+        console.print(assumed, style="yellow", markup=False)
     if draft := placement.get("draft_model"):
         where = f"on core {span(draft['cores'])} of a replica"
         console.print(f"{draft['model']} guesses how answers go on, {where}", markup=False)
@@ -59,6 +52,43 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
         numbers, ranks = (span([core[name] for core in alike]) for name in ("core", "rank"))
         cores.add_row(numbers, stage, ranks, *held)
     console.print(cores)
+
+
+def deployment_line(placement: Mapping[str, Any]) -> str:
+    """The model, its format, the instance and the degrees."""
+    timed = placement["timing_model"] or placement["model"]
+    return (
+        f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
+        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): "
+        f"{', '.join(degrees_of(placement))}{_part(placement)}"
+    )
+
+
+def memory_line(placement: Mapping[str, Any]) -> str:
+    """The memory of the device's fullest core."""
+    fullest = max((core["memory_bytes"] for core in placement["cores"]), key=lambda held: sum(held.values()))
+    parts = (f"{_size(count)} of {name.replace('kv_', 'KV ')}" for name, count in fullest.items() if count)
+    return f"memory of a core on the device: {', '.join(parts)}"
+
+
+def to_know(placement: Mapping[str, Any]) -> Iterator[str]:
+    """What a person who does not read the table has to know: what is not as it seems or is to be acted on."""
+    if why := placement.get("hypothetical"):
+        yield f"hypothetical: {why.partition(':')[0]}"
+    yield from _whose(placement)
+    yield from _assumed(placement)
+    yield from placement["host_limits"]
+
+
+def _whose(placement: Mapping[str, Any]) -> Iterator[str]:
+    if timed := placement["timing_model"]:
+        yield f"time, memory and limits are {timed}'s, tokens {placement['model']}'s"
+
+
+def _assumed(placement: Mapping[str, Any]) -> Iterator[str]:
+    if rates := placement.get("assumed_acceptance_rates"):
+        told = ", ".join(f"{rate:.3g}" for rate in rates)
+        yield f"guesses are assumed to be right by their place: {told}"
 
 
 def degrees_of(placement: Mapping[str, Any]) -> Iterator[str]:

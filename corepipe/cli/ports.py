@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 
-from corepipe.cli.common import errors
 from corepipe.serving.api.connection_limit import make_room, too_few_files
 from corepipe.serving.api.listeners import check_bind, listen_all
 from corepipe.serving.api.port_router import Port, open_at
@@ -19,11 +18,7 @@ def open_ports(server: ServerConfig) -> list[socket.socket]:
     check_bind(server)
     tls_certificate(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
     read_keys(server.api_keys, server.api_key_file)
-    listeners = listen_all(server)
-    warning = too_few_files(server.max_connections, make_room(server.max_connections))
-    if warning is not None:
-        errors().print(f"corepipe: {warning}")
-    return listeners
+    return listen_all(server)
 
 
 def urls_of(listeners: Sequence[socket.socket], server: ServerConfig) -> dict[Port, str]:
@@ -37,16 +32,22 @@ def _url(listener: socket.socket, server: ServerConfig) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def tell_of_faults(server: ServerConfig) -> None:
-    """Faults that a server injects are no surprise to who reads its log."""
+def warnings_of(server: ServerConfig) -> list[str]:
+    """What is to be said of its settings.  Makes room for its connections.
+
+    Faults that a server injects are no surprise to who reads its log.
+    """
+    warnings = []
+    if (warning := too_few_files(server.max_connections, make_room(server.max_connections))) is not None:
+        warnings.append(f"corepipe: {warning}")
     if server.inject:
-        errors().print(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
+        warnings.append(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
+    return warnings
 
 
 _TOLD = {Port.ADMIN: "metrics, placement and control", Port.METRICS: "metrics, without a key"}
 
 
-def tell_of_other_ports(urls: Mapping[Port, str]) -> None:
-    for port, url in urls.items():
-        if port in _TOLD:
-            errors().print(f"{_TOLD[port]}: {url}", markup=False)
+def other_ports(urls: Mapping[Port, str]) -> list[str]:
+    """A line for each port but the public one."""
+    return [f"{_TOLD[port]}: {url}" for port, url in urls.items() if port in _TOLD]

@@ -6,7 +6,7 @@ import uvloop
 
 from corepipe import __version__
 from corepipe.cli.common import errors
-from corepipe.cli.ports import open_ports, tell_of_faults, tell_of_other_ports, urls_of
+from corepipe.cli.ports import open_ports, other_ports, urls_of, warnings_of
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, serve
 from corepipe.serving.api.cassettes.deck import Deck
@@ -26,12 +26,9 @@ def replay(engine: EngineConfig, server: ServerConfig) -> None:
     engine = engine.model_copy(update={"model": names[0]})
     server = server.model_copy(update={"served_model_names": names})
     app = create_app(NoEngine(), None, engine, server, __version__, NOTHING_LOADED, deck)
-    tell_of_faults(server)
     urls = urls_of(listeners, server)
     url = urls[Port.PUBLIC]
-    errors().print(
-        f"ready to replay {len(deck.library)} exchanges of {server.replay}: {url}/v1; Ctrl-C ends it",
-        markup=False,
-    )
-    tell_of_other_ports(urls)
+    ready = f"ready to replay {len(deck.library)} exchanges of {server.replay}: {url}/v1; Ctrl-C ends it"
+    for line in [*warnings_of(server), ready, *other_ports(urls)]:
+        errors().print(line, markup=False)
     uvloop.run(serve(app, server, listeners))

@@ -58,6 +58,7 @@ def serve(
     replicas: server_options.Replicas = None,
     max_replicas: server_options.MaxReplicas = None,
     slo: server_options.ServedSlo = None,
+    verbose: server_options.Verbose = False,
     dtype: options.Format = options.Dtype.INT8,
     bits: options.Bits = options.BitsChoice.FAST,
     max_model_len: options.MaxModelLen = None,

@@ -255,3 +255,11 @@ ServedSlo = Annotated[
         panel=SERVER,
     ),
 ]
+Verbose = Annotated[
+    bool,
+    option(
+        "--verbose",
+        help="Say at the start all that is known of the deployment, not the eight lines that a person needs.",
+        panel=SERVER,
+    ),
+]

@@ -178,6 +178,7 @@ class ServerConfig(_Config):
     replicas: int | None = Field(default=None, ge=1, le=64, validate_default=True)
     max_replicas: int | None = Field(default=None, ge=1, le=64)
     slo: str | None = None
+    verbose: bool = False
 
     @property
     def has_api_keys(self) -> bool:

@@ -50,7 +50,7 @@ def ask(server: Served, tokens: int, **fields: object) -> httpx.Response:
 
 
 def test_whose_pace_it_is_and_who_computes() -> None:
-    with paced(2.0) as server:
+    with paced(2.0, "--verbose") as server:
         said = "".join(server.stderr)
         assert "llama-3.1-70b, int8" in said
         assert "on trn1.32xlarge (emulated, vllm-neuron): pipeline 1, tensor 32, data 1" in said

@@ -28,7 +28,7 @@ def first_answer(url: str) -> str:
 
 def said(folder: Path, dtype: str) -> str:
     """The line of a server's start, which has answered besides."""
-    with served(folder, "--served-model-name", "m", "--dtype", dtype) as server:
+    with served(folder, "--served-model-name", "m", "--dtype", dtype, "--verbose") as server:
         (line,) = (line for line in server.stderr if line.startswith("weights:"))
         first_answer(server.url)
     return line.removesuffix("\n")
