@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import functools
+import json
 import os
 import re
 import tomllib
@@ -352,8 +353,8 @@ def test_the_example_of_the_tools_page_runs(capsys: pytest.CaptureFixture[str]) 
     default_model()
     (example,) = examples(DOCS / "tools.md")
     answer = run(example, "docs/tools.md")["answer"]
-    assert answer.text or answer.tool_calls
-    assert capsys.readouterr().out
+    assert [json.loads(call.arguments) for call in answer.tool_calls] == [{"city": "Paris"}]
+    assert capsys.readouterr().out in example
 
 
 @pytest.fixture(scope="module")
