@@ -91,7 +91,7 @@ def serve(
 ) -> None:
     """Serve MODEL at an OpenAI-compatible endpoint, on emulated NeuronCores.
 
-    Without MODEL it serves SmolLM2-135M-Instruct, which it downloads once (93 MB).
+    Without MODEL it serves SmolLM2-135M-Instruct, which it downloads once (98 MB).
     """
     signals.ignore(signals.ORDERS)  # until there is something to reload, and a state
     write_without_waiting()

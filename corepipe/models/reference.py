@@ -1,15 +1,18 @@
-"""docs/models.md, written from the families and the published shapes, so that it cannot say anything else."""
+"""docs/models.md, written from the families and the published shapes, and the counts of other documents."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from corepipe.models import published, registry
+from corepipe.models import hub, published, registry
 from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES
 from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
 from corepipe.models.checkpoints.quantization import FORMATS
 from corepipe.models.checkpoints.safetensors import DTYPES
 from corepipe.models.families import FAMILIES
+from corepipe.models.packaged import PACKAGED
 from corepipe.models.registry import computed_families
 from corepipe.models.sentence_transformers import ACTIVATIONS, MODES, SCORES
 
@@ -28,10 +31,20 @@ such as `-Instruct`, `-hf`, `-uncased` or `-v0.1` do not matter, except where tw
 
 ## Families
 
-By `model_type` of a config.json. **Computed** families are served; the others are timed, not computed yet:
-they can be simulated, planned and predicted.
+By `model_type` of a config.json. **Computed** families are served, {computed} model types; {timed} others
+are timed, not computed yet: they can be simulated, planned and predicted.
 
 """
+
+_NAMES = """
+## Names
+
+{names} public models by name, of {shapes} shapes.
+
+"""
+
+COUNTED = ("README.md", "docs/deploy.md", "corepipe/cli/serve.py")
+"""Files beside docs/models.md that say how many there are, from the root of the repository."""
 
 _LIMITS = """
 What the Graphs of these families leave out, or have in a simpler form:
@@ -138,8 +151,8 @@ Safetensors with a `quantization_config`:
 
 Of compressed-tensors these formats are read: {formats}; with zero points, and with columns in an order
 of their own (`actorder`). Others (MXFP4 in them, bitsandbytes and so on) are refused by name. Each weight
-must be as one of the config's groups says. `corepipe serve` says at its start what the weights were and what
-they are stored as:
+must be as one of the config's groups says. `corepipe serve --verbose` says at its start what the weights were
+and what they are stored as:
 
     weights: fp8 in blocks of 128x128 -> read as fp32, stored as int8
     weights: Q4_1, Q8_0 -> Q4_1 as they are, others that are quantised as int8
@@ -154,15 +167,38 @@ Settings for activations and KV caches are without effect: they have the formats
 """
 
 
+def write(root: Path) -> None:
+    """Writes docs/models.md, and the counts in the files of `COUNTED`, in the repository at `root`."""
+    (root / "docs" / "models.md").write_text(reference(), encoding="utf-8")
+    for name in COUNTED:
+        page = root / name
+        # ast-grep-ignore: bounded-reads -- a file of the repository
+        page.write_text(with_counts(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def reference() -> str:
     """The whole page."""
-    return f"{_INTRO}{_families()}{_LIMITS}{_tasks()}{_weights()}\n## Names\n\n" + "\n".join(_names()) + "\n"
+    return "".join((_families(), _LIMITS, _tasks(), _weights(), *_names()))
+
+
+def with_counts(text: str) -> str:
+    """A document that says how many model types are computed, how many models have names, and how large the
+    default model is, with the numbers of now."""
+    counts = {
+        r"(?= model types\b)": len(computed_families()),
+        r"(?= public models\b)": len(published.names()),
+        r"(?= MB(?:\)| on disk\b))": round(PACKAGED[hub.DEFAULT_MODEL].size / 1e6),
+    }
+    for behind, count in counts.items():
+        text = re.sub(rf"\b\d+{behind}", str(count), text)
+    return text
 
 
 def _families() -> str:
     computed = computed_families()
+    intro = _INTRO.format(computed=len(computed), timed=len(FAMILIES) - len(computed))
     rows = [f"| `{name}` | {'computed' if name in computed else 'timed'} |" for name in sorted(FAMILIES)]
-    return "\n".join(("| model_type | |", "|---|---|", *rows)) + "\n"
+    return intro + "\n".join(("| model_type | |", "|---|---|", *rows)) + "\n"
 
 
 def _tasks() -> str:
@@ -187,14 +223,15 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _names() -> Iterator[str]:
-    """A row for each shape, with all its names."""
-    yield "| model_type | parameters | names |"
-    yield "|---|---|---|"
+    """A line for each shape, with all its names."""
     shapes: dict[str, list[str]] = {}
     for name in published.names():
         shapes.setdefault(str(published.config(name)), []).append(name)
+    yield _NAMES.format(names=len(published.names()), shapes=len(shapes))
+    yield "| model_type | parameters | names |\n"
+    yield "|---|---|---|\n"
     rows = [_row(names) for names in shapes.values()]
-    yield from (f"| {kind} | {_count(size)} | {', '.join(names)} |" for kind, size, names in sorted(rows))
+    yield from (f"| {kind} | {_count(size)} | {', '.join(names)} |\n" for kind, size, names in sorted(rows))
 
 
 def _row(names: list[str]) -> tuple[str, int, list[str]]:
@@ -209,4 +246,4 @@ def _count(parameters: int) -> str:
 
 
 if __name__ == "__main__":
-    print(reference(), end="")  # noqa: T201
+    write(Path(__file__).parents[2])

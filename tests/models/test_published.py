@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,16 @@ from hypothesis import strategies as st
 
 from corepipe.errors import UserError
 from corepipe.models import published, registry
-from corepipe.models.reference import reference
+from corepipe.models.hub import DEFAULT_MODEL
+from corepipe.models.packaged import PACKAGED
+from corepipe.models.reference import COUNTED, reference, with_counts
+from corepipe.models.registry import computed_families
 from corepipe.neuron.graph import FORMATS
 from tests.models.published_counts import COUNTS
 
 NAMES = published.names()
-DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "models.md"
 
 WRITTEN = {
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
@@ -184,3 +189,21 @@ def test_the_page_of_models_is_what_is_there() -> None:
     page = reference()
     assert DOCS.read_text() == page
     assert set(re.findall(r"`([^`]+)`", page.split("## Names\n", 1)[1])) == set(NAMES)
+    kinds = Counter(re.findall(r"^\| `[\w-]+` \| (computed|timed) \|$", page, re.MULTILINE))
+    assert f"are served, {kinds['computed']} model types; {kinds['timed']} others\nare timed" in page
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_documents_count_alike(name: str) -> None:
+    """`python -m corepipe.models.reference` writes the numbers, of which each has some."""
+    text = (ROOT / name).read_text()
+    assert with_counts(text) == text
+    assert with_counts(re.sub(r"\d+", "0", text)) != re.sub(r"\d+", "0", text)
+
+
+def test_what_is_counted() -> None:
+    said = "1 model types, 2 public models, (3 MB), 4 MB on disk, 5 MB of memory, 6 models"
+    named, size = len(NAMES), round(PACKAGED[DEFAULT_MODEL].size / 1e6)
+    computed = len(computed_families())
+    counted = f"{computed} model types, {named} public models, ({size} MB), {size} MB on disk"
+    assert with_counts(said) == f"{counted}, 5 MB of memory, 6 models"
