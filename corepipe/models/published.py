@@ -1,7 +1,8 @@
 """The shapes of public models by name, as their published config.json files have them.
 
 `published.json` maps a name to the keys of its config; an entry with the key `like` is another entry with
-some keys changed; `hub` is its repository on the Hugging Face hub.
+some keys changed; `hub` is its repository on the Hugging Face hub, `max_tokens` where its texts are cut
+(`max_seq_length` of its sentence_bert_config.json).
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def names() -> tuple[str, ...]:
 def config(name: str) -> dict[str, object]:
     """The config of one of `names()`, as a config.json has it.  Raises KeyError for other names."""
     entry = dict(_entries()[name])
-    entry.pop("hub", None)
+    for beside in ("hub", "max_tokens"):
+        entry.pop(beside, None)
     parent = entry.pop("like", None)
     return config(parent) | entry if isinstance(parent, str) else entry
 
@@ -72,6 +74,12 @@ def hub_id(name: str) -> str | None:
     if known is None and isinstance(parent, str) and set(entry) == {"like"}:
         return hub_id(parent)
     return known if isinstance(known, str) else None
+
+
+def max_tokens(name: str) -> int | None:
+    """Where texts for one of `names()` are cut; None where the model's positions alone say so."""
+    found = _entries()[name].get("max_tokens")
+    return found if isinstance(found, int) else None
 
 
 def resolve(source: str) -> str:

@@ -60,11 +60,13 @@ class Family:
 class Architecture:
     """What a model computes, without its weights: enough to simulate, plan and predict it.
 
-    `name` is the directory's, the file's or the published one; `config` is checked.
+    `name` is the directory's, the file's or the published one; `config` is checked.  max_tokens: where texts
+    are cut, of what has no directory that says so.
     """
 
-    def __init__(self, name: str, fields: Fields) -> None:
+    def __init__(self, name: str, fields: Fields, max_tokens: int | None = None) -> None:
         self.name = name
+        self._max_tokens = max_tokens
         self._fields = fields
         self._family = family(fields)
         self.config = self._family.configure(fields)
@@ -138,7 +140,9 @@ class Architecture:
 
     @cached_property
     def _sentence(self) -> SentenceModel:
-        return SentenceModel() if self._folder is None else read_sentence_model(self._folder)
+        if self._folder is None:
+            return SentenceModel(max_tokens=self._max_tokens)
+        return read_sentence_model(self._folder)
 
 
 class Model(Architecture):
@@ -244,7 +248,8 @@ def architecture(source: str) -> Architecture:
     if path.exists() or path.suffix in {".json", ".gguf"}:
         return load(path)
     name = published.resolve(source)
-    return Architecture(name, Fields(Path(name), published.config(name)))
+    fields = Fields(Path(name), published.config(name))
+    return Architecture(name, fields, published.max_tokens(name))
 
 
 def computed_families() -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from corepipe.errors import UserError
 from corepipe.neuron.balance import stage_weights
 from corepipe.neuron.compiler import compile_graph
 from corepipe.neuron.cost import CostModel, RuntimeProfile
-from corepipe.neuron.graph import Graph, weight_bytes
+from corepipe.neuron.graph import Graph, InputKind, weight_bytes
 from corepipe.neuron.hardware import Instance
 from corepipe.neuron.memory import Limits, blocks_that_fit, measure
 from corepipe.neuron.ops import Experts
@@ -57,19 +57,20 @@ class Degrees:
 class Estimate:
     """A placement with its predicted time per token alone, and its tokens a second when busy.
 
-    counts: what stands for tokens, of a model that is run once over its input.
+    counts: what stands for tokens, of a model that is run once over its input.  of: what each of them is.
     """
 
     placement: Placement
     seconds_per_token: float
     tokens_per_second: float
     counts: str = "token"
+    of: str = ""
 
     def __str__(self) -> str:
         degrees = ", ".join(f"{name} {degree}" for name, degree in self.placement.degrees.items())
         milliseconds = self.seconds_per_token * 1e3
         rate = f"{self.tokens_per_second:.0f} {self.counts}s/s"
-        return f"{degrees} ({milliseconds:.2f} ms a {self.counts}, {rate})"
+        return f"{degrees} ({milliseconds:.2f} ms a {self.counts}{self.of}, {rate})"
 
 
 def resolve(
@@ -255,7 +256,9 @@ class _Chooser:
         if not self._graph.causal:
             whole = [(0, self._graph.max_positions)]
             one, all_ = (cost.latency(StepShape.of(whole * n, n)) for n in (1, sequences))
-            return Estimate(shape, one, shape.data * sequences / all_, "request")
+            texts = any(given.kind is InputKind.TOKENS for given in self._graph.inputs)
+            of = f" of {self._graph.max_positions} tokens" if texts else ""
+            return Estimate(shape, one, shape.data * sequences / all_, "request", of)
         rounds = Rounds(cost, self._profile)
         context = min(CONTEXT, self._limits.max_model_len // 2)
         alone, full = rounds.best(1, context), rounds.best(sequences, context)

@@ -15,6 +15,20 @@ from corepipe.neuron.profiles import AttentionKernel, Buckets, RuntimeProfile
 from corepipe.neuron.step import StepShape
 
 
+def in_words(profile: RuntimeProfile) -> str:
+    """What is padded, and to what."""
+    prompts, contexts = profile.prefill_buckets, profile.decode_buckets
+    padded = {"prompts": prompts, "contexts": contexts}
+    if prompts is contexts:
+        padded = {"prompts and contexts": prompts}
+    parts = [f"{what} to {buckets}" for what, buckets in padded.items() if buckets is not Buckets.EXACT]
+    if profile.pads_batch:
+        parts.append(
+            f"batches to {Buckets.POWERS if profile.batch_powers else 'all that the graph takes'}"
+        )
+    return f"pads {', '.join(parts)}" if parts else "pads nothing"
+
+
 def pad(
     shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | None, lnc: int = 1
 ) -> StepShape:

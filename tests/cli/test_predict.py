@@ -94,6 +94,7 @@ def test_single_rows_with_bad_cells_are_counted(tmp_path):
     result = CliRunner().invoke(app, ["predict", str(written(tmp_path, rows)), "-o", str(out)])
     assert result.exit_code == 0
     assert "1 of 4 rows are predicted" in result.stderr
+    assert "  1 with profile nxdi pads prompts and contexts to powers of two," in result.stderr
     assert "3 have a cell that cannot be used: unit (2), batch_size (1)" in result.stderr
     with out.open(newline="") as read:
         reasons = [row["reason"] for row in csv.DictReader(read)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -8,11 +9,18 @@ import pytest
 from typer.testing import CliRunner
 
 from corepipe.cli.app import app
+from corepipe.cli.run.software import ASSUMED, PROFILE, SIMULATE, Kind
 from corepipe.errors import UserError
+from corepipe.models.registry import architecture
+from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.padding import in_words
+from corepipe.neuron.profiles import profile
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.planning.simulation import native_fleet, simulate
 from corepipe.planning.simulation.step_times import StepTimes
+from corepipe.serving.engine.device_plan import DEVICE_PROFILE, ONCE_PROFILE
 from tests.servers import run
+from tests.tiny_encoders import write_bert
 
 SMALL = ["simulate", "llama-3.2-1b", "--requests", "40", "--input-len", "100", "--output-len", "uniform:5:30"]
 
@@ -96,8 +104,124 @@ def test_images_are_requests_with_one_result() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "tokens", "most"),
+    [
+        (("bert-base",), 512, 512),
+        (("bert-base", "--max-model-len", "100"), 100, 100),
+        (("bert-base", "--input-len", "128"), 128, 512),
+        (("bert-base", "--input-len", "uniform:100:300"), None, 512),
+        (("all-minilm-l6-v2",), 256, 256),
+        (("sentence-transformers/all-MiniLM-L12-v2",), 128, 128),
+        (("qwen3-0.6b", "--task", "embed"), 512, 8192),
+    ],
+)
+def test_an_encoders_texts_are_as_long_as_its_server_takes(
+    flags: tuple[str, ...], tokens: int | None, most: int
+) -> None:
+    """And its head speaks of this load."""
+    load = ("--rate", "50", "--requests", "20")
+    shown, document = (
+        run("simulate", *flags, *load),
+        json.loads(run("simulate", *flags, *load, "--json").stdout),
+    )
+    assert shown.returncode == 0
+    assert document["requests"]["completed"] == 20
+    assert document["deployment"]["max_model_len"] == most
+    told = f"20 of 20 requests of {tokens} tokens answered" if tokens else "20 of 20 requests of 1"
+    assert told in shown.stdout
+    assert re.search(
+        r"^this load: [\d.]+ ms a request, [\d,]+ requests/s at most", shown.stdout, re.MULTILINE
+    )
+    assert "time to first token" not in shown.stdout
+
+
+def test_a_directory_has_the_limit_of_its_server(tmp_path: Path) -> None:
+    folder, limit = write_bert(tmp_path / "m"), 50
+    parts = ("", "Transformer"), ("1_Pooling", "Pooling")
+    modules = [
+        {"idx": idx, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for idx, (path, kind) in enumerate(parts)
+    ]
+    (folder / "1_Pooling").mkdir()
+    for name, values in {
+        "modules.json": modules,
+        "1_Pooling/config.json": {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True},
+        "sentence_bert_config.json": {"max_seq_length": limit, "do_lower_case": False},
+    }.items():
+        (folder / name).write_text(json.dumps(values))
+    shown = run("simulate", str(folder), "--rate", "50", "--requests", "5")
+    assert f"5 of 5 requests of {limit} tokens answered" in shown.stdout
+    longer = run("simulate", str(folder), "--rate", "50", "--requests", "5", "--input-len", str(limit + 1))
+    assert longer.returncode == 1
+    assert f"5 were longer than the {limit} tokens that the model takes" in longer.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"), [("bert-base", "e2e:1s"), ("resnet50", "ttft:1s"), ("llama-3.2-1b", "tpot:1s")]
+)
+def test_goodput_is_shown_of_every_kind_of_model(name: str, objective: str) -> None:
+    shown = run("simulate", name, "--rate", "5", "--requests", "10", "--slo", objective)
+    assert "requests/s meet the objectives: 100.0%" in shown.stdout
+
+
+OVERLOADED = "and the queue grows"
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_overloaded"),
+    [
+        (("bert-base", "--rate", "3000"), True),
+        (("bert-base", "--rate", "200"), False),
+        (("bert-base", "--rate", "300000", "--max-num-queued-reqs", "10"), True),
+        (("bert-base", "--users", "100"), False),
+        (("resnet50", "--rate", "50000"), True),
+        (("llama-3.1-8b", "--rate", "20", "--instance", "inf2.8xlarge"), True),
+        (("llama-3.1-8b", "--rate", "1", "--instance", "inf2.8xlarge"), False),
+        (("llama-3.1-8b", "--users", "50", "--instance", "inf2.8xlarge"), False),
+    ],
+)
+def test_what_is_overloaded_is_called_so(flags: tuple[str, ...], *, is_overloaded: bool) -> None:
+    shown = run("simulate", *flags, "--requests", "100")
+    assert (OVERLOADED in shown.stdout) is is_overloaded
+
+
+@pytest.mark.parametrize("command", ASSUMED)
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "bert-base", "vit-base-patch16-224"])
+def test_each_command_says_which_software_it_assumed_and_what_that_pads(command: str, name: str) -> None:
+    kind, (verb, *flags) = Kind.of(architecture(name).graph(FORMATS["bf16"])), command.split()
+    flags += ["--rate", "5", "--requests", "5"] if command == SIMULATE else []
+    flags += ["--input-len", "197"] if (command, kind) == (PROFILE, Kind.IMAGES) else []
+    stack = ASSUMED[command][kind]
+    shown = run(verb, name, *flags).stdout
+    assert f"profile {stack} {in_words(profile(stack))}; without --profile simulate takes " in shown
+    named = run(verb, name, *flags, "--profile", "traced").stdout
+    assert "profile traced pads prompts to powers of two, batches to powers of two\n" in named
+
+
+def test_the_software_that_is_assumed_is_the_servers() -> None:
+    """At the device's pace, but for images."""
+    assumed = ASSUMED[SIMULATE]
+    assert (assumed[Kind.DECODER], assumed[Kind.ENCODER]) == (DEVICE_PROFILE, ONCE_PROFILE)
+
+
+@pytest.mark.parametrize(
+    ("stack", "words"),
+    [
+        ("async", "pads nothing"),
+        ("vllm-neuron", "pads prompts and contexts to powers of two, batches to all that the graph takes"),
+        ("beam-search", "pads contexts to the longest sequence"),
+        ("vllm-neuron-native", "batches to powers of two"),
+    ],
+)
+def test_what_is_padded_in_words(stack: str, words: str) -> None:
+    assert words in in_words(profile(stack))
+
+
+@pytest.mark.parametrize(
     ("arguments", "names"),
     [
+        (["bert-base", "--slo", "tpot:9ms"], ["--slo tpot", "bert-base", "generates no tokens"]),
+        (["qwen3-0.6b", "--task", "embed", "--output-len", "9"], ["--output-len", "generates no tokens"]),
         (["llama-3.2-1b", "--instance", "inf3.xlarge"], ["inf3.xlarge", "inf2.xlarge"]),
         (["llama-3.1-70b"], ["does not fit", "use --instance"]),
         (["llama-3.2-1b", "--tensor", "64"], ["--tensor 64", "at most 32"]),

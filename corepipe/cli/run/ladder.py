@@ -11,6 +11,7 @@ from rich.table import Column
 from corepipe.cli.common import print_json, results
 from corepipe.cli.options import Mode
 from corepipe.cli.run.guesses import assumed_guesses
+from corepipe.cli.run.software import ASSUMED, LADDER, Kind, software
 from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
@@ -22,8 +23,6 @@ from corepipe.planning.profiling.ladder import Ladder, Rung, Work, ladder, takes
 from corepipe.serving.engine.draft_plan import draft_architecture
 
 SCHEMA = "corepipe.ladder/1"
-
-DECODER_PROFILE, ENCODER_PROFILE = "vllm-neuron", "data-parallel"
 
 ANSWER = 64
 """Tokens of an answer: --output-steps' most."""
@@ -42,7 +41,7 @@ def run(given: Mapping[str, Any]) -> None:
     if given["as_json"]:
         print_json(document(found))
     else:
-        _print(found)
+        _print(found, assumes=given["profile"] is None)
 
 
 def _work(given: Mapping[str, Any]) -> Work:
@@ -59,7 +58,7 @@ def _work(given: Mapping[str, Any]) -> Work:
         )
     guesses = assumed_guesses(given["speculative_config"], model)
     draft = None if guesses is None or guesses.model is None else draft_architecture(guesses.model)
-    stack = given["profile"] or (ENCODER_PROFILE if encodes else DECODER_PROFILE)
+    stack = given["profile"] or ASSUMED[LADDER][Kind.of(graph)]
     return Work(
         model,
         TIMED_FORMATS[given["dtype"].value],
@@ -130,15 +129,18 @@ def headings(found: Ladder) -> tuple[str, ...]:
     return ("step", f"{found.unit}/s", "times", "ms a batch", "$ a million", "why")
 
 
-def _print(found: Ladder) -> None:
+def _print(found: Ladder, *, assumes: bool) -> None:
+    """assumes: whether the software around the model is the command's choice."""
     console, work = results(), found.work
-    what = "an image" if takes_images(work.architecture.graph(work.format)) else f"{work.input_len} tokens"
+    graph = work.architecture.graph(work.format)
+    what = "an image" if takes_images(graph) else f"{work.input_len} tokens"
     answer = f", {work.output_len} answered" if work.output_len else ""
     console.print(
         f"{work.architecture.name} on {work.instance.name} ({work.instance.standing}, profile "
         f"{work.profile.name}): {what}{answer}",
         markup=False,
     )
+    console.print(software(work.profile, graph if assumes else None), style="dim", markup=False)
     if work.instance.hypothetical:
         console.print(f"hypothetical: {work.instance.hypothetical}", style="yellow", markup=False)
     name, *figures, why = headings(found)

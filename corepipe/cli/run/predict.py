@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from corepipe.cli.common import check_writable, errors, progress_bar, write_result
+from corepipe.cli.run.software import software
 from corepipe.errors import UserError
 from corepipe.neuron.profiles import profile as find_profile
 from corepipe.planning.calibration.assumed import completed
@@ -33,16 +34,19 @@ def run(rows: Path, output: Path, profile: str | None) -> None:
     check_writable("--output", output)
     predictor = Predictor(cases=Cases(chosen))
     found: list[Prediction] = []
+    by: Counter[str] = Counter()
     written: list[dict[str, str]] = []
     with progress_bar(errors()) as report:
         for number, (row, asked) in enumerate(zip(table.rows, completed(table.rows), strict=True)):
             report("predicting", number / len(table.rows))
             found.append(predictor.predict(asked))
+            if found[-1].value is not None:
+                by[software(predictor.ask(asked).case.profile)] += 1
             written.append({**row, **_columns(predictor, asked, found[-1])})
     _refuse_columns(rows, found)
     columns = [name for name in table.columns if name not in ADDED]
     write_result("--output", output, as_csv([*columns, *ADDED], written))
-    _tell(output, found)
+    _tell(output, found, by)
 
 
 def _refuse_columns(path: Path, found: Sequence[Prediction]) -> None:
@@ -53,10 +57,13 @@ def _refuse_columns(path: Path, found: Sequence[Prediction]) -> None:
         raise UserError(f"{path}: no row can be predicted, for its column {column}: {why}")
 
 
-def _tell(output: Path, found: Sequence[Prediction]) -> None:
-    """How many rows are predicted, how many are not for what one of their cells holds, and the reasons."""
+def _tell(output: Path, found: Sequence[Prediction], by: Counter[str]) -> None:
+    """How many rows are predicted, with which software around the model (`by`), how many are not for what one
+    of their cells holds, and the reasons."""
     done = sum(one.value is not None for one in found)
     errors().print(f"{done} of {len(found)} rows are predicted; written to {output}")
+    for around, count in by.most_common():
+        errors().print(f"  {count} with {around}", markup=False, highlight=False)
     bad = Counter(one.column for one in found if one.column)
     if bad:
         named = ", ".join(f"{column} ({count})" for column, count in bad.most_common())

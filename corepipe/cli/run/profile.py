@@ -12,6 +12,7 @@ from rich.table import Column
 
 from corepipe.cli import options
 from corepipe.cli.common import check_writable, errors, print_json, progress_bar, results
+from corepipe.cli.run.software import ASSUMED, PROFILE, Kind, software
 from corepipe.cli.tables import Figures, between
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
@@ -24,8 +25,6 @@ from corepipe.planning.profiling.bottlenecks import Bottleneck, bottlenecks
 from corepipe.planning.profiling.profile import Phase, Run, Setup, placed
 from corepipe.planning.profiling.step_summary import Measured, Summary, measure
 from corepipe.planning.profiling.step_trace import build
-
-DEFAULT_PROFILE = "async"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +48,17 @@ def run(given: Mapping[str, Any]) -> None:
     if given["as_json"]:
         print_json(_document(result))
     else:
-        _print(results(), result)
+        _print(results(), result, assumes=given["profile"] is None)
 
 
 def _setup(given: Mapping[str, Any]) -> Setup:
     model = architecture(given["model"])
+    stack = given["profile"] or ASSUMED[PROFILE][Kind.of(model.graph(FORMATS["bf16"]))]
     return Setup(
         architecture=model,
         format=TIMED_FORMATS[given["dtype"].value],
         instance=find_instance(given["instance"]),
-        profile=profiles.profile(given["profile"] or DEFAULT_PROFILE),
+        profile=profiles.profile(stack),
         batch=given["batch"],
         input_len=given["input_len"],
         decode_steps=given["output_steps"],
@@ -133,7 +133,8 @@ def _document(result: _Result) -> dict[str, object]:
     }
 
 
-def _print(console: Console, result: _Result) -> None:
+def _print(console: Console, result: _Result, *, assumes: bool) -> None:
+    """assumes: whether the software around the model is the command's choice."""
     setup = result.run.setup
     console.print(
         f"{result.run.graph.name}, {setup.format.name}, on {setup.instance.name} "
@@ -144,6 +145,8 @@ def _print(console: Console, result: _Result) -> None:
     if setup.instance.hypothetical:
         console.print(f"hypothetical: {setup.instance.hypothetical}", style="yellow", markup=False)
     console.print(result.reason, style="dim", markup=False)
+    around = software(setup.profile, result.run.graph if assumes else None)
+    console.print(around, style="dim", markup=False)
     table = Figures("a step", *(Column(part.phase.value, justify="right") for part in result.measured))
     for field in fields(Summary):
         table.add_row(field.name, *(_figure(getattr(part.summary, field.name)) for part in result.measured))

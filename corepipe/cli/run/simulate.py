@@ -13,25 +13,25 @@ from rich.text import Text
 from corepipe.cli.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.defaults import SIMULATED_REQUESTS, USERS
 from corepipe.cli.placement import degrees_of
+from corepipe.cli.run.software import ASSUMED, SIMULATE, Kind, software
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.cli.settings import config_fields, flag_of
 from corepipe.cli.tables import Figures, between, facts
 from corepipe.cli.workload import INPUT_LEN, OUTPUT_LEN, TraceSchema
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron.graph import FORMATS, Graph, InputKind
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.step import StepShape
 from corepipe.neuron.uncertainty import LEVEL, Figure
 from corepipe.planning.simulation.guessed import Guessed
 from corepipe.planning.simulation.plot import page
-from corepipe.planning.simulation.report import LATENCIES, Report
+from corepipe.planning.simulation.report import LATENCIES, Report, kept_up
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.traces import write_trace
 from corepipe.planning.workload import Workload
 from corepipe.serving.config import EngineConfig, validated
-
-IMAGES_PROFILE = "data-parallel"
-"""The software around a model of images, where no other is given: they are all of one size."""
+from corepipe.serving.engine.device_plan import graph_of, timed_task
 
 NOTHING_ANSWERED = 1
 """Exit code, as that of `corepipe bench`."""
@@ -40,11 +40,14 @@ NOTHING_ANSWERED = 1
 def run(given: Mapping[str, Any]) -> None:
     """Simulates with these flags and prints the result.  Raises UserError for what cannot be simulated, Exit
     where no request was answered."""
-    graph = architecture(given["model"]).graph(FORMATS["bf16"])
-    if not graph.causal:
-        given = _run_once(given, graph)
+    model = architecture(given["model"])
     engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
-    config = SimulationConfig(engine, NO_SLO if given["slo"] is None else Slo.parse(given["slo"]))
+    graph = graph_of(engine, model, timed_task(engine.task, model))
+    slo = NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
+    if not graph.generates:
+        given = _run_once(given, graph, slo)
+    stack = given["profile"] or ASSUMED[SIMULATE][Kind.of(graph)]
+    config = SimulationConfig(engine.model_copy(update={"profile": stack}), slo)
     workload = _workload(given)
     if given["write_trace"] is not None:
         _write_trace(given["write_trace"], workload, given["trace_format"])
@@ -55,7 +58,7 @@ def run(given: Mapping[str, Any]) -> None:
         report = simulate(config, workload, progress)
     if report.sent == 0:
         raise UserError(f"--duration {given['duration']:g}: no request comes in it; give more", "duration")
-    _show(report, output, plot, as_json=given["as_json"], generates=graph.causal)
+    _show(report, output, plot, as_json=given["as_json"], assumes=given["profile"] is None)
     if report.completed == 0:
         errors().print(f"corepipe: no request was answered: {_refusals(report)}", markup=False)
         raise typer.Exit(NOTHING_ANSWERED)
@@ -64,29 +67,36 @@ def run(given: Mapping[str, Any]) -> None:
 def _refusals(report: Report) -> str:
     reasons = {
         "overloaded": "found the queue full (--max-num-queued-reqs, --max-num-queued-tokens)",
-        "invalid": "were too long (--max-model-len, --num-blocks)",
+        "invalid": _too_long(report),
     }
     told = (f"{count} {reasons[kind]}" for kind, count in report.rejected.items() if count)
     return ", ".join(told) or f"{report.sent} were sent"
 
 
-def _run_once(given: Mapping[str, Any], graph: Graph) -> dict[str, Any]:
+def _too_long(report: Report) -> str:
+    if report.device.graph.generates:
+        return "were too long (--max-model-len, --num-blocks)"
+    return f"were longer than the {report.device.graph.max_positions} tokens that the model takes"
+
+
+def _run_once(given: Mapping[str, Any], graph: Graph, slo: Slo) -> dict[str, Any]:
     """The flags for a model that is run once over its input: a request has one result, an image one length.
 
     Raises UserError for flags of what generates.
     """
-    reads = sorted(part.kind for part in graph.inputs)
     unused = {"output_len": OUTPUT_LEN, "trace": None, "turns": 1, "prefix_tree": None}
-    images = not {InputKind.PATCHES, InputKind.PIXELS}.isdisjoint(reads)
+    images = Kind.of(graph) is Kind.IMAGES
     if images:
         unused["input_len"] = INPUT_LEN
     for name, absent in unused.items():
         if given[name] != absent:
             why = "images are all of one size" if name == "input_len" else "it generates no tokens"
             raise UserError(f"--{name.replace('_', '-')} is not for {graph.name}: {why}", name)
+    if slo.tpot is not None:
+        raise UserError(f"--slo tpot is not for {graph.name}: it generates no tokens; give e2e", "slo")
     changes: dict[str, Any] = {"output_len": "1"}
     if images:
-        changes |= {"input_len": str(graph.max_positions), "profile": given["profile"] or IMAGES_PROFILE}
+        changes["input_len"] = str(graph.max_positions)
     elif given["input_len"] == INPUT_LEN:
         changes["input_len"] = str(min(int(INPUT_LEN), graph.max_positions))
     return {**given, **changes}
@@ -121,7 +131,8 @@ def _check_writable(output: Path | None, plot: Path | None) -> None:
     check_writable("--plot", plot)
 
 
-def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bool, generates: bool) -> None:
+def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bool, assumes: bool) -> None:
+    """assumes: whether the software around the model is the command's choice."""
     if output is not None:
         write_result("--output", output, report.to_json() + "\n")
     if plot is not None:
@@ -129,15 +140,15 @@ def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bo
     if as_json:
         typer.echo(report.to_json())
         return
-    console = results()
-    for line in _headline(report):
+    console, graph = results(), report.device.graph
+    for line in _headline(report, software(report.device.profile, graph if assumes else None)):
         console.print(line, markup=False)
-    console.print(_latencies(report, LATENCIES if generates else ONCE))
-    device = (fact for fact in _device(report) if generates or fact[0] != KEPT)
-    console.print(facts((*(_rates if generates else _results)(report), *device)))
+    console.print(_latencies(report, LATENCIES if graph.generates else ONCE))
+    device = (fact for fact in _device(report) if graph.generates or fact[0] != KEPT)
+    console.print(facts((*(_rates if graph.generates else _results)(report), *device)))
 
 
-def _headline(report: Report) -> Iterator[str | Text]:
+def _headline(report: Report, around: str) -> Iterator[str | Text]:
     placed = report.deployment
     degrees = ", ".join(degrees_of(placed))
     yield (
@@ -147,14 +158,41 @@ def _headline(report: Report) -> Iterator[str | Text]:
     if why := placed.get("hypothetical"):
         yield Text(f"hypothetical: {why}", "yellow")
     yield Text(str(placed["reason"]), "dim")
-    yield f"{report.completed} of {report.sent} requests answered in {report.seconds:.1f} s of virtual time"
+    if not report.device.graph.generates and report.completed:
+        yield Text(_this_load(report), "dim")
+    yield Text(around, "dim")
+    answered = f"{report.completed} of {report.sent} requests{_sizes(report)} answered"
+    yield f"{answered} in {report.seconds:.1f} s of virtual time"
+    if report.overloaded:
+        yield Text(_overload(report), "yellow")
     if report.rejected["overloaded"]:
         yield f"{report.rejected['overloaded']} found the queue full (--max-num-queued-reqs)"
     if report.rejected["invalid"]:
-        yield (
-            f"{report.rejected['invalid']} were too long for --max-model-len {placed['max_model_len']} or "
-            "the KV blocks"
-        )
+        yield f"{report.rejected['invalid']} {_too_long(report)}"
+
+
+def _sizes(report: Report) -> str:
+    """How long the answered texts were, of a model that is run once over them."""
+    graph, prompts = report.device.graph, report.requests["prompt_tokens"]
+    if graph.generates or Kind.of(graph) is Kind.IMAGES or not len(prompts):
+        return ""
+    least, most = int(prompts.min()), int(prompts.max())
+    return f" of {least} tokens" if least == most else f" of {least} to {most} tokens"
+
+
+def _this_load(report: Report) -> str:
+    """What a request as long as those of the load takes, and how many a replica's batches do at most."""
+    limits, tokens = report.record.limits, round(float(report.requests["prompt_tokens"].mean()))
+    seats = max(1, min(limits.max_num_seqs, limits.max_num_batched_tokens // tokens))
+    cost = report.device.timeline(0).cost
+    alone, full = (cost.latency(StepShape.of([(0, tokens)] * n, n)) for n in (1, seats))
+    most = report.device.placement.data * seats / full
+    return f"this load: {alone * 1e3:.2f} ms a request, {most:,.0f} requests/s at most, in batches of {seats}"
+
+
+def _overload(report: Report) -> str:
+    share = kept_up(report.requests) * report.completed / report.sent
+    return f"overloaded: requests leave at {share:.0%} of the rate at which they come, and the queue grows"
 
 
 LABELS = {
@@ -181,9 +219,17 @@ def _latencies(report: Report, names: Sequence[str]) -> Figures:
     return table
 
 
+def _goodput(report: Report) -> Iterator[tuple[str, str]]:
+    if report.slo != NO_SLO:
+        share = report.good / report.sent if report.sent else 0.0
+        good = report.throughput.good_requests
+        yield "goodput", f"{good:,.2f} requests/s meet the objectives: {share:.1%}"
+
+
 def _results(report: Report) -> Iterator[tuple[str, str]]:
     """Of a model that gives one result a request."""
     yield "throughput", f"{report.throughput.requests:,.1f} requests/s"
+    yield from _goodput(report)
     known = report.intervals
     bounds = known.latencies("e2e", report.e2e, 1e3)
     took = f"end to end p50 {between(bounds['p50'])}, p99 {between(bounds['p99'])} ms; " if bounds else ""
@@ -202,9 +248,7 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
         f"{rates.total_tokens:,.1f} tokens/s",
     )
     yield f"{LEVEL:.0%} sure", _sure(report)
-    if report.slo != NO_SLO:
-        share = report.good / report.sent if report.sent else 0.0
-        yield "goodput", f"{rates.good_requests:.2f} requests/s meet the objectives: {share:.1%}"
+    yield from _goodput(report)
     dollars = report.dollars_per_million_output_tokens
     if dollars is not None:
         yield "cost", f"{dollars:.2f} $ per million output tokens, at {report.price_per_hour:.2f} $/h"

@@ -12,10 +12,7 @@ from corepipe.planning.planner.search_result import Outcome
 from corepipe.planning.simulation.columns import Floats
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.report import Latencies, Report
-
-SUSTAINED = 0.9
-"""Requests must leave at least at this share of the rate at which they come."""
+from corepipe.planning.simulation.report import SUSTAINED, Latencies, Report, kept_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ def _worst(*failures: Failure | None) -> Failure | None:
 
 def _unsustained(requests: dict[str, Floats]) -> Failure | None:
     """Whether requests leave more slowly than they come."""
-    came, left = float(np.ptp(requests["arrival"])), float(np.ptp(requests["last_at"]))
-    if left <= came / SUSTAINED or came == 0:
+    share = kept_up(requests)
+    if share >= SUSTAINED:
         return None
-    return Failure(Reason.THROUGHPUT, f"sustains {came / left:.0%} of the rate", left / came)
+    return Failure(Reason.THROUGHPUT, f"sustains {share:.0%} of the rate", 1 / share)

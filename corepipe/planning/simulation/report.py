@@ -27,6 +27,8 @@ Floats = npt.NDArray[np.float64]
 
 SCHEMA = "corepipe.simulation/1"
 MILLISECONDS = 1e3
+SUSTAINED = 0.9
+"""Where requests leave at less than this share of the rate at which they come, there are too many."""
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 
 
@@ -116,6 +118,14 @@ class Report:
     def usage(self) -> DeviceUsage:
         """What the cores did."""
         return DeviceUsage.of(self.record, self.seconds)
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether more came in an open loop than was answered: the queue was full, or it grew."""
+        if self.workload.get("users") is not None or self.completed == 0:
+            return False
+        grows = kept_up(self.requests) < SUSTAINED and _waits_longer(self.requests)
+        return grows or self.rejected["overloaded"] > 0
 
     @property
     def dollars_per_million_output_tokens(self) -> float | None:
@@ -253,6 +263,19 @@ class Latencies:
             if limit is not None:
                 good &= seconds <= limit
         return good
+
+
+def kept_up(requests: dict[str, Floats]) -> float:
+    """At which share of the rate at which they come requests leave; 1 where they come all at once."""
+    came, left = float(np.ptp(requests["arrival"])), float(np.ptp(requests["last_at"]))
+    return came / left if came and left else 1.0
+
+
+def _waits_longer(requests: dict[str, Floats]) -> bool:
+    """Whether those that come later wait longer: more than twice as long in the second half."""
+    waited = (requests["scheduled_at"] - requests["arrival"])[np.argsort(requests["arrival"], kind="stable")]
+    half = len(waited) // 2
+    return half > 0 and bool(waited[half:].mean() > 2 * waited[:half].mean())
 
 
 def _wall_seconds(requests: dict[str, Floats]) -> float:

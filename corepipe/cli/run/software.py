@@ -1,0 +1,44 @@
+"""Which software each command assumes around a model where --profile is left out, and what is said of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from corepipe.neuron.graph import Graph, InputKind
+from corepipe.neuron.padding import in_words
+from corepipe.neuron.profiles import RuntimeProfile
+
+
+class Kind(StrEnum):
+    """Models of which some commands assume other software.  Images are all of one size."""
+
+    DECODER = "decoder"
+    ENCODER = "encoder"
+    IMAGES = "images"
+
+    @classmethod
+    def of(cls, graph: Graph) -> Kind:
+        reads = {part.kind for part in graph.inputs}
+        if not reads.isdisjoint({InputKind.PATCHES, InputKind.PIXELS}):
+            return cls.IMAGES
+        return cls.DECODER if graph.causal else cls.ENCODER
+
+
+SIMULATE, PROFILE, LADDER = "simulate", "profile", "profile --ladder"
+
+ASSUMED = {
+    SIMULATE: {Kind.DECODER: "vllm-neuron", Kind.ENCODER: "traced", Kind.IMAGES: "data-parallel"},
+    PROFILE: dict.fromkeys(Kind, "async"),
+    LADDER: {Kind.DECODER: "vllm-neuron", Kind.ENCODER: "data-parallel", Kind.IMAGES: "data-parallel"},
+}
+"""Command -> the profile that it takes."""
+
+
+def software(profile: RuntimeProfile, graph: Graph | None = None) -> str:
+    """The profile and what it pads; where it was assumed for the model of `graph`, also which profile each
+    command assumes: their figures differ by them."""
+    said = f"profile {profile.name} {in_words(profile)}"
+    if graph is None:
+        return said
+    taken = ", ".join(f"{command} takes {profiles[Kind.of(graph)]}" for command, profiles in ASSUMED.items())
+    return f"{said}; without --profile {taken}"
