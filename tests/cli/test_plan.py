@@ -72,6 +72,16 @@ def test_where_nothing_meets_them_the_code_is_3_and_the_nearest_is_named(model: 
     assert re.search(r"ms would be met by \d x inf2.xlarge", shown.stdout)
 
 
+@pytest.mark.parametrize("objective", [(), ("--tpot", "500ms")])
+def test_without_an_objective_for_first_tokens_the_queue_does_not_grow(objective: tuple[str, ...]) -> None:
+    """Two instances would do 97 % of the rate: first tokens would come later and later."""
+    asked = ("--rate", "5", "--instance", "inf2.xlarge", "--dtype", "int8-weights", *objective)
+    shown = run("plan", "llama-3.1-8b", *asked, "--json")
+    choice = json.loads(shown.stdout)["choice"]
+    assert choice["instances"] == 3
+    assert choice["predicted"]["ttft_ms"] < 5000
+
+
 def test_emitted_values_are_all_of_stdout(model: str) -> None:
     shown = run("plan", model, *ASKED, *SMALL, "--ttft", "100ms", "--emit", "helm")
     assert shown.returncode == 0

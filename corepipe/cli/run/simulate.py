@@ -25,7 +25,7 @@ from corepipe.neuron.step import StepShape
 from corepipe.neuron.uncertainty import LEVEL, Figure
 from corepipe.planning.simulation.guessed import Guessed
 from corepipe.planning.simulation.plot import page
-from corepipe.planning.simulation.report import LATENCIES, Report, kept_up
+from corepipe.planning.simulation.report import LATENCIES, Report
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.traces import write_trace
@@ -191,7 +191,7 @@ def _this_load(report: Report) -> str:
 
 
 def _overload(report: Report) -> str:
-    share = kept_up(report.requests) * report.completed / report.sent
+    share = report.completed / report.sent / (1 + report.growth)
     return f"overloaded: requests leave at {share:.0%} of the rate at which they come, and the queue grows"
 
 

@@ -12,7 +12,10 @@ from corepipe.planning.planner.search_result import Outcome
 from corepipe.planning.simulation.columns import Floats
 from corepipe.planning.simulation.patience import Patience
 from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.report import SUSTAINED, Latencies, Report, kept_up
+from corepipe.planning.simulation.report import GROWS, Latencies, Report, queue_growth
+
+SUSTAINED = 0.9
+"""Requests must leave at least at this share of the rate at which they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,8 @@ class Judge:
         objectives, latencies = self.objectives, Latencies.of(requests)
         ttft = objectives.quantile(latencies.ttft)
         tpot = objectives.quantile(latencies.tpot[requests["output_tokens"] > 1])
-        failure = _worst(*self._missed(ttft, tpot), _unsustained(requests))
+        queued = _queued(requests) if objectives.ttft is None else None
+        failure = _worst(*self._missed(ttft, tpot), _unsustained(requests), queued)
         latency = objectives.quantile(latencies.e2e)
         return Outcome(ttft, tpot, latency, tokens_per_second, failure)
 
@@ -61,7 +65,16 @@ def _worst(*failures: Failure | None) -> Failure | None:
 
 def _unsustained(requests: dict[str, Floats]) -> Failure | None:
     """Whether requests leave more slowly than they come."""
-    share = kept_up(requests)
-    if share >= SUSTAINED:
+    came, left = float(np.ptp(requests["arrival"])), float(np.ptp(requests["last_at"]))
+    if left <= came / SUSTAINED or came == 0:
         return None
-    return Failure(Reason.THROUGHPUT, f"sustains {share:.0%} of the rate", 1 / share)
+    return Failure(Reason.THROUGHPUT, f"sustains {came / left:.0%} of the rate", left / came)
+
+
+def _queued(requests: dict[str, Floats]) -> Failure | None:
+    """Whether the queue grows as long as requests come: a first token is late without an objective, too."""
+    growth = queue_growth(requests)
+    if growth <= GROWS:
+        return None
+    text = f"the queue grows: requests leave at {1 / (1 + growth):.0%} of the rate at which they come"
+    return Failure(Reason.THROUGHPUT, text, 1 + growth)

@@ -27,8 +27,8 @@ Floats = npt.NDArray[np.float64]
 
 SCHEMA = "corepipe.simulation/1"
 MILLISECONDS = 1e3
-SUSTAINED = 0.9
-"""Where requests leave at less than this share of the rate at which they come, there are too many."""
+GROWS = 0.02
+"""Where those that come a second later wait by more than so many seconds longer, the queue grows."""
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 
 
@@ -122,10 +122,14 @@ class Report:
     @property
     def overloaded(self) -> bool:
         """Whether more came in an open loop than was answered: the queue was full, or it grew."""
-        if self.workload.get("users") is not None or self.completed == 0:
+        if self.workload.get("users") is not None:
             return False
-        grows = kept_up(self.requests) < SUSTAINED and _waits_longer(self.requests)
-        return grows or self.rejected["overloaded"] > 0
+        return self.growth > GROWS or self.rejected["overloaded"] > 0
+
+    @cached_property
+    def growth(self) -> float:
+        """Of the queue; see `queue_growth`."""
+        return queue_growth(self.requests)
 
     @property
     def dollars_per_million_output_tokens(self) -> float | None:
@@ -265,17 +269,17 @@ class Latencies:
         return good
 
 
-def kept_up(requests: dict[str, Floats]) -> float:
-    """At which share of the rate at which they come requests leave; 1 where they come all at once."""
-    came, left = float(np.ptp(requests["arrival"])), float(np.ptp(requests["last_at"]))
-    return came / left if came and left else 1.0
-
-
-def _waits_longer(requests: dict[str, Floats]) -> bool:
-    """Whether those that come later wait longer: more than twice as long in the second half."""
-    waited = (requests["scheduled_at"] - requests["arrival"])[np.argsort(requests["arrival"], kind="stable")]
-    half = len(waited) // 2
-    return half > 0 and bool(waited[half:].mean() > 2 * waited[:half].mean())
+def queue_growth(requests: dict[str, Floats]) -> float:
+    """By how many seconds those that come a second later wait longer, where waiting grows from the first half
+    of the requests to the second: answers then leave at 1 / (1 + it) of the rate at which requests come.  0
+    where it does not grow."""
+    order = np.argsort(requests["arrival"], kind="stable")
+    arrival = requests["arrival"][order]
+    waited = requests["scheduled_at"][order] - arrival
+    half, spread = len(waited) // 2, float(arrival.var()) if len(waited) else 0.0
+    if not half or not spread or waited[half:].mean() <= 2 * waited[:half].mean():
+        return 0.0
+    return float(((arrival - arrival.mean()) * (waited - waited.mean())).mean()) / spread
 
 
 def _wall_seconds(requests: dict[str, Floats]) -> float:

@@ -7,8 +7,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from corepipe.planning.simulation.columns import Floats
 from corepipe.planning.simulation.plot import page
-from corepipe.planning.simulation.report import SCHEMA, Latencies, Report
+from corepipe.planning.simulation.report import SCHEMA, Latencies, Report, queue_growth
 from corepipe.planning.simulation.simulate import SimulationConfig, simulate
 from corepipe.planning.slo import Slo
 from corepipe.planning.workload import PrefixTree
@@ -132,3 +133,33 @@ def test_the_plot_stands_alone() -> None:
     assert "llama-3.2-1b on inf2.xlarge" in html
     assert "nan" not in html
     assert not re.search(r"src=|href=|https?:", html)
+
+
+def waits(*seconds: float) -> dict[str, Floats]:
+    """Requests a second apart that wait so long to be scheduled, in no order."""
+    arrival = np.arange(float(len(seconds)))
+    columns = {"arrival": arrival, "scheduled_at": arrival + np.array(seconds), "last_at": arrival + 99}
+    order = np.random.default_rng(0).permutation(len(seconds))
+    return {name: column[order] for name, column in columns.items()}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "growth"),
+    [
+        ([0.5 * n for n in range(20)], 0.5),
+        ([0.05 * n for n in range(20)], 0.05),
+        ([0.3] * 20, 0.0),
+        ([0.0] * 20, 0.0),
+        ([3.0, 1.0] * 10, 0.0),
+        ([5.0] * 10 + [0.0] * 10, 0.0),
+        ([1.0], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_a_queue_grows_where_later_requests_wait_longer(seconds: list[float], growth: float) -> None:
+    assert queue_growth(waits(*seconds)) == pytest.approx(growth)
+
+
+def test_requests_that_come_all_at_once_let_no_queue_grow() -> None:
+    together = {**waits(*range(20)), "arrival": np.zeros(20)}
+    assert queue_growth(together) == 0.0
