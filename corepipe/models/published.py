@@ -50,6 +50,11 @@ def _by_spelling() -> Mapping[str, str]:
     return {name.replace("-", ""): name for name in _entries()}
 
 
+@cache
+def _by_repository() -> Mapping[str, str]:
+    return {str(entry["hub"]).lower(): name for name, entry in _entries().items() if "hub" in entry}
+
+
 def names() -> tuple[str, ...]:
     """All names, sorted."""
     return tuple(sorted(_entries()))
@@ -92,14 +97,16 @@ def resolve(source: str) -> str:
     for spelling in _spellings(source):
         if spelling in known:
             return known[spelling]
-    near = get_close_matches(_plain(source), names(), NEAREST, cutoff=ALIKE)
+    if source.strip().lower() in _by_repository():
+        return _by_repository()[source.strip().lower()]
+    near = get_close_matches(plain(source), names(), NEAREST, cutoff=ALIKE)
     hint = f"the nearest names are {', '.join(near)}" if near else "docs/models.md has their names"
     raise UserError(f"{source!r:.100} is no file, directory or published model; {hint}", "model")
 
 
 def _spellings(source: str) -> Iterator[str]:
     """The name without separators, with ever fewer of the parts that say nothing about its shape."""
-    parts = _plain(source).split("-")
+    parts = plain(source).split("-")
     essential = [part for part in parts if part not in TUNING]
     yield "".join(parts)
     yield "".join(essential)
@@ -114,7 +121,7 @@ def _without_endings(parts: Sequence[str]) -> Iterator[str]:
         yield "".join(parts[:end])
 
 
-def _plain(source: str) -> str:
+def plain(source: str) -> str:
     """Lower case, without the organisation, with - between the parts."""
     name = source.strip().rstrip("/").rpartition("/")[2].lower()
     name = re.sub(r"[\s_-]+", "-", name).strip("-")

@@ -23,9 +23,7 @@ def in_words(profile: RuntimeProfile) -> str:
         padded = {"prompts and contexts": prompts}
     parts = [f"{what} to {buckets}" for what, buckets in padded.items() if buckets is not Buckets.EXACT]
     if profile.pads_batch:
-        parts.append(
-            f"batches to {Buckets.POWERS if profile.batch_powers else 'all that the graph takes'}"
-        )
+        parts.append(f"batches to {Buckets.POWERS if profile.batch_powers else 'all that the graph takes'}")
     return f"pads {', '.join(parts)}" if parts else "pads nothing"
 
 

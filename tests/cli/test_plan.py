@@ -26,7 +26,7 @@ from corepipe.errors import UserError
 from corepipe.neuron.profiles import PROFILES, as_text
 from corepipe.planning.planner.planner import plan as make_plan
 from tests.planning.planner.test_planner import CONFIG
-from tests.servers import run
+from tests.servers import TINY, command, run
 
 ASKED = ("--rate", "100", "--input-len", "uniform:100:300", "--output-len", "10", "--requests", "40")
 SMALL = ("--instance", "inf2.xlarge", "--dtype", "bf16")
@@ -46,9 +46,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_the_choice_is_labelled_as_emulated_and_says_how_sure_it_is(model: str) -> None:
     shown = run("plan", model, *ASKED, *SMALL, "--ttft", "100ms", "--tpot", "0.01s")
     assert shown.returncode == 0
-    first, ttft, tpot, sure, price = shown.stdout.splitlines()[:5]
+    first, second, third, apart, ttft, tpot, sure, price = shown.stdout.splitlines()[:8]
     assert first.startswith("1 x inf2.xlarge")
-    assert "0.758 $/h (emulated)" in first
+    assert re.search(r"0.758 \$/h \(emulated\), \S+ \$ for a million output tokens$", first)
+    assert re.fullmatch(r"TTFT [\d.]+ ms of 100, TPOT [\d.]+ ms of 10 at p99", second)
+    assert third.startswith("vLLM on Neuron runs it")
+    assert apart == ""
     assert re.match(r"TTFT is \d+% below its objective, and predictions of it are wrong by \d+%", ttft)
     assert re.match(r"TPOT is \d+% below its objective, and predictions of it are wrong by \d+%", tpot)
     assert "p99 not validated" in sure
@@ -80,6 +83,99 @@ def test_without_an_objective_for_first_tokens_the_queue_does_not_grow(objective
     choice = json.loads(shown.stdout)["choice"]
     assert choice["instances"] == 3
     assert choice["predicted"]["ttft_ms"] < 5000
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("llama-3.2-1b", "--instance", "inf1.xlarge"), "vLLM does not run on inf1.xlarge"),
+        (("llama-3.2-1b", "--instance", "inf2.xlarge", "--dtype", "int8"), "NxD Inference has no int8"),
+        (("llama-3.2-1b", "--instance", "inf2.xlarge", "--profile", "async"), "planned with async"),
+        (
+            ("qwen3-0.6b", "--instance", "trn2.3xlarge", "--region", "ap-southeast-4"),
+            "the native plugin has no qwen3 of this kind",
+        ),
+        (
+            ("llama-3.2-1b", "--instance", "inf2.xlarge", "--speculative-config", GUESSES),
+            "vLLM on Neuron has no such guesses",
+        ),
+    ],
+)
+def test_a_choice_that_no_stack_runs_is_called_so_by_the_plan(flags: tuple[str, ...], why: str) -> None:
+    asked = ("--rate", "1", "--input-len", "100", "--output-len", "10", "--requests", "40")
+    _, second, third = run("plan", *flags, *asked).stdout.splitlines()[:3]
+    assert second.endswith(
+        "no objective was given: it is the cheapest whose queue does not grow (--ttft, --tpot)"
+    )
+    assert third.startswith("no stack runs it: ")
+    assert why in third
+    document = json.loads(run("plan", *flags, *asked, "--json").stdout)
+    assert why in document["no_stack_runs_it"]
+    assert document["commands"]["vllm"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "before"),
+    [
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B", []),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", []),
+        ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B", ["of the shape of Llama-3.1-8B-Instruct"]),
+        ("llama-3.2-1b", "/models/Llama-3.2-1B", ["hf download meta-llama/Llama-3.2-1B --local-dir "]),
+        ("pythia-1b", "EleutherAI/pythia-1b", ["is not documented to have gpt_neox"]),
+    ],
+)
+def test_a_command_for_the_hardware_is_complete(name: str, source: str, before: list[str]) -> None:
+    """A repository, or where NxD Inference loads none, a directory and how it comes there."""
+    asked = ("--rate", "1", "--input-len", "100", "--output-len", "10", "--requests", "40", "--dtype", "bf16")
+    flags = ("plan", name, *asked, "--instance", "inf2.xlarge")
+    commands = json.loads(run(*flags, "--json").stdout)["commands"]
+    words = shlex.split(commands["vllm"])
+    assert words[:3] == ["vllm", "serve", source]
+    assert all(any(part in line for line in commands["before_vllm"]) for part in before)
+    assert bool(commands["before_vllm"]) is bool(before)
+    shown = run(*flags).stdout
+    printed = shown[shown.index("  vllm serve") :].partition("\nto serve")[0]
+    command = printed.split("--no-enable-prefix-caching")[0] + "--no-enable-prefix-caching"
+    assert shlex.split(command.replace("\\\n", " ")) == words
+    emitted = run(*flags, "--emit", "vllm-neuron").stdout
+    workload, _ = yaml.safe_load_all(emitted)
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == words[2:]
+
+
+def test_a_directory_is_named_by_its_whole_path_and_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny").symlink_to(TINY)
+    monkeypatch.chdir(tmp_path)
+    path = str(tmp_path / "tiny")
+    asked = ("--rate", "1", "--input-len", "100", "--output-len", "10", "--requests", "40")
+    flags = ("plan", "tiny", *asked, "--instance", "inf2.xlarge", "--dtype", "bf16", "--emit")
+    done = {
+        kind: subprocess.run(command(*flags, kind), capture_output=True, text=True, check=True).stdout
+        for kind in ("vllm-neuron", "helm")
+    }
+    workload, _ = yaml.safe_load_all(done["vllm-neuron"])
+    pod = workload["spec"]["template"]["spec"]
+    assert pod["containers"][0]["args"][0] == path
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "model", "mountPath": path}]
+    assert pod["volumes"] == [{"name": "model", "hostPath": {"path": path, "type": "Directory"}}]
+    values = yaml.safe_load(done["helm"])
+    assert values["model"] == path
+    assert values["extraVolumes"] == pod["volumes"]
+    assert values["extraVolumeMounts"] == [{"name": "model", "mountPath": path, "readOnly": True}]
+
+
+def test_a_measurement_that_tells_nothing_apart_is_not_asked_for(model: str) -> None:
+    flags = ("plan", model, *ASKED, "--instance", "inf2.xlarge", "--ttft", "100ms", "--next-measurement")
+    says = "would tell it from no other: the intervals of the others are too wide"
+    shown = run(*flags).stdout
+    assert "corepipe bench" not in shown
+    (line,) = (line for line in shown.splitlines() if line.startswith("--next-measurement: "))
+    assert says in line
+    document = json.loads(run(*flags, "--json").stdout)
+    assert document["next_measurement"] is None
+    assert says in document["no_measurement"]
 
 
 def test_emitted_values_are_all_of_stdout(model: str) -> None:

@@ -121,19 +121,46 @@ def _commands(plan: Plan, best: Option, given: Mapping[str, Any]) -> Commands:
         serve_command(model, best.deployment, stack, weights=_has_weights(model)),
         simulate_command(model, best.deployment, stack, plan.inquiry.demand),
         _measure(plan, given) if given["next_measurement"] else None,
+        *_real(plan, best, model),
     )
 
 
-def _measure(plan: Plan, given: Mapping[str, Any]) -> tuple[list[str], ...] | None:
-    """The measurement that would tell most options apart; None where there is nothing to tell apart."""
+def _real(plan: Plan, best: Option, model: str) -> tuple[list[str] | str, tuple[str, ...]]:
+    """What runs a replica on the hardware, or why no stack does; and what is to be done before it runs."""
+    longest, config = int(plan.inquiry.demand.sizes.prompts.max()), plan.inquiry.architecture.config
+    if (refused := emit_vllm.refusal(best.deployment.candidate, config, longest)) is not None:
+        return refused, ()
+    source, doubts = _source(plan, best, model)
+    return emit_vllm.command(source, best.deployment), (*doubts, *emit_vllm.needed(source, best.deployment))
+
+
+def _source(plan: Plan, best: Option, model: str) -> tuple[str, list[str]]:
+    """What vLLM is to load, and what there is to say of it."""
+    found, doubt = _repository(model)
+    config = plan.inquiry.architecture.config
+    source, more = emit_vllm.loaded(found, best.deployment.candidate.shape, config)
+    return source, [*([doubt] if doubt else []), *more]
+
+
+def _measure(plan: Plan, given: Mapping[str, Any]) -> tuple[list[str], ...] | str:
+    """The measurement that would tell most options apart, or why there is none."""
     found = plan.certainty.next_measurement(plan.options)
     if found is None:
-        return None
+        return _no_measurement(plan)
     deployment = found.option.deployment
-    if deployment.candidate.shape.placement.expert > 1:  # `corepipe fit` knows no rows of divided experts
-        return None
+    if deployment.candidate.shape.placement.expert > 1:
+        return f"corepipe fit reads no measurements of divided experts, as of {deployment.candidate}"
     stack = _stack(deployment.candidate.shape.profile, given["profile"] or [DEFAULT_PROFILE])
     return measure_commands(given["model"], deployment, stack, plan.inquiry.demand)
+
+
+def _no_measurement(plan: Plan) -> str:
+    if not plan.alike:
+        return "there is nothing to tell apart: no other option's price may be the choice's"
+    return (
+        f"measuring any of the {1 + len(plan.alike)} options that cannot be told apart would tell it from no "
+        "other: the intervals of the others are too wide"
+    )
 
 
 def _has_weights(model: str) -> bool:
@@ -247,23 +274,31 @@ def _emitted(plan: Plan, best: Option, given: Mapping[str, Any]) -> str:
     model = given["model"]
     notes = [f"{plan.inquiry.architecture.name}: {sentence(plan, best)}", *doubts(plan, best)]
     if given["emit"] is options.Emit.VLLM_NEURON:
-        config = plan.inquiry.architecture.config
-        return vllm_manifests(_repository(model, notes), best.deployment, config, notes)
+        source, more = _source(plan, best, model)
+        return vllm_manifests(source, best.deployment, plan.inquiry.architecture.config, [*notes, *more])
     stack = _stack(best.deployment.candidate.shape.profile, _stacks(given))
     return helm_values(
         Served(model, _has_weights(model), stack, best.outcome.latency), best.deployment, notes
     )
 
 
-def _repository(model: str, notes: list[str]) -> str:
-    """What vLLM loads: a path or a repository as it was given; for a published name its repository, and where
-    that is not known the name, with a note that says so."""
-    if "/" in model or Path(model).exists():
-        return model
-    known = published.hub_id(published.resolve(model))
+def _repository(model: str) -> tuple[str, str | None]:
+    """What vLLM loads: a directory by its whole path, or a repository as it was given; for a published name
+    its repository.  And what is to be put right by hand (None: nothing)."""
+    path = Path(model)
+    if path.is_dir():
+        return str(path.absolute()), None
+    if path.exists():
+        return model, f"vLLM loads directories: put the one with the weights of {model} in its place"
+    name = published.resolve(model)
+    known = published.hub_id(name)
+    if "/" in model:
+        return model, None
     if known is None:
-        notes.append(f"put the model's directory or repository in the place of {model}")
-    return known or model
+        return model, f"put the model's directory or repository in the place of {model}"
+    if published.plain(model) != name:
+        return known, f"{known} is of the shape of {model}: put another repository of it in its place"
+    return known, None
 
 
 def _stack(profile: RuntimeProfile, stacks: Sequence[str]) -> str:

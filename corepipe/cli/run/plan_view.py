@@ -33,7 +33,9 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Co
         _line(console, undecided(plan), style="bold")
         console.print(_options(plan, plan.options, "what meets the objectives (emulated)"))
     elif plan.best:
-        _line(console, sentence(plan, plan.best), style="bold")
+        for line in summary(plan, plan.best, commands):
+            _line(console, line, style="bold")
+        console.print()
         for doubt in doubts(plan, plan.best):
             _line(console, doubt)
         console.print(_options(plan, plan.front, "latency against cost (emulated)"))
@@ -42,7 +44,9 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Co
     else:
         _print_unmet(console, plan, remedy)
     _print_failures(console, plan)
-    if commands is not None and commands.measure is not None:
+    if commands is not None and isinstance(commands.measure, str):
+        _line(console, f"--next-measurement: {commands.measure}")
+    elif commands is not None and isinstance(commands.measure, tuple):
         _print_measurement(console, plan, commands.measure)
     if commands is not None and plan.best is not None:
         _print_commands(console, commands, plan.best.deployment.instances)
@@ -53,6 +57,28 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Co
         f"prices: {market.purchase}, {market.region}",
         style="dim",
     )
+
+
+def summary(plan: Plan, option: Option, commands: Commands | None) -> Iterator[str]:
+    """The choice in three lines: what to rent for how much, how quick it is, and what runs it."""
+    outcome, device = option.outcome, option.deployment.candidate.shape.device
+    asked = plan.inquiry.demand.objectives
+    yield (
+        f"{option.deployment} at {option.price:.4g} $/h ({device.standing}), "
+        f"{million(plan, option):.3g} $ for a million output tokens"
+    )
+    figures = (("TTFT", outcome.ttft, asked.ttft), ("TPOT", outcome.tpot, asked.tpot))
+    told = ", ".join(f"{name} {_ms(found)} ms{_of(limit)}" for name, found, limit in figures)
+    aimless = "; no objective was given: it is the cheapest whose queue does not grow (--ttft, --tpot)"
+    yield f"{told} at p{asked.percentile:g}{aimless if asked.ttft is None and asked.tpot is None else ''}"
+    if commands is not None and isinstance(commands.vllm, str):
+        yield f"no stack runs it: {commands.vllm} (--emit vllm-neuron chooses among what runs)"
+    elif commands is not None:
+        yield "vLLM on Neuron runs it: the command is below, --emit vllm-neuron writes its manifests"
+
+
+def _of(limit: float | None) -> str:
+    return "" if limit is None else f" of {_ms(limit)}"
 
 
 def cut(plan: Plan) -> str:
@@ -71,8 +97,14 @@ def undecided(plan: Plan) -> str:
     return (
         f"Nothing is chosen: {len(plan.options)} deployments meet the objectives, and at {known.level:.0%} "
         f"the intervals of their prices all overlap ({max(lows):.4g} to {min(highs):.4g} $/h is in each); "
-        "--next-measurement names what would tell them apart"
+        f"{_telling(plan)}"
     )
+
+
+def _telling(plan: Plan) -> str:
+    if plan.certainty.next_measurement(plan.options) is None:
+        return "no single measurement would tell one from another"
+    return "--next-measurement names what would tell them apart"
 
 
 def sentence(plan: Plan, option: Option) -> str:
@@ -213,6 +245,11 @@ def _print_measurement(console: Console, plan: Plan, commands: Sequence[list[str
 
 
 def _print_commands(console: Console, commands: Commands, instances: int) -> None:
+    if not isinstance(commands.vllm, str):
+        _line(console, "to run it on the hardware, for each replica (not tried on a device):")
+        _line(console, wrapped(commands.vllm))
+        for note in commands.before:
+            _line(console, f"  {note}")
     each = "the instance" if instances == 1 else f"each of the {instances} instances"
     if commands.serve is None:
         _line(console, "corepipe serve takes logical cores as they come, and cannot serve this one")

@@ -118,11 +118,12 @@ class Certainty:
 
     def next_measurement(self, options: Sequence[Option]) -> Measurement | None:
         """The one that would tell most of them apart; of those that do, the one on the cheapest instance.
-        None where nothing is to be told apart."""
+        None where nothing is to be told apart, or none would tell anything apart."""
         rivals = [*options[:1], *self.alike(options)]
         if len(rivals) < 2:
             return None
-        return max(self._measurements(rivals), key=lambda m: (m.separates, -m.price, m.width))
+        best = max(self._measurements(rivals), key=lambda m: (m.separates, -m.price, m.width))
+        return best if best.separates else None
 
     def _measurements(self, rivals: Sequence[Option]) -> Iterator[Measurement]:
         for option in rivals:

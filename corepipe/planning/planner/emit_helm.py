@@ -9,9 +9,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from types import MappingProxyType
 
+from corepipe.neuron.profiles import PROFILES
 from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment
+from corepipe.serving.speculative import SpeculativeConfig
 
 LEAST_DRAIN, MOST_DRAIN = 5, 86_400
 """Seconds: the default of `--shutdown-timeout`, and the most that it takes."""
@@ -39,6 +42,15 @@ FLAGS: Mapping[str, str] = MappingProxyType(
 )
 """Key in the values file -> flag of `corepipe serve`."""
 
+BESIDE: Mapping[str, str] = MappingProxyType(
+    {
+        "replicas": "pods, each with one emulated instance",
+        "extraVolumes": "paths that are named above, as each node has them",
+        "extraVolumeMounts": "where the pods have them",
+    }
+)
+"""Keys that are no flags, and what they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -56,7 +68,11 @@ class Served:
 
 def helm_values(served: Served, deployment: PlannedDeployment, notes: Sequence[str]) -> str:
     """The values file as YAML; `notes` become comments at its head."""
-    values = {"replicas": deployment.instances, **_values(served, deployment)}
+    values = {
+        "replicas": deployment.instances,
+        **_values(served, deployment),
+        **_mounted(served, deployment),
+    }
     return "\n".join([*(f"# {note}" for note in notes), *_lines(values), ""])
 
 
@@ -64,13 +80,13 @@ def _values(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
     place, guesses = shape.placement, limits.speculative_config
     return {
-        "model": served.model if served.weights else None,
-        "timingModel": None if served.weights else served.model,
+        "model": _absolute(served.model) if served.weights else None,
+        "timingModel": None if served.weights else _absolute(served.model),
         "instance": shape.instance,
         "placement": place.degrees,
         "format": shape.format.name,
         "clock": "device",
-        "profile": served.profile,
+        "profile": served.profile if served.profile in PROFILES else _absolute(served.profile),
         "policy": shape.profile.policy,
         "drainSeconds": min(max(LEAST_DRAIN, ceil(served.answer_seconds)), MOST_DRAIN),
         "batching": {
@@ -78,8 +94,39 @@ def _values(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
             "maxNumSeqs": limits.max_num_seqs,
             "maxNumBatchedTokens": limits.max_num_batched_tokens,
             "blockSize": BLOCK_SIZE,
-            **({} if guesses is None else {"speculativeConfig": json.dumps(guesses.as_given())}),
+            **({} if guesses is None else {"speculativeConfig": json.dumps(_guesses(guesses))}),
         },
+    }
+
+
+def _guesses(assumed: SpeculativeConfig) -> dict[str, object]:
+    """As they were given, with the path of a draft model as the pods have it."""
+    model = {} if assumed.model is None else {"model": _absolute(assumed.model)}
+    return {**assumed.as_given(), **model}
+
+
+def _absolute(source: str) -> str:
+    """A path as the pods have it; what is none stays as it is."""
+    path = Path(source)
+    return str(path.absolute()) if path.exists() else source
+
+
+def _mounted(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
+    """Volumes for what the values name by its path: from there on the node."""
+    guesses = deployment.candidate.limits.speculative_config
+    own = None if served.profile in PROFILES else served.profile
+    named = {"model": served.model, "profile": own, "draft": guesses and guesses.model}
+    paths = {name: Path(path).absolute() for name, path in named.items() if path and Path(path).exists()}
+    if not paths:
+        return {}
+    return {
+        "extraVolumes": [
+            {"name": name, "hostPath": {"path": str(path), "type": "Directory" if path.is_dir() else "File"}}
+            for name, path in paths.items()
+        ],
+        "extraVolumeMounts": [
+            {"name": name, "mountPath": str(path), "readOnly": True} for name, path in paths.items()
+        ],
     }
 
 
@@ -91,5 +138,5 @@ def _lines(values: Mapping[str, object], prefix: str = "") -> Iterator[str]:
             yield f"{indent}{key}:"
             yield from _lines(value, f"{name}.")
         else:
-            comment = FLAGS.get(name, "pods, each with one emulated instance")
+            comment = FLAGS.get(name) or BESIDE[name]
             yield f"{indent}{key}: {json.dumps(value)}  # {comment}"

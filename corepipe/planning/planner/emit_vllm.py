@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from corepipe.errors import UserError
 from corepipe.models.config import ModelConfig
@@ -24,19 +25,42 @@ PORT = 8000
 
 PROBE_SECONDS = 10
 
+MODELS = "/models"
+"""Directory of nodes and containers with what is not fetched by a server itself."""
+
+EMITTED = "--emit vllm-neuron: "
+"""Before what is wrong with it."""
+
+NXDI_PROFILE, NATIVE_PROFILE = "vllm-neuron", "vllm-neuron-native"
+"""Of inf2 and trn1, and of trn2 and trn3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A directory of the node, and where the container has it.
+
+    kind: `Directory` is there before the pod is, `DirectoryOrCreate` is made.  what: is in it.
+    """
+
+    name: str
+    path: str
+    on_node: str
+    what: str
+    kind: str = "Directory"
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """One replica's: an image, arguments of `vllm serve`, variables, and seconds that it may take to start.
 
-    cache: directory that outlives the container (None: none).
+    mounts: every directory that an argument or a variable names.
     """
 
     image: str
     flags: Sequence[str]
     environment: Mapping[str, str]
     startup_seconds: int
-    cache: str | None
+    mounts: Sequence[Mount]
 
 
 def is_native(instance: Instance) -> bool:
@@ -55,7 +79,7 @@ def check_runs(shape: Shape, model: ModelConfig) -> None:
     else:
         problem = vllm_nxdi.problem(shape)
     if problem is not None:
-        raise UserError(f"--emit vllm-neuron: {problem}", "emit")
+        raise UserError(f"{EMITTED}{problem}", "emit")
 
 
 def runs(shape: Shape, model: ModelConfig) -> bool:
@@ -65,6 +89,23 @@ def runs(shape: Shape, model: ModelConfig) -> bool:
     except UserError:
         return False
     return True
+
+
+def refusal(candidate: Candidate, model: ModelConfig, prompt: int) -> str | None:
+    """Why vLLM on Neuron does not run a candidate as it was planned, with prompts of up to `prompt` tokens;
+    None: it does."""
+    shape, native = candidate.shape, is_native(candidate.shape.device)
+    try:
+        check_runs(shape, model)
+    except UserError as error:
+        return error.message.removeprefix(EMITTED)
+    stack = NATIVE_PROFILE if native else NXDI_PROFILE
+    if shape.profile.stack != stack:
+        family, planned = shape.device.family, shape.profile.stack
+        return f"vLLM on {family} is --profile {stack}, and this was planned with {planned}"
+    if candidate.limits.speculative_config is not None:
+        return "vLLM on Neuron has no such guesses"
+    return unfit(candidate, prompt)
 
 
 def unfit(candidate: Candidate, prompt: int) -> str | None:
@@ -77,14 +118,56 @@ def unfit(candidate: Candidate, prompt: int) -> str | None:
 
 def server(model: str, deployment: PlannedDeployment) -> Server:
     """What runs one replica of `model`, a path or a repository."""
-    shape = deployment.candidate.shape
+    stack = vllm_native if is_native(deployment.candidate.shape.device) else vllm_nxdi
+    return Server(
+        stack.IMAGE,
+        stack.flags(model, deployment),
+        stack.environment(deployment.candidate.shape),
+        stack.STARTUP_SECONDS,
+        [*_mounts(model, deployment.candidate.shape)],
+    )
+
+
+def _mounts(model: str, shape: Shape) -> Iterator[Mount]:
+    """Directories that the arguments and variables of a replica name."""
+    if Path(model).is_absolute():
+        yield Mount("model", model, model, "the model")
     if is_native(shape.device):
-        arguments, variables = vllm_native.flags(model, deployment), vllm_native.environment(shape)
-        return Server(
-            vllm_native.IMAGE, arguments, variables, vllm_native.STARTUP_SECONDS, vllm_native.CACHE_PATH
+        yield Mount(
+            "compiled",
+            vllm_native.CACHE_PATH,
+            f"/var/cache/{_object_name(model)}",
+            "compiled graphs, for the next pod there",
+            "DirectoryOrCreate",
         )
-    arguments, variables = vllm_nxdi.flags(model, deployment), vllm_nxdi.environment(shape)
-    return Server(vllm_nxdi.IMAGE, arguments, variables, vllm_nxdi.STARTUP_SECONDS, None)
+    elif shape.format.name == vllm_nxdi.QUANTIZED:
+        path = vllm_nxdi.QUANTIZED_PATH
+        yield Mount("quantized", path, path, "the weights in int8, quantised beforehand by NxD Inference")
+
+
+def needed(model: str, deployment: PlannedDeployment) -> list[str]:
+    """What each node has to have."""
+    return [f"each node has {mount.on_node}: {mount.what}" for mount in server(model, deployment).mounts]
+
+
+def loaded(model: str, shape: Shape, config: ModelConfig) -> tuple[str, list[str]]:
+    """What a server loads of a directory or a repository: of a repository with tied embeddings, which NxD
+    Inference loads from a directory alone, one on the node.  And what there is to say of it."""
+    if is_native(shape.device):
+        return model, []
+    doubts = []
+    if vllm_nxdi.MODELS.isdisjoint([config.model_type]):
+        doubts.append(f"NxD Inference is not documented to have {config.model_type}: look before you rent")
+    if not config.tied or Path(model).is_absolute():
+        return model, doubts
+    path = f"{MODELS}/{model.rpartition('/')[2]}"
+    fetch = f"hf download {model} --local-dir {path}"
+    return path, [*doubts, f"{fetch}: NxD Inference loads tied embeddings from a directory alone"]
+
+
+def command(model: str, deployment: PlannedDeployment) -> list[str]:
+    """`vllm serve` for one replica of `model`, a path or a repository."""
+    return ["vllm", "serve", *server(model, deployment).flags]
 
 
 def neuron_resource(instance: Instance, cores: int) -> tuple[str, int]:
@@ -106,6 +189,7 @@ def vllm_manifests(
     return "\n".join(
         [
             *(f"# {note}" for note in notes),
+            *(f"# {what}" for what in needed(model, deployment)),
             f"# The same without Kubernetes, once for each replica: vllm serve {shlex.join(replica.flags)}",
             *_deployment(name, deployment, replica),
             "---",
@@ -167,21 +251,21 @@ spec:
               {resource}: {count}
             limits:
               {resource}: {count}"""
-    if replica.cache is not None:
-        yield from _cache(name, replica.cache)
+    if replica.mounts:
+        yield from _volumes(replica.mounts)
 
 
-def _cache(name: str, path: str) -> Iterator[str]:
-    """A directory of the node for compiled graphs: another pod there finds them."""
-    yield f"""\
-          volumeMounts:
-            - name: compiled
-              mountPath: {path}
-      volumes:
-        - name: compiled
+def _volumes(mounts: Sequence[Mount]) -> Iterator[str]:
+    yield "          volumeMounts:"
+    for mount in mounts:
+        yield f"            - name: {mount.name}\n              mountPath: {json.dumps(mount.path)}"
+    yield "      volumes:"
+    for mount in mounts:
+        yield f"""\
+        - name: {mount.name}
           hostPath:
-            path: /var/cache/{name}
-            type: DirectoryOrCreate"""
+            path: {json.dumps(mount.on_node)}
+            type: {mount.kind}"""
 
 
 def _service(name: str) -> Iterator[str]:

@@ -24,12 +24,17 @@ MILLISECONDS = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """That serve and simulate a choice, as words; serve None: it cannot be served so.  measure: those of the
-    next measurement, where one is asked for."""
+    """That serve and simulate a choice, as words; serve None: it cannot be served so.
+
+    measure: those of the next measurement, where one is asked for, or why there is none.  vllm: what runs a
+    replica on the hardware, or why no stack does; before: what is to be done before it runs.
+    """
 
     serve: list[str] | None
     simulate: list[str]
-    measure: tuple[list[str], ...] | None = None
+    measure: tuple[list[str], ...] | str | None = None
+    vllm: list[str] | str = ""
+    before: tuple[str, ...] = ()
 
 
 def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None) -> dict[str, object]:
@@ -58,9 +63,13 @@ def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None
         and {
             "serve": commands.serve and shlex.join(commands.serve),
             "simulate": shlex.join(commands.simulate),
+            "vllm": None if isinstance(commands.vllm, str) else shlex.join(commands.vllm),
+            "before_vllm": list(commands.before),
         },
+        "no_stack_runs_it": commands.vllm if commands and isinstance(commands.vllm, str) else None,
         "confidence": _confidence(plan),
         "next_measurement": _measurement(plan, commands),
+        "no_measurement": commands.measure if commands and isinstance(commands.measure, str) else None,
         "tied": [option(plan, o) for o in plan.tied],
         "pareto": [option(plan, o) for o in plan.front],
         "failed": [_rejected(r) for r in found.rejected],
@@ -131,7 +140,7 @@ def _confidence(plan: Plan) -> dict[str, object]:
 
 def _measurement(plan: Plan, commands: Commands | None) -> dict[str, object] | None:
     found = plan.certainty.next_measurement(plan.options)
-    if found is None or commands is None or commands.measure is None:
+    if found is None or commands is None or not isinstance(commands.measure, tuple):
         return None
     return {
         **deployment(found.option.deployment),

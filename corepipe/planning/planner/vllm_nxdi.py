@@ -22,7 +22,12 @@ GLOBAL_TOPK = 256
 DTYPES = {"bf16": "bfloat16", "int8-weights": "bfloat16", "fp32": "float32"}
 """Our formats that NxD Inference computes -> vLLM's --dtype."""
 
-QUANTIZED_PATH = "/models/quantized"
+QUANTIZED, QUANTIZED_PATH = "int8-weights", "/models/quantized"
+"""The format whose weights are quantised before a server starts, and where it finds them."""
+
+MODELS = frozenset({"llama", "llama4_text", "mistral", "mixtral", "dbrx", "qwen2", "qwen3", "qwen3_moe"})
+"""model_types that it is documented to have (libraries/nxd-inference/developer_guides/model-reference.rst);
+those that others contributed are not listed here."""
 
 STARTUP_SECONDS = 3600
 """That a server may take to compile: optimum-neuron's guide gives 30 to 60 minutes for large models."""
@@ -79,7 +84,7 @@ def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
     }
     if shape.placement.expert > 1:
         config |= {"moe_ep_degree": shape.placement.expert, "moe_tp_degree": 1}
-    if shape.format.name == "int8-weights":
+    if shape.format.name == QUANTIZED:
         config |= {
             "quantized": True,
             "quantized_checkpoints_path": QUANTIZED_PATH,

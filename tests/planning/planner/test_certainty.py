@@ -93,11 +93,17 @@ def test_the_measurement_that_tells_most_apart_is_the_one_asked_for() -> None:
 
 
 def test_of_equal_measurements_the_cheapest_instance_is_rented() -> None:
-    many, one = option(10.0, instances=5), option(10.1)
-    found = certainty().next_measurement([many, one])
+    known = certainty()
+    apart = 1.2 * ends(known) ** 0.5
+    many, one = option(10.0, instances=5), option(10.0 * apart)
+    found = known.next_measurement([many, one])
     assert found is not None
-    assert found.option is many
+    assert (found.option, found.separates) == (many, 1)
     assert found.price == pytest.approx(2.0)
+
+
+def test_what_would_tell_nothing_apart_is_not_measured() -> None:
+    assert certainty().next_measurement([option(10.0, instances=5), option(10.1)]) is None
 
 
 def test_nothing_is_measured_where_everything_is_told_apart() -> None:

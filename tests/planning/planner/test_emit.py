@@ -188,6 +188,46 @@ def test_a_pod_is_a_replica_with_its_devices() -> None:
     assert service["spec"]["selector"] == spec["selector"]["matchLabels"] == labels
 
 
+def named_paths(value: object) -> set[str]:
+    """Absolute paths anywhere in arguments, variables and JSON within them."""
+    if isinstance(value, dict):
+        return set().union(*map(named_paths, value.values()))
+    if isinstance(value, list):
+        return set().union(*map(named_paths, value))
+    if isinstance(value, str) and value.startswith("{"):
+        return named_paths(json.loads(value))
+    return {value} if isinstance(value, str) and value.startswith("/") else set()
+
+
+@pytest.mark.parametrize("name", ["inf2.48xlarge", "trn2.48xlarge"])
+@pytest.mark.parametrize("fmt", ["bf16", "int8-weights"])
+@pytest.mark.parametrize("model", ["/models/mine", "meta-llama/Llama-3.1-8B"])
+def test_every_path_that_is_named_is_mounted(name: str, fmt: str, model: str) -> None:
+    placement = Placement(tensor=4 if "trn2" in name else 8)
+    chosen = deployment(name, "bf16" if "trn2" in name else fmt, placement)
+    pod = manifests(chosen, model)[0]["spec"]["template"]["spec"]
+    (only,) = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in only.get("volumeMounts", [])}
+    assert named_paths([only["args"], only["env"]]) == set(mounts.values())
+    volumes = {volume["name"]: volume["hostPath"] for volume in pod.get("volumes", [])}
+    assert volumes.keys() == mounts.keys()
+    made = {kind for kind, volume in volumes.items() if volume["type"] == "DirectoryOrCreate"}
+    assert made == ({"compiled"} if "trn2" in name else set())
+    text = vllm_manifests(model, chosen, LLAMA_3, [])
+    assert all(f"# each node has {volume['path']}: " in text for volume in volumes.values())
+
+
+def test_values_mount_what_they_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text("{}")
+    served = Served(str(tmp_path), weights=True, profile=str(tmp_path / "mine.json"), answer_seconds=1.0)
+    parsed = yaml.safe_load(helm_values(served, deployment(), []))
+    kinds = {volume["hostPath"]["path"]: volume["hostPath"]["type"] for volume in parsed["extraVolumes"]}
+    assert kinds == {parsed["model"]: "Directory", parsed["profile"]: "File"}
+    mounted = {mount["mountPath"] for mount in parsed["extraVolumeMounts"]}
+    assert mounted == kinds.keys()
+    assert all(mount["readOnly"] for mount in parsed["extraVolumeMounts"])
+
+
 def test_part_of_a_device_is_asked_for_in_cores() -> None:
     assert neuron_resource(instance("inf2.xlarge"), 1) == ("aws.amazon.com/neuroncore", 1)
     assert neuron_resource(instance("inf2.xlarge"), 2) == ("aws.amazon.com/neuron", 1)
