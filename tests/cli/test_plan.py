@@ -78,8 +78,8 @@ def test_where_nothing_meets_them_the_code_is_3_and_the_nearest_is_named(model: 
 @pytest.mark.parametrize("objective", [(), ("--tpot", "500ms")])
 def test_without_an_objective_for_first_tokens_the_queue_does_not_grow(objective: tuple[str, ...]) -> None:
     """Two instances would do 97 % of the rate: first tokens would come later and later."""
-    asked = ("--rate", "5", "--instance", "inf2.xlarge", "--dtype", "int8-weights", *objective)
-    shown = run("plan", "llama-3.1-8b", *asked, "--json")
+    asked = ("--rate", "5", "--instance", "inf2.xlarge", "--dtype", "int8-weights", "--requests", "400")
+    shown = run("plan", "llama-3.1-8b", *asked, *objective, "--json")
     choice = json.loads(shown.stdout)["choice"]
     assert choice["instances"] == 3
     assert choice["predicted"]["ttft_ms"] < 5000
@@ -176,6 +176,59 @@ def test_a_measurement_that_tells_nothing_apart_is_not_asked_for(model: str) -> 
     document = json.loads(run(*flags, "--json").stdout)
     assert document["next_measurement"] is None
     assert says in document["no_measurement"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "unit"),
+    [
+        ("bert-base", ("--input-len", "uniform:10:200"), "requests of 1"),
+        ("vit-base-patch16-224", (), "images"),
+        ("resnet-50", (), "images"),
+    ],
+)
+def test_what_generates_nothing_is_planned_and_simulated_again(
+    name: str, flags: tuple[str, ...], unit: str
+) -> None:
+    asked = ("plan", name, "--rate", "300", *flags, "--ttft", "50ms", "--requests", "100")
+    shown, document = run(*asked), json.loads(run(*asked, "--json").stdout)
+    first, second, third, apart = shown.stdout.splitlines()[:4]
+    choice = document["choice"]
+    assert first.startswith(f"{choice['instances']} x {choice['instance']}, ")
+    assert first.endswith(" $ for a million requests")
+    assert re.fullmatch(rf"300 {unit}.* a second: [\d.]+ ms of 50 at p99", second)
+    assert third.startswith("no vLLM on Neuron runs it")
+    assert apart == ""
+    assert document["emulated"] is True
+    assert choice["predicted"]["e2e_ms"] <= 50
+    again = json.loads(run(*shlex.split(choice["commands"]["simulate"])[1:], "--json").stdout)
+    assert again["e2e_ms"]["p99"] == pytest.approx(choice["predicted"]["e2e_ms"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("bert-base",), "give --rate"),
+        (("bert-base", "--rate", "1", "--tpot", "5ms"), "--tpot is not for bert-base"),
+        (("bert-base", "--rate", "1", "--output-len", "5"), "--output-len is not for bert-base"),
+        (("bert-base", "--rate", "1", "--emit", "helm"), "--emit is not for bert-base"),
+        (("bert-base", "--rate", "1", "--next-measurement"), "--next-measurement is not for bert-base"),
+        (("resnet-50", "--rate", "1", "--input-len", "5"), "images are all of one size"),
+        (("bert-base", "--rate", "1", "--input-len", "600"), "--input-len 600: bert-base takes 512 tokens"),
+        (("bert-base", "--rate", "1", "--instance", "trn2.48xlarge"), "no on-demand price"),
+        (("bert-base", "--rate", "1", "--region", "mars"), "--region mars"),
+    ],
+)
+def test_what_is_wrong_with_a_plan_for_an_encoder_is_one_line(flags: tuple[str, ...], says: str) -> None:
+    shown = run("plan", *flags)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert says in shown.stderr.splitlines()[-1]
+
+
+def test_where_no_encoder_is_quick_enough_the_code_is_3() -> None:
+    shown = run("plan", "bert-base", "--rate", "10", "--ttft", "1ms", "--instance", "inf2.xlarge")
+    assert shown.returncode == 3
+    assert shown.stdout.startswith("Nothing meets the objective.")
+    assert "not inf2.xlarge, data 2, bf16, traced: a request alone takes" in shown.stdout
 
 
 def test_emitted_values_are_all_of_stdout(model: str) -> None:

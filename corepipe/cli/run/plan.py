@@ -16,10 +16,11 @@ from corepipe.cli import options
 from corepipe.cli.common import errors, print_json, progress_bar, seconds, sigterm_as_interrupt
 from corepipe.cli.run.guesses import assumed_guesses
 from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
+from corepipe.cli.settings import flag_of
 from corepipe.errors import UserError
 from corepipe.models import published
 from corepipe.models.config import ModelConfig
-from corepipe.models.registry import architecture
+from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron import catalog, profiles
 from corepipe.neuron.catalog import INSTANCES
 from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
@@ -41,6 +42,8 @@ from corepipe.planning.planner.remedies import remedy as find_remedy
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
 from corepipe.planning.planner.search_result import Option, Progress, Stopped
 from corepipe.planning.planner.space import Shape, Space
+from corepipe.serving.config import EngineConfig, validated
+from corepipe.serving.engine.device_plan import graph_of, timed_task
 from corepipe.signals import INTERRUPTED
 
 DEFAULT_PROFILE, NATIVE_PROFILE = "vllm-neuron", "vllm-neuron-native"
@@ -59,6 +62,10 @@ def run(given: Mapping[str, Any]) -> None:
     """Plans with these flags and prints the result.  Raises UserError for what cannot be planned, Exit where
     nothing meets the objectives and where the user interrupted."""
     _check_alone(given)
+    model = architecture(given["model"])
+    if not model.graph(FORMATS["bf16"]).causal:
+        _run_once(given, model)
+        return
     emit, as_json = given["emit"], given["as_json"]
     if emit and as_json:
         raise UserError("--emit prints a file and --json a document: give one of them", "emit")
@@ -78,6 +85,17 @@ def run(given: Mapping[str, Any]) -> None:
         raise typer.Exit(INTERRUPTED)
     if found.best is None:
         raise typer.Exit(UNDECIDED if found.undecided else UNMET)
+
+
+def _run_once(given: Mapping[str, Any], model: Architecture) -> None:
+    """Plans for a model that generates nothing."""
+    from corepipe.cli.run import plan_once  # noqa: PLC0415 -- most models generate
+
+    asked = validated(
+        EngineConfig, {"model": given["model"], "max_model_len": given["max_model_len"]}, flag_of
+    )
+    graph = graph_of(asked, model, timed_task("auto", model))
+    plan_once.run(given, model, graph, _rate(given["rate"]))
 
 
 def _check_alone(given: Mapping[str, Any]) -> None:

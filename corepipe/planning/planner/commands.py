@@ -56,6 +56,17 @@ def simulate_command(model: str, deployment: PlannedDeployment, stack: str, dema
     return ["corepipe", "simulate", model, *_words(flags)]
 
 
+def simulate_once_command(
+    model: str, deployment: PlannedDeployment, stack: str, load: Mapping[str, object]
+) -> list[str]:
+    """`corepipe simulate` for one instance, of a model that is run once over its input.  load: its flags,
+    and None for those to leave out."""
+    queues = {"--max-num-queued-reqs": QUEUE, "--max-num-queued-tokens": QUEUE}
+    flags = {**_flags(deployment, stack), **queues, **load}
+    given = {name: value for name, value in flags.items() if value is not None}
+    return ["corepipe", "simulate", model, *_words(given)]
+
+
 def measure_commands(
     model: str, deployment: PlannedDeployment, stack: str, demand: Demand
 ) -> tuple[list[str], ...]:
