@@ -56,7 +56,7 @@ class Announcement:
         """What is said once all models are there."""
         if not self.last:
             return []
-        where = [f"{self._address}; {self._hint}"] if self.names else []
+        where = [f"ready: {self._address} ({', '.join(self.names)}); {self._hint}"] if self.names else []
         return [*self.common, *where, *other_ports(self.urls)]
 
     @property

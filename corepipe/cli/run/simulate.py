@@ -234,7 +234,7 @@ def _results(report: Report) -> Iterator[tuple[str, str]]:
     bounds = known.latencies("e2e", report.e2e, 1e3)
     took = f"end to end p50 {between(bounds['p50'])}, p99 {between(bounds['p99'])} ms; " if bounds else ""
     rates = between(known.rate(report.throughput.requests))
-    yield f"{LEVEL:.0%} sure", f"{took}{rates} requests/s ({known.of(Figure.BATCH).basis})"
+    yield f"{LEVEL:.0%} sure", f"{took}{rates} requests/s ({known.of(known.figures[-1]).basis})"
     dollars = report.dollars_per_million_output_tokens
     if dollars is not None:
         yield "cost", f"{dollars:.2f} $ per million requests, at {report.price_per_hour:.2f} $/h"
