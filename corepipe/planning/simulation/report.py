@@ -271,13 +271,16 @@ class Latencies:
 
 def queue_growth(requests: dict[str, Floats]) -> float:
     """By how many seconds those that come a second later wait longer, where waiting grows from the first half
-    of the requests to the second: answers then leave at 1 / (1 + it) of the rate at which requests come.  0
-    where it does not grow."""
+    of the requests to the second, and beyond what a few wait for one another: answers then leave at
+    1 / (1 + it) of the rate at which requests come.  0 where it does not grow."""
     order = np.argsort(requests["arrival"], kind="stable")
     arrival = requests["arrival"][order]
     waited = requests["scheduled_at"][order] - arrival
     half, spread = len(waited) // 2, float(arrival.var()) if len(waited) else 0.0
-    if not half or not spread or waited[half:].mean() <= 2 * waited[:half].mean():
+    if not half or not spread:
+        return 0.0
+    alone = float((requests["first_at"] - requests["scheduled_at"]).mean())
+    if waited[half:].mean() <= max(alone, 2 * float(waited[:half].mean())):
         return 0.0
     return float(((arrival - arrival.mean()) * (waited - waited.mean())).mean()) / spread
 

@@ -138,7 +138,8 @@ def test_the_plot_stands_alone() -> None:
 def waits(*seconds: float) -> dict[str, Floats]:
     """Requests a second apart that wait so long to be scheduled, in no order."""
     arrival = np.arange(float(len(seconds)))
-    columns = {"arrival": arrival, "scheduled_at": arrival + np.array(seconds), "last_at": arrival + 99}
+    scheduled = arrival + np.array(seconds)
+    columns = {"arrival": arrival, "scheduled_at": scheduled, "first_at": scheduled + 0.2}
     order = np.random.default_rng(0).permutation(len(seconds))
     return {name: column[order] for name, column in columns.items()}
 
@@ -149,6 +150,8 @@ def waits(*seconds: float) -> dict[str, Floats]:
         ([0.5 * n for n in range(20)], 0.5),
         ([0.05 * n for n in range(20)], 0.05),
         ([0.3] * 20, 0.0),
+        ([0.0, 0.1], 0.0),
+        ([0.0] * 10 + [0.1] * 10, 0.0),
         ([0.0] * 20, 0.0),
         ([3.0, 1.0] * 10, 0.0),
         ([5.0] * 10 + [0.0] * 10, 0.0),
