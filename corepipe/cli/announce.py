@@ -16,8 +16,9 @@ from corepipe.serving.messages import Progress, Ready
 from corepipe.serving.supervision.engine_process import EngineProcess
 from corepipe.serving.supervision.supervisor import ProcessClient
 
-MOST_LINES = 6
-"""Of what is said in short when a model has loaded: beside them a fetch and a packing have a line each."""
+MOST_LINES = 5
+"""Of what is said in short when a model has loaded: of eight that a first start has, three are of fetching,
+unpacking and packing it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Announcement:
         known = [*to_know(ready.placement), *notes]
         if self.names:
             return ["; ".join([self.line(ready), *said, *known]), *self.at_last()]
-        ports = other_ports(self.urls)
+        ports = self._other_ports()
         room = MOST_LINES - len(said) - 1 - len(ports)
         return [*said, *_fitted([*known, *self.common], room), self.line(ready), *ports]
 
@@ -57,7 +58,11 @@ class Announcement:
         if not self.last:
             return []
         where = [f"ready: {self._address} ({', '.join(self.names)}); {self._hint}"] if self.names else []
-        return [*self.common, *where, *other_ports(self.urls)]
+        return [*self.common, *where, *self._other_ports()]
+
+    def _other_ports(self) -> list[str]:
+        ports = other_ports(self.urls)
+        return ["; ".join(ports)] if ports else []
 
     @property
     def last(self) -> bool:

@@ -78,8 +78,7 @@ def test_each_of_several_models_has_a_line_and_the_last_says_where() -> None:
     assert in_short(last, [])[1:] == [
         *COMMON,
         "ready: http://h:1/v1 (a, b); Ctrl-C ends it, --verbose says more",
-        "metrics, placement and control: http://h:2",
-        "metrics, without a key: http://h:3",
+        "metrics, placement and control: http://h:2; metrics, without a key: http://h:3",
     ]
 
 
