@@ -135,21 +135,27 @@ def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | Non
 def _commands(plan: Plan, best: Option, given: Mapping[str, Any]) -> Commands:
     model = given["model"]
     stack = _stack(best.deployment.candidate.shape.profile, _stacks(given))
-    return Commands(
+    measure = _measure(plan, given) if given["next_measurement"] else None
+    commands = Commands(
         serve_command(model, best.deployment, stack, weights=_has_weights(model)),
         simulate_command(model, best.deployment, stack, plan.inquiry.demand),
-        _measure(plan, given) if given["next_measurement"] else None,
-        *_real(plan, best, model),
+        measure,
     )
+    return replace(commands, **_real(plan, best, model))
 
 
-def _real(plan: Plan, best: Option, model: str) -> tuple[list[str] | str, tuple[str, ...]]:
-    """What runs a replica on the hardware, or why no stack does; and what is to be done before it runs."""
+def _real(plan: Plan, best: Option, model: str) -> dict[str, Any]:
+    """Of `Commands`: what runs a replica on the hardware, or why no stack does."""
     longest, config = int(plan.inquiry.demand.sizes.prompts.max()), plan.inquiry.architecture.config
-    if (refused := emit_vllm.refusal(best.deployment.candidate, config, longest)) is not None:
-        return refused, ()
+    candidate = best.deployment.candidate
+    if (refused := emit_vllm.refusal(candidate, config, longest)) is not None:
+        return {"vllm": refused}
     source, doubts = _source(plan, best, model)
-    return emit_vllm.command(source, best.deployment), (*doubts, *emit_vllm.needed(source, best.deployment))
+    return {
+        "vllm": emit_vllm.command(source, best.deployment),
+        "before": (*doubts, *emit_vllm.needed(source, best.deployment)),
+        "doubt": emit_vllm.undocumented(candidate.shape, config),
+    }
 
 
 def _source(plan: Plan, best: Option, model: str) -> tuple[str, list[str]]:
@@ -293,7 +299,9 @@ def _emitted(plan: Plan, best: Option, given: Mapping[str, Any]) -> str:
     notes = [f"{plan.inquiry.architecture.name}: {sentence(plan, best)}", *doubts(plan, best)]
     if given["emit"] is options.Emit.VLLM_NEURON:
         source, more = _source(plan, best, model)
-        return vllm_manifests(source, best.deployment, plan.inquiry.architecture.config, [*notes, *more])
+        config = plan.inquiry.architecture.config
+        more += filter(None, [emit_vllm.undocumented(best.deployment.candidate.shape, config)])
+        return vllm_manifests(source, best.deployment, config, [*notes, *more])
     stack = _stack(best.deployment.candidate.shape.profile, _stacks(given))
     return helm_values(
         Served(model, _has_weights(model), stack, best.outcome.latency), best.deployment, notes

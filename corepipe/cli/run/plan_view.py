@@ -74,7 +74,8 @@ def summary(plan: Plan, option: Option, commands: Commands | None) -> Iterator[s
     if commands is not None and isinstance(commands.vllm, str):
         yield f"no stack runs it: {commands.vllm} (--emit vllm-neuron chooses among what runs)"
     elif commands is not None:
-        yield "vLLM on Neuron runs it: the command is below, --emit vllm-neuron writes its manifests"
+        runs = f"may run it, but {commands.doubt}" if commands.doubt else "runs it"
+        yield f"vLLM on Neuron {runs}: the command is below, --emit vllm-neuron writes its manifests"
 
 
 def _of(limit: float | None) -> str:

@@ -153,16 +153,18 @@ def needed(model: str, deployment: PlannedDeployment) -> list[str]:
 def loaded(model: str, shape: Shape, config: ModelConfig) -> tuple[str, list[str]]:
     """What a server loads of a directory or a repository: of a repository with tied embeddings, which NxD
     Inference loads from a directory alone, one on the node.  And what there is to say of it."""
-    if is_native(shape.device):
+    if is_native(shape.device) or not config.tied or Path(model).is_absolute():
         return model, []
-    doubts = []
-    if vllm_nxdi.MODELS.isdisjoint([config.model_type]):
-        doubts.append(f"NxD Inference is not documented to have {config.model_type}: look before you rent")
-    if not config.tied or Path(model).is_absolute():
-        return model, doubts
     path = f"{MODELS}/{model.rpartition('/')[2]}"
     fetch = f"hf download {model} --local-dir {path}"
-    return path, [*doubts, f"{fetch}: NxD Inference loads tied embeddings from a directory alone"]
+    return path, [f"{fetch}: NxD Inference loads tied embeddings from a directory alone"]
+
+
+def undocumented(shape: Shape, config: ModelConfig) -> str | None:
+    """That the stack is not documented to have the model; None: it is."""
+    if is_native(shape.device) or not vllm_nxdi.MODELS.isdisjoint([config.model_type]):
+        return None
+    return f"NxD Inference is not documented to have {config.model_type}"
 
 
 def command(model: str, deployment: PlannedDeployment) -> list[str]:

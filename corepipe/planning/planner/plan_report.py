@@ -27,7 +27,8 @@ class Commands:
     """That serve and simulate a choice, as words; serve None: it cannot be served so.
 
     measure: those of the next measurement, where one is asked for, or why there is none.  vllm: what runs a
-    replica on the hardware, or why no stack does; before: what is to be done before it runs.
+    replica on the hardware, or why no stack does; before: what is to be done before it runs;
+    doubt: why it may not.
     """
 
     serve: list[str] | None
@@ -35,6 +36,7 @@ class Commands:
     measure: tuple[list[str], ...] | str | None = None
     vllm: list[str] | str = ""
     before: tuple[str, ...] = ()
+    doubt: str | None = None
 
 
 def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None) -> dict[str, object]:
@@ -65,6 +67,7 @@ def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None
             "simulate": shlex.join(commands.simulate),
             "vllm": None if isinstance(commands.vllm, str) else shlex.join(commands.vllm),
             "before_vllm": list(commands.before),
+            "vllm_may_not_run": commands.doubt,
         },
         "no_stack_runs_it": commands.vllm if commands and isinstance(commands.vllm, str) else None,
         "confidence": _confidence(plan),
