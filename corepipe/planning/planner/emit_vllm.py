@@ -142,7 +142,12 @@ def _mounts(model: str, shape: Shape) -> Iterator[Mount]:
         )
     elif shape.format.name == vllm_nxdi.QUANTIZED:
         path = vllm_nxdi.QUANTIZED_PATH
-        yield Mount("quantized", path, path, "the weights in int8, quantised beforehand by NxD Inference")
+        yield Mount(
+            "quantized",
+            path,
+            path,
+            "the weights in int8, as NxD Inference's save_quantized_state_dict writes them",
+        )
 
 
 def needed(model: str, deployment: PlannedDeployment) -> list[str]:
@@ -151,13 +156,16 @@ def needed(model: str, deployment: PlannedDeployment) -> list[str]:
 
 
 def loaded(model: str, shape: Shape, config: ModelConfig) -> tuple[str, list[str]]:
-    """What a server loads of a directory or a repository: of a repository with tied embeddings, which NxD
-    Inference loads from a directory alone, one on the node.  And what there is to say of it."""
+    """What a server loads of a directory or a repository, and what there is to do for it.
+
+    Of a repository with tied embeddings it is a directory on the node: NxD Inference may fail on the name of
+    one with NotImplementedError (vllm-user-guide-v1.rst, known issues).
+    """
     if is_native(shape.device) or not config.tied or Path(model).is_absolute():
         return model, []
     path = f"{MODELS}/{model.rpartition('/')[2]}"
     fetch = f"hf download {model} --local-dir {path}"
-    return path, [f"{fetch}: NxD Inference loads tied embeddings from a directory alone"]
+    return path, [f"{fetch}: by a repository's name NxD Inference may fail on tied embeddings"]
 
 
 def undocumented(shape: Shape, config: ModelConfig) -> str | None:

@@ -25,9 +25,11 @@ DTYPES = {"bf16": "bfloat16", "int8-weights": "bfloat16", "fp32": "float32"}
 QUANTIZED, QUANTIZED_PATH = "int8-weights", "/models/quantized"
 """The format whose weights are quantised before a server starts, and where it finds them."""
 
-MODELS = frozenset({"llama", "llama4_text", "mistral", "mixtral", "dbrx", "qwen2", "qwen3", "qwen3_moe"})
-"""model_types that it is documented to have (libraries/nxd-inference/developer_guides/model-reference.rst);
-those that others contributed are not listed here."""
+MODELS = frozenset(
+    {"llama", "llama4", "llama4_text", "mistral", "mixtral", "dbrx", "qwen2", "qwen3", "qwen3_moe"}
+)
+"""model_types that it is documented to have: developer_guides/model-reference.rst, where Mistral is a Llama;
+Qwen3-MoE in release-notes/components/nxd-inference.rst.  What others contributed is left out."""
 
 STARTUP_SECONDS = 3600
 """That a server may take to compile: optimum-neuron's guide gives 30 to 60 minutes for large models."""
