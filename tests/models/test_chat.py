@@ -161,8 +161,8 @@ def test_the_process_knows_no_secret_and_can_open_nothing(monkeypatch: pytest.Mo
 
 def test_it_ends_with_its_parent() -> None:
     code = (
-        "import os; from corepipe.models.text.chat import ChatTemplate; t = ChatTemplate('x'); t.check();"
-        "print(t._renderer.process.pid, flush=True); os.kill(os.getpid(), 9)"
+        "import os; from corepipe.models.text.chat import ChatTemplate; t = ChatTemplate('x');"
+        "t.render([], {}); print(t._renderer.process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     renderer = int(ended.stdout)

@@ -10,6 +10,7 @@ import msgspec
 
 from corepipe.errors import UserError, shown
 from corepipe.models.text.client_text import Guard
+from corepipe.models.text.content_form import TOOLS, ContentForms, dropped, found_forms
 from corepipe.sandbox import ANSWER_SECONDS, MAX_FRAME, START_SECONDS, EndedError, Sandbox
 
 CPU_SECONDS = 2.0
@@ -21,6 +22,8 @@ MAX_OUTPUT = 1 << 23
 
 GREETING = [{"role": "user", "content": "Hello"}]
 """The conversation of a trial."""
+PROBE = {"add_generation_prompt": True, "tools": TOOLS, "documents": None, "bos_token": "", "eos_token": ""}
+"""Variables while the form of contents is looked for."""
 
 
 class Job(msgspec.Struct):
@@ -56,16 +59,19 @@ class ChatTemplate:
         self._cpu_seconds = cpu_seconds
         self._lock = threading.Lock()
         self._renderer: _Renderer | None = None
+        self._forms: ContentForms | None = None
 
     def check(self) -> None:
-        """Compiles the template and tries it on a short conversation.
+        """Compiles the template and tries it on short conversations.
 
-        Raises UserError if it is not valid, reaches out of its sandbox, or takes more time, memory or room
-        than a conversation may.  That it refuses this one is its good right.
+        Raises UserError if it is not valid, reaches out of its sandbox, takes more time, memory or room than
+        a conversation may, or drops what users say.  That it refuses these is its good right.
         """
         answer = self._ask(Job(GREETING, {"add_generation_prompt": True}))
         if answer.hostile:
             raise UserError(f"the chat template is refused: {shown(answer.error, 300)}")
+        if self._content_forms().drops:
+            raise dropped()
 
     def render(
         self,
@@ -74,16 +80,26 @@ class ChatTemplate:
         guard: Guard | None = None,
         given: Iterable[str] = (),
     ) -> str:
-        """The prompt's text.  Raises TemplateRefusalError, and UserError for messages that take too long.
+        """The prompt's text.  Raises TemplateRefusalError, and UserError for messages that take too long, or
+        where the template drops what users say.
 
-        With a `guard` the template sees the messages, and the variables that are `given` by clients, in other
-        characters, and what it makes of them has these.
+        Contents are put into the form that the template reads: texts, or lists of parts.  With a `guard` the
+        template sees the messages, and the variables that are `given` by clients, in other characters, and
+        what it makes of them has these.
         """
-        answer = self._ask(Job(list(messages), dict(variables), guard, list(given)))
+        forms = self._content_forms()
+        if forms.drops and any(one.get("content") for one in messages):
+            raise dropped()
+        answer = self._ask(Job(forms.adapted(messages), dict(variables), guard, list(given)))
         if answer.text is None:
             message = f"the chat template refuses these messages: {shown(answer.error, 300)}"
             raise TemplateRefusalError(message, "messages")
         return answer.text
+
+    def _content_forms(self) -> ContentForms:
+        if self._forms is None:
+            self._forms = found_forms(lambda messages: self._ask(Job(list(messages), PROBE)).text)
+        return self._forms
 
     def _ask(self, asked: Job) -> Answer:
         try:

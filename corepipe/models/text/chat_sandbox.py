@@ -9,55 +9,106 @@ limits of a process do.  What takes too much processor time is ended by the kern
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 import jinja2.debug  # noqa: F401 -- which jinja2 imports at the first error: by then no file can be opened
 import msgspec
 from jinja2 import TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from corepipe import sandbox
 from corepipe.models.text.chat import MAX_MEMORY, MAX_OUTPUT, Answer, Job
-from corepipe.models.text.client_text import Guard, guarded
+from corepipe.models.text.client_text import Exchange, Guard
 from corepipe.sandbox import MAX_FRAME, receive, send, time_limit
 
 
 class GenerationBlock(Extension):
-    """{% generation %}: marks the assistant's part for training; here its body is rendered as it is."""
+    """{% generation %}: marks the assistant's part for training; here its body is rendered as it is.
+
+    What is set in it is not seen outside, as in transformers.
+    """
 
     tags = {"generation"}  # noqa: RUF012 -- as the base class declares it
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return caller()
+
+
+class _Generator(CodeGenerator):
+    """Jinja's, but that `~` joins texts as macros and blocks do: by the environment's `concat`."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 -- Jinja's name
+        self.write("concat(map(str, (")
+        for one in node.nodes:
+            self.visit(one, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """What templates are compiled for; keeps what clients said apart, however a template joins texts."""
+
+    code_generator_class = _Generator
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
+        self.exchange: Exchange | None = None
+        self.filters = {name: self._keeping(one) for name, one in self.filters.items()}
+
+    def concat(self, texts: Iterable[str]) -> str:
+        return str(self._kept("".join(texts)))
+
+    def call(self, context: Context, called: object, *given: object, **named: object) -> object:
+        return self._kept(super().call(context, called, *given, **named))
+
+    def _keeping(self, function: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(function)
+        def filtered(*given: object, **named: object) -> object:
+            return self._kept(function(*given, **named))
+
+        return filtered
+
+    def _kept(self, value: object) -> object:
+        return value if self.exchange is None else self.exchange.kept(value)
 
 
 class Sandbox:
     """A compiled template; raises TemplateError and the like for a text that is no template."""
 
     def __init__(self, text: str) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-        )
+        self._environment = environment = _Environment()
         environment.filters["tojson"] = self._tojson
         del environment.globals["lipsum"]  # text as long as one likes
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._guard: Guard | None = None
         self._template = environment.from_string(text)
 
-    def render(self, messages: list[Any], variables: Mapping[str, Any], guard: Guard | None = None) -> str:
-        """Up to `MAX_OUTPUT` characters; raises whatever the template's expressions do.
+    def answer(self, job: Job) -> str:
+        """Up to `MAX_OUTPUT` characters; raises whatever the template's expressions do."""
+        self._guard = job.guard
+        self._environment.exchange = exchange = None if job.guard is None else Exchange(job.guard)
+        if exchange is None:
+            return self.render(job.messages, job.variables)
+        given = {name: exchange.exchanged(job.variables[name]) for name in job.given}
+        return self.render([exchange.exchanged(one) for one in job.messages], job.variables | given)
 
-        guard: what texts of messages and variables have been exchanged by.
-        """
-        self._guard = guard
+    def render(self, messages: list[Any], variables: Mapping[str, Any]) -> str:
+        """As `answer`, of messages and variables as the template sees them."""
         parts: list[str] = []
         size = 0
         for part in self._template.generate(messages=messages, **variables):
@@ -84,7 +135,11 @@ class Sandbox:
             separators=separators,
             sort_keys=sort_keys,
         )
-        return text if guard is None else guard.escaped(text, ensure_ascii=ensure_ascii)
+        return (
+            text
+            if guard is None
+            else self._environment.concat([guard.escaped(text, ensure_ascii=ensure_ascii)])
+        )
 
 
 def _line(error: BaseException) -> str:
@@ -125,18 +180,11 @@ def _compile(text: str, cpu_seconds: float) -> tuple[Sandbox | None, Answer]:
 def _answer(template: Sandbox, job: Job, cpu_seconds: float) -> Answer:
     try:
         with time_limit(cpu_seconds):
-            return Answer(template.render(*_seen(job), job.guard))
+            return Answer(template.answer(job))
     except Exception as error:  # whatever its expressions raise: the messages are not what it expects
-        return Answer(error=_line(error), hostile=isinstance(error, SecurityError | MemoryError))
-
-
-def _seen(job: Job) -> tuple[list[Any], dict[str, Any]]:
-    """The messages and variables as the template is to see them."""
-    if job.guard is None:
-        return job.messages, job.variables
-    table = job.guard.there
-    given = {name: guarded(job.variables[name], table) for name in job.given}
-    return [guarded(message, table) for message in job.messages], job.variables | given
+        hostile = isinstance(error, SecurityError | MemoryError)
+        line = _line(error) if job.guard is None else _line(error).translate(job.guard.back)
+        return Answer(error=line, hostile=hostile)
 
 
 if __name__ == "__main__":

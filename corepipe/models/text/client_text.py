@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, SupportsIndex
 
 import msgspec
 
@@ -52,15 +52,40 @@ class Guard(msgspec.Struct, frozen=True):
         return text.translate(escapes)
 
 
-def guarded(value: object, table: Table) -> object:
-    """A JSON value with its texts exchanged; not its roles and plain names, which a template looks up."""
-    if isinstance(value, str):
-        return ClientText.of(value.translate(table), table)
-    if isinstance(value, dict):
-        return {
-            _name(key, table): one if is_role(key, one) else guarded(one, table) for key, one in value.items()
-        }
-    return [guarded(one, table) for one in value] if isinstance(value, list | tuple) else value
+class Exchange:
+    """A `Guard` at work on one rendering."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.there, self.back = guard.there, guard.back
+
+    def exchanged(self, value: object) -> object:
+        """A JSON value with its texts exchanged; not its roles and plain names, which a template looks up."""
+        if isinstance(value, str):
+            return ClientText.of(value.translate(self.there), self)
+        if isinstance(value, dict):
+            return {
+                self._name(key): one if is_role(key, one) else self.exchanged(one)
+                for key, one in value.items()
+            }
+        return [self.exchanged(one) for one in value] if isinstance(value, list | tuple) else value
+
+    def _name(self, key: object) -> object:
+        plain = not isinstance(key, str) or _PLAIN_NAME.fullmatch(key)
+        return key if plain else self.exchanged(key)
+
+    def plain(self, value: Any) -> Any:  # noqa: ANN401 -- as the methods of str take it
+        """A text, or several, with the characters that it stands for."""
+        if isinstance(value, tuple):
+            return tuple(map(self.plain, value))
+        return value.translate(self.back) if isinstance(value, str) else value
+
+    def kept(self, value: object) -> object:
+        """What an expression made: a text with exchanged characters in it is a `ClientText`."""
+        if type(value) not in (str, ClientText) or hasattr(value, "_exchange"):
+            return value
+        text = "".join(value)  # type: ignore[arg-type]
+        mixed = not self.back.keys().isdisjoint(map(ord, set(text)))
+        return ClientText.of(text, self) if mixed else text
 
 
 def is_role(key: object, value: object) -> bool:
@@ -68,61 +93,126 @@ def is_role(key: object, value: object) -> bool:
     return key == "role" and isinstance(value, str) and value.isidentifier()
 
 
-def _name(key: object, table: Table) -> object:
-    return key.translate(table) if isinstance(key, str) and not _PLAIN_NAME.fullmatch(key) else key
-
-
 class ClientText(str):
-    """An exchanged text; what a template compares it with, seeks in it or cuts it by is exchanged, too.
+    """A text with exchanged characters, alone or among a template's own, which acts as what it stands for.
 
-    Where an expression loses the class, as joining it to the template's own words does, the private
-    characters remain.
+    What it is compared with or cut by matches either kind; its parts have the characters that it has.
     """
 
-    _table: Table
+    _exchange: Exchange
 
     @classmethod
-    def of(cls, text: str, table: Table) -> ClientText:
-        """`text` has been exchanged by `table`."""
+    def of(cls, text: str, exchange: Exchange) -> ClientText:
+        """`text` has been exchanged, or a part of it."""
         made = cls(text)
-        made._table = table
+        made._exchange = exchange
         return made
 
-    def there(self, value: object) -> object:
-        """A template's own words in terms of this text."""
-        if isinstance(value, tuple):
-            return tuple(map(self.there, value))
-        return value.translate(self._table) if type(value) is str else value
+    @property
+    def _plain(self) -> str:
+        """What it stands for."""
+        said: str = self._exchange.plain(self)
+        return said
 
-    def alike(self, value: object) -> object:
-        """What a method of `str` returned, with its texts of this class."""
-        if isinstance(value, list | tuple):
-            return type(value)(map(self.alike, value))
-        return self.of(value, self._table) if type(value) is str else value
+    def _like(self, text: str) -> ClientText:
+        return ClientText.of(text, self._exchange)
+
+    def _pieces(self, plain: Iterable[str], gap: int = 0) -> list[str]:
+        """The parts of it that these are, `gap` characters from each other."""
+        found, at = list[str](), 0
+        for piece in plain:
+            found.append(self[at : at + len(piece)])
+            at += len(piece) + gap
+        return found
 
     def __str__(self) -> str:
         return self
 
-    def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, self.there(other))
+    def __hash__(self) -> int:
+        return hash(self._plain)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = str.__hash__
+    def __getitem__(self, key: SupportsIndex | slice) -> ClientText:
+        return self._like(str.__getitem__(self, key))
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._like, str.__iter__(self))
+
+    def __add__(self, other: str) -> ClientText:
+        return self._like(str.__add__(self, other))
+
+    def __radd__(self, other: str) -> ClientText:
+        return self._like(str.__add__(other, self))
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        if sep is None:
+            return [self._like(piece) for piece in str.split(self, None, maxsplit)]
+        return self._pieces(self._plain.split(self._exchange.plain(sep), maxsplit), len(sep))
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        if sep is None:
+            return [self._like(piece) for piece in str.rsplit(self, None, maxsplit)]
+        return self._pieces(self._plain.rsplit(self._exchange.plain(sep), maxsplit), len(sep))
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        return [self._like(line) for line in str.splitlines(self, keepends)]
+
+    def partition(self, sep: str) -> tuple[str, str, str]:
+        before, found, after = self._pieces(self._plain.partition(self._exchange.plain(sep)))
+        return before, found, after
+
+    def rpartition(self, sep: str) -> tuple[str, str, str]:
+        before, found, after = self._pieces(self._plain.rpartition(self._exchange.plain(sep)))
+        return before, found, after
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1) -> ClientText:
+        if not old:
+            return self._like(str.replace(self, old, new, count))
+        return self._like(str(new).join(self.split(old, count)))
+
+    def lstrip(self, chars: str | None = None) -> ClientText:
+        return self[len(self) - len(self._plain.lstrip(self._exchange.plain(chars))) :]
+
+    def rstrip(self, chars: str | None = None) -> ClientText:
+        return self[: len(self._plain.rstrip(self._exchange.plain(chars)))]
+
+    def strip(self, chars: str | None = None) -> ClientText:
+        return self.lstrip(chars).rstrip(chars)
+
+    def removeprefix(self, prefix: str) -> ClientText:
+        return self[len(prefix) :] if self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str) -> ClientText:
+        return self[: len(self) - len(suffix)] if suffix and self.endswith(suffix) else self
+
+    def _recased(self, name: str) -> ClientText:
+        """As a method of `str` makes of it; all of it is a client's where its length changes."""
+        there, made = self._exchange.there, getattr(self._plain, name)()
+        if len(made) != len(self):
+            return self._like(made.translate(there))
+        pairs = zip(str.__iter__(self), self._plain, made, strict=True)
+        return self._like("".join(new if own == was else new.translate(there) for own, was, new in pairs))
 
 
-def _in_its_terms(method: Callable[..., Any]) -> Callable[..., Any]:
-    def called(self: ClientText, *given: object, **named: object) -> object:
-        words = {name: self.there(value) for name, value in named.items()}
-        return self.alike(method(self, *map(self.there, given), **words))
+def _judging(name: str) -> Callable[..., Any]:
+    def judged(self: ClientText, *given: object) -> object:
+        plain = self._exchange.plain
+        return getattr(self._plain, name)(*map(plain, given))
 
-    return called
+    return judged
 
 
-for _method in (
-    *("__contains__", "__getitem__", "count", "endswith", "find", "index", "partition", "removeprefix"),
-    *("removesuffix", "replace", "rfind", "rindex", "rpartition", "rsplit", "split", "splitlines"),
-    *("startswith", "strip", "lstrip", "rstrip"),
+def _recasing(name: str) -> Callable[[ClientText], ClientText]:
+    return lambda self: self._recased(name)
+
+
+for _name in (
+    *("__contains__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "count", "endswith", "find", "index"),
+    *("isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "islower", "isnumeric", "isupper"),
+    *("rfind", "rindex", "startswith"),
 ):
-    setattr(ClientText, _method, _in_its_terms(getattr(str, _method)))
+    setattr(ClientText, _name, _judging(_name))
+for _name in ("capitalize", "casefold", "lower", "swapcase", "title", "upper"):
+    setattr(ClientText, _name, _recasing(_name))

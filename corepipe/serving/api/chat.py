@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from corepipe.models.text.content_form import text_of
 from corepipe.serving.api.http_errors import echo, invalid
 from corepipe.serving.api.protocol import Neutral, screen
 from corepipe.serving.chat_variables import begins_turn, checked_variables
@@ -117,14 +118,13 @@ class Conversation:
     def last_said(self) -> str:
         """The last message, if it is the assistant's."""
         last = self.messages[-1]
-        said: str = last["content"] if last["role"] == "assistant" else ""
-        return said
+        return text_of(last["content"]) if last["role"] == "assistant" else ""
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Plain]:
-    """Each message with its text parts joined by newlines, and the arguments of its calls as objects.
+    """Each message with a text or text parts as its content, and the arguments of its calls as objects.
 
-    A developer message becomes a system message; reasoning goes by both of its names.  Raises ApiError for
+    A developer message becomes a system message; reasoning goes by all of its names.  Raises ApiError for
     what is not text, and for the fields of a message that ask for more.
     """
     if not messages:
@@ -141,7 +141,7 @@ def joined(messages: Sequence[Plain]) -> list[Plain]:
     for message in messages:
         texts_alone = message.keys() <= {*_HONOURED} and message["role"] != "tool"
         if turns and texts_alone and {**turns[-1], "content": ""} == {**message, "content": ""}:
-            turns[-1]["content"] += "\n\n" + message["content"]
+            turns[-1]["content"] = "\n\n".join(map(text_of, (turns[-1]["content"], message["content"])))
         else:
             turns.append(dict(message))
     return turns
@@ -174,7 +174,7 @@ def _plain(message: Mapping[str, Any], where: str) -> Plain:
     content = fields.get("content")
     if role == "assistant" and content in (None, []):  # an answer that said nothing, or called alone
         content = ""
-    plain: Plain = {"role": role, "content": _text(content, f"{where}.content")}
+    plain: Plain = {"role": role, "content": _content(content, f"{where}.content")}
     for name in ("name", "tool_call_id"):
         if name in fields:
             plain[name] = _string(fields[name], f"{where}.{name}")
@@ -188,13 +188,13 @@ def _reasons(fields: Mapping[str, Any]) -> bool:
 
 
 def _reasoning(fields: Mapping[str, Any], where: str) -> Plain:
-    """Under both names, of which clients send one and templates read one."""
+    """Under all its names, of which clients send one and templates read one; `thinking` is gpt-oss's."""
     if not _reasons(fields):
         return {}
     for name in ("reasoning", "reasoning_content"):
         _string(fields.get(name, ""), f"{where}.{name}")
     text = fields.get("reasoning") or fields.get("reasoning_content", "")
-    return {"reasoning": text, "reasoning_content": text}
+    return {"reasoning": text, "reasoning_content": text, "thinking": text}
 
 
 def _calls(calls: object, where: str) -> list[Plain]:
@@ -234,20 +234,21 @@ def _object(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _text(content: object, where: str) -> str:
+def _content(content: object, where: str) -> str | list[Plain]:
     if isinstance(content, list) and content:
-        return "\n".join(_part(part, f"{where}[{index}]") for index, part in enumerate(content))
+        return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
     return _string(content, where)
 
 
-def _part(part: object, where: str) -> str:
+def _part(part: object, where: str) -> Plain:
     if not isinstance(part, dict):
         raise invalid(f"{where} must be an object.", where, "invalid_type")
     if part.get("type") != "text":
         kind = echo(part.get("type"))
         message = f"{where}: unsupported content part of type {kind}; this server reads text only."
         raise invalid(message, where, "unsupported_value")
-    return _string(screen(part, ("type", "text"), {}, f"{where}.").get("text"), f"{where}.text")
+    text = screen(part, ("type", "text"), {}, f"{where}.").get("text")
+    return {"type": "text", "text": _string(text, f"{where}.text")}
 
 
 def _string(value: object, where: str) -> str:

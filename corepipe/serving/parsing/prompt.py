@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corepipe.errors import UserError
+from corepipe.models.text.content_form import text_of
 from corepipe.serving.parsing.choose import Dialect
 from corepipe.serving.parsing.formats import CallFormat
 from corepipe.serving.parsing.reading import Reading
@@ -113,5 +114,5 @@ def _instructed(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any
     """With the text at the end of the system message, which is the first one."""
     if messages and messages[0].get("role") == "system":
         first, *rest = messages
-        return [{**first, "content": f"{first['content']}\n\n{text}"}, *rest]
+        return [{**first, "content": f"{text_of(first['content'])}\n\n{text}"}, *rest]
     return [{"role": "system", "content": text}, *messages]

@@ -8,7 +8,7 @@ from corepipe.serving.api.chat import joined, plain_messages
 from corepipe.serving.api.http_errors import ApiError
 
 
-def test_parts_are_joined_and_developers_are_the_system():
+def test_parts_stay_parts_and_developers_are_the_system():
     messages = [
         {"role": "developer", "content": "be kind"},
         {
@@ -20,7 +20,7 @@ def test_parts_are_joined_and_developers_are_the_system():
     ]
     assert plain_messages(messages) == [
         {"role": "system", "content": "be kind"},
-        {"role": "user", "content": "a\nb", "name": "Ann"},
+        {**messages[1]},
         {"role": "assistant", "content": ""},
     ]
 
@@ -45,10 +45,11 @@ def test_calls_and_their_results():
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "5"}]},
     ]
     first, second = plain_messages(messages)
-    assert (first["content"], first["reasoning"], first["reasoning_content"]) == ("", "hm", "hm")
+    names = ("content", "reasoning", "reasoning_content", "thinking")
+    assert [first[name] for name in names] == ["", "hm", "hm", "hm"]
     told = [one["function"]["arguments"] for one in first["tool_calls"]]
     assert told == [{"a": {"b": [1]}}, {}, "{broken", "[1]", deep]
-    assert second == {"role": "tool", "content": "5", "tool_call_id": "1"}
+    assert second == messages[1]
     assert joined([second, second, first, first]) == [second, second, first, first]
 
 

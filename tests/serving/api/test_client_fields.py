@@ -272,7 +272,7 @@ def thinking(engine: FakeEngine) -> Iterator[str]:
 def rendered(url: str, engine: FakeEngine, **fields: Any) -> str:
     ask(url, "/v1/chat/completions", **fields)
     if "documents" not in fields:
-        tokens = ask(url, "/tokenize", messages=fields.get("messages", CHAT["messages"]), **fields)["tokens"]
+        tokens = ask(url, "/tokenize", **{"messages": CHAT["messages"], **fields})["tokens"]
         assert tokens == engine.submitted[-1].prompt
     return tokenizer().decode(engine.submitted[-1].prompt, skip_special_tokens=False)
 
@@ -331,6 +331,22 @@ def test_a_request_brings_a_template_where_the_server_takes_it(url, thinking, en
     for wrong in ("{% if %}", "{{ ''.__class__.__mro__ }}", "x" * 65_537):
         assert refusal(thinking, path, **asked | {"chat_template": wrong})[0] == "chat_template"
     assert rendered(thinking, engine) == "Hi<think></think>"
+
+
+LOOP = "{% for m in messages %}{% for p in m.content %}{{ p.text }}|{% endfor %}{% endfor %}"
+FIRST_PART = "{% for m in messages %}{{ m.content[0].text }}{% endfor %}"
+
+
+def test_contents_come_in_the_form_that_a_template_reads(thinking, engine):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    for template, one, several in ((LOOP, "Hi|", "a|b|"), (FIRST_PART, "Hi", "a\nb")):
+        assert rendered(thinking, engine, chat_template=template) == one
+        messages = [{"role": "user", "content": parts}]
+        assert rendered(thinking, engine, chat_template=template, messages=messages) == several
+    assert rendered(thinking, engine, messages=messages) == "a\nb<think></think>"
+    for dropping in ("<|im_end|>", "{% for m in messages %}{{ m.text }}{% endfor %}"):
+        asked = {"messages": messages, "chat_template": dropping}
+        assert refusal(thinking, "/v1/chat/completions", **asked)[0] == "chat_template"
 
 
 def test_tokenize_takes_a_chats_fields_for_messages_alone(url):

@@ -101,6 +101,10 @@ within the last message, whoever speaks there, and the model goes on with it, as
 transformers does. The two cannot both be true. With `echo` the answer repeats the last message before it goes
 on, if that is the assistant's.
 
+Contents go to the template in the form that it reads, which the server finds out at its start, role by role:
+a text, a list of parts, or a list of one part. Parts stay apart where it reads several; elsewhere they are
+the lines of one text. A template that renders nothing of what a user says is refused.
+
 `chat_template_kwargs` are variables for the template (`{"enable_thinking": false}`): up to 64, with up to
 4,096 values in them, up to 16 levels deep. What they say is text, as messages are. Names that a template has
 anyway (`messages`, `tools`, `bos_token`, ...) are refused. `documents` are for templates that name them, and

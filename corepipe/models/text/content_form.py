@@ -1,0 +1,141 @@
+"""Content of messages in the form that a chat template reads: a text, a list of parts, or its first part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from corepipe.errors import UserError
+
+Message = Mapping[str, Any]
+
+WORDS = ("zebra417", "walrus285")
+"""What a probe says: two words, so that a template that reads the first part alone shows it."""
+ROLES = ("user", "assistant", "system", "tool")
+"""In the order in which they are probed: what is known of one serves the next."""
+
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}
+_TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": _TOOL}]
+"""Variables of a probe, whose messages call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What of a role's content comes out whole: `text`, a list of several `parts`, or of a single one."""
+
+    text: bool
+    parts: bool
+    single: bool
+
+    @property
+    def known(self) -> bool:
+        return self.text or self.parts or self.single
+
+    def of(self, content: object) -> object:
+        """A content in a form that the template reads; as it was, where that is one."""
+        if isinstance(content, str):
+            return _parts(content) if self.known and not self.text else content
+        if self.parts or not _is_text(content):
+            return content
+        return _parts(text_of(content)) if self.single and not self.text else text_of(content)
+
+
+TEXT = Form(text=True, parts=False, single=False)
+
+
+class ContentForms:
+    """Forms by role; those of `others` are the user's.
+
+    drops: the template says nothing of what a user says, in any form.
+    """
+
+    def __init__(self, forms: Mapping[str, Form], *, drops: bool) -> None:
+        self._forms = forms
+        self._others = forms["user"]
+        self.drops = drops
+
+    def adapted(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with their contents as the template reads them."""
+        return [self._adapted(one) for one in messages]
+
+    def _adapted(self, message: Message) -> Message:
+        if "content" not in message or message["content"] is None:
+            return message
+        form = self._forms.get(str(message.get("role")), self._others)
+        return {**message, "content": form.of(message["content"])}
+
+
+Render = Callable[[Sequence[Message]], "str | None"]
+"""What a template makes of messages; None: it refuses them."""
+
+
+def found_forms(render: Render) -> ContentForms:
+    """Tries every role's content in every form, with `TOOLS` to call."""
+    forms: dict[str, Form] = {}
+    drops = False
+    for role in ROLES:
+        made = [render(_conversation(role, content, forms)) for content in _contents()]
+        form = Form(*(one is not None and _says(one, words) for one, words in zip(made, _SAID, strict=True)))
+        if role == "user":
+            drops = not form.known and any(one is not None for one in made)
+        forms[role] = form if form.known else forms.get("user", TEXT)
+    return ContentForms(forms, drops=drops)
+
+
+def dropped() -> UserError:
+    """What is said of a template that drops what users say."""
+    return UserError(
+        "the chat template renders nothing of what a user says, neither as a text nor as a list of "
+        '{"type": "text", "text": ...}: give another one',
+        "messages",
+    )
+
+
+def text_of(content: object) -> str:
+    """The text of a content: texts of parts are lines."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else ()
+    return "\n".join(part["text"] for part in parts)
+
+
+def _is_text(content: object) -> bool:
+    """Whether it is a list of texts, and of nothing else."""
+    return isinstance(content, list | tuple) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in content
+    )
+
+
+def _parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+_SAID = (WORDS[:1], WORDS, WORDS[:1])
+
+
+def _contents() -> tuple[object, ...]:
+    """As a text, as parts, as one part."""
+    return WORDS[0], _parts(*WORDS), _parts(WORDS[0])
+
+
+def _conversation(role: str, content: object, forms: Mapping[str, Form]) -> list[Message]:
+    said = {"role": role, "content": content}
+    user = {"role": "user", "content": forms.get("user", TEXT).of("a")}
+    if role == "system":
+        return [said, user]
+    if role == "user":
+        return [said]
+    if role == "assistant":
+        return [user, said, user]
+    calls = {"role": "assistant", "content": forms["assistant"].of(""), "tool_calls": [_CALL]}
+    return [user, calls, {**said, "name": "f", "tool_call_id": _CALL["id"]}]
+
+
+def _says(rendered: str, words: Sequence[str]) -> bool:
+    """Whether the words come out, and not as Python or JSON writes a part."""
+    lower = rendered.lower()
+    return all(word in lower and not re.search(rf"['\"]text['\"]: ?\\*['\"]{word}", lower) for word in words)
