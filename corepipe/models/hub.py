@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from corepipe.models.package_fetch import Progress
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.gguf", "*.jinja")
+HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "vocab.txt", "merges.txt", "*.gguf", "*.jinja")
 
 
 def cache_dir() -> Path:

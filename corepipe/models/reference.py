@@ -166,6 +166,23 @@ Settings for activations and KV caches are without effect: they have the formats
 `--kv-cache-dtype`.
 """
 
+_TOKENIZERS = """
+## Tokenizers
+
+Of a directory tokenizer.json is read, with what transformers reads beside it, in its order:
+
+- Special tokens are those of special_tokens_map.json, then of tokenizer_config.json; where the latter has
+  `added_tokens_decoder`, its own alone. Further tokens are those of added_tokens.json, or of that list. What
+  the vocabulary lacks gets the next ids.
+- tokenizer.json says what is put around a text; `add_bos_token` and `add_eos_token` are for directories
+  without it.
+- The chat template is chat_template.jinja, with others in additional_chat_templates/, else `chat_template`,
+  a text or named ones. One named `tool_use` is for chats with tools.
+
+Without tokenizer.json, transformers makes a tokenizer of tokenizer.model, vocab.json with merges.txt, or
+vocab.txt, if it is installed. A GGUF file has its own.
+"""
+
 
 def write(root: Path) -> None:
     """Writes docs/models.md, and the counts in the files of `COUNTED`, in the repository at `root`."""
@@ -178,7 +195,7 @@ def write(root: Path) -> None:
 
 def reference() -> str:
     """The whole page."""
-    return "".join((_families(), _LIMITS, _tasks(), _weights(), *_names()))
+    return "".join((_families(), _LIMITS, _tasks(), _weights(), _TOKENIZERS, *_names()))
 
 
 def with_counts(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from corepipe.errors import UserError, shown
-from corepipe.models.text.tokenizer import SPECIAL_NAMES
+from corepipe.models.text.special_tokens import NAMES
 
 FIELD = "chat_template_kwargs"
 MOST = 64
@@ -20,7 +20,7 @@ _VALUES = (str, int, float, Mapping, list, tuple, type(None))
 RESERVED = frozenset(
     {
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
-        *("chat_template", "tokenize", *SPECIAL_NAMES, "raise_exception", "strftime_now", "self"),
+        *("chat_template", "tokenize", *NAMES, "raise_exception", "strftime_now", "self"),
     }
 )
 """What a template has by these names is not the client's, or has a field of its own."""

@@ -94,6 +94,9 @@ class ChatPrompts:
 
     def asked(self, messages: object, rendering: Rendering, offer: Offer | None) -> list[Asked]:
         """One for each conversation, if there are several.  Raises UserError."""
+        with_tools = self._tokenizer.with_tools
+        if offer is not None and with_tools is not self._tokenizer:
+            return ChatPrompts(with_tools, self._parsers).asked(messages, rendering, offer)
         check_callable(self._dialect, offer)
         tools = None if offer is None else Tools(offer, lambda: self.spelling)
         return [self._asked(turns, rendering, tools) for turns in _conversations(messages)]

@@ -5,45 +5,55 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
-from corepipe.models.config import read_json
-from corepipe.models.text.tokenizer import SPECIAL_NAMES, Tokenizer, library_failures, set_bos_eos
+from corepipe.models.text.special_tokens import CONFIG, add_tokens, read_if_there
+from corepipe.models.text.tokenizer import Tokenizer, library_failures
 
 MAX_TOKENIZER_BYTES = 1 << 27
 """Of tokenizer.json; vocabularies of 262,144 tokens with their merges take some 35 MB."""
 MAX_TEMPLATE_BYTES = 1 << 20
 
-CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"))
+CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
 """Files of which transformers makes a tokenizer.  Without them it makes an empty one for some families."""
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+"""Names of chat templates: the one that is used, and the one that is where there are tools."""
 
 
 def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None) -> Tokenizer:
-    """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja of a Hugging Face directory.
+    """Reads tokenizer.json, the files that name its special tokens, and the chat templates of a Hugging Face
+    directory.
 
     A directory without tokenizer.json goes through transformers, if that is installed.
     """
-    config = read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
-    backend = _read_backend(path)
-    special = {name: text for name in SPECIAL_NAMES if (text := _token_text(config.get(name))) is not None}
-    if "add_bos_token" in config or "add_eos_token" in config:
-        set_bos_eos(
-            backend,
-            special.get("bos_token") if config.get("add_bos_token") else None,
-            special.get("eos_token") if config.get("add_eos_token") else None,
-            path / "tokenizer_config.json",
-        )
-    said = config.get("response_template")
-    response_template = said if isinstance(said, dict) else None
-    return Tokenizer(backend, special, _chat_template(path, config), eos_ids, bos_id, response_template)
+    config = read_if_there(path / CONFIG)
+    if (path / "tokenizer.json").is_file():
+        backend = _checked(_parse(path / "tokenizer.json"), path)
+        special = add_tokens(backend, path, config)
+    else:
+        converted = _convert_with_transformers(path)
+        backend, special = _checked(converted.backend_tokenizer, path), dict(converted.special_tokens_map)
+    backend.encode_special_tokens = config.get("split_special_tokens") is True
+    said, templates = config.get("response_template"), _chat_templates(path, config)
+    return Tokenizer(
+        backend,
+        special,
+        templates.get(DEFAULT),
+        eos_ids,
+        bos_id,
+        said if isinstance(said, dict) else None,
+        templates.get(TOOL_USE),
+    )
 
 
-def _read_backend(path: Path) -> Backend:
-    file = path / "tokenizer.json"
-    backend = _parse(file) if file.is_file() else _convert_with_transformers(path)
+def _checked(backend: object, path: Path) -> Backend:
+    if not isinstance(backend, Backend):
+        raise UserError(f"{path}: has no tokenizer.json, and its tokenizer has no fast form")
     if backend.get_vocab_size(with_added_tokens=False) == 0:
         raise UserError(f"{path}: its tokenizer has no vocabulary: no text can be encoded")
     return backend
@@ -61,8 +71,8 @@ def _parse(file: Path) -> Backend:
     return backend
 
 
-def _convert_with_transformers(path: Path) -> Backend:
-    """For directories with a sentencepiece model or vocab.json and merges.txt only."""
+def _convert_with_transformers(path: Path) -> Any:  # noqa: ANN401 -- a class of a library that may be missing
+    """For directories with the vocabulary in other files only; a tokenizer of transformers."""
     if not any(all((path / name).is_file() for name in names) for names in CONVERTED):
         others = ", nor ".join(map(" with ".join, CONVERTED))
         raise UserError(
@@ -77,37 +87,31 @@ def _convert_with_transformers(path: Path) -> Backend:
         ) from error
     try:
         # Nothing is downloaded:
-        converted = AutoTokenizer.from_pretrained(  # nosec B615
+        return AutoTokenizer.from_pretrained(  # nosec B615
             str(path), local_files_only=True, trust_remote_code=False
         )
-        backend = converted.backend_tokenizer
     except Exception as error:  # whatever a converter trips over is the directory's fault
         reason = shown(" ".join(str(error).split()), 200)
         raise UserError(
             f"{path}: has no tokenizer.json, and transformers cannot make one: {reason}"
         ) from error
-    if not isinstance(backend, Backend):
-        raise UserError(f"{path}: has no tokenizer.json, and its tokenizer has no fast form")
-    return backend
 
 
-def _token_text(value: object) -> str | None:
-    """A token written as a string, or as an object with its content."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
-
-
-def _chat_template(path: Path, config: Mapping[str, object]) -> str | None:
-    """chat_template.jinja, or the key in tokenizer_config.json: a text, or a list of named ones."""
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return read_bytes(file, MAX_TEMPLATE_BYTES, "a chat template").decode()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file}: cannot be read as UTF-8 text: {error}") from error
+def _chat_templates(path: Path, config: Mapping[str, object]) -> dict[str, str]:
+    """By name: those in files, else those in tokenizer_config.json, a text or a list of named ones."""
+    files = {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
+    if (path / "chat_template.jinja").is_file():
+        files[DEFAULT] = path / "chat_template.jinja"
+    if files:
+        return {name: _read_template(file) for name, file in files.items()}
     value = config.get("chat_template")
-    if isinstance(value, list):
-        named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
+    listed = value if isinstance(value, list) else [{"name": DEFAULT, "template": value}]
+    named = {one.get("name"): one.get("template") for one in listed if isinstance(one, dict)}
+    return {str(name): text for name, text in named.items() if isinstance(text, str)}
+
+
+def _read_template(file: Path) -> str:
+    try:
+        return read_bytes(file, MAX_TEMPLATE_BYTES, "a chat template").decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: cannot be read as UTF-8 text: {error}") from error

@@ -31,8 +31,6 @@ CodeGemma, StarCoder2 and Granite, SantaCoder, and DeepSeek-Coder were trained."
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 """Tokens that end a turn of chat; where a template writes them, they end an answer too."""
 
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
-
 Side = Literal["left", "right"]
 """From which side a prompt that is too long is cut."""
 
@@ -42,6 +40,7 @@ class Tokenizer:
 
     `special` maps "bos_token" and the like to their texts, as chat templates expect them.
     `response_template` is what tokenizer_config.json says of how the model writes its answers.
+    `tool_template` is the chat template where there are tools, if that is another one.
     `eos_ids` are the ids that end an answer.  Methods raise UserError for what they cannot take.
     """
 
@@ -53,11 +52,13 @@ class Tokenizer:
         eos_ids: Iterable[int] = (),
         bos_id: int | None = None,
         response_template: Mapping[str, Any] | None = None,
+        tool_template: str | None = None,
     ) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one
         self._backend = backend
         self._special = dict(special)
         self._chat_template = chat_template
+        self._tool_template = tool_template
         self.response_template = response_template
         bos = self._token_id(special.get("bos_token"))
         self.bos_id = bos_id if bos is None else bos
@@ -67,8 +68,8 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
     def _end_ids(self) -> frozenset[int]:
-        """The eos token, and the turn ends that the chat template writes."""
-        template = self._chat_template or ""
+        """The eos token, and the turn ends that the chat templates write."""
+        template = (self._chat_template or "") + (self._tool_template or "")
         ends = [self._special.get("eos_token"), *(token for token in TURN_ENDS if token in template)]
         return frozenset(i for i in map(self._token_id, ends) if i is not None)
 
@@ -260,17 +261,28 @@ class Tokenizer:
         return re.search(rf"\b{re.escape(name)}\b", self._chat_template or "") is not None
 
     def check_chat_template(self) -> None:
-        """Tries the template, if any; raises UserError for one that is not valid, unsafe or endless."""
+        """Tries the templates, if any; raises UserError for one that is not valid, unsafe or endless."""
         if self.has_chat_template:
             self._template.check()
+        if self.with_tools is not self:
+            self.with_tools.check_chat_template()
+
+    @cached_property
+    def with_tools(self) -> Tokenizer:
+        """The same tokenizer with the template for chats that have tools, if that is another one."""
+        text = self._tool_template
+        return self if text is None else self._with_template(text)
 
     def with_chat_template(self, text: str) -> Tokenizer:
         """The same tokenizer with another template; raises UserError if it is not valid."""
-        other = Tokenizer(
-            self._backend, self._special, text, self.eos_ids, self.bos_id, self.response_template
-        )
+        other = self._with_template(text)
         other.check_chat_template()
         return other
+
+    def _with_template(self, text: str) -> Tokenizer:
+        return Tokenizer(
+            self._backend, self._special, text, self.eos_ids, self.bos_id, self.response_template
+        )
 
 
 def _shares(first: int, second: int, most: int) -> tuple[int, int]:

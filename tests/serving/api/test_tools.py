@@ -13,7 +13,9 @@ import pytest
 
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.routes.chat import ChatCompletion
+from corepipe.serving.llm_prompts import ChatPrompts, Rendering
 from corepipe.serving.messages import Output
+from corepipe.serving.parsing.tools import offered_by
 from tests.servers import metric_of, until
 from tests.serving.http_support import READY, TEMPLATE, FakeEngine, running, saying, tokenizer
 
@@ -293,6 +295,25 @@ def test_each_template_has_the_marks_of_its_own_format():
         engine.script = says(CALL)
         own = client.chat.completions.create(**ASKED)
         assert [name for name, _ in calls_of(own.choices[0].message)] == ["weather"]
+
+
+def test_a_model_may_have_another_template_for_tools():
+    """With the format of its calls: `default` says nothing of them."""
+    plain, calls = "{% for m in messages %}{{ m.content }}{% endfor %}", says("[TOOL_CALLS]time[ARGS]{}")
+    backend = MARKED.backend
+    text = Tokenizer(backend, {"eos_token": "<|im_end|>"}, plain, tool_template=OTHER)
+    engine = FakeEngine(calls, ROOMY)
+    with (
+        running(engine, text=text, ready=ROOMY) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        answer = client.chat.completions.create(**ASKED)
+        assert calls_of(answer.choices[0].message) == [("time", "{}")]
+        assert text.decode(engine.submitted[-1].prompt).startswith("[{")
+        client.chat.completions.create(model=ASKED["model"], messages=[{"role": "user", "content": "Hi"}])
+        assert text.decode(engine.submitted[-1].prompt) == "Hi"
+    (asked,) = ChatPrompts(text).asked(ASK, Rendering(), offered_by(ASKED["tools"]))
+    assert text.decode(asked.prompt).startswith("[{")
 
 
 HISTORY = [

@@ -268,7 +268,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
         return answer_grammar(reading, offer, tokens, wanted, narrowed)
 
     async def _reading(self, body: ChatRequest, offer: Offer | None, prompt: list[int]) -> Reading | None:
-        tokenizer = await _tokenizer(self.service, body.chat_template)
+        tokenizer = await _tokenizer(self.service, body.chat_template, offer)
         dialect = self.service.dialect_of(tokenizer)
         if offer is None and dialect.reasoning is None:
             return None
@@ -283,7 +283,7 @@ async def encode_chat(service: Service, conversation: Conversation, most: int) -
     Raises ApiError, also for more than `most` tokens, and UserError for what the template refuses; one that
     takes its time holds up nobody else.
     """
-    tokenizer = await _tokenizer(service, conversation.template)
+    tokenizer = await _tokenizer(service, conversation.template, conversation.offer)
     if not tokenizer.has_chat_template:
         message = "This model has no chat template: use /v1/completions."
         raise invalid(message, "messages", "unsupported_value")
@@ -299,10 +299,11 @@ async def encode_chat(service: Service, conversation: Conversation, most: int) -
     return await service.encode(text, "messages", most, lambda one: encode(one, special))
 
 
-async def _tokenizer(service: Service, template: str | None) -> Tokenizer:
-    """The one that renders by `template`, where the server takes those of requests; else the model's."""
+async def _tokenizer(service: Service, template: str | None, offer: Offer | None) -> Tokenizer:
+    """The one that renders by `template`, where the server takes those of requests; else the model's, by its
+    template for tools where there are some."""
     if template is None:
-        return service.tokenizer
+        return service.tokenizer if offer is None else service.tokenizer.with_tools
     templates = service.request_templates
     if templates is None:
         message = "chat_template needs a server with --trust-request-chat-template."
