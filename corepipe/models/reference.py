@@ -121,8 +121,8 @@ Weights are read as fp32, tensor by tensor, and stored in the format that `--dty
 
 | file | tensors may be |
 |---|---|
-| `.safetensors`, one or several with an index | {safetensors}; quantised: see below |
-| `.gguf` | {blocks} |
+| `.safetensors`, model.safetensors or several with an index | {safetensors}; quantised: see below |
+| `.gguf`, one or several (`-00001-of-00002.gguf`) | {blocks} |
 
 What else a file holds is refused by the tensor's name before anything is read. Of GGUF files these
 architectures are read: {architectures}.

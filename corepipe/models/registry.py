@@ -17,6 +17,7 @@ from corepipe.models.checkpoints.files import check_links
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
+from corepipe.models.checkpoints.gguf_shards import open_gguf, same_model, stem_of
 from corepipe.models.checkpoints.gptq import GptqCheckpoint
 from corepipe.models.checkpoints.joined import JoinedCheckpoint
 from corepipe.models.checkpoints.mxfp4 import Mxfp4Checkpoint
@@ -300,7 +301,7 @@ def _refuse_code(fields: Fields) -> None:
 
 
 def load(path: Path) -> Model:
-    """A Hugging Face directory, a .gguf file, or a directory with one .gguf file.
+    """A Hugging Face directory, a .gguf file, or a directory with one, or with one model's several.
 
     Raises UserError where the path is none of these, or the model is not supported.
     """
@@ -320,17 +321,18 @@ def _refused_file(path: Path) -> UserError:
 
 
 def _load_gguf(path: Path) -> Model:
-    gguf = GgufFile(path)
-    return Model(path, path.stem, config_fields(gguf), gguf)
+    gguf = open_gguf(path)
+    return Model(gguf.path, stem_of(path), config_fields(gguf), gguf)
 
 
 def _load_directory(path: Path) -> Model:
     check_links(path)
     if not (path / "config.json").is_file():
         files = sorted(path.glob("*.gguf"))
-        if len(files) != 1:
+        if not same_model(files):
             raise UserError(
-                f"{path}: holds neither a config.json nor exactly one .gguf file ({len(files)} found)"
+                f"{path}: holds neither a config.json nor exactly one .gguf file ({len(files)} found), "
+                "or all the files of one, NAME-00001-of-00002.gguf and so on"
             )
         return _load_gguf(files[0])
     _refuse_pickles(path)

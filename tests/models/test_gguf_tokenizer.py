@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.checkpoints.gguf_config import config_fields
 from corepipe.models.text.gguf_splits import SPLITS
 from corepipe.models.text.gguf_tokenizer import from_gguf
 from tests.models import ggufs
@@ -239,3 +240,59 @@ def test_added_tokens_are_texts_as_they_stand(tmp_path: Path) -> None:
     assert ours.encode(f"a{bos}", add_special_tokens=False) == [letter, len(alphabet)]
     assert ours.decode(ours.encode("a   a"), skip_special_tokens=True) == "a   a"
     assert ours.backend.get_vocab_size() == len(alphabet) + 3
+
+
+def with_ids(path: Path, ids: dict[str, int], **flags: bool) -> GgufFile:
+    """A file of bytes with ids of special tokens as they are given, signed where they are negative."""
+    writer = gguf.GGUFWriter(path, "llama")
+    ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    writer.add_token_list([*alphabet, "<s>", "$A", "ab"])
+    writer.add_token_types([1] * len(alphabet) + [3, 3, 1])
+    writer.add_token_merges(["a b"])
+    for name, number in ids.items():
+        add = writer.add_int32 if number < 0 else writer.add_uint32
+        add(f"tokenizer.ggml.{name}_token_id", number)
+    for name, value in flags.items():
+        writer.add_bool(f"tokenizer.ggml.add_{name}_token", value)
+    ggufs.close(writer)
+    return GgufFile(path)
+
+
+@pytest.mark.parametrize("unset", [-1, 2**32 - 1])
+@pytest.mark.parametrize(
+    "name", ["padding", "seperator", "unknown", "bos", "eos", "eot", "eom", "cls", "mask"]
+)
+def test_an_id_of_all_ones_is_none(name: str, unset: int, tmp_path: Path) -> None:
+    file = with_ids(tmp_path / "m.gguf", {"eos": 256, name: unset}, bos=False)
+    ours, fields = from_gguf(file), config_fields(file)
+    assert ours.bos_id is None
+    assert ours.eos_ids == (set() if name == "eos" else {256})
+    assert fields.ids("bos_token_id") == ()
+    assert fields.ids("eos_token_id") == (() if name == "eos" else (256,))
+    assert ours.encode("a") == [sorted(pre_tokenizers.ByteLevel.alphabet()).index("a")]
+
+
+@pytest.mark.parametrize("name", ["bos", "eos"])
+@pytest.mark.parametrize("number", [None, -1, 2**32 - 1])
+def test_one_that_is_to_be_put_around_texts_must_be_there(
+    name: str, number: int | None, tmp_path: Path
+) -> None:
+    file = with_ids(tmp_path / "m.gguf", {} if number is None else {name: number}, **{name: True})
+    why = rf"add_{name}_token is true, but there is no tokenizer\.ggml\.{name}_token_id"
+    with pytest.raises(UserError, match=why):
+        from_gguf(file)
+
+
+@pytest.mark.parametrize("name", ["bos", "eos", "unknown", "padding"])
+@pytest.mark.parametrize("number", [259, -2])
+def test_other_ids_outside_the_vocabulary_are_refused(name: str, number: int, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"{name}_token_id is {number}, outside the vocabulary"):
+        from_gguf(with_ids(tmp_path / "m.gguf", {name: number}))
+
+
+def test_a_token_that_cannot_be_put_around_texts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\$A.* cannot be put around texts"):
+        from_gguf(with_ids(tmp_path / "m.gguf", {"bos": 257}, bos=True))

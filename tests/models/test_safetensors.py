@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -213,3 +214,14 @@ def test_the_graph_is_compared_with_the_header_before_anything_is_read(tmp_path:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"tensor model\.norm\.weight is missing"):
         registry.load(tmp_path).check(graph)
+
+
+def test_a_whole_file_goes_before_an_index(tmp_path: Path) -> None:
+    """Which is of an earlier state: as in transformers, its files are not looked at, wherever they are."""
+    shutil.copytree(TINY / "llama2", tmp_path / "model")
+    whole, index = SafetensorsCheckpoint(tmp_path / "model"), tmp_path / "model" / INDEX
+    for owners in (dict.fromkeys(whole.names(), "model-00001-of-00002.safetensors"), {}, 5):
+        index.write_text(json.dumps({"weight_map": owners}))
+        assert set(SafetensorsCheckpoint(tmp_path / "model").names()) == set(whole.names())
+        model = registry.load(tmp_path / "model")
+        model.check(model.graph(FORMATS["fp32"]))

@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader, FileIO
 from itertools import pairwise
 from pathlib import Path
@@ -64,6 +64,7 @@ class GgufTensor:
     type_id: int
     shape: tuple[int, ...]
     offset: int
+    file: Path
 
     @property
     def type(self) -> BlockType:
@@ -77,7 +78,7 @@ class GgufTensor:
         """Some rows of it: whole blocks."""
         before, shape = placed(self.shape, rows)
         offset = self.offset + before // self.type.elements * self.type.bytes
-        return GgufTensor(self.name, self.type_id, shape, offset)
+        return replace(self, shape=shape, offset=offset)
 
 
 class _Cursor:
@@ -178,6 +179,7 @@ class _Cursor:
 class GgufFile:
     """Metadata and tensor list of a GGUF file (versions 2 and 3, little-endian), checked against its size.
 
+    `parts` are the files with their headers.
     Raises UserError for files that are truncated, inconsistent, or hold encodings we do not know.
     """
 
@@ -191,7 +193,7 @@ class GgufFile:
                 cursor = _Cursor(path, stream, size)
                 self._parse(cursor)
                 stream.seek(0)
-                self.header = stream.read(cursor.at)
+                self.parts = [(path, stream.read(cursor.at))]
         except OSError as error:
             raise unreadable(path, error) from error
         self._check_layout(size)
@@ -229,7 +231,7 @@ class GgufFile:
         for name, t in listed.items():
             if t.offset % alignment:
                 raise cursor.error(f"tensor {shown(name)} is not aligned to {alignment} bytes")
-            listed[name] = GgufTensor(name, t.type_id, t.shape, start + t.offset)
+            listed[name] = replace(t, offset=start + t.offset)
         return listed
 
     def _check_layout(self, size: int) -> None:
@@ -256,8 +258,8 @@ class GgufFile:
     def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
         """Some rows of a tensor by its GGUF name, dequantised, in its row-major shape."""
         tensor = self.tensors[name].rows(rows)
-        values = dequantise(self.path, tensor.type, math.prod(tensor.shape), tensor.offset, name)
-        return finite(values, self.path, name).reshape(tensor.shape)
+        values = dequantise(tensor.file, tensor.type, math.prod(tensor.shape), tensor.offset, name)
+        return finite(values, tensor.file, name).reshape(tensor.shape)
 
     def is_four_bits(self, name: str) -> bool:
         """Whether a tensor is a matrix, or a stack of them, on a grid of four bits."""
@@ -268,11 +270,13 @@ class GgufFile:
         """Some rows of a tensor for which `is_four_bits` holds, as they are; of a stack matrices, one below
         the other."""
         tensor = self.tensors[name].rows(rows)
-        data = read_array(self.path, "u1", tensor.nbytes, tensor.offset, name).astype(np.uint8, copy=False)
+        data = read_array(tensor.file, "u1", tensor.nbytes, tensor.offset, name).astype(np.uint8, copy=False)
         try:
             return read_blocks(tensor.type.name, data, math.prod(tensor.shape[:-1]), tensor.type.bytes)
         except ValueError as error:
-            raise UserError(f"{self.path}: tensor {shown(name)}: {error}: the weights are damaged") from error
+            raise UserError(
+                f"{tensor.file}: tensor {shown(name)}: {error}: the weights are damaged"
+            ) from error
 
 
 def _aligned(at: int, alignment: int) -> int:
@@ -290,4 +294,5 @@ def _tensor(cursor: _Cursor) -> GgufTensor:
         raise cursor.error(f"tensor {told} is {type_name(type_id)}, which is not read (read are {known})")
     if not shape or 0 in shape or shape[-1] % BLOCK_TYPES[type_id].elements:
         raise cursor.error(f"tensor {told} of {BLOCK_TYPES[type_id].name} has shape {list(shape)}")
-    return GgufTensor(name, type_id, shape, cursor.integer("<Q", 1 << 60, f"the offset of {told}"))
+    offset = cursor.integer("<Q", 1 << 60, f"the offset of {told}")
+    return GgufTensor(name, type_id, shape, offset, cursor.path)

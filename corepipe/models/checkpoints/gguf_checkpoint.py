@@ -43,7 +43,7 @@ class GgufCheckpoint:
 
     def __init__(self, file: GgufFile, family: GgufFamily, heads: Mapping[str, int]) -> None:
         self.path = file.path
-        self.fingerprint = fingerprint([(file.path, file.header)])
+        self.fingerprint = fingerprint(file.parts)
         self._file = file
         self._family = family
         self._heads = heads
@@ -88,8 +88,8 @@ class GgufCheckpoint:
             told = " and ".join(f"{shown(t)} {list(s)}" for t, s in zip(source.tensors, shapes, strict=True))
             raise UserError(f"{self.path}: {told}: no {shown(name)} is made of these shapes") from error
 
-    def file(self, name: str) -> Path:  # noqa: ARG002 -- the protocol's: one file holds all
-        return self.path
+    def file(self, name: str) -> Path:
+        return self._file.tensors[self._source(name).tensors[0]].file
 
     def read(self, name: str, rows: slice = ALL) -> F32:
         source = self._source(name)

@@ -46,6 +46,8 @@ ONLY: Mapping[str, object] = MappingProxyType(
     }
 )
 """What may be said of a family that reads no such key."""
+UNSET = (-1, 2**32 - 1, 2**64 - 1)
+"""What writers put for a token that there is none of, signed and unsigned."""
 
 
 def config_fields(file: GgufFile) -> Fields:
@@ -151,8 +153,14 @@ def _biases(file: GgufFile, family: GgufFamily) -> dict[str, object]:
 
 def _special_ids(file: GgufFile) -> dict[str, object]:
     """bos, and all ids that end an answer: end of text, of turn, of message."""
-    ends = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [token_id(file, name) for name in ("eos", "eot", "eom")]
     return {
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": token_id(file, "bos"),
         "eos_token_id": [end for end in ends if end is not None],
     }
+
+
+def token_id(file: GgufFile, name: str) -> object:
+    """What the file says is the id of a special token; None: it has none."""
+    value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return None if value in UNSET else value

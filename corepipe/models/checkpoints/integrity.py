@@ -14,6 +14,7 @@ from pathlib import Path
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes, regular_size, unreadable
+from corepipe.models.checkpoints.gguf_shards import shards
 from corepipe.models.packaged import PACKAGED
 from corepipe.models.sentence_transformers import module_folders
 
@@ -32,7 +33,7 @@ def verify(model: Path, progress: Progress) -> None:
     Raises UserError for the first that differs, for one of which no hash is known, and where none is.
     """
     folder = model if model.is_dir() else model.parent
-    files = sorted(_read_of(folder)) if model.is_dir() else [model]
+    files = sorted(_read_of(folder)) if model.is_dir() else shards(model)
     sums = _sums(folder)
     for number, file in enumerate(files):
         progress("verifying the model's files", number / len(files))

@@ -150,13 +150,13 @@ def _files(path: Path) -> tuple[list[Path], dict[str, str]]:
     """The files of a checkpoint, and which of them the index says holds which tensor."""
     if path.is_file():
         return [path], {}
-    index = path / INDEX
+    index, whole = path / INDEX, path / "model.safetensors"
+    if whole.is_file():  # as transformers: an index beside it is of an earlier state
+        return [whole], {}
     if index.is_file():
         owners = _read_index(index)
         return [path / name for name in sorted(set(owners.values()))], owners
     found = sorted(path.glob("*.safetensors"))
-    if path / "model.safetensors" in found:
-        return [path / "model.safetensors"], {}
     if len(found) != 1:
         raise UserError(f"{path}: holds {len(found)} .safetensors files and no {INDEX}")
     return found, {}

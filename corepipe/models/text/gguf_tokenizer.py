@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.gguf import GgufFile
+from corepipe.models.checkpoints.gguf_config import token_id
 from corepipe.models.text.gguf_splits import SPLITS
-from corepipe.models.text.tokenizer import Tokenizer, byte_alphabet, set_bos_eos
+from corepipe.models.text.tokenizer import Tokenizer, byte_alphabet
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 UNJOINED = (UNKNOWN, CONTROL, BYTE)
@@ -34,14 +35,34 @@ def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if (i := _id(file, key, len(tokens))) is not None
     }
-    set_bos_eos(
-        backend,
-        special.get("bos_token") if file.metadata.get("tokenizer.ggml.add_bos_token", add_bos) else None,
-        special.get("eos_token") if file.metadata.get("tokenizer.ggml.add_eos_token", False) else None,
-        file.path,
-    )
+    _put_around(file, backend, special, add_bos=add_bos)
     template = file.metadata.get("tokenizer.chat_template")
     return Tokenizer(backend, special, template if isinstance(template, str) else None, eos_ids)
+
+
+def _put_around(file: GgufFile, backend: Backend, special: Mapping[str, str], *, add_bos: bool) -> None:
+    """Has `encode` put bos and eos around every text, as far as the file wants it and has them.
+
+    add_bos: where the file does not say it.  Raises UserError where it wants one and has none.
+    """
+    wanted = {name: file.metadata.get(f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos")}
+    for name, asked in wanted.items():
+        if asked and f"{name}_token" not in special:
+            key = f"tokenizer.ggml.{name}_token_id"
+            raise UserError(f"{file.path}: tokenizer.ggml.add_{name}_token is true, but there is no {key}")
+    bos = special.get("bos_token") if (add_bos if wanted["bos"] is None else wanted["bos"]) else None
+    eos = special.get("eos_token") if wanted["eos"] else None
+    around = [token for token in (bos, eos) if token is not None]
+    template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    try:
+        if any(token.startswith("$") for token in around):
+            raise ValueError("what begins with $ stands for a text")
+        ids = [(token, backend.token_to_id(token)) for token in around]
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
+    except ValueError as error:  # one that the library reads as a placeholder
+        raise UserError(
+            f"{file.path}: {shown(template)} cannot be put around texts: {shown(str(error))}"
+        ) from error
 
 
 def _strings(file: GgufFile, key: str) -> list[str]:
@@ -52,10 +73,10 @@ def _strings(file: GgufFile, key: str) -> list[str]:
 
 
 def _id(file: GgufFile, key: str, count: int) -> int | None:
-    value = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    value = token_id(file, key)
     if value is None:
         return None
-    if not isinstance(value, int) or not 0 <= value < count:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
         raise UserError(
             f"{file.path}: tokenizer.ggml.{key}_token_id is {shown(repr(value), 40)}, outside the vocabulary"
         )
