@@ -12,8 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from corepipe.errors import UserError, shown
+from corepipe.models import rope_fields
 from corepipe.models.checkpoints.files import read_bytes
 from corepipe.models.rope import RopeConfig
+from corepipe.models.rope_fields import either, read_rope, rope_section
 from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.graph import Function
 
@@ -23,7 +25,7 @@ MAX_HEADS = 1 << 12
 MAX_HEAD_DIM = 1 << 10
 MAX_FFN = 1 << 20
 MAX_VOCAB = 1 << 22
-MAX_POSITIONS = 1 << 24
+MAX_POSITIONS = rope_fields.MAX_POSITIONS
 MAX_JSON_BYTES = 64 * 1024 * 1024
 
 FUNCTIONS: Mapping[str, Function] = MappingProxyType(
@@ -100,7 +102,8 @@ class Fields:
     """Typed access to the keys of a config; every complaint names the file and the key.
 
     `shown` renames a key in complaints (GGUF spells `hidden_size` as `llama.embedding_length`);
-    `prefix` is where a nested object stands.  A key whose value is null counts as absent.
+    `prefix` is where a nested object stands, `assumed` the keys that have a family's default.  A key whose
+    value is null counts as absent.
     """
 
     def __init__(
@@ -109,9 +112,11 @@ class Fields:
         values: Mapping[str, object],
         shown: Mapping[str, str] | None = None,
         prefix: str = "",
+        assumed: frozenset[str] = frozenset(),
     ) -> None:
         self.path = path
         self.values = values
+        self._assumed = assumed
         self._shown = shown or {}
         self._prefix = prefix
 
@@ -121,25 +126,34 @@ class Fields:
 
     def replace(self, key: str, value: object) -> Fields:
         """The same fields with `key` set."""
-        return Fields(self.path, {**self.values, key: value}, self._shown, self._prefix)
+        assumed = self._assumed - {key}
+        return Fields(self.path, {**self.values, key: value}, self._shown, self._prefix, assumed)
 
     def without(self, *keys: str) -> Fields:
         """The same fields, some of them absent."""
         kept = {key: value for key, value in self.values.items() if key not in keys}
-        return Fields(self.path, kept, self._shown, self._prefix)
+        return Fields(self.path, kept, self._shown, self._prefix, self._assumed)
 
     def renamed(self, names: Mapping[str, str]) -> Fields:
         """The fields under Llama's names: `names` has ours for theirs; complaints use the config's own."""
         ours = {ours: self.values[theirs] for ours, theirs in names.items() if theirs in self.values}
         shown = {ours: self._shown.get(theirs, theirs) for ours, theirs in names.items()}
-        return Fields(self.path, {**self.values, **ours}, {**self._shown, **shown}, self._prefix)
+        values, shown = {**self.values, **ours}, {**self._shown, **shown}
+        return Fields(self.path, values, shown, self._prefix, self._assumed - ours.keys())
 
     def defaulting(self, key: str, value: object) -> Fields:
         """The same fields with `key` set where it is absent."""
-        return self if self.has(key) else self.replace(key, value)
+        if self.has(key):
+            return self
+        assumed = self._assumed | {key}
+        return Fields(self.path, {**self.values, key: value}, self._shown, self._prefix, assumed)
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
+
+    def says(self, key: str) -> bool:
+        """Whether the key is there, and is no default."""
+        return self.has(key) and key not in self._assumed
 
     def integer(self, key: str, most: int, default: int | None = None, least: int = 1) -> int:
         value = self.values.get(key)
@@ -280,8 +294,7 @@ def without_rope(fields: Fields) -> Fields:
 
 def _rotary_dim(fields: Fields, heads: HeadLayout, default: float) -> int:
     """How many elements of a head are rotated, from their share of the head."""
-    section = fields.section("rope_parameters")
-    source = section if section is not None and section.has("partial_rotary_factor") else fields
+    source = either(fields, rope_section(fields), "partial_rotary_factor")
     share = source.number("partial_rotary_factor", 0.0, 1.0, default)
     return max(2, int(share * heads.head_dim) // 2 * 2)
 
@@ -301,77 +314,6 @@ def _heads(fields: Fields, hidden: int) -> HeadLayout:
     if head_dim % 2:
         raise fields.error("head_dim", f"({head_dim}) must be even for rotary embedding")
     return HeadLayout(heads, kv_heads, head_dim)
-
-
-def read_rope(fields: Fields, head_dim: int, partial: bool = False) -> RopeConfig:
-    """Both spellings: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5.
-
-    `head_dim` counts what is rotated of a head; only where that is read (`partial`) may it be a part.
-    """
-    section = fields.section("rope_scaling") or fields.section("rope_parameters") or Fields(fields.path, {})
-    for key, value in section.values.items():
-        if isinstance(value, dict):
-            raise section.error(key, "is an object: rope settings that differ by layer are not supported")
-    kind = section.text("rope_type", section.text("type", "default"))
-    theta_from = section if section.has("rope_theta") else fields
-    theta = theta_from.number("rope_theta", 1.001, 1e12, 10000.0)
-    partial_from = section if section.has("partial_rotary_factor") else fields
-    if not partial and partial_from.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-        raise partial_from.error("partial_rotary_factor", "other than 1 is not supported for this family")
-    if kind in ("default", "none"):
-        return RopeConfig(theta=theta, freq_factors=_freq_factors(fields, head_dim))
-    if kind == "linear":
-        return RopeConfig("linear", theta, factor=section.number("factor", 1e-3, 1e6))
-    if kind == "llama3":
-        return _llama3(section, theta)
-    if kind == "yarn":
-        return _yarn(fields, section, theta)
-    raise section.error("rope_type", f"{kind!r} is not supported (known: default, linear, llama3, yarn)")
-
-
-def _freq_factors(fields: Fields, head_dim: int) -> tuple[float, ...] | None:
-    factors = fields.values.get("rope_freq_factors")
-    if not isinstance(factors, tuple):
-        return None
-    if len(factors) != head_dim // 2 or not all(1e-6 <= factor <= 1e6 for factor in factors):
-        raise fields.error("rope_freq_factors", f"must be {head_dim // 2} positive numbers")
-    return factors
-
-
-def _llama3(section: Fields, theta: float) -> RopeConfig:
-    low = section.number("low_freq_factor", 1e-3, 1e6)
-    high = section.number("high_freq_factor", 1e-3, 1e6)
-    if high <= low:
-        raise section.error("high_freq_factor", f"({high:g}) must exceed low_freq_factor ({low:g})")
-    return RopeConfig(
-        "llama3",
-        theta,
-        factor=section.number("factor", 1e-3, 1e6),
-        original_max_positions=section.integer("original_max_position_embeddings", MAX_POSITIONS),
-        low_freq_factor=low,
-        high_freq_factor=high,
-    )
-
-
-def _yarn(fields: Fields, section: Fields, theta: float) -> RopeConfig:
-    trained = fields.integer("max_position_embeddings", MAX_POSITIONS)
-    trained = fields.integer("original_max_position_embeddings", MAX_POSITIONS, default=trained)
-    return RopeConfig(
-        "yarn",
-        theta,
-        factor=section.number("factor", 1e-3, 1e6),
-        original_max_positions=section.integer("original_max_position_embeddings", MAX_POSITIONS, trained),
-        beta_fast=section.number("beta_fast", 0.0, 1e6, 32.0) or 32.0,
-        beta_slow=section.number("beta_slow", 0.0, 1e6, 1.0) or 1.0,
-        truncate=section.flag("truncate", default=True),
-        attention_factor=_optional(section, "attention_factor"),
-        mscale=_optional(section, "mscale"),
-        mscale_all_dim=_optional(section, "mscale_all_dim"),
-    )
-
-
-def _optional(section: Fields, key: str) -> float | None:
-    return section.number(key, 0.0, 1e6) if section.has(key) else None
 
 
 def _max_positions(fields: Fields, rope: RopeConfig) -> int:

@@ -56,6 +56,120 @@ def test_both_spellings_of_rope_give_the_same(tmp_path: Path) -> None:
     assert old.rope.kind == "llama3"
 
 
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rope_scaling": {"factor": 2.0}}, r"rope_scaling\.rope_type is missing, though factor is given"),
+        ({"rope_scaling": {"factor": 1.0}}, r"rope_scaling\.rope_type is missing"),
+        ({"rope_parameters": {"rope_theta": 1e4, "factor": 2}}, r"rope_parameters\.rope_type is missing"),
+        ({"rope_scaling": {"type": None, **LLAMA3}}, r"rope_scaling\.rope_type is missing, though factor"),
+        ({"rope_scaling": {"short_factor": [1.0]}}, "rope_type is missing, though short_factor is given"),
+        ({"rope_scaling": {"beta_fast": 32}}, "rope_type is missing, though beta_fast is given"),
+        (
+            {"rope_scaling": {"original_max_position_embeddings": 64}},
+            "rope_type is missing, though original_max",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "default", "factor": 2}},
+            r"rope_scaling\.factor is given, but rope_type",
+        ),
+        ({"rope_scaling": {"type": "none", "factor": 2}}, r"rope_scaling\.factor is given, but rope_type"),
+        ({"rope_scaling": LINEAR | {"type": "yarn"}}, r"rope_scaling\.type is yarn, but rope_type is linear"),
+        (
+            {"rope_scaling": LINEAR | {"type": "default"}},
+            r"rope_scaling\.type is default, but rope_type is linear",
+        ),
+        ({"rope_scaling": LINEAR | {"type": 3}}, r"rope_scaling\.type must be a string"),
+        (
+            {"rope_scaling": LINEAR, "rope_parameters": YARN},
+            r"rope_parameters\.rope_type is yarn, but .* linear",
+        ),
+        (
+            {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"factor": 4.0}},
+            r"rope_parameters\.factor is 4\.0, but that of rope_scaling is 2\.0",
+        ),
+        (
+            {"rope_scaling": LINEAR, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            r"rope_parameters\.rope_type is default, but that of rope_scaling is linear",
+        ),
+        (
+            {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"rope_theta": 5e5}},
+            r"rope_parameters\.rope_theta is 500000\.0, but that of rope_scaling is not there",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+            r"rope_parameters\.rope_theta is 500000\.0, but 10000\.0 beside it",
+        ),
+        (
+            {
+                "rope_scaling": YARN | {"original_max_position_embeddings": 64},
+                "original_max_position_embeddings": 32,
+            },
+            r"rope_scaling\.original_max_position_embeddings is 64, but 32 beside it",
+        ),
+        (
+            {
+                "model_type": "phi",
+                "partial_rotary_factor": 0.5,
+                "rope_parameters": {"partial_rotary_factor": 0.25},
+            },
+            r"rope_parameters\.partial_rotary_factor is 0\.25, but 0\.5 beside it",
+        ),
+        (
+            {
+                "model_type": "gemma3_text",
+                "head_dim": 32,
+                "rope_scaling": LINEAR,
+                "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}},
+            },
+            r"rope_parameters\.full_attention\.rope_type is yarn, but that of rope_scaling is linear",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "su", "rope_type": "linear", "factor": 2.0}},
+            r"rope_scaling\.type is longrope, but rope_type is linear",
+        ),
+    ],
+)
+def test_rope_settings_of_two_minds_are_refused_by_their_key(
+    tmp_path: Path, changes: dict[str, object], why: str
+) -> None:
+    with pytest.raises(UserError, match=rf"config\.json: .*{why}"):
+        configure(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "as_if"),
+    [
+        ({"rope_scaling": {}, "rope_parameters": LINEAR}, {"rope_scaling": LINEAR}),
+        ({"rope_scaling": LINEAR, "rope_parameters": LINEAR}, {"rope_scaling": LINEAR}),
+        (
+            {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"rope_theta": 5e5}, "rope_theta": 5e5},
+            {"rope_scaling": LINEAR, "rope_theta": 5e5},
+        ),
+        ({"rope_scaling": LINEAR | {"type": "linear"}}, {"rope_scaling": LINEAR}),
+        ({"rope_scaling": {"type": "none", "rope_type": "default", "factor": 1.0}}, {}),
+        ({"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "default"}}, {}),
+        (
+            {"rope_scaling": YARN, "original_max_position_embeddings": 512},
+            {"rope_scaling": YARN | {"original_max_position_embeddings": 512}},
+        ),
+        (
+            {"model_type": "smollm3", "rope_parameters": {"rope_theta": 1e4}},
+            {"model_type": "smollm3", "rope_theta": 1e4},
+        ),
+    ],
+)
+def test_rope_settings_that_agree_are_taken(
+    tmp_path: Path, changes: dict[str, object], as_if: dict[str, object]
+) -> None:
+    """A family's own default is no other opinion."""
+    assert configure(tmp_path, **changes).rope == configure(tmp_path, **as_if).rope
+
+
 def test_yarn_stretches_the_positions(tmp_path: Path) -> None:
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     config = configure(tmp_path, rope_scaling=scaling)

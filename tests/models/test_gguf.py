@@ -313,6 +313,7 @@ def test_duplicates_and_overlaps_are_refused(tmp_path: Path) -> None:
         ("llama.rope.dimension_count", 6, "rope.dimension_count is 6"),
         ("llama.attention.head_count", 0, "llama.attention.head_count must be an integer from 1"),
         ("llama.rope.scaling.type", "longrope", "llama.rope.scaling.type 'longrope' is not supported"),
+        ("llama.rope.scaling.factor", 4.0, "llama.rope.scaling.type is missing, though factor is given"),
     ],
 )
 def test_models_we_do_not_compute_are_refused_by_name(whole: Path, key: str, value: object, why: str) -> None:

@@ -135,7 +135,7 @@ def _scaling(file: GgufFile) -> dict[str, object]:
     """Rope scaling by name, or llama3's as divisors of the frequencies (tensor rope_freqs.weight)."""
     arch = architecture(file)
     scaling = {key: file.metadata.get(f"{arch}.{name}") for key, name in SCALING_KEYS.items()}
-    if scaling["rope_type"] not in (None, "none"):
+    if scaling["rope_type"] not in (None, "none") or scaling["factor"] not in (None, 0, 1):
         return {"rope_scaling": {key: value for key, value in scaling.items() if value is not None}}
     if "rope_freqs.weight" not in file.tensors:
         return {}

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from corepipe.models.config import MAX_POSITIONS, Fields, ModelConfig, common
 from corepipe.models.families import llama
 from corepipe.models.rope import RopeConfig
+from corepipe.models.rope_fields import NEW, OLD, OUTSIDE, TRAINED, either, rope_section, rope_type
 from corepipe.models.weight_map import Part, WeightMap, heads_in_turn, in_turn
 from corepipe.neuron import elementary
 from corepipe.neuron.graph import Format, Graph
 
-LONG_ROPE = ("longrope", "su", "yarn")
+LONG_ROPE = ("longrope", "yarn")
 """What configs have called it over the years."""
 
 
@@ -37,11 +38,11 @@ def configure(fields: Fields) -> Phi3Config:
 
 def without_long_rope(fields: Fields) -> tuple[Fields, Fields | None]:
     """The config with plain frequencies, and what it says of scaling them for long contexts, if anything."""
-    key = "rope_scaling" if fields.has("rope_scaling") else "rope_parameters"
-    section = fields.section(key)
-    if section is None or section.text("rope_type", section.text("type", "default")) not in LONG_ROPE:
+    section = rope_section(fields)
+    if rope_type(section) not in LONG_ROPE:
         return fields, None
-    return fields.replace(key, {**section.values, "rope_type": "default"}), section
+    kept = {key: section.values[key] for key in OUTSIDE if section.has(key)}
+    return fields.without(OLD).replace(NEW, kept), section
 
 
 def long_ropes(fields: Fields, section: Fields, config: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
@@ -51,8 +52,7 @@ def long_ropes(fields: Fields, section: Fields, config: ModelConfig) -> tuple[Ro
 
 def _scaled(fields: Fields, section: Fields, config: ModelConfig, length: str) -> RopeConfig:
     """The frequencies over the factors for that length."""
-    source = fields if fields.has("original_max_position_embeddings") else section
-    trained = source.integer("original_max_position_embeddings", MAX_POSITIONS, default=4096, least=2)
+    trained = either(fields, section, TRAINED).integer(TRAINED, MAX_POSITIONS, default=4096, least=2)
     factors = section.numbers(
         f"{length}_factor", (config.rotary_dim or config.heads.head_dim) // 2, 1e-6, 1e6
     )

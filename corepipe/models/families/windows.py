@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig, read_rope, sliding_windows
+from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig, sliding_windows
 from corepipe.models.rope import RopeConfig
+from corepipe.models.rope_fields import check_alike, read_rope
 
 Windows = tuple[int | None, ...]
 
@@ -41,6 +42,8 @@ def layer_ropes(
     kinds = [
         None if section is None else section.section(f"{kind}_attention") for kind in ("full", "sliding")
     ]
+    if kinds[0] is not None and (scaling := fields.section("rope_scaling")) is not None:
+        check_alike(fields, scaling, kinds[0])
     full, local = (_rope(fields, config, kind) for kind in kinds)
     if kinds[1] is None:
         local = RopeConfig(theta=fields.number(local_theta, 1.001, 1e12, 10000.0))
@@ -50,7 +53,7 @@ def layer_ropes(
 def _rope(fields: Fields, config: ModelConfig, kind: Fields | None) -> RopeConfig:
     """What an object of one kind of layer says, or the config itself."""
     if kind is not None:
-        fields = fields.without("rope_scaling").replace("rope_parameters", dict(kind.values))
+        fields = fields.without("rope_scaling", *kind.values).replace("rope_parameters", dict(kind.values))
     return read_rope(
         fields, config.rotary_dim or config.heads.head_dim, partial=config.rotary_dim is not None
     )
