@@ -93,7 +93,9 @@ class Program:
         """out = x + table[position + offset], or by "type"; the table as `embed` takes it."""
     def rms_norm(self, x: int, out: int, gain: F32, eps: float, groups: int = 1) -> None:
         """Over each of `groups` parts of len(gain) elements."""
-    def layer_norm(self, x: int, out: int, gain: F32 | None, bias: F32 | None, eps: float) -> None: ...
+    def layer_norm(
+        self, x: int, out: int, gain: F32 | None, bias: F32 | None, eps: float, groups: int = 1
+    ) -> None: ...
     def normalize(self, x: int, out: int, eps: float) -> None:
         """x / max(|x|, eps)."""
     def linear(

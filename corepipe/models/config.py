@@ -60,8 +60,8 @@ class ModelConfig:
 
     `windows` has one entry a layer: how many latest positions it attends to, None for all.  `layer_ropes`
     has one entry a layer where they differ: its rotary embedding, None for none; otherwise all have `rope`.
-    `qkv_bias`, `out_bias` and `mlp_bias` say which linears carry a bias; `head_norms` is Qwen3's
-    norm over each query and key head; `qkv_clip`: what queries, keys and values are held within.
+    `qkv_bias`, `out_bias` and `mlp_bias` say which linears carry a bias; `head_norms` are norms
+    over each query and key head; `qkv_clip`: what queries, keys and values are held within.
     `function` is the feed-forward's; `rotary_dim` how many elements of a head the rotary embedding turns
     (None: all).  `eos_ids` are all ids that end an answer.
     """

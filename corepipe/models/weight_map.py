@@ -47,13 +47,15 @@ class Stacked:
 
     stored: the shape of each.  tensors: as in the graph's names from where the weight's own end begins.
     grid: positions of a square of patches, after so many others; one of another size is interpolated (None:
-    it is no grid).
+    it is no grid).  pairs: elements of a head that are rotated in adjacent pairs, as `rotated_pairs` has
+    them; 0: they have no order of their own.
     """
 
     tensors: tuple[str, ...]
     stored: tuple[int, ...]
     shape: tuple[int, ...]
     grid: int | None = None
+    pairs: int = field(default=0, repr=False)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape can be read."""
@@ -65,7 +67,10 @@ class Stacked:
         """The weight."""
         if self.grid is not None and parts[0].shape != self.stored:
             return interpolated(parts[0][0], self.grid, self.shape[0])
-        return np.concatenate([part.reshape(-1) for part in parts]).reshape(self.shape)
+        values = np.concatenate([part.reshape(-1) for part in parts])
+        if self.pairs:
+            values = values.reshape(-1, self.pairs // 2, 2).swapaxes(1, 2)
+        return values.reshape(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,8 @@ class WeightMap:
             return ""
         digest = hashlib.sha256(repr((self.transposed, self.less_one)).encode())
         digest.update(repr(sorted(self.stacked.items())).encode() if self.stacked else b"")
+        paired = sorted(name for name, stacked in self.stacked.items() if stacked.pairs)
+        digest.update(repr(paired).encode() if paired else b"")
         for name, part in sorted(self.parts.items()):
             digest.update(f" {name} {part.tensor} {part.count} ".encode())
             digest.update(part.rows.astype("<i8").tobytes())

@@ -189,7 +189,7 @@ def _fuse(op: Op, uses: _Uses, absorbed: set[int]) -> tuple[Step | None, list[Op
 
 def _is_linear_norm(op: RMSNorm | LayerNorm, uses: _Uses) -> bool:
     readers = uses.readers.get(op.out.id, [])
-    whole = isinstance(op, LayerNorm) or (op.gain.shape[0] == op.x.width and op.groups is None)
+    whole = op.groups is None and (op.gain is None or op.gain.shape[0] == op.x.width)
     return whole and bool(readers) and all(isinstance(reader, Linear) for reader in readers)
 
 

@@ -164,14 +164,21 @@ def rms_norm(x: F32, gain: F32, eps: float, compute: DType, groups: int = 1) -> 
     return round_to((parts * factor * gain).reshape(x.shape), compute)
 
 
-def layer_norm(x: F32, gain: F32 | None, bias: F32 | None, eps: float, compute: DType) -> F32:
-    """(x - mean) / sqrt(variance + eps) over each row, times the gain, plus the bias."""
-    centred = x - np.mean(x, axis=1, keepdims=True, dtype=np.float32)
-    variance = np.mean(np.square(centred), axis=1, keepdims=True, dtype=np.float32)
+def layer_norm(
+    x: F32, gain: F32 | None, bias: F32 | None, eps: float, compute: DType, groups: int = 1
+) -> F32:
+    """(x - mean) / sqrt(variance + eps), times the gain, plus the bias.
+
+    Over each row, or each of `groups` parts of len(gain) elements of it.
+    """
+    width = x.shape[1] if gain is None else gain.size
+    parts = x.reshape(len(x), x.shape[1] // width, groups, width // groups)
+    centred = parts - np.mean(parts, axis=3, keepdims=True, dtype=np.float32)
+    variance = np.mean(np.square(centred), axis=3, keepdims=True, dtype=np.float32)
     out = centred * (np.float32(1) / np.sqrt(variance + np.float32(eps)))
     if gain is not None:
-        out = out * gain
-    return round_to(out if bias is None else out + bias, compute)
+        out = out * gain.reshape(groups, -1)
+    return round_to((out if bias is None else out + bias.reshape(groups, -1)).reshape(x.shape), compute)
 
 
 def normalize(x: F32, eps: float, compute: DType) -> F32:

@@ -87,6 +87,27 @@ def test_norms_are_the_twins(width: int, rounded: bool) -> None:
 
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
+def test_norms_of_heads_are_the_twins(width: int, rounded: bool) -> None:
+    """With one gain for all heads, and with a gain for each; each head as if it were alone."""
+    x, compute = normal(7, 3 * width) * np.float32(3), DType.BF16 if rounded else DType.FP32
+    for groups in (1, 3):
+        gain, bias = normal(groups * width, seed=1), normal(groups * width, seed=2)
+        got = result(
+            lambda p, g=gain, b=bias, n=groups: p.layer_norm(0, 1, g, b, 1e-3, n), [x, 3 * width], 1, rounded
+        )
+        expected = numerics.layer_norm(x, gain, bias, 1e-3, compute, groups)
+        np.testing.assert_allclose(got, expected, rtol=2.0**-7 if rounded else 1e-5, atol=2e-5)
+        for head in range(3):
+            part, own = slice(head * width, (head + 1) * width), slice((head % groups) * width, None)
+            g, b = gain[own][:width].copy(), bias[own][:width].copy()
+            alone = result(
+                lambda p, g=g, b=b: p.layer_norm(0, 1, g, b, 1e-3), [x[:, part].copy(), width], 1, rounded
+            )
+            np.testing.assert_array_equal(got[:, part], alone)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_scales_and_gates_are_the_twins(width: int, rounded: bool) -> None:
     x, y, compute = normal(7, width), normal(7, width, seed=1), DType.BF16 if rounded else DType.FP32
     got = result(lambda p: p.scale(0, 1 / 3, 1), [x, width], 1, rounded)

@@ -335,7 +335,11 @@ def test_a_missing_key_is_named_as_the_config_spells_it(tmp_path: Path, family: 
     [
         ("albert-base", {"num_hidden_groups": 2}, "num_hidden_groups other than 1 is not supported"),
         ("bert-base", {"head": "qa"}, "head 'qa' is not supported"),
-        ("command-r", {"use_qk_norm": True}, "use_qk_norm is not supported"),
+        (
+            "command-r",
+            {"model_type": "cohere2", "use_qk_norm": True},
+            "use_qk_norm is not supported",
+        ),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be an integer from 1 to 8"),
         ("modernbert-base", {"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported"),
         ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob is not supported"),
@@ -354,7 +358,7 @@ def test_a_missing_key_is_named_as_the_config_spells_it(tmp_path: Path, family: 
         ("deepseek-v3", {"routed_scaling_factor": 0}, "routed_scaling_factor must be a number from"),
         ("modernbert-base", {"rope_scaling": {"factor": 2}}, "rope_scaling is not supported"),
         ("roberta-base", {"max_position_embeddings": 2}, "max_position_embeddings must be more than 2"),
-        ("stablelm-2-1.6b", {"qk_layernorm": True}, "qk_layernorm is not supported"),
+        ("stablelm-2-1.6b", {"qk_layernorm": "yes"}, "qk_layernorm must be true or false"),
         ("t5-small", {"feed_forward_proj": "tanh"}, "'tanh' is not supported"),
         ("vit-base", {"patch_size": 15}, "image_size .224. is not a multiple of patch_size .15."),
     ],

@@ -197,10 +197,8 @@ def test_a_config_that_contradicts_its_weights(
     ("name", "key"),
     [
         ("bloom", "apply_residual_connection_post_layernorm"),
-        ("cohere", "use_qk_norm"),
+        ("cohere2", "use_qk_norm"),
         ("gpt2", "scale_attn_by_inverse_layer_idx"),
-        ("phi", "qk_layernorm"),
-        ("stablelm", "use_parallel_residual"),
         ("gemma", "use_bidirectional_attention"),
     ],
 )

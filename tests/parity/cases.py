@@ -211,6 +211,7 @@ CASES = (
     Case("qwen3", "Qwen3Config", llama_like(96, 4, 2, head_dim=24, attention_bias=True)),
     Case("bloom", "BloomConfig", {**four_times(120, 5), "n_layer": 2, "n_head": 5, "seq_length": POSITIONS}),
     Case("cohere", "CohereConfig", llama_like(160, 2, 1, intermediate_size=200, attention_bias=True)),
+    Case("cohere-normed", "CohereConfig", llama_like(96, 4, 2, use_qk_norm=True)),
     Case(
         "cohere2",
         "Cohere2Config",
@@ -538,6 +539,7 @@ CASES = (
         {**classic(96, 4), "ffn_dim": 104, "word_embed_proj_dim": 72, "do_layer_norm_before": False},
     ),
     Case("phi", "PhiConfig", classic(160, 2)),
+    Case("phi-normed", "PhiConfig", classic(96, 4, qk_layernorm=True)),
     Case("phi3", "Phi3Config", llama_like(160, 2, 1, sliding_window=40)),
     Case(
         "phi3-long",
@@ -603,6 +605,12 @@ CASES = (
     Case("phimoe-plain", "PhimoeConfig", llama_like(160, 2, 1, num_local_experts=3)),
     Case("smollm3", "SmolLM3Config", llama_like(96, 4, 2, num_hidden_layers=4)),
     Case("stablelm", "StableLmConfig", llama_like(160, 2, 1, use_qkv_bias=True)),
+    Case("stablelm-normed", "StableLmConfig", llama_like(96, 4, 2, qk_layernorm=True)),
+    Case(
+        "stablelm-parallel",
+        "StableLmConfig",
+        llama_like(160, 2, 1, qk_layernorm=True, use_parallel_residual=True),
+    ),
     Case("starcoder2", "Starcoder2Config", llama_like(160, 2, 1, sliding_window=40)),
     Case(
         "starcoder2-plain",

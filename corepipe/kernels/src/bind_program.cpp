@@ -101,8 +101,8 @@ void rms_norm(PyProgram& self, int x, int out, const Array<float>& gain, float e
 }
 
 void layer_norm(PyProgram& self, int x, int out, const std::optional<Array<float>>& gain,
-                const std::optional<Array<float>>& bias, float eps) {
-  self.program.norm(x, out, layer_norm_of(self, {gain, bias, eps}));
+                const std::optional<Array<float>>& bias, float eps, int groups) {
+  self.program.norm(x, out, layer_norm_of(self, {gain, bias, eps}), groups);
 }
 
 void append_linear(PyProgram& self, int x, const std::vector<PySegment>& segments, const PyNorm& norm,
@@ -297,7 +297,8 @@ void bind_program(nb::module_& m) {
       .def("add_embedding", &add_embedding, "x"_a, "out"_a, "table"_a.noconvert(), "offset"_a = 0,
            "by"_a = "position")
       .def("rms_norm", &rms_norm, "x"_a, "out"_a, "gain"_a.noconvert(), "eps"_a, "groups"_a = 1)
-      .def("layer_norm", &layer_norm, "x"_a, "out"_a, "gain"_a.noconvert().none(), "bias"_a.noconvert().none(), "eps"_a)
+      .def("layer_norm", &layer_norm, "x"_a, "out"_a, "gain"_a.noconvert().none(), "bias"_a.noconvert().none(), "eps"_a,
+           "groups"_a = 1)
       .def("linear", &append_linear, "x"_a, "segments"_a, "norm"_a = nb::none(), "layer_norm"_a = nb::none(),
            "function"_a = nb::none(), "glu"_a = false, "factor"_a = 1.0f, "residual"_a = nb::none(),
            "outer"_a = nb::none())

@@ -160,7 +160,7 @@ void Program::add_embedding(int x_index, int out_index, const StoredTable& table
 
 void Program::norm(int x_index, int out_index, const NormSpec& spec, int groups) {
   const Value x = at(x_index);
-  const bool grouped = spec.kind == NormKind::rms;  // an RMS norm is over each part as wide as its gain
+  const bool grouped = spec.gain.data != nullptr;  // it is over each part as wide as its gain
   require(!grouped || (spec.gain.size >= 1 && x.width % spec.gain.size == 0), "the gain must divide the value's width");
   const int gain = grouped ? spec.gain.size : x.width;
   const Norm norm = norm_over(spec, gain);
@@ -172,6 +172,7 @@ void Program::norm(int x_index, int out_index, const NormSpec& spec, int groups)
     Norm own = norm;
     for (int i = 0; i < x.width; i += width) {
       if (grouped) own.gain = norm.gain + i % gain;
+      if (norm.bias != nullptr) own.bias = norm.bias + i % gain;
       run.kernels.rows.norm(own, x.row(r) + i, width, round, out.row(r) + i);
     }
   });

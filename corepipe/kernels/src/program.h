@@ -177,7 +177,7 @@ class Program {
   // Rows at the first positions of a sequence are those of `rows`, [count, width], instead of what they were.
   void first_rows(int out, Vector rows);
   void add_embedding(int x, int out, const StoredTable& table, RowIndex by, int offset);
-  // groups: of how many equal parts of what is as wide as an RMS norm's gain each is normalised by itself.
+  // groups: of how many equal parts of what is as wide as the gain each is normalised by itself.
   void norm(int x, int out, const NormSpec& norm, int groups = 1);
   void linear(int x, const std::vector<LinearSegment>& segments, const LinearSurroundings& around);
   void rope(int x, int out, int head_dim, RopeTable table);

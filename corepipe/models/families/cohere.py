@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from corepipe.models.config import Fields, ModelConfig, Norm, common
-from corepipe.models.families.blocks import gated_mlp, output
+from corepipe.models.families import llama
+from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.models.families.llama import attention
-from corepipe.models.weight_map import WeightMap, rotated_pairs
-from corepipe.neuron.graph import Format, Graph
+from corepipe.models.weight_map import Stacked, WeightMap, rotated_pairs
+from corepipe.neuron.graph import Format, Graph, Value
 
 ROPE_THETA = 500000.0
 """Where a config does not say it, as in transformers."""
@@ -17,34 +17,46 @@ ROPE_THETA = 500000.0
 
 @dataclass(frozen=True, slots=True)
 class CohereConfig(ModelConfig):
-    """`logit_scale` multiplies the logits."""
+    """`logit_scale` multiplies the logits; `head_norms` are LayerNorms with a gain for each head."""
 
     logit_scale: float = 1.0
 
 
 def configure(fields: Fields) -> CohereConfig:
-    """Raises UserError for the norms over queries and keys of the plus model."""
-    fields.refuse("use_qk_norm")
+    """`use_qk_norm` is of Command-R+: norms of queries and keys."""
     renamed = fields.renamed({"rms_norm_eps": "layer_norm_eps"}).defaulting("rms_norm_eps", 1e-5)
     renamed = renamed.defaulting("tie_word_embeddings", value=True).defaulting("rope_theta", ROPE_THETA)
-    bias = fields.flag("attention_bias")
-    config = replace(common(renamed), norm=Norm.LAYER_NO_BIAS, qkv_bias=bias, out_bias=bias)
+    bias, normed = fields.flag("attention_bias"), fields.flag("use_qk_norm")
+    config = replace(
+        common(renamed), norm=Norm.LAYER_NO_BIAS, qkv_bias=bias, out_bias=bias, head_norms=normed
+    )
     scale = fields.number("logit_scale", 1e-6, 1e6, 0.0625)
     return CohereConfig(**config.values(), logit_scale=scale)
 
 
 def weights(config: CohereConfig) -> WeightMap:
-    return WeightMap(parts=rotated_pairs(config.heads))
+    """Gains of queries and keys are matrices, [heads, head], in the order of their heads' rows."""
+    heads, size = config.heads, config.heads.head_dim
+    counts = {"q_norm.weight": heads.heads, "k_norm.weight": heads.kv_heads}
+    gains = {
+        name: Stacked((name,), (count, size), (count * size,), pairs=size) for name, count in counts.items()
+    }
+    return WeightMap(parts=rotated_pairs(heads), stacked=gains if config.head_norms else {})
 
 
 def build(config: CohereConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """The forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
-    for layer in b.layers():
-        normed = b.norm(x, f"model.layers.{layer}.input_layernorm")
-        attended, normed, x = b.only_wanted(attention(b, normed), normed, x)
-        attended = output(b, attended, f"model.layers.{layer}.self_attn.o_proj")
-        x = b.add(x, b.add(attended, gated_mlp(b, normed, f"model.layers.{layer}.mlp")))
+    for _ in b.layers():
+        x = llama.side_by_side(b, x, _attention)
     b.scale(b.head(b.norm(x, "model.norm")), config.logit_scale)
     return b.finish(name, fmt, max_positions)
+
+
+def _attention(b: GraphBuilder, x: Value) -> Value:
+    prefix = f"model.layers.{b.layer}.self_attn"
+    q, k, v = project(b, x, prefix)
+    if b.config.head_norms:
+        q, k = b.heads_layer_norm(q, f"{prefix}.q_norm"), b.heads_layer_norm(k, f"{prefix}.k_norm")
+    return b.attention(b.rope(q), b.rope(k), v)

@@ -13,6 +13,7 @@ __all__ = ["build", "configure", "weights"]
 
 
 def configure(fields: Fields) -> CohereConfig:
+    fields.refuse("use_qk_norm")
     config = cohere.configure(fields.defaulting("rope_theta", 10000.0))
     windows = alternating(fields, config.num_layers, window=4096, pattern=4)
     ropes = tuple(config.rope if window else None for window in windows)

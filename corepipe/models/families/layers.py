@@ -150,6 +150,17 @@ class GraphBuilder:
         gain = vector(f"{name}.weight", fixed("head", self.config.heads.head_dim))
         return self.append(RMSNorm(self.layer, self.like(x), x, gain, self.config.eps))
 
+    def head_layer_norm(self, x: Value, name: str, bias: bool = False) -> Value:
+        """LayerNorm over each head of x, all of which have a gain and, with `bias`, a bias in common."""
+        axis = fixed("head", self.config.heads.head_dim)
+        gain, shift = vector(f"{name}.weight", axis), vector(f"{name}.bias", axis) if bias else None
+        return self.append(LayerNorm(self.layer, self.like(x), x, gain, shift, self.config.eps))
+
+    def heads_layer_norm(self, x: Value, name: str) -> Value:
+        """LayerNorm over each head of x, each of which has its own gain."""
+        gain, heads = vector(f"{name}.weight", x.axis), x.width // self.config.heads.head_dim
+        return self.append(LayerNorm(self.layer, self.like(x), x, gain, None, self.config.eps, heads))
+
     def linear(self, x: Value, name: str, axis: Axis, bias: bool = False) -> Value:
         """x times a matrix [axis, x.axis], plus a bias."""
         weight = WeightSpec(f"{name}.weight", (axis, x.axis), WeightRole.MATRIX)

@@ -12,6 +12,8 @@ from corepipe.neuron.graph import Format, Graph, Value
 
 FeedForward = Callable[[GraphBuilder, Value], Value]
 """Appends a layer's feed-forward block, without norm and residual."""
+Attend = Callable[[GraphBuilder, Value], Value]
+"""Appends a layer's attention, before its output projection."""
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -26,18 +28,32 @@ def dense(b: GraphBuilder, x: Value) -> Value:
 
 
 def build(
-    config: ModelConfig, fmt: Format, max_positions: int, name: str, feed_forward: FeedForward = dense
+    config: ModelConfig,
+    fmt: Format,
+    max_positions: int,
+    name: str,
+    feed_forward: FeedForward = dense,
+    attend: Attend | None = None,
 ) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
+    """The forward pass: token ids to logits [rows wanted, vocab].  attend: `attention`, or another."""
+    b, attend = GraphBuilder(config), attend or attention
     x = b.embed()
     for layer in b.layers():
-        attended = attention(b, b.norm(x, f"model.layers.{layer}.input_layernorm"))
+        attended = attend(b, b.norm(x, f"model.layers.{layer}.input_layernorm"))
         attended, x = b.only_wanted(attended, x)
         x = b.add(x, output(b, attended, f"model.layers.{layer}.self_attn.o_proj"))
         x = b.add(x, feed_forward(b, b.norm(x, f"model.layers.{layer}.post_attention_layernorm")))
     b.head(b.norm(x, "model.norm"))
     return b.finish(name, fmt, max_positions)
+
+
+def side_by_side(b: GraphBuilder, x: Value, attend: Attend) -> Value:
+    """x plus attention and feed-forward, both of one norm of it."""
+    block = f"model.layers.{b.layer}"
+    normed = b.norm(x, f"{block}.input_layernorm")
+    attended, normed, x = b.only_wanted(attend(b, normed), normed, x)
+    attended = output(b, attended, f"{block}.self_attn.o_proj")
+    return b.add(x, b.add(attended, dense(b, normed)))
 
 
 def attention(b: GraphBuilder, x: Value) -> Value:

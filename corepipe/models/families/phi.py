@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from corepipe.models.config import Fields, ModelConfig
 from corepipe.models.families import classic
+from corepipe.models.families.blocks import Projected
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.graph import Format, Graph, Value
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`partial_rotary_factor` of each head is rotated."""
-    fields.refuse("qk_layernorm")
+    """`partial_rotary_factor` of each head is rotated, `qk_layernorm` norms those of queries and keys."""
     keys = {"rms_norm_eps": "layer_norm_eps"}
-    return classic.configure(fields, keys, "gelu_new", tied=False, rotary_share=0.5)
+    config = classic.configure(fields, keys, "gelu_new", tied=False, rotary_share=0.5)
+    return replace(config, head_norms=fields.flag("qk_layernorm"))
 
 
 def _names(layer: int) -> classic.Names:
@@ -32,6 +35,15 @@ def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Gr
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():
-        x = classic.parallel(b, x, _names(layer), classic.rotary)
+        x = classic.parallel(b, x, _names(layer), _attention)
     b.head(b.norm(x, "model.final_layernorm"), bias=True)
     return b.finish(name, fmt, max_positions)
+
+
+def _attention(b: GraphBuilder, qkv: Projected) -> Value:
+    q, k, v = qkv
+    if b.config.head_norms:
+        prefix = f"model.layers.{b.layer}.self_attn"
+        q = b.head_layer_norm(q, f"{prefix}.q_layernorm", bias=True)
+        k = b.head_layer_norm(k, f"{prefix}.k_layernorm", bias=True)
+    return classic.rotary(b, (q, k, v))

@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from corepipe.models.config import Fields, ModelConfig, Norm, common
-from corepipe.models.families.llama import build
+from corepipe.models.families import llama
+from corepipe.models.families.blocks import project
+from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.weight_map import Stacked, WeightMap
+from corepipe.neuron.graph import Format, Graph, Value
 
-__all__ = ["build", "configure"]
+
+@dataclass(frozen=True, slots=True)
+class StableLmConfig(ModelConfig):
+    """`parallel`: attention and feed-forward side by side.  `head_norms` are LayerNorms with a gain for each
+    head."""
+
+    parallel: bool = False
 
 
-def configure(fields: Fields) -> ModelConfig:
-    """`use_qkv_bias` puts biases on q, k and v.  Raises UserError for the variant of the 12b model."""
-    fields.refuse("qk_layernorm", "use_parallel_residual")
+def configure(fields: Fields) -> StableLmConfig:
+    """`use_qkv_bias` puts biases on q, k and v; `qk_layernorm` and `use_parallel_residual` are of the 12b."""
     renamed = fields.renamed({"rms_norm_eps": "layer_norm_eps"}).defaulting("rms_norm_eps", 1e-5)
-    config = common(renamed, rotary_share=0.25)
-    return replace(config, qkv_bias=fields.flag("use_qkv_bias"), norm=Norm.LAYER)
+    config = replace(
+        common(renamed, rotary_share=0.25),
+        qkv_bias=fields.flag("use_qkv_bias"),
+        norm=Norm.LAYER,
+        head_norms=fields.flag("qk_layernorm"),
+    )
+    return StableLmConfig(**config.values(), parallel=fields.flag("use_parallel_residual"))
+
+
+def weights(config: StableLmConfig) -> WeightMap:
+    """Each head's gain is a tensor of its own."""
+    heads, size = config.heads, config.heads.head_dim
+    counts = {"q_layernorm": heads.heads, "k_layernorm": heads.kv_heads}
+    gains = {
+        f"{name}.weight": Stacked(
+            tuple(f"{name}.norms.{head}.weight" for head in range(count)), (size,), (count * size,)
+        )
+        for name, count in counts.items()
+    }
+    return WeightMap(stacked=gains if config.head_norms else {})
+
+
+def build(config: StableLmConfig, fmt: Format, max_positions: int, name: str) -> Graph:
+    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    if not config.parallel:
+        return llama.build(config, fmt, max_positions, name, attend=_attention)
+    b = GraphBuilder(config)
+    x = b.embed()
+    for _ in b.layers():
+        x = llama.side_by_side(b, x, _attention)
+    b.head(b.norm(x, "model.norm"))
+    return b.finish(name, fmt, max_positions)
+
+
+def _attention(b: GraphBuilder, x: Value) -> Value:
+    prefix = f"model.layers.{b.layer}.self_attn"
+    q, k, v = project(b, x, prefix)
+    if b.config.head_norms:
+        q = b.heads_layer_norm(q, f"{prefix}.q_layernorm")
+        k = b.heads_layer_norm(k, f"{prefix}.k_layernorm")
+    return b.attention(b.rope(q), b.rope(k), v)

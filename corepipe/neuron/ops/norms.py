@@ -17,6 +17,20 @@ from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.rates import CoreRates
 
 
+def _own_groups(gain: WeightSpec | None, groups: int | None, cut: Cut) -> Mapping[str, Any]:
+    """The groups of a norm that a core has.  Raises UserError where they are not whole."""
+    if groups is None or gain is None:
+        return {}
+    width, group = cut.width(gain.axes[0]), gain.shape[0] // groups
+    if width % group:
+        raise UserError(
+            f"--tensor: {gain.name} normalises over each of {groups} groups; use a degree that divides "
+            f"{groups}",
+            "tensor",
+        )
+    return {"groups": width // group}
+
+
 @dataclass(frozen=True, slots=True)
 class RMSNorm(Keeps):
     """Root-mean-square norm over each group of `len(gain)` consecutive elements, times the gain.
@@ -38,16 +52,7 @@ class RMSNorm(Keeps):
 
     def own_fields(self, cut: Cut) -> Mapping[str, Any]:
         """Whole groups, of what is cut.  Raises UserError where they are not."""
-        if self.groups is None:
-            return {}
-        width, group = cut.width(self.gain.axes[0]), self.gain.shape[0] // self.groups
-        if width % group:
-            raise UserError(
-                f"--tensor: {self.gain.name} normalises over each of {self.groups} groups; use a degree "
-                f"that divides {self.groups}",
-                "tensor",
-            )
-        return {"groups": width // group}
+        return _own_groups(self.gain, self.groups, cut)
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         passes = Passes(one=1, two=2)  # times 1 / rms; x squared and summed, times the gain
@@ -92,16 +97,27 @@ class Normalize(Keeps):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Keeps):
-    """(x - mean) / sqrt(variance + eps) over all of x, times the gain, plus the bias, where there are any."""
+    """(x - mean) / sqrt(variance + eps), times the gain, plus the bias, where there are any.
+
+    Over all of x, or over each part of it as wide as the gain, with one head's width (Phi); of `groups` equal
+    parts of a gain each is normalised by itself, with a gain for each head (Cohere); None: it has no parts.
+    """
 
     x: Value
     gain: WeightSpec | None
     bias: WeightSpec | None
     eps: float
+    groups: int | None = None
 
     def refuses_cut(self) -> str | None:
         what = self.gain.name if self.gain is not None else f"LayerNorm of layer {self.layer}"
-        return f"{what} normalises over all of {self.x.axis.name}" if self.x.axis.is_cut else None
+        axis = self.x.axis if self.gain is None else self.gain.axes[0]
+        whole = axis.is_cut and self.groups is None
+        return f"{what} normalises over all of {axis.name}" if whole else None
+
+    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+        """As an `RMSNorm`'s."""
+        return _own_groups(self.gain, self.groups, cut)
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         passes = Passes(one=2, two=1)  # statistics, normalise; times the gain plus the bias
@@ -112,7 +128,7 @@ class LayerNorm(Keeps):
 
     def twin(self, at: TwinContext) -> F32:
         gain, bias = (None if spec is None else at.weight(spec) for spec in (self.gain, self.bias))
-        return numerics.layer_norm(at[self.x], gain, bias, self.eps, at.format.compute)
+        return numerics.layer_norm(at[self.x], gain, bias, self.eps, at.format.compute, self.groups or 1)
 
     def bound(self, at: Bindings) -> tuple[F32 | None, F32 | None, float]:
         """Gain, bias and epsilon, as native code takes them."""
@@ -120,4 +136,4 @@ class LayerNorm(Keeps):
         return gain, bias, self.eps
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
-        native.layer_norm(at.buffer(self.x), at.buffer(self.out), *self.bound(at))
+        native.layer_norm(at.buffer(self.x), at.buffer(self.out), *self.bound(at), self.groups or 1)
