@@ -281,9 +281,21 @@ def test_one_that_is_to_be_put_around_texts_must_be_there(
     name: str, number: int | None, tmp_path: Path
 ) -> None:
     file = with_ids(tmp_path / "m.gguf", {} if number is None else {name: number}, **{name: True})
-    why = rf"add_{name}_token is true, but there is no tokenizer\.ggml\.{name}_token_id"
+    why = rf"{name}_token_id names no token, but texts are to have one \(tokenizer\.ggml\.add_{name}_token"
     with pytest.raises(UserError, match=why):
         from_gguf(file)
+
+
+def test_a_sentencepiece_model_has_a_bos_unless_the_file_has_none(tmp_path: Path) -> None:
+    file = sentencepiece_file(tmp_path / "m.gguf")
+    assert from_gguf(file).encode("a")[0] == 1
+    file.metadata["tokenizer.ggml.bos_token_id"] = 2**32 - 1
+    with pytest.raises(UserError, match="bos_token_id names no token"):
+        from_gguf(file)
+    file.metadata["tokenizer.ggml.add_bos_token"] = False
+    plain = from_gguf(file).encode("a")
+    del file.metadata["tokenizer.ggml.add_bos_token"], file.metadata["tokenizer.ggml.bos_token_id"]
+    assert from_gguf(file).encode("a") == plain
 
 
 @pytest.mark.parametrize("name", ["bos", "eos", "unknown", "padding"])

@@ -89,7 +89,7 @@ def dropped() -> UserError:
     """What is said of a template that drops what users say."""
     return UserError(
         "the chat template renders nothing of what a user says, neither as a text nor as a list of "
-        '{"type": "text", "text": ...}: give another one',
+        '{"type": "text", "text": ...}: give another (--chat-template)',
         "messages",
     )
 

@@ -45,13 +45,8 @@ def _put_around(file: GgufFile, backend: Backend, special: Mapping[str, str], *,
 
     add_bos: where the file does not say it.  Raises UserError where it wants one and has none.
     """
-    wanted = {name: file.metadata.get(f"tokenizer.ggml.add_{name}_token") for name in ("bos", "eos")}
-    for name, asked in wanted.items():
-        if asked and f"{name}_token" not in special:
-            key = f"tokenizer.ggml.{name}_token_id"
-            raise UserError(f"{file.path}: tokenizer.ggml.add_{name}_token is true, but there is no {key}")
-    bos = special.get("bos_token") if (add_bos if wanted["bos"] is None else wanted["bos"]) else None
-    eos = special.get("eos_token") if wanted["eos"] else None
+    bos = _wanted(file, special, "bos", default=add_bos and "tokenizer.ggml.bos_token_id" in file.metadata)
+    eos = _wanted(file, special, "eos", default=False)
     around = [token for token in (bos, eos) if token is not None]
     template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
     try:
@@ -63,6 +58,18 @@ def _put_around(file: GgufFile, backend: Backend, special: Mapping[str, str], *,
         raise UserError(
             f"{file.path}: {shown(template)} cannot be put around texts: {shown(str(error))}"
         ) from error
+
+
+def _wanted(file: GgufFile, special: Mapping[str, str], name: str, *, default: bool) -> str | None:
+    """The token to put at an end of every text; None: none.  Raises UserError where it is missing."""
+    if not file.metadata.get(f"tokenizer.ggml.add_{name}_token", default):
+        return None
+    if f"{name}_token" not in special:
+        raise UserError(
+            f"{file.path}: tokenizer.ggml.{name}_token_id names no token, but texts are to have one "
+            f"(tokenizer.ggml.add_{name}_token)"
+        )
+    return special[f"{name}_token"]
 
 
 def _strings(file: GgufFile, key: str) -> list[str]:
