@@ -25,6 +25,12 @@ def test_parts_stay_parts_and_developers_are_the_system():
     ]
 
 
+def test_reasoning_goes_by_all_its_names():
+    for name in ("reasoning", "reasoning_content"):
+        (plain,) = plain_messages([{"role": "assistant", "content": "a", name: "hm"}])
+        assert (plain["reasoning"], plain["reasoning_content"], plain["thinking"]) == ("hm", "hm", "hm")
+
+
 def test_what_litellm_adds_to_an_answer_may_come_back():
     kept = {"refusal": None, "annotations": []}
     message = {"role": "assistant", "content": "x", "provider_specific_fields": kept}
@@ -45,8 +51,7 @@ def test_calls_and_their_results():
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "5"}]},
     ]
     first, second = plain_messages(messages)
-    names = ("content", "reasoning", "reasoning_content", "thinking")
-    assert [first[name] for name in names] == ["", "hm", "hm", "hm"]
+    assert (first["content"], first["reasoning"], first["reasoning_content"]) == ("", "hm", "hm")
     told = [one["function"]["arguments"] for one in first["tool_calls"]]
     assert told == [{"a": {"b": [1]}}, {}, "{broken", "[1]", deep]
     assert second == messages[1]
