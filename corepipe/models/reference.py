@@ -164,9 +164,7 @@ of a gpt-oss: four bits stand for unequal steps there, which are quantised like 
 
 Settings for activations and KV caches are without effect: they have the formats of `--dtype` and
 `--kv-cache-dtype`.
-"""
 
-_TOKENIZERS = """
 ## Tokenizers
 
 Of a directory tokenizer.json is read, with what transformers reads beside it, in its order:
@@ -195,7 +193,7 @@ def write(root: Path) -> None:
 
 def reference() -> str:
     """The whole page."""
-    return "".join((_families(), _LIMITS, _tasks(), _weights(), _TOKENIZERS, *_names()))
+    return "".join((_families(), _LIMITS, _tasks(), _weights(), *_names()))
 
 
 def with_counts(text: str) -> str:
