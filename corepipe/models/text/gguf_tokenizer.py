@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_config import token_id
 from corepipe.models.text.gguf_splits import SPLITS
-from corepipe.models.text.tokenizer import Tokenizer, byte_alphabet
+from corepipe.models.text.tokenizer import Tokenizer, byte_alphabet, set_bos_eos
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 UNJOINED = (UNKNOWN, CONTROL, BYTE)
@@ -47,17 +47,7 @@ def _put_around(file: GgufFile, backend: Backend, special: Mapping[str, str], *,
     """
     bos = _wanted(file, special, "bos", default=add_bos and "tokenizer.ggml.bos_token_id" in file.metadata)
     eos = _wanted(file, special, "eos", default=False)
-    around = [token for token in (bos, eos) if token is not None]
-    template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    try:
-        if any(token.startswith("$") for token in around):
-            raise ValueError("what begins with $ stands for a text")
-        ids = [(token, backend.token_to_id(token)) for token in around]
-        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
-    except ValueError as error:  # one that the library reads as a placeholder
-        raise UserError(
-            f"{file.path}: {shown(template)} cannot be put around texts: {shown(str(error))}"
-        ) from error
+    set_bos_eos(backend, bos, eos, file.path)
 
 
 def _wanted(file: GgufFile, special: Mapping[str, str], name: str, *, default: bool) -> str | None:

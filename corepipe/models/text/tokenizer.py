@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
-from tokenizers import Encoding
+from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
@@ -345,6 +346,26 @@ def _from_byte_alphabet(piece: str) -> bytes:
     if all(character in _BYTE_OF for character in piece):
         return bytes(_BYTE_OF[character] for character in piece)
     return piece.encode()
+
+
+def set_bos_eos(backend: Backend, bos: str | None, eos: str | None, path: Path) -> None:
+    """Makes `encode` put these tokens around every text (None: not).
+
+    Raises UserError, which names `path`, for tokens that the vocabulary lacks.
+    """
+    around = [(token, backend.token_to_id(token)) for token in (bos, eos) if token is not None]
+    for token, number in around:
+        if number is None:
+            raise UserError(f"{path}: the vocabulary has no token {shown(token)} to put around texts")
+    template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    try:
+        if any(token.startswith("$") for token, _ in around):
+            raise ValueError("what begins with $ stands for a text")
+        backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=around)
+    except ValueError as error:  # one that the library reads as a placeholder
+        raise UserError(
+            f"{path}: {shown(template)} cannot be put around texts: {shown(str(error))}"
+        ) from error
 
 
 def no_tokenizer() -> Tokenizer:
