@@ -329,6 +329,10 @@ PARTS = {
 {% for part in message['content'] | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}
 {% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] ~ '\\n' }}{% endfor %}
 <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""",
+    "parts after a system message": """\
+{%- if messages[0].role != 'system' %}{{ raise_exception('a system message comes first') }}{% endif %}
+{%- for m in messages %}{{ '<|' ~ m.role ~ '|>' }}{% for p in m.content %}{{ p.text }}{% endfor %}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}""",
     "parts by their keys, in a macro": """\
 {%- macro parts(content) %}{%- for one in content %}{%- if 'image' in one or 'image_url' in one %}{{- '<|vision|>' }}
 {%- elif 'text' in one %}{{- one['text'] }}{%- endif %}{%- endfor %}{%- endmacro %}

@@ -118,9 +118,14 @@ def in_form(style: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 def expected(style: str, chat: Sequence[Mapping[str, Any]], **variables: object) -> str | None:
     """What transformers makes of a chat; None: its template refuses it."""
+    return rendered(style, [in_form(style, one) for one in chat], **variables)
+
+
+def rendered(style: str, chat: list[dict[str, Any]], **variables: object) -> str | None:
+    """As `expected`, of messages in the template's form."""
     try:
         made = reference(STYLES[style]).apply_chat_template(
-            [in_form(style, one) for one in chat], add_generation_prompt=True, tokenize=False, **variables
+            chat, add_generation_prompt=True, tokenize=False, **variables
         )
     except Exception:  # whatever a template raises
         return None
@@ -169,8 +174,9 @@ def test_parts_are_given_as_they_are_or_in_one(style: str) -> None:
     ]
     several = style in PARTS or style in BOTH
     given = [one if several or one["role"] == PARTS_OF.get(style) else in_lines(style, one) for one in chat]
-    wanted = reference(STYLES[style]).apply_chat_template(given, add_generation_prompt=True, tokenize=False)
-    assert found(style, chat) == wanted
+    for lead in ([], [SYSTEM]):
+        wanted = rendered(style, [*(in_form(style, one) for one in lead), *given])
+        assert found(style, [*lead, *chat]) == wanted
 
 
 def in_lines(style: str, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,6 +203,7 @@ def test_a_message_goes_on_in_any_form(style: str) -> None:
         "{% for m in messages %}{{ m.content[0].value }}{% endfor %}",
         "{% for m in messages %}{% if m.content is mapping %}{{ m.content.text }}{% endif %}{% endfor %}",
         "{% for m in messages if m.role == 'human' %}{{ m.content }}{% endfor %}",
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].text }}",
         "Hello.",
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from corepipe.errors import UserError
@@ -13,8 +14,8 @@ Message = Mapping[str, Any]
 
 WORDS = ("zebra417", "walrus285")
 """What a probe says: two words, so that a template that reads the first part alone shows it."""
-ROLES = ("user", "assistant", "system", "tool")
-"""In the order in which they are probed: what is known of one serves the next."""
+ROLES = ("assistant", "system", "tool")
+"""Besides users, in the order in which they are probed: what is known of one serves the next."""
 
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}
 _TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -47,9 +48,9 @@ TEXT = Form(text=True, parts=False, single=False)
 
 
 class ContentForms:
-    """Forms by role; those of `others` are the user's.
+    """The form of each role's content; roles that are not among `forms` have the user's.
 
-    drops: the template says nothing of what a user says, in any form.
+    drops: the template renders nothing of what a user says, in any form.
     """
 
     def __init__(self, forms: Mapping[str, Form], *, drops: bool) -> None:
@@ -74,15 +75,37 @@ Render = Callable[[Sequence[Message]], "str | None"]
 
 def found_forms(render: Render) -> ContentForms:
     """Tries every role's content in every form, with `TOOLS` to call."""
-    forms: dict[str, Form] = {}
-    drops = False
+    lead, user = _first_taken(render)
+    forms = {"user": user if user is not None and user.known else TEXT}
     for role in ROLES:
-        made = [render(_conversation(role, content, forms)) for content in _contents()]
-        form = Form(*(one is not None and _says(one, words) for one, words in zip(made, _SAID, strict=True)))
-        if role == "user":
-            drops = not form.known and any(one is not None for one in made)
-        forms[role] = form if form.known else forms.get("user", TEXT)
-    return ContentForms(forms, drops=drops)
+        made = _tried(render, partial(_conversation, role, [] if role == "system" else lead, forms))
+        forms[role] = made if made is not None and made.known else forms["user"]
+    return ContentForms(forms, drops=user is not None and not user.known)
+
+
+def _first_taken(render: Render) -> tuple[list[Message], Form | None]:
+    """What has to stand before a user's message, and that message's form; None: all is refused."""
+    found: Form | None = None
+    for told in (None, "a", _parts("a")):
+        lead: list[Message] = [] if told is None else [{"role": "system", "content": told}]
+        form = _tried(render, partial(_asked, lead))
+        if form is not None and form.known:
+            return lead, form
+        found = found or form
+    return [], found
+
+
+def _asked(lead: Sequence[Message], content: object) -> list[Message]:
+    return [*lead, {"role": "user", "content": content}]
+
+
+def _tried(render: Render, conversation: Callable[[object], Sequence[Message]]) -> Form | None:
+    """The form in which a content of a conversation comes out; None: it is refused in every one."""
+    made = [render(conversation(content)) for content in (WORDS[0], _parts(*WORDS), _parts(WORDS[0]))]
+    if all(one is None for one in made):
+        return None
+    said = (WORDS[:1], WORDS, WORDS[:1])
+    return Form(*(one is not None and _says(one, words) for one, words in zip(made, said, strict=True)))
 
 
 def dropped() -> UserError:
@@ -114,25 +137,18 @@ def _parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-_SAID = (WORDS[:1], WORDS, WORDS[:1])
-
-
-def _contents() -> tuple[object, ...]:
-    """As a text, as parts, as one part."""
-    return WORDS[0], _parts(*WORDS), _parts(WORDS[0])
-
-
-def _conversation(role: str, content: object, forms: Mapping[str, Form]) -> list[Message]:
+def _conversation(
+    role: str, lead: Sequence[Message], forms: Mapping[str, Form], content: object
+) -> list[Message]:
+    """One in which a role says this."""
     said = {"role": role, "content": content}
-    user = {"role": "user", "content": forms.get("user", TEXT).of("a")}
+    user = {"role": "user", "content": forms["user"].of("a")}
     if role == "system":
         return [said, user]
-    if role == "user":
-        return [said]
     if role == "assistant":
-        return [user, said, user]
+        return [*lead, user, said, user]
     calls = {"role": "assistant", "content": forms["assistant"].of(""), "tool_calls": [_CALL]}
-    return [user, calls, {**said, "name": "f", "tool_call_id": _CALL["id"]}]
+    return [*lead, user, calls, {**said, "name": "f", "tool_call_id": _CALL["id"]}]
 
 
 def _says(rendered: str, words: Sequence[str]) -> bool:
