@@ -61,6 +61,17 @@ def test_a_file_that_is_not_listed_is_refused(model: Path) -> None:
         verify(model, quiet)
 
 
+def test_templates_by_name_are_looked_at(model: Path) -> None:
+    file = model / "additional_chat_templates" / "tool_use.jinja"
+    file.parent.mkdir()
+    file.write_text("x")
+    with pytest.raises(UserError, match=r"tool_use\.jinja has no known hash"):
+        verify(model, quiet)
+    with (model / SUMS).open("a") as sums:
+        sums.write(f"{sha256(file)}  additional_chat_templates/{file.name}\n")
+    verify(model, quiet)
+
+
 @pytest.mark.parametrize("line", ["x", "0" * 64, f"{'0' * 64}  ../other", f"{'0' * 63}  a", "\x1b[2J"])
 def test_a_list_that_is_none_is_refused(model: Path, line: str) -> None:
     (model / SUMS).write_text(line + "\n")

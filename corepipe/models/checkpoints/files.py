@@ -8,6 +8,8 @@ from pathlib import Path
 
 from corepipe.errors import UserError, shown
 
+CHAT_TEMPLATES = "additional_chat_templates"
+"""A directory in a model's, with chat templates by name."""
 SNAPSHOTS, BLOBS = "snapshots", "blobs"
 """huggingface_hub's cache: models--org--name/snapshots/revision/file is a link to ../../blobs/hash."""
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.files import read_bytes, regular_size, unreadable
+from corepipe.models.checkpoints.files import CHAT_TEMPLATES, read_bytes, regular_size, unreadable
 from corepipe.models.checkpoints.gguf_shards import shards
 from corepipe.models.packaged import PACKAGED
 from corepipe.models.sentence_transformers import module_folders
@@ -41,8 +41,10 @@ def verify(model: Path, progress: Progress) -> None:
 
 
 def _read_of(folder: Path) -> Iterator[Path]:
-    """What may be read of a directory: its files, and those of sentence-transformers' modules in it."""
-    for place in (folder, *module_folders(folder)):
+    """What may be read of a directory: its files, its chat templates, and those of sentence-transformers'
+    modules in it."""
+    templates = folder / CHAT_TEMPLATES
+    for place in (folder, *([templates] if templates.is_dir() else []), *module_folders(folder)):
         yield from (file for file in place.iterdir() if file.suffix in READ and not file.is_dir())
 
 

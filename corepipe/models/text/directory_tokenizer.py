@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.files import read_bytes
+from corepipe.models.checkpoints.files import CHAT_TEMPLATES, read_bytes
 from corepipe.models.text.special_tokens import CONFIG, add_tokens, read_if_there
 from corepipe.models.text.tokenizer import Tokenizer, library_failures
 
@@ -99,7 +99,7 @@ def _convert_with_transformers(path: Path) -> Any:  # noqa: ANN401 -- a class of
 
 def _chat_templates(path: Path, config: Mapping[str, object]) -> dict[str, str]:
     """By name: those in files, else those in tokenizer_config.json, a text or a list of named ones."""
-    files = {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
+    files = {file.stem: file for file in sorted((path / CHAT_TEMPLATES).glob("*.jinja"))}
     if (path / "chat_template.jinja").is_file():
         files[DEFAULT] = path / "chat_template.jinja"
     if files:
