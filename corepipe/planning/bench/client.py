@@ -75,7 +75,7 @@ class Client:
         self._asking = asking
         self._speller = speller
         self._numbers = 0
-        self._decoder = msgspec.json.Decoder(Chunk)
+        self._decoder = msgspec.json.Decoder(Chunk, strict=False)
         self._hearing: set[Answer] = set()
         self._hang_ups = Random(f"{asking.seed} cancel")  # noqa: S311 -- a workload is no secret
 
@@ -117,40 +117,33 @@ class Client:
         answer = Answer(self._decoder, request.most_chunks)
         self._hearing.add(answer)
         try:
-            async with asyncio.timeout(self._asking.seconds):
-                await self._http.pool.exchange(request.data, answer)
-            self._judge(outcome, answer)
-        except TimeoutError:
-            _fail(outcome, "timeout", f"no whole answer in {self._asking.seconds:g} s")
-        except TransportError as error:
-            _fail(outcome, "cut" if answer.stamps else error.kind, str(error))
+            broken = await self._exchange(request, answer)
+            _judge(outcome, answer, broken)
         except asyncio.CancelledError:
             outcome.end = "unfinished"
         self._hearing.discard(answer)
         self._note(outcome, answer)
         return outcome
 
-    def _judge(self, outcome: Outcome, answer: Answer) -> None:
-        if answer.status != 200:
-            _fail(outcome, str(answer.status), answer.refusal)
-        elif answer.failure:
-            _fail(outcome, "error in stream", answer.failure)
-        elif answer.enough:
-            outcome.end = "cancelled"
-        elif not answer.finished:
-            _fail(outcome, "cut", "the stream ended before the answer did")
-        elif answer.first is None:
-            _fail(outcome, "empty", "an answer without a token")
-        else:
-            outcome.end = "completed"
+    async def _exchange(self, request: Request, answer: Answer) -> tuple[str, str] | None:
+        """Lets an answer be read; the kind and the words of what broke it off, or None."""
+        try:
+            async with asyncio.timeout(self._asking.seconds):
+                await self._http.pool.exchange(request.data, answer)
+        except TimeoutError:
+            return "timeout", f"no whole answer in {self._asking.seconds:g} s"
+        except TransportError as error:
+            return "cut" if answer.stamps else error.kind, str(error)
+        answer.end(perf_counter())
+        return None
 
     def _note(self, outcome: Outcome, answer: Answer) -> None:
         outcome.ended = perf_counter()
         outcome.first, outcome.last = answer.first, answer.last or None
         outcome.stamps = answer.stamps
         if answer.usage is not None:
-            outcome.input_tokens = answer.usage.prompt_tokens
-            outcome.output_tokens = answer.usage.completion_tokens
+            outcome.input_tokens = answer.usage.prompt_tokens or 0
+            outcome.output_tokens = answer.usage.completion_tokens or 0
             details = answer.usage.prompt_tokens_details
             outcome.cached_tokens = (details.cached_tokens or 0) if details else 0
         elif self._count is not None and answer.stamps:
@@ -170,8 +163,17 @@ class Client:
         return {"prompt": "".join(message["content"] for message in messages)}
 
 
-def _fail(outcome: Outcome, kind: str, detail: str) -> None:
-    outcome.end, outcome.error, outcome.detail = "failed", kind, detail
+def _judge(outcome: Outcome, answer: Answer, broken: tuple[str, str] | None) -> None:
+    """Says how an answer ended: what its server told comes before how the connection did."""
+    failure = answer.told()
+    if failure is None and answer.enough:
+        outcome.end = "cancelled"
+        return
+    failure = failure or broken or answer.missing()
+    if failure is None:
+        outcome.end = "completed"
+    else:
+        outcome.end, (outcome.error, outcome.detail) = "failed", failure
 
 
 def _messages(talk: Talk, turn: int, speller: Speller) -> Sequence[dict[str, str]]:

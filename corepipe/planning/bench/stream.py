@@ -11,6 +11,23 @@ DONE = b"[DONE]"
 MOST_DETAIL = 200
 """Characters of an error that are kept."""
 
+NO_WORDS = "an error without a message"
+
+MOST_UNREAD = 4096
+"""Bytes that are kept of an answer that is no stream."""
+
+NO_REASON = frozenset(("", "null"))
+"""What some servers write as `finish_reason` of chunks that are not the last, instead of null."""
+
+GOOD_ENDS = frozenset(
+    "stop length tool_calls function_call eos eos_token stop_token stop_sequence stop_str end_turn tool_use "
+    "max_tokens max_length max_new_tokens model_length repetition complete completed".split()
+)
+"""Reasons to finish an answer that is whole, in OpenAI's words and in those of other servers.
+
+Any other (error, abort, content_filter, a proxy's timeout) says that it is not.
+"""
+
 
 class Details(msgspec.Struct):
     cached_tokens: int | None = None
@@ -19,8 +36,8 @@ class Details(msgspec.Struct):
 class TokenCounts(msgspec.Struct):
     """Tokens as the server counts them."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: Details | None = None
 
 
@@ -39,9 +56,11 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
+    index: int | None = None
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
+    error: Any = None
 
     def said(self) -> str:
         """The text of this chunk, of whatever kind."""
@@ -54,27 +73,52 @@ class Choice(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """An event of either API; fields that nobody here needs are skipped unread."""
+    """An event of either API; fields that nobody here needs are skipped unread.
 
-    choices: list[Choice] = []
+    detail, message: an error, as frameworks write it, where there are no choices.
+    """
+
+    choices: list[Choice] | None = None
     usage: TokenCounts | None = None
     error: Any = None
+    detail: Any = None
+    message: Any = None
     corepipe: Device | None = None
+
+    def failed(self) -> bool:
+        """Whether it says that something went wrong."""
+        if self.error or any(choice.error for choice in self.choices or ()):
+            return True
+        return self.choices is None and bool(self.detail or self.message)
 
 
 class Events:
     """Splits bytes, in whatever pieces they come, into the data of server-sent events.
 
     Each `data:` line is an event of its own: JSON needs no line breaks, and no server of this API has them.
+    errors: the data of events that are named `error`, and of llama.cpp's `error:` lines.
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.rest = b""
+        self.errors: list[bytes] = []
+        self._error = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        """The data of all events that are not errors and that end in these bytes."""
+        lines = (self.rest + data).split(b"\n")
+        self.rest = lines.pop()
+        found: list[bytes] = []
+        for line in lines:
+            if line.startswith(b"data:"):
+                (self.errors if self._error else found).append(line[5:].strip())
+            elif line.startswith(b"event:"):
+                self._error = line[6:].strip() == b"error"
+            elif line.startswith(b"error:"):
+                self.errors.append(line[6:].strip())
+            elif not line.strip():
+                self._error = False
+        return found
 
 
 class Answer:
@@ -91,13 +135,14 @@ class Answer:
         self.last = 0.0
         self.usage: TokenCounts | None = None
         self.device: Device | None = None
-        self.finished = False
         self.failure = ""
         self._decoder = decoder
         self._most = most_chunks
         self._events = Events()
         self._said: list[str] = []
-        self._refusal = bytearray()
+        self._unread = bytearray()
+        self._streams = self._done = False
+        self._reasons: dict[int, str] = {}
 
     @property
     def first(self) -> float | None:
@@ -109,23 +154,56 @@ class Answer:
 
     @property
     def refusal(self) -> str:
-        """What a server that did not answer 200 said."""
-        return error_message(bytes(self._refusal))
+        """What a server that did not answer 200, or not with a stream, said."""
+        return error_message(bytes(self._unread))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the end mark came, or a reason to finish for each choice that was heard."""
+        return self._done or (bool(self._reasons) and all(self._reasons.values()))
+
+    def told(self) -> tuple[str, str] | None:
+        """The kind and the words of a failure that the server has told; None: it has told none."""
+        if self.status not in {0, 200}:
+            return str(self.status), self.refusal
+        if self.failure:
+            return "error in stream", self.failure
+        bad = next((reason for reason in self._reasons.values() if reason and not _is_good(reason)), None)
+        return None if bad is None else (f"finish_reason {bad}"[:MOST_DETAIL], "the server ended the answer")
+
+    def missing(self) -> tuple[str, str] | None:
+        """What an answer lacks that has been read to its end, as `told` has it; None: nothing."""
+        if not self._streams and self._unread.strip():
+            return "no stream", self.refusal
+        if not self.finished:
+            return "cut", "the stream ended before the answer did"
+        return None if self.stamps else ("empty", "an answer without a token")
 
     def start(self, status: int) -> None:
         self.status = status
 
     def read(self, data: bytes, now: float) -> None:
-        if self.status != 200:
-            self._refusal += data[: 4096 - len(self._refusal)]
+        if not self._streams:
+            self._unread += data[: MOST_UNREAD - len(self._unread)]
+        if self.status == 200:
+            for event in self._events.feed(data):
+                self._read(event, now)
+            if self._events.errors:
+                self._streams, self.failure = True, error_message(self._events.errors[0]) or NO_WORDS
+
+    def end(self, now: float) -> None:
+        """Reads a last event that no line break follows."""
+        if self._events.rest.rstrip().endswith((b"}", DONE)):
+            self.read(b"\n", now)
+
+    def _read(self, event: bytes, now: float) -> None:
+        self._streams = True
+        if self.enough:
             return
-        for event in self._events.feed(data):
-            if self.enough:
-                return
-            if event == DONE:
-                self.finished = True
-            elif event:
-                self._take(event, now)
+        if event == DONE:
+            self._done = True
+        elif event:
+            self._take(event, now)
 
     def _take(self, event: bytes, now: float) -> None:
         try:
@@ -133,11 +211,12 @@ class Answer:
         except (msgspec.DecodeError, RecursionError) as error:
             self.failure = self.failure or f"a chunk that is not of this API: {error}"
             return
-        if chunk.error is not None:
-            self.failure = error_message(event)
-        for choice in chunk.choices:
+        if chunk.failed():
+            self.failure = error_message(event) or NO_WORDS
+        for choice in chunk.choices or ():
             self._hear(choice, now)
-        self.usage = chunk.usage or self.usage
+        if chunk.usage is not None and chunk.usage.completion_tokens is not None:
+            self.usage = chunk.usage
         self.device = chunk.corepipe or self.device
 
     def _hear(self, choice: Choice, now: float) -> None:
@@ -147,8 +226,15 @@ class Answer:
             self._said.append(said)
             self.last = now
             self.enough = self._most is not None and len(self.stamps) >= self._most
-        if choice.finish_reason is not None:
-            self.finished, self.last = True, now
+        index, reason = choice.index or 0, choice.finish_reason or ""
+        if reason in NO_REASON:
+            self._reasons.setdefault(index, "")
+        else:
+            self._reasons[index], self.last = reason, now
+
+
+def _is_good(reason: str) -> bool:
+    return reason.lower() in GOOD_ENDS
 
 
 def decoded(body: bytes) -> object:

@@ -20,6 +20,8 @@ from typing import Any
 
 import httptools
 
+from corepipe.planning.bench.setup import PROBE_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
@@ -27,7 +29,8 @@ class Behaviour:
 
     chunk: tokens in an event.  stall: from this second of its life to that one nothing is sent.
     key: the API key it wants.  refuse: every so many requests it answers 429.  cut: every so many it hangs up
-    after the first token.  usage: whether it counts tokens.  pad: tokens that it adds to each prompt.
+    after the first token, having said `error` if there is one.  reason: why it finishes longer answers than the
+    probes'.  usage: whether it counts tokens.  pad: tokens that it adds to each prompt.
     """
 
     first: float = 0.05
@@ -38,6 +41,8 @@ class Behaviour:
     key: str = ""
     refuse: int = 0
     cut: int = 0
+    error: str = ""
+    reason: str = "length"
     usage: bool = True
     pad: int = 0
     log: str = ""
@@ -95,6 +100,8 @@ class Stub:
             self.log.write(json.dumps(line) + "\n")
         if whole:
             self.finish(connection, request, chat)
+        elif self.behaviour.error:
+            connection.event({"error": {"message": self.behaviour.error}})
         connection.transport.close() if not whole else None
 
     async def until(self, due: float) -> None:
@@ -104,7 +111,8 @@ class Stub:
         await asyncio.sleep(due - perf_counter())
 
     def finish(self, connection: Connection, request: dict[str, Any], chat: bool) -> None:
-        choice = {"index": 0, "finish_reason": "length", **({"delta": {}} if chat else {"text": ""})}
+        reason = self.behaviour.reason if request["max_tokens"] > PROBE_TOKENS else "length"
+        choice = {"index": 0, "finish_reason": reason, **({"delta": {}} if chat else {"text": ""})}
         connection.event({"choices": [choice]})
         if self.behaviour.usage:
             usage = {"prompt_tokens": self.prompt_tokens(request), "completion_tokens": request["max_tokens"]}

@@ -85,6 +85,23 @@ def test_failures_are_counted_by_kind() -> None:
     assert any("429: the queue is full" in note for note in report.notes())
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "words"),
+    [
+        (Behaviour(cut=4), "cut", "the server closed the connection"),
+        (Behaviour(cut=4, error="engine died"), "error in stream", "engine died"),
+        (Behaviour(reason="abort"), "finish_reason abort", "the server ended the answer"),
+    ],
+)
+def test_an_answer_that_did_not_end_well_is_a_failure(behaviour: Behaviour, kind: str, words: str) -> None:
+    """Whatever told so first; and it is in no latency."""
+    report = play(behaviour, synthetic(rate=100.0, duration=0.3, seed=1))
+    assert set(report.recorder.errors) == {kind}
+    assert report.recorder.details[kind] == words
+    assert report.recorder.latencies["ttft"].count == report.recorder.ends["completed"]
+    assert any(f"{kind}: {words}" in note for note in report.notes())
+
+
 def test_an_answer_that_takes_too_long() -> None:
     slow = Behaviour(first=0.05, gap=0.001)
     report = play(slow, synthetic(rate=50.0, duration=0.1, output=300), seconds=0.2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from corepipe.planning.bench.stream import Answer, Chunk, Events, error_message
 
-DECODER = msgspec.json.Decoder(Chunk)
+DECODER = msgspec.json.Decoder(Chunk, strict=False)
 
 
 def event(document: object, end: bytes = b"\n\n") -> bytes:
@@ -109,9 +109,106 @@ def test_the_client_may_have_heard_enough() -> None:
     assert at_once.text == "ab"
 
 
-def test_errors_in_the_stream() -> None:
-    assert answer(said("a"), {"error": {"message": "engine died", "code": 500}}).failure == "engine died"
-    assert "not of this API" in answer(b"data: {half\n\n").failure
+DONE = b"data: [DONE]\n\n"
+USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+
+
+def ended(*events: object, status: int = 200) -> tuple[str, str] | None:
+    """What is wrong with an answer whose connection ended as it should."""
+    found = answer(*events, status=status)
+    found.end(99.0)
+    return found.told() or found.missing()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"error": {"message": "engine died", "code": 500}},
+        {"error": "engine died"},
+        {"error": {"message": "engine died"}, "choices": []},
+        {"object": "error", "message": "engine died", "type": "InternalServerError", "code": 500},
+        {"detail": "engine died"},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "error": "engine died"}]},
+        b'event: error\ndata: {"message": "engine died"}\n\n',
+        b"event: error\ndata: engine died\n\n",
+        b'error: {"code": 500, "message": "engine died"}\n\n',
+        b"data: {half\n\n",
+        {"error": {"message": ""}},
+        b"event: error\ndata:\n\n",
+    ],
+)
+def test_errors_in_the_stream(event: object) -> None:
+    """As OpenAI, vLLM, FastAPI, OpenRouter, text-generation-inference and llama.cpp write them."""
+    found = ended(said("a"), event, said("b", finish_reason="stop"), DONE)
+    assert found is not None
+    assert found[0] == "error in stream"
+    assert any(words in found[1] for words in ("engine died", "not of this API", "without a message"))
+
+
+@pytest.mark.parametrize("reason", ["error", "abort", "content_filter", "cancelled", "timeout"])
+def test_an_answer_that_was_given_up_is_no_answer(reason: str) -> None:
+    assert ended(said("a"), said("b", finish_reason=reason), USAGE, DONE) == (
+        f"finish_reason {reason}",
+        "the server ended the answer",
+    )
+
+
+@pytest.mark.parametrize(
+    "reason", ["stop", "length", "tool_calls", "function_call", "eos_token", "STOP", "end_turn"]
+)
+def test_reasons_to_finish_an_answer_that_is_whole(reason: str) -> None:
+    assert ended(said("a"), said("b", finish_reason=reason)) is None
+
+
+def test_a_stream_is_whole_with_its_end_mark_or_a_reason_for_each_choice() -> None:
+    other = {"choices": [{"index": 1, "delta": {"content": "b"}}]}
+    last = event(said("", finish_reason="stop"))
+    assert ended(said("a"), DONE) is None
+    assert ended(said("a"), last) is None
+    assert ended(said("a"), last.rstrip()) is None
+    for cut in (
+        [said("a"), said("b")],
+        [said("a"), said("b"), USAGE],
+        [said("a", finish_reason=""), said("b", finish_reason="null")],
+        [said("a"), other, last],
+        [said("a"), last[:20]],
+        [],
+    ):
+        assert ended(*cut) == ("cut", "the stream ended before the answer did")
+
+
+def test_an_answer_that_is_no_stream() -> None:
+    assert ended(b'{"error": {"message": "engine died"}}') == ("no stream", "engine died")
+    assert ended(b"<html>\n<p>busy</html>") == ("no stream", "<html> <p>busy</html>")
+    assert ended(b"busy", status=503) == ("503", "busy")
+    assert ended(said("", finish_reason="length"), DONE) == ("empty", "an answer without a token")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"choices": None},
+        {"choices": None, "usage": None, "error": None, "detail": None},
+        {"choices": [], "prompt_filter_results": [{"prompt_index": 0}]},
+        {},
+        {"type": "ping"},
+        {"choices": [{"index": None, "delta": None, "text": None, "finish_reason": None}]},
+        {"choices": [{"delta": {"role": "assistant", "content": None, "refusal": None}, "logprobs": None}]},
+        {"usage": {"prompt_tokens": 5.0, "completion_tokens": None}},
+        {"usage": {}},
+        b": keep-alive\n\n",
+        b":\n\nevent: ping\ndata:\n\n",
+        b"id: 7\nretry: 100\n\n",
+        b"\xef\xbb\xbf\n",
+    ],
+)
+def test_chunks_of_other_servers_do_no_harm(event: object) -> None:
+    found = answer(event, said("a"), event, said("b"), event, said("", finish_reason="stop"), USAGE, DONE)
+    assert found.told() is None
+    assert found.missing() is None
+    assert (list(found.stamps), found.last) == ([2.0, 4.0], 6.0)
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 2
 
 
 def test_a_corepipe_predicts() -> None:
