@@ -84,10 +84,10 @@ def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> st
             ("TTFT", recorder.latencies["ttft"], 0),
             ("TPOT", recorder.latencies["tpot"], 1),
         )
+        if values.count
     )
-    return (
-        f"{name}: {seconds:.0f}{until} s, {recorder.ends['completed']}{of} answered{failed}, "
-        f"{run.in_flight} under way, {rate:,.0f} tokens/s, {', '.join(times)}"
+    return f"{name}: {seconds:.0f}{until} s, {recorder.ends['completed']}{of} answered{failed}, " + ", ".join(
+        (f"{run.in_flight} under way", f"{rate:,.0f} tokens/s", *times)
     )
 
 
@@ -108,14 +108,19 @@ def _latencies(document: Mapping[str, Any]) -> Figures:
     table = Figures("milliseconds", *_columns(COLUMNS))
     for name in METRICS:
         if document[f"max_{name}_ms"]:
-            table.add_row(LABELS[name], *(f"{document[f'{column}_{name}_ms']:,.1f}" for column in COLUMNS))
+            table.add_row(LABELS[name], *_cells(document, name))
     device = document.get("device")
     if device is not None:
         for name in ("ttft", "tpot"):
-            cells = (f"{device[f'{column}_{name}_ms']:,.1f}" for column in COLUMNS)
             what = "emulated" if device["valid"] else "emulated, not valid"
-            table.add_row(f"{name.upper()}, {what}", *cells, style="dim")
+            table.add_row(f"{name.upper()}, {what}", *_cells(device, name), style="dim")
     return table
+
+
+def _cells(figures: Mapping[str, Any], name: str, parts: Iterable[str] = COLUMNS) -> Iterator[str]:
+    """Milliseconds; a dash where nothing was measured."""
+    values = (figures[f"{part}_{name}_ms"] for part in parts)
+    return ("–" if value is None else f"{value:,.1f}" for value in values)
 
 
 def _columns(heads: Iterable[str]) -> Iterator[Column]:
@@ -178,8 +183,7 @@ def _row(stage: Stage) -> Iterator[str]:
     yield f"{stage.rate:.3g}"
     yield f"{stage.done:.3g}"
     for name in ("ttft", "tpot"):
-        yield f"{document[f'p50_{name}_ms']:,.1f}"
-        yield f"{document[f'p99_{name}_ms']:,.1f}"
+        yield from _cells(document, name, ("p50", "p99"))
     yield f"{document['output_throughput']:,.0f}"
     yield "" if document["slo_share"] is None else f"{document['slo_share']:.1%}"
     yield str(document["failed"])

@@ -56,8 +56,9 @@ class Outcome:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None where there is no second."""
-        return (self.e2e - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        """Time per output token after the first; None where there is no second, or none that came later."""
+        seconds = self.e2e - self.ttft
+        return seconds / (self.output_tokens - 1) if self.output_tokens > 1 and seconds > 0 else None
 
     @property
     def gaps(self) -> list[float]:

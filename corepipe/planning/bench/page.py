@@ -43,7 +43,11 @@ def sweep_page(sweep: Sweep, old: Mapping[str, Any] | None = None) -> str:
 
 
 def _cells(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    return tuple(f"{document[f'{part}_{name}_ms']:,.1f}" for part in SHOWN)
+    return tuple(_shown(document[f"{part}_{name}_ms"]) for part in SHOWN)
+
+
+def _shown(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f"{milliseconds:,.1f}"
 
 
 def _stage_heads() -> tuple[str, ...]:
@@ -51,7 +55,7 @@ def _stage_heads() -> tuple[str, ...]:
 
 
 def _stage(stage: Mapping[str, Any]) -> tuple[str, ...]:
-    times = [f"{stage[f'{part}_{name}_ms']:,.1f}" for name in LATENCIES for part in ("p50", "p99")]
+    times = [_shown(stage[f"{part}_{name}_ms"]) for name in LATENCIES for part in ("p50", "p99")]
     done = f"{stage['steady_request_throughput']:.3g}{', saturated' if stage['saturated'] else ''}"
     return f"{_rate(stage):.3g}", done, *times, str(stage["failed"])
 
@@ -114,7 +118,8 @@ def _against_load(stages: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str
 
 def _curve(stages: Sequence[Mapping[str, Any]], name: str, key: str) -> Curve:
     x = np.array([_rate(stage) for stage in stages])
-    return Curve(name, x, np.array([float(stage.get(key, np.nan)) for stage in stages]), dots=True)
+    values = (stage.get(key) for stage in stages)
+    return Curve(name, x, np.array([np.nan if value is None else value for value in values]), dots=True)
 
 
 def _rate(stage: Mapping[str, Any]) -> float:

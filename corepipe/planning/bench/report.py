@@ -127,6 +127,11 @@ class Report:
         completed = recorder.ends["completed"]
         if 0 < completed < FEW:
             yield f"{completed} requests: the 99th percentile is the slowest of them"
+        if untimed := sum(o.end == "completed" and o.tpot is None for o in recorder.outcomes):
+            yield (
+                f"{untimed} of {completed} answers have one token, or came in one piece: "
+                "they have no time per token, and are left out of it"
+            )
         asked = sum(o.asked_output for o in recorder.outcomes if o.end == "completed")
         if recorder.output_tokens < 0.99 * asked:
             yield f"answers have {recorder.output_tokens} of {asked} tokens: the server ends them early"
@@ -220,14 +225,18 @@ def _rate(workload: Mapping[str, object]) -> object:
     return workload.get("rate") or "inf"
 
 
-def _statistics(name: str, values: Distribution) -> Iterator[tuple[str, float]]:
-    """vLLM's keys, in milliseconds; 0 where nothing was measured, as there."""
-    yield f"mean_{name}_ms", values.mean * 1e3
-    yield f"median_{name}_ms", values.at(50.0) * 1e3
-    yield f"std_{name}_ms", values.std * 1e3
+def _statistics(name: str, values: Distribution) -> Iterator[tuple[str, float | None]]:
+    """vLLM's keys, in milliseconds; None where nothing was measured (0 there)."""
+
+    def told(seconds: float) -> float | None:
+        return seconds * 1e3 if values.count else None
+
+    yield f"mean_{name}_ms", told(values.mean)
+    yield f"median_{name}_ms", told(values.at(50.0))
+    yield f"std_{name}_ms", told(values.std)
     for percent in PERCENTS:
-        yield f"p{percent:.0f}_{name}_ms", values.at(percent) * 1e3
-    yield f"max_{name}_ms", values.max * 1e3
+        yield f"p{percent:.0f}_{name}_ms", told(values.at(percent))
+    yield f"max_{name}_ms", told(values.max)
 
 
 def detail(outcomes: Sequence[Outcome], start: float) -> dict[str, list[Any]]:

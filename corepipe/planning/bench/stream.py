@@ -19,10 +19,11 @@ MOST_UNREAD = 4096
 NO_REASON = frozenset(("", "null"))
 """What some servers write as `finish_reason` of chunks that are not the last, instead of null."""
 
-GOOD_ENDS = frozenset(
-    "stop length tool_calls function_call eos eos_token stop_token stop_sequence stop_str end_turn tool_use "
-    "max_tokens max_length max_new_tokens model_length repetition complete completed".split()
-)
+GOOD_ENDS = frozenset((
+    "stop", "length", "tool_calls", "function_call", "tool_use", "end_turn", "stop_token", "stop_sequence",
+    "stop_str", "eos", "eos_token", "max_tokens", "max_length", "max_new_tokens", "model_length",
+    "repetition", "complete", "completed",
+))  # fmt: skip
 """Reasons to finish an answer that is whole, in OpenAI's words and in those of other servers.
 
 Any other (error, abort, content_filter, a proxy's timeout) says that it is not.

@@ -29,8 +29,8 @@ class Behaviour:
 
     chunk: tokens in an event.  stall: from this second of its life to that one nothing is sent.
     key: the API key it wants.  refuse: every so many requests it answers 429.  cut: every so many it hangs up
-    after the first token, having said `error` if there is one.  reason: why it finishes longer answers than the
-    probes'.  usage: whether it counts tokens.  pad: tokens that it adds to each prompt.
+    after the first token, having said `error` if there is one.  reason: why it finishes answers longer than
+    those of the probes.  usage: whether it counts tokens.  pad: tokens that it adds to each prompt.
     """
 
     first: float = 0.05

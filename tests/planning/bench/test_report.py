@@ -117,9 +117,26 @@ def test_several_tokens_in_a_chunk() -> None:
     assert one.tpot == pytest.approx(0.01)
     assert report(one).document()["mean_itl_ms"] == pytest.approx(40.0)
     assert one.gaps == pytest.approx([0.04, 0.04])
-    single = outcome(0, 10.0, 0.1, 0.0, 1)
-    assert single.tpot is None
-    assert report(single).document()["mean_tpot_ms"] == 0.0
+
+
+def test_answers_of_one_token_have_no_time_per_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor have those of which all chunks came at once; it is told how many there are."""
+    single, at_once = outcome(0, 10.0, 0.1, 0.0, 1), outcome(1, 10.0, 0.1, 0.0, 4)
+    assert single.tpot is at_once.tpot is None
+    found = report(single, at_once, THREE[0], slo=Slo(tpot=0.011))
+    assert found.document()["mean_tpot_ms"] == found.document()["max_tpot_ms"] == pytest.approx(10.0)
+    assert found.document()["slo_share"] == 1.0
+    assert any("2 of 3 answers have one token, or came in one piece" in note for note in found.notes())
+    assert not any("one piece" in note for note in report(*THREE).notes())
+    alone = report(single, slo=Slo(tpot=0.05))
+    document = alone.document()
+    assert document["mean_tpot_ms"] is document["p99_tpot_ms"] is document["max_itl_ms"] is None
+    assert not Assertion.parse("p99_tpot_ms<50").holds(document)
+    assert compared(document, report(*THREE).document()).keys().isdisjoint({"mean_tpot_ms"})
+    print_report(alone)
+    for shown in (capsys.readouterr().out, run_page(alone)):
+        assert "per output token" not in shown
+        assert "nan" not in shown
 
 
 def test_notes() -> None:
