@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from corepipe.errors import UserError
+from corepipe.models import published
+from corepipe.models.registry import architecture
 from corepipe.planning.calibration.rows import Raw
 
 MOST_BYTES = 1 << 28
 """Of a result: those of guidellm hold every request."""
+
+ALIKE = 0.02
+"""Share by which the parameters of one model under two names may differ: tokens are added to vocabularies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,15 @@ class Deployed:
     expert: int = 1
 
     def columns(self, path: Path, model: str | None) -> dict[str, str]:
-        """Its columns.  Raises UserError for what is needed and not told."""
+        """Its columns.  Raises UserError for what is needed and not told, and for a model that is not the one
+        that the result names."""
         named = self.model or model
+        if self.model and model and _differ(self.model, model):
+            raise UserError(
+                f"{path}: is of {model}, not of --model {self.model}: leave --model out, "
+                "or give the result of that model",
+                "model",
+            )
         needed = {"--model": named, "--instance": self.instance, "--max-num-seqs": self.sequences}
         if missing := [flag for flag, value in needed.items() if not value]:
             raise UserError(
@@ -80,7 +92,28 @@ def _document(path: Path) -> Mapping[str, Any]:
         raise UserError(f"{path}: is not JSON ({error})") from error
     if not isinstance(document, Mapping):
         raise UserError(f"{path}: {_NEITHER}")
+    _refuse_emulated(path, document)
     return document
+
+
+def _refuse_emulated(path: Path, document: Mapping[str, Any]) -> None:
+    """Raises UserError for what corepipe has written of its own server, or of a prediction."""
+    for run in (document, document.get("server"), document.get("device")):
+        if isinstance(run, Mapping) and run.get("emulated") is True:
+            instance = f" ({run['instance']})" if isinstance(run.get("instance"), str) else ""
+            raise UserError(
+                f"{path}: its device is emulated{instance}: what corepipe computes on a CPU or predicts "
+                "is no measurement of an instance; give results of a server on Neuron"
+            )
+
+
+def _differ(model: str, named: str) -> bool:
+    """Whether a result names a public model that is not `model`.  It may name a server's own alias."""
+    try:
+        told = architecture(published.resolve(named)).parameters
+    except UserError:
+        return False
+    return abs(architecture(model).parameters / told - 1) > ALIKE
 
 
 _NEITHER = "is no result of corepipe bench, vllm bench serve or guidellm"
@@ -105,6 +138,7 @@ def _vllm(path: Path, result: Mapping[str, Any]) -> _Run:
     """Of `vllm bench serve`, whose keys `corepipe bench` has too: milliseconds, tokens, seconds."""
     if not isinstance(result, Mapping) or "request_throughput" not in result:
         raise UserError(f"{path}: {_NEITHER}")
+    _refuse_emulated(path, result)
     completed = _number(result.get("completed")) or 0
     if completed < 1:
         return None, []

@@ -90,6 +90,56 @@ def test_vllms_result(tmp_path) -> None:
     assert (row["parallelism"], row["batch_size"], row["seq_len"]) == ("TP8xPP1xDP3", "16", "2048")
 
 
+PLACEMENT = {"emulated": True, "model": "smollm2-135m-instruct", "instance": "inf2.xlarge"}
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (VLLM | {"server": PLACEMENT}, "emulated (inf2.xlarge)"),
+        (VLLM | {"device": {"emulated": True, "valid": True}}, "emulated"),
+        (VLLM | {"stages": [VLLM, VLLM | {"server": PLACEMENT}]}, "emulated (inf2.xlarge)"),
+        ({"emulated": True, "requests": {"offered": 10}}, "emulated"),
+    ],
+)
+def test_what_an_emulated_device_did_is_no_measurement(tmp_path, document, told) -> None:
+    """A load test of a corepipe server, its stages, and what simulate, plan and predict print."""
+    with pytest.raises(UserError) as error:
+        read_result(write(tmp_path, document), DEPLOYED)
+    assert f"its device is {told}: " in error.value.message
+
+
+def test_a_server_that_is_no_corepipe_may_tell_anything(tmp_path) -> None:
+    assert read_result(write(tmp_path, VLLM | {"server": None, "device": {"emulated": False}}), DEPLOYED)
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "differ"),
+    [
+        ("llama-3.1-8b", "smollm2-135m-instruct", True),
+        ("llama-3.1-8b", "HuggingFaceTB/SmolLM2-135M-Instruct", True),
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-70B", True),
+        ("mistral-7b", "Qwen/Qwen2.5-7B-Instruct", True),
+        ("llama-3.1-8b", "meta-llama/Meta-Llama-3-8B-Instruct", False),
+        ("meta-llama/Llama-3.1-8B", "llama-3.1-8b", False),
+        ("llama-3.1-8b", "our-chat-model", False),
+        ("llama-3.1-8b", "/models/served", False),
+        ("tests/data/tiny/llama3", "smollm2-135m", True),
+        (None, "smollm2-135m", False),
+    ],
+)
+def test_a_result_of_another_model_is_refused(tmp_path, model, named, differ) -> None:
+    """By a public model's name; what a server calls its model else is its own affair."""
+    document, deployed = VLLM | {"model_id": named}, replace(DEPLOYED, model=model)
+    guided = json.loads(json.dumps(GUIDELLM).replace("org/its-model", named))
+    for result in (document, document | {"stages": [document]}, guided):
+        if differ:
+            with pytest.raises(UserError, match=f"is of {named}, not of --model {model}"):
+                read_result(write(tmp_path, result), deployed)
+        else:
+            assert read_result(write(tmp_path, result), deployed)
+
+
 def test_divided_experts_are_told(tmp_path) -> None:
     found = read_result(write(tmp_path, VLLM), replace(DEPLOYED, expert=8))
     assert {row["parallelism"] for row in found} == {"TP8xPP1xDP3xEP8"}
