@@ -72,6 +72,26 @@ def test_an_unknown_field_would_be_found() -> None:
     assert "enableServiceLink" in told
 
 
+@pytest.mark.parametrize(
+    ("values", "strategy"),
+    [
+        ({}, "RollingUpdate"),
+        ({"replicas": 3}, "RollingUpdate"),
+        ({"cache": {"persistent": True}}, "Recreate"),
+        ({"cache": {"persistent": True, "accessMode": "ReadWriteOncePod"}}, "Recreate"),
+        ({"cache": {"existingClaim": "models"}}, "Recreate"),
+        ({"cache": {"persistent": True}, "autoscaling": {"type": "hpa", "maxReplicas": 1}}, "Recreate"),
+        ({"cache": {"persistent": True, "accessMode": "ReadWriteMany"}, "replicas": 2}, "RollingUpdate"),
+        ({"cache": {"existingClaim": "models", "accessMode": "ReadWriteMany"}}, "RollingUpdate"),
+        ({"cache": {"accessMode": "ReadWriteOncePod"}, "replicas": 2}, "RollingUpdate"),
+    ],
+)
+def test_an_update_waits_for_no_claim_of_the_pod_that_it_replaces(values, strategy) -> None:
+    (deployment,) = of_kind(rendered(values), "Deployment")
+    assert deployment["spec"]["strategy"]["type"] == strategy
+    assert ("rollingUpdate" in deployment["spec"]["strategy"]) == (strategy == "RollingUpdate")
+
+
 @each_case
 def test_the_server_takes_its_arguments(case: str) -> None:
     found = manifests(case)

@@ -154,6 +154,16 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
         {"httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}, "allowWithoutKeys": True},
         [r"networkPolicy.from: "],
     ),
+    (
+        {"cache": {"persistent": True}, "replicas": 2},
+        [r"cache.accessMode: .* a claim that is ReadWriteOnce;"],
+    ),
+    (
+        {"cache": {"existingClaim": "c", "accessMode": "ReadWriteOncePod"}, "replicas": 3},
+        [r"cache.accessMode: .* a claim that is ReadWriteOncePod;"],
+    ),
+    ({"cache": {"persistent": True}, "autoscaling": {"type": "hpa"}}, [r"cache.accessMode: "]),
+    ({"cache": {"persistent": True}, "fleet": {"enabled": True}}, [r"cache.accessMode: "]),
     ({"fleet": {"enabled": True}, "replicas": 2}, [r"fleet.enabled: one front has all machines"]),
     (
         {"fleet": {"enabled": True}, "kvEvents": {"enabled": True}},

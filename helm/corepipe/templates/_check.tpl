@@ -45,6 +45,10 @@
 {{- fail "fleet.slo: machines are added up to fleet.maxMachines; set it" }}
 {{- end }}
 {{- end }}
+{{- $pods := ternary .replicas .autoscaling.maxReplicas (eq .autoscaling.type "none") }}
+{{- if and (include "corepipe.cacheOfOneNode" $) (or .fleet.enabled (gt (int $pods) 1)) }}
+{{- fail (printf "cache.accessMode: pods on several nodes cannot share a claim that is %s; set ReadWriteMany if the claim has it, or leave cache.persistent and cache.existingClaim out" .cache.accessMode) }}
+{{- end }}
 {{- if and .kvEvents.enabled (not .networkPolicy.enabled) }}
 {{- fail "kvEvents.enabled: the events have all prompts' token ids, and it is networkPolicy.enabled that lets in nobody else" }}
 {{- end }}

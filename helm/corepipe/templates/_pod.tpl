@@ -100,6 +100,13 @@ env:
 {{- end }}
 {{- end }}
 
+{{/* Whether the cache is a claim that the pods of one node, or one pod, can mount. */}}
+{{- define "corepipe.cacheOfOneNode" -}}
+{{- with .Values.cache }}
+{{- if and (or .persistent .existingClaim) (ne .accessMode "ReadWriteMany") }}true{{ end }}
+{{- end }}
+{{- end }}
+
 {{- define "corepipe.spread" -}}
 {{- if kindIs "invalid" .Values.topologySpreadConstraints }}
 {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
