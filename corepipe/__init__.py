@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False
+"""As typing's, which takes a while to import: a command could not be interrupted properly meanwhile."""
 
 if TYPE_CHECKING:
     from corepipe.serving.config import EngineConfig

@@ -8,16 +8,19 @@ import sys
 def main() -> None:
     """Entry point.  An interrupt is one line, from the first import on; a server under way ends with 0."""
     try:
-        from corepipe.imports import uncollected  # noqa: PLC0415 -- nothing before it can be interrupted
+        from corepipe import signals  # noqa: PLC0415 -- nothing before it can be interrupted
+
+        signals.end_at_once_while_importing()
+        from corepipe.imports import uncollected  # noqa: PLC0415
 
         with uncollected():
             from corepipe.cli.app import main as run  # noqa: PLC0415 -- takes a while
         run()
     except KeyboardInterrupt:
-        print("corepipe: interrupted", file=sys.stderr)  # noqa: T201
-        from corepipe.signals import INTERRUPTED  # noqa: PLC0415 -- nothing before it can be interrupted
+        from corepipe import signals  # noqa: PLC0415 -- nothing before it can be interrupted
 
-        sys.exit(INTERRUPTED)
+        print(signals.INTERRUPTED_LINE, file=sys.stderr)  # noqa: T201
+        sys.exit(signals.INTERRUPTED)
 
 
 if __name__ == "__main__":

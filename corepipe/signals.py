@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
 """What shells report of a program that SIGINT ended."""
+
+INTERRUPTED_LINE = "corepipe: interrupted"
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -17,6 +20,25 @@ SHARED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 
 ORDERS = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 """Those that are to end no server."""
+
+
+def end_at_once_while_importing() -> None:
+    """From now on SIGINT ends the process at once while something is imported; else it interrupts as ever.
+
+    An extension module that is interrupted while it is imported makes another error of that, or prints it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            with suppress(OSError):
+                os.write(2, f"{INTERRUPTED_LINE}\n".encode())
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    signal.default_int_handler(number, frame)
 
 
 @contextmanager

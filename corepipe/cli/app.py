@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from corepipe import __version__
-from corepipe.cli.plain import write_plainly
+from corepipe.cli.plain import open_closed_streams, write_plainly
 from corepipe.errors import UserError, shown
 from corepipe.signals import INTERRUPTED
 
@@ -113,24 +113,52 @@ def _main(
 def main() -> None:
     """Runs the command line: what the user got wrong is one line and exit code 2.
 
+    So is a result that cannot be written, with 1; it is no line where the reader has left.
     Raises KeyboardInterrupt where a command was interrupted.
     """
+    open_closed_streams()
     write_plainly()
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-    except UserError as error:
-        lines = (shown(line, MAX_LINE) for line in error.message.splitlines())  # it may quote a file
-        print("corepipe: " + "\n".join(lines), file=sys.stderr)  # noqa: T201
-        sys.exit(2)
-    except _USAGE_ERROR as error:
-        print(f"corepipe: {_usage(error)}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
-    except BrokenPipeError:  # the reader of our output is gone; let the interpreter's last flush succeed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        code = _run()
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError) and _can_write():
+            raise
+        _discard_output()
+        if not isinstance(error, BrokenPipeError):
+            print(f"corepipe: standard output: {error.strerror}", file=sys.stderr)  # noqa: T201
+        code = 1
     if code == INTERRUPTED:  # typer has made an exit code of it
         raise KeyboardInterrupt
     sys.exit(code)
+
+
+def _run() -> int | None:
+    """The exit code of a command."""
+    try:
+        code: int | None = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except UserError as error:
+        lines = (shown(line, MAX_LINE) for line in error.message.splitlines())  # it may quote a file
+        print("corepipe: " + "\n".join(lines), file=sys.stderr)  # noqa: T201
+        return 2
+    except _USAGE_ERROR as error:
+        print(f"corepipe: {_usage(error)}", file=sys.stderr)  # noqa: T201
+        return 2
+    return code
+
+
+def _can_write() -> bool:
+    """Whether stdout takes a line break, so that something else could not be written."""
+    try:
+        print(flush=True)  # noqa: T201
+    except OSError:
+        return False
+    return True
+
+
+def _discard_output() -> None:
+    """Lets the interpreter's last flush succeed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__

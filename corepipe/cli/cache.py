@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-cache = typer.Typer(help="Show what the cache holds, or remove some of it.", no_args_is_help=True)
+cache = typer.Typer(help="Show what the cache holds, or remove some of it.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

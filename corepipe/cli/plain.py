@@ -1,4 +1,4 @@
-"""ASCII for what we draw, where the output has no UTF-8."""
+"""The standard streams as commands need them: open, and ASCII for what we draw where they have no UTF-8."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from functools import partial
+from pathlib import Path
 
 PLAIN = {
     **dict(zip("·▁▂▃▄▅▆▇█", "._:-=+*%#", strict=True)),
@@ -14,6 +15,13 @@ PLAIN = {
     "±": "+-", "µ": "u", "×": "x", "…": "...", "–": "-", "—": "-", "→": "->", "≤": "<=", "≥": ">=",
 }  # fmt: skip
 """What stands for a symbol of ours where there is ASCII alone."""
+
+
+def open_closed_streams() -> None:
+    """Has standard streams that are closed lead nowhere; their numbers would be given to files."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 -- as long as the process
 
 
 def write_plainly() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +124,8 @@ def test_every_command_helps(name: str) -> None:
     [
         (["sevre"], "sevre"),
         (["serve", "--prot", "1"], "--prot"),
+        (["cache"], "Missing command"),
+        (["fleet"], "Missing command"),
         (["serve", "--port", "x"], "--port"),
         (["serve", "--dtype", "int4"], "int4-weights"),
         (["serve", "--pipeline", "0"], "--pipeline"),
@@ -156,9 +159,46 @@ def test_an_interrupt_while_it_starts_is_one_line(module: str, tmp_path: Path) -
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "corepipe: interrupted\n")
 
 
-def test_a_reader_that_goes_away_is_no_crash() -> None:
-    shell = " ".join(command("ls", "--instance", "trn2.48xlarge", "--json")) + " | head -c 1"
-    shown = subprocess.run(
-        shell, shell=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+def test_an_interrupt_while_extension_modules_are_imported_is_one_line(tmp_path: Path) -> None:
+    """numpy's would make an ImportError of it."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(module="numpy._core.overrides"))
+    ended = run("cache", "ls", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "corepipe: interrupted\n")
+
+
+def redirected(arguments: list[str], where: str) -> subprocess.CompletedProcess[str]:
+    """A command whose standard output a shell leads somewhere; the code is the command's."""
+    shell = f"set -o pipefail; {shlex.join(command(*arguments))} {where}"
+    return subprocess.run(
+        ["bash", "-c", shell], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
     )
-    assert (shown.stdout, shown.stderr) == ("[", "")
+
+
+@pytest.mark.parametrize("arguments", [["ls", "--instance", "trn2.48xlarge", "--json"], ["serve", "--help"]])
+def test_a_reader_that_goes_away_is_no_crash(arguments: list[str]) -> None:
+    shown = redirected(arguments, "| head -c 1")
+    assert (len(shown.stdout), shown.stderr) == (1, "")
+    assert shown.returncode in {0, 1}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["--help"],
+        ["serve", "--help"],
+        ["cache", "--help"],
+        ["ls", "--instance", "inf2.xlarge"],
+        ["ls", "--instance", "inf2.xlarge", "--json"],
+        ["cache", "ls"],
+    ],
+)
+def test_a_result_that_cannot_be_written_is_one_line(arguments: list[str]) -> None:
+    full = redirected(arguments, "> /dev/full")
+    assert (full.returncode, full.stderr) == (1, "corepipe: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("where", [">&-", "<&- >&-"])
+def test_streams_that_are_closed_lead_nowhere(where: str) -> None:
+    closed = redirected(["ls", "--instance", "inf2.xlarge"], where)
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")

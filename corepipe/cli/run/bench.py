@@ -35,6 +35,7 @@ from corepipe.planning.bench.target import Http, Target, find
 from corepipe.planning.bench.transport import TransportError
 from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.planning.workload import Synthetic, Workload
+from corepipe.signals import answered
 
 if TYPE_CHECKING:
     from corepipe.models.text.tokenizer import Tokenizer
@@ -77,7 +78,10 @@ def run(given: Mapping[str, Any]) -> None:
     plan = _plan(given)
     check_directory(given["output"])
     _allow_many_connections()
-    tested, code = uvloop.run(_test(plan, given))
+    with answered(
+        {signal.SIGINT: signal.default_int_handler}, lambda: False
+    ):  # a loop has its own for that one
+        tested, code = uvloop.run(_test(plan, given))
     if tested is None:
         raise typer.Exit(code)
     _show(tested, plan, given)
