@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from shutil import get_terminal_size
 from typing import Annotated, Any, Literal
 
 import typer
@@ -17,7 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from corepipe import __version__
-from corepipe.cli.plain import open_closed_streams, write_plainly
+from corepipe.cli.plain import broken, open_closed_streams, write_plainly
 from corepipe.errors import UserError, shown
 from corepipe.signals import INTERRUPTED
 
@@ -126,7 +127,7 @@ def main() -> None:
             raise
         _discard_output()
         if not isinstance(error, BrokenPipeError):
-            print(f"corepipe: standard output: {error.strerror}", file=sys.stderr)  # noqa: T201
+            _complain(f"standard output: {error.strerror}")
         code = 1
     if code == INTERRUPTED:  # typer has made an exit code of it
         raise KeyboardInterrupt
@@ -139,12 +140,18 @@ def _run() -> int | None:
         code: int | None = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except UserError as error:
         lines = (shown(line, MAX_LINE) for line in error.message.splitlines())  # it may quote a file
-        print("corepipe: " + "\n".join(lines), file=sys.stderr)  # noqa: T201
+        _complain("\n".join(lines))
         return 2
     except _USAGE_ERROR as error:
-        print(f"corepipe: {_usage(error)}", file=sys.stderr)  # noqa: T201
+        _complain(_usage(error))
         return 2
     return code
+
+
+def _complain(message: str) -> None:
+    """A line on stderr; where that is a terminal, one or more."""
+    line = f"corepipe: {message}"
+    print(broken(line, get_terminal_size().columns) if sys.stderr.isatty() else line, file=sys.stderr)  # noqa: T201
 
 
 def _can_write() -> bool:

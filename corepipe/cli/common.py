@@ -25,30 +25,21 @@ if TYPE_CHECKING:  # heavy: a help and a start do without, or come to it later
 LINE_SECONDS = 3.0
 """Between two lines of a log about the same."""
 
-PIPE_WIDTH = 4096
-"""Columns where nobody looks."""
-
 BAR_WIDTH = 20
 
 
 def errors() -> Console:
-    """The console for progress, logs and errors: stderr.
+    """The console for progress, logs and errors: stderr."""
+    from corepipe.cli.console import Lines  # noqa: PLC0415 -- see above
 
-    Lines are as long as they are: a wrapped URL cannot be copied, nor found by a program.
-    """
-    from rich.console import Console  # noqa: PLC0415 -- see above
-
-    return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    return Lines(stderr=True)
 
 
 def results() -> Console:
-    """The console for a command's result: stdout.  In a pipe lines are as long as they need to be."""
-    from rich.console import Console  # noqa: PLC0415 -- see above
+    """The console for a command's result: stdout."""
+    from corepipe.cli.console import Lines  # noqa: PLC0415 -- see above
 
-    console = Console(highlight=False, soft_wrap=True, emoji=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPE_WIDTH
-    return console
+    return Lines()
 
 
 def print_json(result: object) -> None:

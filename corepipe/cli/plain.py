@@ -5,9 +5,12 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
+from textwrap import fill
+from typing import Any, TextIO, cast
 
 PLAIN = {
     **dict(zip("·▁▂▃▄▅▆▇█", "._:-=+*%#", strict=True)),
@@ -25,12 +28,51 @@ def open_closed_streams() -> None:
 
 
 def write_plainly() -> None:
-    """From now on stdout and stderr take any character; where they have no UTF-8, they get ASCII symbols."""
+    """From now on stdout and stderr take any character; where they have no UTF-8, they get ASCII symbols.
+
+    Lines on a stdout that is no terminal end in no blanks.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _has_utf8(stream.encoding):
             name = f"corepipe-{stream.encoding}"
             codecs.register_error(name, partial(_plain, stream.encoding))
             stream.reconfigure(encoding="ascii", errors=name)
+    if not sys.stdout.isatty():
+        sys.stdout = cast("TextIO", Unpadded(sys.stdout))
+
+
+class Unpadded:
+    """Stands for a stream, and writes to it without the blanks before the ends of lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(re.sub(r"[ \t]+(?=\n)", "", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def broken(text: str, width: int) -> str:
+    """A text with lines of at most `width` columns, where words are no longer than that.
+
+    A command that is continued on the next line stays as it is.
+    """
+    lines = text.split("\n")
+    whole = {at + past for at, line in enumerate(lines) if line.endswith("\\") for past in (0, 1)}
+    return "\n".join(line if at in whole else _filled(line, width) for at, line in enumerate(lines))
+
+
+def _filled(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    return fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        replace_whitespace=False, expand_tabs=False,
+    )  # fmt: skip
 
 
 def _has_utf8(encoding: str) -> bool:

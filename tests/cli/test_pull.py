@@ -44,7 +44,11 @@ def answered(typed: str, environment: dict[str, str]) -> tuple[int, list[str]]:
     """`corepipe pull` at a terminal where `typed` is what somebody types: its exit code and what it says."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        command("pull", GEMMA), stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, env=environment
+        command("pull", GEMMA),
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**environment, "COLUMNS": "200"},
     ) as process:
         os.close(theirs)
         os.write(ours, typed.encode())

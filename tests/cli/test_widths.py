@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections import Counter
 from dataclasses import replace
@@ -15,10 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Column
+from rich.text import Text
 from typer.testing import CliRunner
 
 from corepipe.cli.app import app
+from corepipe.cli.common import errors, results
 from corepipe.cli.placement import print_placement
+from corepipe.cli.plain import broken
 from corepipe.cli.run.bench_view import print_compared, print_report, print_sweep
 from corepipe.cli.tables import Figures, facts
 from corepipe.models.registry import architecture
@@ -34,6 +38,7 @@ from tests.cli.test_picture import shown as picture
 from tests.cli.test_plain import SMALL_PLAN
 from tests.cli.test_predict import ROW
 from tests.planning.bench.test_report import outcome, report
+from tests.servers import run
 
 WIDTHS = (20, 40, 60, 80, 100, 200)
 LONG_NAME = "an-organisation/A-Model-With-A-Long-Name-1234567B-Instruct-v0.31-GGUF"
@@ -87,11 +92,67 @@ def test_a_command_says_the_same_at_any_width(
         writer.writeheader()
         writer.writerows([ROW | {"value": "1e-5"}, ROW | {"batch_size": "16", "value": "1234567"}])
     printed = Printed()
-    made_by = "_console" if name == "plan" else "results"
-    monkeypatch.setattr(f"corepipe.cli.run.{name}.{made_by}", lambda: printed)
+    monkeypatch.setattr(f"corepipe.cli.run.{name}.results", lambda: printed)
     done = CliRunner().invoke(app, COMMANDS[name].format(rows=rows).split())
     assert done.exit_code == 0, done.exception
     printed.check()
+
+
+def unwritten(arguments: str, **environment: str) -> list[str]:
+    """The lines of a result in a pipe."""
+    shown = run(*arguments.split(), env={**os.environ, **environment}).stdout.splitlines()
+    assert len(shown) > 3
+    return shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "simulate tests/data/tiny/llama3 --requests 2 --output-len 4",
+        "profile llama-3.1-8b --instance inf2.xlarge --tensor 2",
+        "ls --instance inf2.xlarge",
+        "serve --help",
+        "cache --help",
+    ],
+)
+def test_lines_in_a_pipe_end_in_no_blanks(arguments: str) -> None:
+    assert [line for line in unwritten(arguments) if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one two " * 40,
+        f"{LONG_NAME} at http://a-host-of-a-cluster.example.org:30443/some/path: it is not there " * 2,
+        "  an indent: " + "more words " * 20 + "\n" + "a line-that-is-short",
+        "words  with  gaps, --flags-with-hyphens and [brackets] " * 4,
+    ],
+)
+def test_lines_in_a_terminal_break_between_words(text: str, width: int) -> None:
+    shown = broken(text, width)
+    assert words(shown) == words(text)
+    assert all(len(line) <= width or " " not in line.strip() for line in shown.splitlines())
+    assert [len(line) - len(line.lstrip()) for line in shown.splitlines()][:2] == [
+        2 * text.startswith("  ")
+    ] * 2
+
+
+def test_a_command_for_a_shell_breaks_nowhere_else() -> None:
+    command = "  corepipe serve --model " + "x" * 80 + " \\\n    --tensor 2 --pipeline 4 --max-model-len 2048"
+    assert broken(command, 40) == command
+
+
+def test_a_console_breaks_texts_where_its_width_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    for made in (results, errors):
+        out = io.StringIO()
+        monkeypatch.setattr("sys.stdout", out)
+        monkeypatch.setattr("sys.stderr", out)
+        made().print(Text("one two " * 10))
+        made().print("three four " * 10, markup=False)
+        assert max(map(len, out.getvalue().splitlines())) <= 30
+        assert words(out.getvalue()) == words("one two three four " * 10)
 
 
 def large(seconds: float) -> Report:

@@ -10,10 +10,9 @@ from time import monotonic
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from corepipe.cli import options
-from corepipe.cli.common import errors, print_json, progress_bar, seconds, sigterm_as_interrupt
+from corepipe.cli.common import errors, print_json, progress_bar, results, seconds, sigterm_as_interrupt
 from corepipe.cli.run.guesses import assumed_guesses
 from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
 from corepipe.cli.settings import flag_of
@@ -49,8 +48,6 @@ from corepipe.signals import INTERRUPTED
 DEFAULT_PROFILE, NATIVE_PROFILE = "vllm-neuron", "vllm-neuron-native"
 """Of inf2 and trn1, and of what --emit vllm-neuron writes for trn2 and trn3."""
 
-PIPE_WIDTH = 200
-
 UNMET = 3
 """Exit code where nothing meets the objectives."""
 
@@ -78,7 +75,7 @@ def run(given: Mapping[str, Any]) -> None:
     if as_json:
         print_json(document(found, remedy, commands))
     else:
-        print_plan(errors() if emit else _console(), found, remedy, None if emit else commands)
+        print_plan(errors() if emit else results(), found, remedy, None if emit else commands)
     if emit and found.best:
         typer.echo(_emitted(found, found.best, given), nl=False)
     if found.search.cut_short == INTERRUPTED_BY_USER:
@@ -286,12 +283,6 @@ def _rate(rate: float | None) -> float:
     if not 0 < rate < inf:
         raise UserError(f"--rate must be a number of requests a second above 0, not {rate}", "rate")
     return rate
-
-
-def _console() -> Console:
-    """Standard output; in a pipe, lines are as long as they need to be."""
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH)
 
 
 def _emitted(plan: Plan, best: Option, given: Mapping[str, Any]) -> str:
