@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -24,6 +25,9 @@ if TYPE_CHECKING:  # heavy: a help and a start do without, or come to it later
 
 LINE_SECONDS = 3.0
 """Between two lines of a log about the same."""
+
+SILENT_SECONDS = 10
+"""After which a log says how far the work is."""
 
 BAR_WIDTH = 20
 
@@ -128,9 +132,10 @@ class Report(Protocol):
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Report]:
     """Yields `report(what, done, note)`: a bar for each `what`; in a log, a line, and one every few seconds
-    where there are notes."""
+    where there are notes, or where nothing was told for longer."""
     if not console.is_interactive:
-        yield _lines(console)
+        with _lines(console) as report_line:
+            yield report_line
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415 -- see above
     from rich.table import Column  # noqa: PLC0415 -- see above
@@ -153,14 +158,47 @@ def progress_bar(console: Console) -> Iterator[Report]:
         yield report
 
 
-def _lines(console: Console) -> Report:
-    """For logs: a line when something else is being done, and now and then where there are notes."""
+@contextmanager
+def _lines(console: Console) -> Iterator[Report]:
+    """For logs: a line when something else is being done, now and then where there are notes, and wherever
+    nothing was told for a while."""
     seen: dict[str, float] = {}
+    log = _Log(console)
 
-    def report(what: str, done: float, note: str = "") -> None:  # noqa: ARG001
+    def report(what: str, done: float, note: str = "") -> None:
+        log.what, log.done = what, done
         now = monotonic()
         if what not in seen or (note and now - seen[what] >= LINE_SECONDS):
             seen[what] = now
-            console.print(f"{what}: {note}" if note else what, markup=False)
+            log.tell(f"{what}: {note}" if note else what)
 
-    return report
+    ended = Event()
+    thread = Thread(target=log.go_on, args=(ended,), daemon=True)
+    thread.start()
+    try:
+        yield report
+    finally:
+        ended.set()
+        thread.join()
+
+
+class _Log:
+    """Lines about `what` is being done; `done` of it, from 0 to 1."""
+
+    def __init__(self, console: Console) -> None:
+        self.what, self.done = "", 0.0
+        self._console = console
+        self._lines = 0
+
+    def tell(self, line: str) -> None:
+        self._lines += 1
+        self._console.print(line, markup=False)
+
+    def go_on(self, ended: Event) -> None:
+        """Tells how far it is whenever nothing else was told for SILENT_SECONDS."""
+        before = seconds = 0
+        while not ended.wait(SILENT_SECONDS):
+            seconds += SILENT_SECONDS
+            if self.what and self._lines == before:
+                self.tell(f"{self.what}: {self.done:.0%}, {seconds} s so far")
+            before = self._lines

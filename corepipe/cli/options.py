@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from corepipe.serving.sizes import read_bytes
+
 MODEL = "Model"
 DEVICE = "Emulated device"
 BATCHING = "Batching"
@@ -76,6 +78,14 @@ LOCAL_SERVER = "http://127.0.0.1:8000"
 
 def option(*names: str, help: str, panel: str, **more: Any) -> Any:  # noqa: A002
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def _bytes(text: str) -> int:
+    """Raises typer.BadParameter for what is no amount of memory."""
+    try:
+        return int(str(read_bytes(text)))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 Model = Annotated[
@@ -203,10 +213,11 @@ KVCacheBytes = Annotated[
     int | None,
     option(
         "--kv-cache-memory-bytes",
-        help="Host memory for the KV blocks of all replicas; default: 1 GiB, or half the memory where the "
-        "device's limits count.",
+        help="Host memory for the KV blocks of all replicas, as 2GiB; default: 1 GiB, or half the memory "
+        "where the device's limits count.",
         panel=BATCHING,
-        min=1,
+        parser=_bytes,
+        metavar="BYTES",
     ),
 ]
 KVCacheDtype = Annotated[

@@ -17,6 +17,7 @@ from corepipe.cli.common import Report, errors, progress_bar
 from corepipe.errors import UserError
 from corepipe.models import hub
 from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.engine.host_limits import host_memory
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
 
 
@@ -60,10 +61,22 @@ def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[Sta
         from corepipe.cli.ports import open_ports  # noqa: PLC0415 -- the engine imports while this does
 
         listeners = open_ports(server)  # before anything is fetched: a port in use is known at once
+        _warn_of_memory(asked)
         found = [_find(*one, process) for one, process in zip(asked, processes, strict=True)]
         if len(found) == 1 and found[0].process is not None:
             found[0].process.tell(found[0].resolved)
         yield Starting(found, listeners)
+
+
+def _warn_of_memory(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
+    """KV caches take memory as they fill: what is not there is missed much later."""
+    wanted, there = sum(engine.kv_cache_bytes or 0 for engine, _ in asked), host_memory()
+    if wanted > there and asked[0][1].fleet is None:
+        errors().print(
+            f"corepipe: --kv-cache-memory-bytes: {wanted / 2**30:,.1f} GiB are more than the "
+            f"{there / 2**30:,.1f} GiB of memory that this machine has: it may end the server as they fill",
+            markup=False,
+        )
 
 
 def _made() -> EngineProcess:

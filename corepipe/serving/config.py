@@ -5,15 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from corepipe.errors import UserError
 from corepipe.scheduler import defaults
 from corepipe.serving.faults import Fault, parse_faults
 from corepipe.serving.keys import digest_of
+from corepipe.serving.sizes import read_bytes
 from corepipe.serving.speculative import SpeculativeConfig, read_speculation
 
 Mode = Literal["latency", "throughput", "auto"]
@@ -93,7 +102,7 @@ class EngineConfig(_Config):
     max_batch_delay: float = Field(default=0.0, ge=0, le=60, allow_inf_nan=False)
     block_size: int = Field(default=defaults.BLOCK_SIZE, ge=16, le=128, multiple_of=16)
     num_blocks: int | None = Field(default=None, ge=1)
-    kv_cache_bytes: int | None = Field(default=None, ge=1)
+    kv_cache_bytes: Annotated[int | None, BeforeValidator(read_bytes)] = Field(default=None, ge=1)
     kv_cache_dtype: KVCacheDtypeName = "auto"
     speculative_config: SpeculativeConfig | None = None
     prefix_cache: bool = True

@@ -136,7 +136,7 @@ def test_a_broken_file_is_shown_as_unknown(cache: Path) -> None:
     [
         ([], "--older-than 30d, --max-size 2GB or --all"),
         (["--older-than", "3"], "--older-than 3: give a number with its unit"),
-        (["--max-size", "2G"], "--max-size 2G: give a number with its unit"),
+        (["--max-size", "2G"], "--max-size 2G: give a number with its unit (kB, MB, GB, TB, KiB,"),
     ],
 )
 def test_what_is_wrong_is_named(arguments: list[str], named: str, cache: Path) -> None:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from corepipe.cli.common import check_writable, progress_bar, write_result
 from corepipe.errors import UserError
+from tests.servers import until
 
 
 def test_logs_get_a_line_for_each_thing_that_is_done() -> None:
@@ -26,6 +27,18 @@ def test_logs_get_notes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(5):
             report("searching", 0.0, f"{number} tried")
     assert log.getvalue() == "searching: 0 tried\nsearching: 2 tried\nsearching: 4 tried\n"
+
+
+def test_logs_are_told_how_far_it_is_where_nothing_else_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what is done tells nothing of itself for minutes."""
+    monkeypatch.setattr("corepipe.cli.common.SILENT_SECONDS", 0)
+    log = io.StringIO()
+    with progress_bar(Console(file=log)) as report:
+        report("predicting the steps", 0.5)
+        until(lambda: "so far" in log.getvalue())
+    lines = log.getvalue().splitlines()
+    assert lines[0] == "predicting the steps"
+    assert set(lines[1:]) == {"predicting the steps: 50%, 0 s so far"}
 
 
 def test_a_terminal_gets_a_bar_that_goes_away() -> None:

@@ -15,9 +15,9 @@ from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
 from corepipe.models.cache import Held, Wanted, choose, holdings, remove
 from corepipe.models.hub import cache_dir
+from corepipe.serving.sizes import BYTES
 
 SECONDS: Mapping[str, float] = MappingProxyType({"d": 86400, "h": 3600, "min": 60, "s": 1})
-BYTES: Mapping[str, float] = MappingProxyType({"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12})
 
 
 def show(*, as_json: bool) -> None:

@@ -92,7 +92,10 @@ def _result(wanted: Setup, mode: options.Mode, degrees: modes.Degrees, output: P
         report("predicting the steps", 0.0)
         setup, reason = placed(wanted, mode.value, degrees)
         run = Run(setup)
-        measured = [measure(run, phase) for phase in run.phases]
+        measured: list[Measured] = []
+        for phase in run.phases:
+            report("predicting the steps", (1 + len(measured)) / (1 + len(run.phases)))
+            measured.append(measure(run, phase))
         report("predicting the steps", 1.0)
         if output is not None:
             report("writing the timeline", 0.0)
