@@ -45,6 +45,10 @@ class Slo:
             raise UserError(f"--slo {text!r}: give times, as {_EXAMPLE}", "slo")
         return cls(**limits)
 
+    def __str__(self) -> str:
+        limits = (("ttft", self.ttft), ("tpot", self.tpot), ("e2e", self.e2e))
+        return " ".join(f"{name}:{seconds * 1e3:g}ms" for name, seconds in limits if seconds is not None)
+
     def met(self, ttft: float, tpot: float, e2e: float) -> bool:
         """Whether a request of these seconds meets every objective."""
         limits = ((self.ttft, ttft), (self.tpot, tpot), (self.e2e, e2e))

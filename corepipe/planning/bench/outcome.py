@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from corepipe.planning.slo import Slo
+
 End = Literal["completed", "failed", "cancelled", "unfinished"]
 """cancelled: the client hung up, as --cancel asks.  unfinished: the run was ended before the answer was."""
 
@@ -59,6 +61,10 @@ class Outcome:
         """Time per output token after the first; None where there is no second, or none that came later."""
         seconds = self.e2e - self.ttft
         return seconds / (self.output_tokens - 1) if self.output_tokens > 1 and seconds > 0 else None
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether a completed request meets every objective; what has no time per token meets one of it."""
+        return slo.met(self.ttft, self.tpot or 0.0, self.e2e)
 
     @property
     def gaps(self) -> list[float]:

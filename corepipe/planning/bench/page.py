@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from corepipe.planning import charts
 from corepipe.planning.bench.report import Report
 from corepipe.planning.bench.sweep import Sweep
 from corepipe.planning.charts import Curve, Floats, Panel, middle, spread
+from corepipe.planning.slo import NO_SLO
 
 POINTS = 200
 """Intervals of time in which values are summed up."""
@@ -26,8 +28,26 @@ def run_page(report: Report) -> str:
     if "device" in document:
         what = "emulated" if document["device"]["valid"] else "emulated, not valid: the host was too slow"
         rows += [(f"{name}, {what}", *_cells(document["device"], name)) for name in ("ttft", "tpot")]
-    shown = charts.table([("milliseconds", *SHOWN), *rows])
-    return charts.page(_title(report), _about(report), _over_time(report), shown)
+    shown = charts.table(list(_summary(report, document))) + charts.table([("milliseconds", *SHOWN), *rows])
+    return charts.page(_title(report), _about(report, document), _over_time(report), shown)
+
+
+def _summary(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How many requests there were, and how many a second."""
+    yield "", f"in {document['duration']:.1f} s"
+    for end in ("completed", "failed", "cancelled", "unfinished"):
+        if end == "completed" or document[end]:
+            yield f"requests {end}", f"{document[end]:,}"
+    yield "throughput", f"{document['request_throughput']:.3g} requests/s"
+    if document["request_goodput"] is not None:
+        share = f"{report.good_share:.1%} of all"
+        yield "goodput", f"{document['request_goodput']:.3g} requests/s, {share}"
+    yield "tokens in", f"{document['total_input_tokens']:,}"
+    if document["total_output_tokens"]:
+        yield (
+            "tokens out",
+            f"{document['total_output_tokens']:,}, {document['output_throughput']:,.1f} a second",
+        )
 
 
 def sweep_page(sweep: Sweep, old: Mapping[str, Any] | None = None) -> str:
@@ -36,9 +56,18 @@ def sweep_page(sweep: Sweep, old: Mapping[str, Any] | None = None) -> str:
     found = f"Saturated at {saturation:.3g} requests/s." if saturation else "No stage saturated the server."
     stages = sweep.document()["stages"]
     rows = [_stage(stage) for stage in stages]
-    shown = charts.table([("requests/s", "got done", *_stage_heads(), "failed"), *rows])
+    heads = (
+        "requests/s",
+        "got done",
+        "met objectives",
+        *_stage_heads(),
+        "tokens/s out",
+        "completed",
+        "failed",
+    )
+    shown = charts.table([heads, *rows])
     then = old.get("stages") if old else None
-    about = f"{_about(report, skip=('rate', 'duration_seconds'))} {found}"
+    about = f"{_about(report, stages[0], skip=('rate', 'duration_seconds'))} {found}"
     return charts.page(_title(report), about, _against_load(stages, then or []), shown)
 
 
@@ -57,14 +86,17 @@ def _stage_heads() -> tuple[str, ...]:
 def _stage(stage: Mapping[str, Any]) -> tuple[str, ...]:
     times = [_shown(stage[f"{part}_{name}_ms"]) for name in LATENCIES for part in ("p50", "p99")]
     done = f"{stage['steady_request_throughput']:.3g}{', saturated' if stage['saturated'] else ''}"
-    return f"{_rate(stage):.3g}", done, *times, str(stage["failed"])
+    good = stage["steady_request_goodput"]
+    met = "" if good is None else f"{good:.3g}, {stage['slo_share']:.1%} of all"
+    ends = (f"{stage[end]:,}" for end in ("completed", "failed"))
+    return f"{_rate(stage):.3g}", done, met, *times, f"{stage['output_throughput']:,.0f}", *ends
 
 
 def _title(report: Report) -> str:
     return f"{report.conditions.model} at {report.conditions.url}"
 
 
-def _about(report: Report, skip: Sequence[str] = ()) -> str:
+def _about(report: Report, document: Mapping[str, Any], skip: Sequence[str] = ()) -> str:
     settings = report.conditions.workload.items()
     facts = [
         f"{name.replace('_', ' ')} {value:g}"
@@ -74,7 +106,12 @@ def _about(report: Report, skip: Sequence[str] = ()) -> str:
         if value not in {None, ""} and name not in skip
     ]
     asked = f"{', '.join(facts)}; {report.conditions.api}"
-    return f"Measured by the client, from the time a request was due. Workload: {asked}."
+    slo = f" Objectives: {report.conditions.slo}." if report.conditions.slo != NO_SLO else ""
+    date = datetime.strptime(document["date"], "%Y%m%d-%H%M%S").isoformat(" ")
+    return (
+        f"Measured by the client on {date}, from the time a request was due. Workload: {asked}.{slo} "
+        f"corepipe {document['corepipe']}."
+    )
 
 
 def _over_time(report: Report) -> Iterator[Panel]:
@@ -110,7 +147,7 @@ def _against_load(stages: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str
         yield Panel(title, "ms", tuple(curves), end, "requests/s")
     done = [_curve(stages, "got done", "steady_request_throughput")]
     if stages[0]["request_goodput"] is not None:
-        done.append(_curve(stages, "met objectives", "request_goodput"))
+        done.append(_curve(stages, "met objectives", "steady_request_goodput"))
     done += [_curve(old, "got done then", "steady_request_throughput")] if old else []
     yield Panel("Throughput", "requests/s", tuple(done), end, "requests/s")
     yield Panel("Output", "tokens/s", (_curve(stages, "output", "output_throughput"),), end, "requests/s")

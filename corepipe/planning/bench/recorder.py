@@ -103,7 +103,7 @@ class Recorder:
         self.output_tokens += outcome.output_tokens
         for name, seconds in self._seconds(outcome):
             self.latencies[name].add(seconds)
-        self.good += self._slo.met(outcome.ttft, outcome.tpot or 0.0, outcome.e2e)
+        self.good += outcome.meets(self._slo)
         for name, milliseconds in zip(("ttft", "tpot"), outcome.device, strict=True):
             if milliseconds is not None:
                 self.device[name].add(milliseconds / 1e3)

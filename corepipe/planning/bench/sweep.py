@@ -17,6 +17,7 @@ from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.bench.outcome import Outcome
 from corepipe.planning.bench.report import Report
 from corepipe.planning.bench.runner import Span
+from corepipe.planning.slo import NO_SLO
 from corepipe.planning.workload import Synthetic
 
 SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.3)
@@ -46,13 +47,15 @@ Play = Callable[[Synthetic, str], Awaitable[Report | None]]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One rate.  Of its warm part, `seconds` long: requests a second that were due, and that got done."""
+    """One rate.  Of its warm part, `seconds` long: requests a second that were due, that got done, and of
+    these those that met the objectives (`good`)."""
 
     rate: float
     offered: float
     done: float
     seconds: float
     report: Report
+    good: float = 0.0
 
     @property
     def saturated(self) -> bool:
@@ -81,7 +84,7 @@ class Sweep:
 
     def best_goodput(self) -> float:
         """Requests a second that met the objectives, in the best stage."""
-        return max(stage.report.recorder.good * stage.report.per_second for stage in self.stages)
+        return max(stage.good for stage in self.stages)
 
     def document(self) -> dict[str, Any]:
         """The result of the highest sustained rate, and beside it all stages."""
@@ -93,6 +96,7 @@ class Sweep:
                 {
                     **stage.report.document(),
                     "steady_request_throughput": stage.done,
+                    "steady_request_goodput": None if stage.report.conditions.slo == NO_SLO else stage.good,
                     "saturated": stage.saturated,
                 }
                 for stage in self.stages
@@ -164,7 +168,9 @@ async def _stage(base: Synthetic, rate: float, seconds: float, play: Play) -> St
         return None
     outcomes, span = report.recorder.outcomes, report.span
     begin, end = _window(span, seconds)
-    return Stage(rate, _offered(outcomes, begin, end), steady(outcomes, span, seconds), end - begin, report)
+    good = [one for one in outcomes if one.end == "completed" and one.meets(report.conditions.slo)]
+    done, met = (steady(some, span, seconds) for some in (outcomes, good))
+    return Stage(rate, _offered(outcomes, begin, end), done, end - begin, report, met)
 
 
 def steady(outcomes: Sequence[Outcome], span: Span, seconds: float) -> float:

@@ -81,13 +81,15 @@ def play(behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO
     return run(behaviour, lambda test: test.play(workload), slo, shape, keep_text=shape.turns, **asking)
 
 
-def play_sweep(behaviour: Behaviour, workload: Synthetic, seconds: float, **more: Any) -> Sweep:
+def play_sweep(
+    behaviour: Behaviour, workload: Synthetic, seconds: float, slo: Slo = NO_SLO, **more: Any
+) -> Sweep:
     """A sweep to its end."""
 
     async def whole(test: HostEffortTest) -> Sweep | None:
         return await sweep(workload, seconds, lambda load, name: test.play(load.workload(), name), **more)
 
-    found = run(behaviour, whole)
+    found = run(behaviour, whole, slo)
     assert found is not None
     return found
 

@@ -139,6 +139,22 @@ def test_answers_of_one_token_have_no_time_per_token(capsys: pytest.CaptureFixtu
         assert "nan" not in shown
 
 
+def test_a_page_says_when_how_many_and_how_well() -> None:
+    found = report(*THREE, slo=Slo(ttft=0.25))
+    page = run_page(found)
+    day = found.document()["date"][:8]
+    for told in (
+        f"on {day[:4]}-{day[4:6]}-{day[6:]} ",
+        "<td>requests completed</td><td>3</td>",
+        "<td>throughput</td><td>1.5 requests/s</td>",
+        "<td>goodput</td><td>1 requests/s, 66.7% of all</td>",
+        "<td>tokens out</td><td>15, 7.5 a second</td>",
+        "Objectives: ttft:250ms.",
+    ):
+        assert told in page
+    assert "goodput" not in run_page(report(*THREE))
+
+
 def test_notes() -> None:
     assert any("99th percentile is the slowest" in note for note in report(*THREE).notes())
     late = outcome(0, 10.0, 0.1, 0.01, 5)

@@ -7,6 +7,7 @@ import pytest
 
 from corepipe.planning.bench.page import run_page, sweep_page
 from corepipe.planning.bench.sweep import SWEPT, Sweep
+from corepipe.planning.slo import Slo
 from tests.planning.bench.harness import play, play_sweep, synthetic
 from tests.planning.bench.stub import Behaviour, sends
 
@@ -43,6 +44,22 @@ def test_the_saturation_rate_is_found_unaided(tmp_path: Path) -> None:
     assert found.saturation == pytest.approx(true, rel=0.05)
     assert found.sustained.rate == pytest.approx(true, rel=0.15)
     assert len(found.stages) >= 8
+
+
+def test_no_more_meet_the_objectives_than_get_done() -> None:
+    """Both are of the warm part of a stage, and count an answer's parts alike."""
+    stub = Behaviour(first=FIRST, gap=GAP, slots=SLOTS)
+    for slo, met in ((Slo(e2e=9.0), {1.0}), (Slo(ttft=0.06), None), (Slo(tpot=1e-4), {0.0})):
+        found = play_sweep(stub, synthetic(output=TOKENS, duration=1.0), 1.0, slo, rates=(10.0, 80.0))
+        document = found.document()
+        for stage in document["stages"]:
+            assert stage["steady_request_goodput"] <= stage["steady_request_throughput"]
+            assert met is None or stage["slo_share"] in met
+        best = max(stage["steady_request_goodput"] for stage in document["stages"])
+        assert document["best_request_goodput"] == best
+        shown = sweep_page(found)
+        assert "met objectives" in shown
+        assert f"Objectives: {slo}." in shown
 
 
 def test_nothing_saturates_who_answers_all(tmp_path: Path) -> None:
