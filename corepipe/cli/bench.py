@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from corepipe.cli import workload
-from corepipe.cli.defaults import SENT_REQUESTS, USERS
+from corepipe.cli.defaults import DOCUMENTS, SENT_REQUESTS, USERS
 from corepipe.cli.workload import RESULT, WORKLOAD, option
 
 TARGET = "Server"
@@ -18,6 +18,9 @@ TARGET = "Server"
 class ApiChoice(StrEnum):
     COMPLETIONS = "completions"
     CHAT = "chat"
+    EMBEDDINGS = "embeddings"
+    CLASSIFY = "classify"
+    RERANK = "rerank"
 
 
 Url = Annotated[str, typer.Argument(help="Base URL of the server, with or without /v1.")]
@@ -63,6 +66,16 @@ Requests = Annotated[
         help=f"How many; default: {SENT_REQUESTS}, or all of a trace or --duration.",
         panel=WORKLOAD,
         min=1,
+    ),
+]
+Documents = Annotated[
+    int | None,
+    option(
+        "--documents",
+        help=f"Of --api rerank: to rank for each query, each --input-len with it; default: {DOCUMENTS}.",
+        panel=WORKLOAD,
+        min=1,
+        max=1024,
     ),
 ]
 Sweep = Annotated[
@@ -121,6 +134,7 @@ def bench(
     input_len: workload.InputLen = workload.INPUT_LEN,
     output_len: workload.OutputLen = workload.OUTPUT_LEN,
     prefix_tree: workload.Prefixes = None,
+    documents: Documents = None,
     turns: workload.Turns = 1,
     trace: workload.Trace = None,
     trace_speed: workload.TraceSpeed = 1.0,

@@ -11,3 +11,6 @@ SENT_REQUESTS = 100
 
 STAGE_SECONDS = 20.0
 """Of a sweep's stage, where --duration does not say."""
+
+DOCUMENTS = 10
+"""For each query of a load test that ranks."""

@@ -157,6 +157,14 @@ def test_nobody_is_answered() -> None:
         (["--compare", "/nowhere.json"], ["/nowhere.json"]),
         (["--tokenizer", "/nowhere"], ["/nowhere"]),
         (["--output", "/dev/null/x"], ["--output /dev/null/x"]),
+        (["--documents", "3"], ["--documents", "--api rerank"]),
+        (["--api", "embeddings", "--documents", "3"], ["--documents", "--api rerank"]),
+        (["--api", "embeddings", "--output-len", "5"], ["--output-len", "--api embeddings"]),
+        (["--api", "classify", "--turns", "2"], ["--turns", "--api classify"]),
+        (["--api", "rerank", "--cancel", "0.5"], ["--cancel", "--api rerank"]),
+        (["--api", "embeddings", "--trace", "x"], ["--trace", "--api embeddings"]),
+        (["--api", "embeddings", "--slo", "ttft:1s"], ["--slo", "e2e:200ms"]),
+        (["--api", "rerank", "--slo", "tpot:1s e2e:1s"], ["--slo", "e2e:200ms"]),
     ],
 )
 def test_what_is_wrong_is_told_with_what_works(arguments: list[str], names: list[str]) -> None:

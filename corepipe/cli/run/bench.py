@@ -18,12 +18,13 @@ import typer
 import uvloop
 
 from corepipe.cli.common import errors, progress_bar
-from corepipe.cli.defaults import SENT_REQUESTS, STAGE_SECONDS, USERS
+from corepipe.cli.defaults import DOCUMENTS, SENT_REQUESTS, STAGE_SECONDS, USERS
 from corepipe.cli.run.bench_view import Live, print_compared, print_report, print_sweep
 from corepipe.cli.run.workload import synthetic, traced
+from corepipe.cli.workload import OUTPUT_LEN
 from corepipe.errors import UserError
 from corepipe.planning.bench.assertions import Assertion, unmet
-from corepipe.planning.bench.client import Asking
+from corepipe.planning.bench.client import GENERATING, Asking
 from corepipe.planning.bench.compare import compared, load_result
 from corepipe.planning.bench.files import check_directory, write_files
 from corepipe.planning.bench.page import run_page, sweep_page
@@ -170,11 +171,13 @@ async def _sweep(test: HostEffortTest, plan: Prepared, given: Mapping[str, Any])
 def _plan(given: Mapping[str, Any]) -> Prepared:
     """Checks every flag.  Raises UserError."""
     slo = NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
+    given = _of_api(given, slo)
     base, rates = _swept(given) if given["sweep"] else (None, ())
     workload = base.workload() if base else _workload(given)
     asking = Asking(
         model="",
         api=given["api"].value,
+        documents=given["documents"] or 1,
         extra=_extra(given["extra_body"]),
         cancel=given["cancel"],
         seconds=given["timeout"],
@@ -190,6 +193,29 @@ def _plan(given: Mapping[str, Any]) -> Prepared:
         assertion.check((*KEYS, *(SWEPT if given["sweep"] else ())))
     old = None if given["compare"] is None else load_result(given["compare"])
     return Prepared(Target.parse(given["url"]), settings, workload, base, rates, assertions, old)
+
+
+NOT_OF_WHOLE_ANSWERS = {"output_len": OUTPUT_LEN, "turns": 1, "cancel": 0.0, "trace": None}
+"""Flags of what generates, and their defaults."""
+
+
+def _of_api(given: Mapping[str, Any], slo: Slo) -> Mapping[str, Any]:
+    """The flags, with what follows from --api.  Raises UserError for those that it has no use for."""
+    api = given["api"].value
+    if api != "rerank" and given["documents"] is not None:
+        raise UserError("--documents are of --api rerank", "documents")
+    if api in GENERATING:
+        return given
+    for name, default in NOT_OF_WHOLE_ANSWERS.items():
+        if given[name] != default:
+            flag = name.replace("_", "-")
+            raise UserError(
+                f"--{flag} is not for --api {api}: it generates nothing, answers come whole", name
+            )
+    if slo.ttft is not None or slo.tpot is not None:
+        raise UserError(f"--slo: answers of --api {api} come whole; give e2e alone, as 'e2e:200ms'", "slo")
+    documents = (given["documents"] or DOCUMENTS) if api == "rerank" else 1
+    return {**given, "output_len": "1", "documents": documents}
 
 
 def _workload(given: Mapping[str, Any]) -> Workload:

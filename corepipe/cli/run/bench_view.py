@@ -33,6 +33,7 @@ LABELS = {
     "itl": "between chunks",
     "e2el": "end to end",
 }
+SHORT = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 SHOWN_RATIOS = (
     "request_throughput", "output_throughput", "request_goodput", "saturation_request_rate",
     *(f"{part}_{name}_ms" for name in METRICS for part in ("p50", "p99")),
@@ -77,17 +78,18 @@ def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> st
     of = f" of {workload.requests}" if workload.requests else ""
     until = f" of {workload.duration:.0f}" if workload.duration else ""
     failed = f", {recorder.ends['failed']} failed" if recorder.ends["failed"] else ""
-    rate = run.tokens / seconds if seconds > 0 else 0.0
+    rate = [f"{run.tokens / seconds:,.0f} tokens/s"] if run.tokens and seconds > 0 else []
     times = (
         f"{label} p50 {values.at(50) * 1e3:,.{digits}f} p99 {values.at(99) * 1e3:,.{digits}f} ms"
         for label, values, digits in (
             ("TTFT", recorder.latencies["ttft"], 0),
             ("TPOT", recorder.latencies["tpot"], 1),
+            ("end to end", recorder.latencies["e2el"], 0),
         )
         if values.count
     )
     return f"{name}: {seconds:.0f}{until} s, {recorder.ends['completed']}{of} answered{failed}, " + ", ".join(
-        (f"{run.in_flight} under way", f"{rate:,.0f} tokens/s", *times)
+        (f"{run.in_flight} under way", *rate, *times)
     )
 
 
@@ -110,7 +112,7 @@ def _latencies(document: Mapping[str, Any]) -> Figures:
         if document[f"max_{name}_ms"]:
             table.add_row(LABELS[name], *_cells(document, name))
     device = document.get("device")
-    if device is not None:
+    if device is not None and document["max_ttft_ms"] is not None:
         for name in ("ttft", "tpot"):
             what = "emulated" if device["valid"] else "emulated, not valid"
             table.add_row(f"{name.upper()}, {what}", *_cells(device, name), style="dim")
@@ -133,7 +135,7 @@ def _facts(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, s
     yield "requests", f"{ends['completed']} answered{others}, in {document['duration']:.1f} s"
     rates = (
         f"{document['request_throughput']:.2f} requests/s",
-        f"{document['output_throughput']:,.1f} output tokens/s",
+        *([f"{document['output_throughput']:,.1f} output tokens/s"] if report.generates else []),
         f"{document['total_token_throughput']:,.1f} tokens/s",
     )
     yield "throughput", ", ".join(rates)
@@ -141,13 +143,15 @@ def _facts(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, s
         good = f"{document['request_goodput']:.2f} requests/s meet the objectives: {report.good_share:.1%}"
         yield "goodput", good
     yield "load", _load(document)
-    yield "tokens", _tokens(report.recorder)
+    yield "tokens", _tokens(report)
 
 
-def _tokens(recorder: Recorder) -> str:
+def _tokens(report: Report) -> str:
+    recorder = report.recorder
     cached = recorder.cached_tokens / max(1, recorder.input_tokens)
     found = f" ({cached:.0%} from the prefix cache)" if cached else ""
-    return f"{recorder.input_tokens:,} in{found}, {recorder.output_tokens:,} out"
+    out = f", {recorder.output_tokens:,} out" if report.generates else ""
+    return f"{recorder.input_tokens:,} in{found}{out}"
 
 
 def _load(document: Mapping[str, Any]) -> str:
@@ -169,22 +173,24 @@ def print_sweep(sweep: Sweep) -> None:
     """A line for each stage, and where the server saturates."""
     console = results()
     console.print(_asked(sweep.sustained.report.conditions), markup=False)
-    heads = ("rate", "done", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "good", "failed")
-    table = Figures(*_columns(heads))
+    names = ("ttft", "tpot") if sweep.sustained.report.generates else ("e2el",)
+    heads = [head for name in names for head in (f"{SHORT[name]} p50", "p99")]
+    table = Figures(*_columns(("rate", "done", *heads, "tokens/s", "good", "failed")))
     for stage in sweep.stages:
-        table.add_row(*_row(stage), style="dim" if stage.saturated else "")
+        table.add_row(*_row(stage, names), style="dim" if stage.saturated else "")
     console.print(table)
-    console.print(" rate, done: requests/s asked for, and got done; TTFT, TPOT: ms; dim: saturated")
+    shown = ", ".join(SHORT[name] for name in names)
+    console.print(f" rate, done: requests/s asked for, and got done; {shown}: ms; dim: saturated")
     console.print(_found(sweep))
 
 
-def _row(stage: Stage) -> Iterator[str]:
+def _row(stage: Stage, names: Iterable[str]) -> Iterator[str]:
     document = stage.report.document()
     yield f"{stage.rate:.3g}"
     yield f"{stage.done:.3g}"
-    for name in ("ttft", "tpot"):
+    for name in names:
         yield from _cells(document, name, ("p50", "p99"))
-    yield f"{document['output_throughput']:,.0f}"
+    yield f"{document['output_throughput' if stage.report.generates else 'total_token_throughput']:,.0f}"
     yield "" if document["slo_share"] is None else f"{document['slo_share']:.1%}"
     yield str(document["failed"])
 

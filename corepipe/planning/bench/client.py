@@ -12,27 +12,43 @@ from typing import Any, Literal
 import msgspec
 
 from corepipe.planning.bench.outcome import Outcome
+from corepipe.planning.bench.pooled import PooledAnswer, Results
 from corepipe.planning.bench.prompts import Speller
 from corepipe.planning.bench.stream import Answer, Chunk
 from corepipe.planning.bench.target import Http
 from corepipe.planning.bench.transport import TransportError
-from corepipe.planning.workload import Session
+from corepipe.planning.workload import Segment, Session, Turn
 
-Api = Literal["completions", "chat"]
-PATHS: dict[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+Api = Literal["completions", "chat", "embeddings", "classify", "rerank"]
+PATHS: dict[Api, str] = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "embeddings": "/v1/embeddings",
+    "classify": "/classify",
+    "rerank": "/v1/rerank",
+}
+GENERATING: frozenset[Api] = frozenset(("completions", "chat"))
+"""Those whose answers are tokens, in a stream; of the others they are whole."""
+
+QUERY_TOKENS = 8
+"""Of the query that documents are ranked by."""
+
+MOST_DOCUMENTS = 1024
+"""Of a query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
     """How requests are made.
 
-    extra: fields of the body; null leaves one out that is sent otherwise.  cancel: share of requests on
-    which the client hangs up in the middle.  seconds: for a whole answer.  keep_text: answers are part of
-    later turns.
+    documents: to rank for each query.  extra: fields of the body; null leaves one out that is sent otherwise.
+    cancel: share of requests on which the client hangs up in the middle.  seconds: for a whole answer.
+    keep_text: answers are part of later turns.
     """
 
     model: str
     api: Api = "completions"
+    documents: int = 1
     extra: Mapping[str, Any] = field(default_factory=dict)
     cancel: float = 0.0
     seconds: float = 600.0
@@ -40,6 +56,11 @@ class Asking:
     device_times: bool = False
     keep_text: bool = False
     run_id: str = "bench"
+
+    @property
+    def generates(self) -> bool:
+        """Whether answers are tokens."""
+        return self.api in GENERATING
 
 
 @dataclass(slots=True)
@@ -76,7 +97,8 @@ class Client:
         self._speller = speller
         self._numbers = 0
         self._decoder = msgspec.json.Decoder(Chunk, strict=False)
-        self._hearing: set[Answer] = set()
+        self._whole = msgspec.json.Decoder(Results, strict=False)
+        self._hearing: set[Answer | PooledAnswer] = set()
         self._hang_ups = Random(f"{asking.seed} cancel")  # noqa: S311 -- a workload is no secret
 
     @property
@@ -88,16 +110,8 @@ class Client:
         """The request of a turn whose predecessors have been answered."""
         asked, asking = talk.session.turns[turn], self._asking
         number, self._numbers = self._numbers, self._numbers + 1
-        body = {
-            "model": asking.model,
-            **self._prompt(talk, turn),
-            "max_tokens": asked.output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **asking.extra,
-        }
+        texts = self._generated(talk, turn) if asking.generates else self._pooled(asked)
+        body = {"model": asking.model, **texts, **asking.extra}
         data = msgspec.json.encode({name: value for name, value in body.items() if value is not None})
         request_id = f"{asking.run_id}-{number}"
         headers = f"x-request-id: {request_id}\r\n" + "x-corepipe-device: 1\r\n" * asking.device_times
@@ -105,7 +119,9 @@ class Client:
         if self._hang_ups.random() < asking.cancel:
             most = self._hang_ups.randint(1, max(1, asked.output_tokens - 1))
         whole = self._http.request("POST", PATHS[asking.api], data, headers)
-        return Request(talk.number, turn, asked.prompt_tokens, asked.output_tokens, whole, request_id, most)
+        inputs = asked.prompt_tokens * asking.documents
+        outputs = asked.output_tokens if asking.generates else 0
+        return Request(talk.number, turn, inputs, outputs, whole, request_id, most)
 
     async def send(self, request: Request, intended: float) -> Outcome:
         """Sends it and reads the answer to its end; unfinished where the task is cancelled."""
@@ -114,7 +130,7 @@ class Client:
             request.session, request.turn, request.asked_input, request.asked_output,
             intended, sent, request_id=request.request_id,
         )  # fmt: skip
-        answer = Answer(self._decoder, request.most_chunks)
+        answer = self._answer(request)
         self._hearing.add(answer)
         try:
             broken = await self._exchange(request, answer)
@@ -125,7 +141,12 @@ class Client:
         self._note(outcome, answer)
         return outcome
 
-    async def _exchange(self, request: Request, answer: Answer) -> tuple[str, str] | None:
+    def _answer(self, request: Request) -> Answer | PooledAnswer:
+        if self._asking.generates:
+            return Answer(self._decoder, request.most_chunks)
+        return PooledAnswer(self._whole, self._asking.documents)
+
+    async def _exchange(self, request: Request, answer: Answer | PooledAnswer) -> tuple[str, str] | None:
         """Lets an answer be read; the kind and the words of what broke it off, or None."""
         try:
             async with asyncio.timeout(self._asking.seconds):
@@ -137,12 +158,13 @@ class Client:
         answer.end(perf_counter())
         return None
 
-    def _note(self, outcome: Outcome, answer: Answer) -> None:
+    def _note(self, outcome: Outcome, answer: Answer | PooledAnswer) -> None:
         outcome.ended = perf_counter()
+        outcome.generated = self._asking.generates
         outcome.first, outcome.last = answer.first, answer.last or None
         outcome.stamps = answer.stamps
         if answer.usage is not None:
-            outcome.input_tokens = answer.usage.prompt_tokens or 0
+            outcome.input_tokens = answer.usage.prompt_tokens or answer.usage.total_tokens or 0
             outcome.output_tokens = answer.usage.completion_tokens or 0
             details = answer.usage.prompt_tokens_details
             outcome.cached_tokens = (details.cached_tokens or 0) if details else 0
@@ -154,6 +176,25 @@ class Client:
         if self._asking.keep_text:
             outcome.text = answer.text
 
+    def _generated(self, talk: Talk, turn: int) -> dict[str, Any]:
+        return {
+            **self._prompt(talk, turn),
+            "max_tokens": talk.session.turns[turn].output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    def _pooled(self, asked: Turn) -> dict[str, Any]:
+        """What is computed for a text, or for a query and documents, each with words of its own."""
+        if self._asking.api != "rerank":
+            return {"input": self._speller.text(asked.prompt)}
+        *shared, own = asked.prompt
+        parts = [Segment(-1 - own.id * MOST_DOCUMENTS - n, own.tokens) for n in range(self._asking.documents)]
+        query = self._speller.text([Segment(own.id, QUERY_TOKENS)], alone=False)
+        return {"query": query, "documents": [self._speller.text([*shared, part]) for part in parts]}
+
     def _prompt(self, talk: Talk, turn: int) -> dict[str, Any]:
         messages = _messages(talk, turn, self._speller)
         if self._asking.api == "chat":
@@ -163,7 +204,7 @@ class Client:
         return {"prompt": "".join(message["content"] for message in messages)}
 
 
-def _judge(outcome: Outcome, answer: Answer, broken: tuple[str, str] | None) -> None:
+def _judge(outcome: Outcome, answer: Answer | PooledAnswer, broken: tuple[str, str] | None) -> None:
     """Says how an answer ended: what its server told comes before how the connection did."""
     failure = answer.told()
     if failure is None and answer.enough:

@@ -61,7 +61,7 @@ def _row(o: Outcome, start: float) -> tuple[object, ...]:
     tpot = o.tpot if completed else None
     return (
         o.request_id, o.session, o.turn, o.end, o.error, o.intended - start, o.late * 1e3,
-        o.ttft * 1e3 if o.first is not None else None,
+        o.ttft * 1e3 if o.first is not None and o.generated else None,
         None if tpot is None else tpot * 1e3,
         o.e2e * 1e3 if completed else None,
         o.asked_input, o.input_tokens, o.cached_tokens, o.asked_output, o.output_tokens, len(o.stamps),

@@ -21,7 +21,8 @@ class Outcome:
     first, last: of the first and last token; None: there was none.  stamps: of every chunk with tokens.
     input_tokens, cached_tokens, output_tokens: by the server's usage (or the tokenizer that was named); 0
     where not known.  error: the kind of failure, `detail` its words.  device: emulated milliseconds to the
-    first token and per token, as a corepipe server predicts them.
+    first token and per token, as a corepipe server predicts them.  generated: else the answer came whole, and
+    `first` and `last` are when.
     """
 
     session: int
@@ -43,6 +44,7 @@ class Outcome:
     request_id: str = ""
     text: str = ""
     device: tuple[float | None, float | None] = (None, None)
+    generated: bool = True
 
     @property
     def ttft(self) -> float:

@@ -24,8 +24,8 @@ SHOWN = ("mean", "p50", "p90", "p95", "p99", "max")
 def run_page(report: Report) -> str:
     """One run, over time."""
     document = report.document()
-    rows = [(name, *_cells(document, name)) for name in (*LATENCIES, "itl")]
-    if "device" in document:
+    rows = [(name, *_cells(document, name)) for name in (*LATENCIES, "itl") if _is_there(document, name)]
+    if "device" in document and report.generates:
         what = "emulated" if document["device"]["valid"] else "emulated, not valid: the host was too slow"
         rows += [(f"{name}, {what}", *_cells(document["device"], name)) for name in ("ttft", "tpot")]
     shown = charts.table(list(_summary(report, document))) + charts.table([("milliseconds", *SHOWN), *rows])
@@ -55,17 +55,11 @@ def sweep_page(sweep: Sweep, old: Mapping[str, Any] | None = None) -> str:
     report, saturation = sweep.sustained.report, sweep.saturation
     found = f"Saturated at {saturation:.3g} requests/s." if saturation else "No stage saturated the server."
     stages = sweep.document()["stages"]
-    rows = [_stage(stage) for stage in stages]
-    heads = (
-        "requests/s",
-        "got done",
-        "met objectives",
-        *_stage_heads(),
-        "tokens/s out",
-        "completed",
-        "failed",
-    )
-    shown = charts.table([heads, *rows])
+    names = [name for name in LATENCIES if report.generates or name == "e2el"]
+    tokens = "output_throughput" if report.generates else "total_token_throughput"
+    parts = (f"{name} {part} (ms)" for name in names for part in ("p50", "p99"))
+    heads = ("requests/s", "got done", "met objectives", *parts, "tokens/s", "completed", "failed")
+    shown = charts.table([heads, *(_stage(stage, names, tokens) for stage in stages)])
     then = old.get("stages") if old else None
     about = f"{_about(report, stages[0], skip=('rate', 'duration_seconds'))} {found}"
     return charts.page(_title(report), about, _against_load(stages, then or []), shown)
@@ -75,21 +69,21 @@ def _cells(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(_shown(document[f"{part}_{name}_ms"]) for part in SHOWN)
 
 
+def _is_there(document: Mapping[str, Any], name: str) -> bool:
+    return document[f"max_{name}_ms"] is not None
+
+
 def _shown(milliseconds: float | None) -> str:
     return "" if milliseconds is None else f"{milliseconds:,.1f}"
 
 
-def _stage_heads() -> tuple[str, ...]:
-    return tuple(f"{name} {part} (ms)" for name in LATENCIES for part in ("p50", "p99"))
-
-
-def _stage(stage: Mapping[str, Any]) -> tuple[str, ...]:
-    times = [_shown(stage[f"{part}_{name}_ms"]) for name in LATENCIES for part in ("p50", "p99")]
+def _stage(stage: Mapping[str, Any], names: Sequence[str], tokens: str) -> tuple[str, ...]:
+    times = [_shown(stage[f"{part}_{name}_ms"]) for name in names for part in ("p50", "p99")]
     done = f"{stage['steady_request_throughput']:.3g}{', saturated' if stage['saturated'] else ''}"
     good = stage["steady_request_goodput"]
     met = "" if good is None else f"{good:.3g}, {stage['slo_share']:.1%} of all"
     ends = (f"{stage[end]:,}" for end in ("completed", "failed"))
-    return f"{_rate(stage):.3g}", done, met, *times, f"{stage['output_throughput']:,.0f}", *ends
+    return f"{_rate(stage):.3g}", done, met, *times, f"{stage[tokens]:,.0f}", *ends
 
 
 def _title(report: Report) -> str:
@@ -125,9 +119,10 @@ def _over_time(report: Report) -> Iterator[Panel]:
     stamps = np.array([stamp - start for o in done for stamp in o.stamps])
     shares = np.array([o.output_tokens / len(o.stamps) for o in done for _ in o.stamps])
     tokens = np.histogram(stamps, edges, weights=shares)[0] / np.diff(edges)
-    yield Panel("Output", "tokens/s", (Curve("output", x, tokens),), end)
+    if report.generates:
+        yield Panel("Output", "tokens/s", (Curve("output", x, tokens),), end)
     values: dict[str, Floats] = {
-        "ttft": np.array([o.ttft for o in done]),
+        "ttft": np.array([o.ttft if o.generated else np.nan for o in done]),
         "tpot": np.array([np.nan if o.tpot is None else o.tpot for o in done]),
         "e2el": np.array([o.e2e for o in done]),
     }
@@ -142,6 +137,8 @@ def _over_time(report: Report) -> Iterator[Panel]:
 def _against_load(stages: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str, Any]]) -> Iterator[Panel]:
     end = max([_rate(stage) for stage in (*stages, *old)])
     for name, title in LATENCIES.items():
+        if not any(_is_there(stage, name) for stage in stages):
+            continue
         curves = [_curve(stages, part, f"{part}_{name}_ms") for part in ("p50", "p99")]
         curves += [_curve(old, "p99 then", f"p99_{name}_ms")] if old else []
         yield Panel(title, "ms", tuple(curves), end, "requests/s")
@@ -150,7 +147,8 @@ def _against_load(stages: Sequence[Mapping[str, Any]], old: Sequence[Mapping[str
         done.append(_curve(stages, "met objectives", "steady_request_goodput"))
     done += [_curve(old, "got done then", "steady_request_throughput")] if old else []
     yield Panel("Throughput", "requests/s", tuple(done), end, "requests/s")
-    yield Panel("Output", "tokens/s", (_curve(stages, "output", "output_throughput"),), end, "requests/s")
+    if any(stage["output_throughput"] for stage in stages):
+        yield Panel("Output", "tokens/s", (_curve(stages, "output", "output_throughput"),), end, "requests/s")
 
 
 def _curve(stages: Sequence[Mapping[str, Any]], name: str, key: str) -> Curve:

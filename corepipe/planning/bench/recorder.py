@@ -112,8 +112,9 @@ class Recorder:
             self.tokens_in_second[int(stamp)] += share
 
     def _seconds(self, outcome: Outcome) -> Iterator[tuple[str, float]]:
-        yield "ttft", outcome.ttft
         yield "e2el", outcome.e2e
+        if outcome.generated:
+            yield "ttft", outcome.ttft
         if outcome.tpot is not None:
             yield "tpot", outcome.tpot
         for gap in outcome.gaps:

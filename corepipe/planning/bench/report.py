@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from corepipe import __version__
-from corepipe.planning.bench.client import Api
+from corepipe.planning.bench.client import GENERATING, Api
 from corepipe.planning.bench.outcome import Outcome
 from corepipe.planning.bench.recorder import (
     METRICS,
@@ -23,8 +23,14 @@ from corepipe.planning.slo import NO_SLO, Slo
 from corepipe.serving.telemetry.lateness import not_valid, too_late
 
 SCHEMA = "corepipe.bench/1"
-ENDPOINTS: Mapping[Api, str] = {"completions": "openai", "chat": "openai-chat"}
-"""As vLLM's benchmark calls the two APIs."""
+ENDPOINTS: Mapping[Api, str] = {
+    "completions": "openai",
+    "chat": "openai-chat",
+    "embeddings": "openai-embeddings",
+    "classify": "classify",
+    "rerank": "vllm-rerank",
+}
+"""As vLLM's benchmark calls the APIs; it has none for classes."""
 
 LATE_SECONDS = 0.01
 """A generator that sends one request in a hundred later than this passes its delay off as the server's."""
@@ -81,6 +87,11 @@ class Report:
         return 1.0 / self.span.seconds if self.span.seconds > 0 else 0.0
 
     @property
+    def generates(self) -> bool:
+        """Whether answers were tokens; else they came whole."""
+        return self.conditions.api in GENERATING
+
+    @property
     def late(self) -> bool:
         """Whether latencies hold delays of the generator's own."""
         return self.recorder.late.at(99.0) > LATE_SECONDS or self.cpu_share > BUSY
@@ -127,7 +138,7 @@ class Report:
         completed = recorder.ends["completed"]
         if 0 < completed < FEW:
             yield f"{completed} requests: the 99th percentile is the slowest of them"
-        if untimed := sum(o.end == "completed" and o.tpot is None for o in recorder.outcomes):
+        if untimed := sum(o.end == "completed" and o.generated and o.tpot is None for o in recorder.outcomes):
             yield (
                 f"{untimed} of {completed} answers have one token, or came in one piece: "
                 "they have no time per token, and are left out of it"
@@ -244,7 +255,7 @@ def detail(outcomes: Sequence[Outcome], start: float) -> dict[str, list[Any]]:
     return {
         "input_lens": [o.input_tokens or o.asked_input for o in outcomes],
         "output_lens": [o.output_tokens for o in outcomes],
-        "ttfts": [o.ttft if o.first is not None else 0.0 for o in outcomes],
+        "ttfts": [o.ttft if o.first is not None and o.generated else 0.0 for o in outcomes],
         "itls": [o.gaps for o in outcomes],
         "latencies": [o.e2e if o.end == "completed" else 0.0 for o in outcomes],
         "start_times": [o.intended - start for o in outcomes],

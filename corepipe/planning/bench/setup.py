@@ -72,7 +72,7 @@ async def set_up(
         await _probe(http, asking, speller, number, shape.probe(number, size))
         for number, size in enumerate(PROBES)
     ]
-    if any(outcome.output_tokens == 0 for outcome in counted) and tokenizer is None:
+    if asking.generates and any(outcome.output_tokens == 0 for outcome in counted) and tokenizer is None:
         raise UserError(
             f"{http.target.url} sends no usage, though stream_options.include_usage asks for it; "
             "give --tokenizer, to count its tokens here",
@@ -121,7 +121,7 @@ async def _tokenize(http: Http, model: str, text: str) -> Sequence[int] | None:
 
 async def _probe(http: Http, asking: Asking, speller: Speller, number: int, turn: Turn) -> Outcome:
     """One short request.  Raises UserError where it is not answered."""
-    client = Client(http, replace(asking, cancel=0.0, run_id=f"{asking.run_id}-probe"), speller)
+    client = Client(http, replace(asking, cancel=0.0, documents=1, run_id=f"{asking.run_id}-probe"), speller)
     outcome = await client.send(client.prepare(Talk(Session(None, (turn,)), number), 0), perf_counter())
     if outcome.end == "completed":
         return outcome
@@ -136,5 +136,5 @@ def _explained(outcome: Outcome) -> str:
     if outcome.error == "404":
         return f"{said}; --model names a model, --api another of its APIs"
     if outcome.error in {"400", "422"}:
-        return f"{said}; --extra-body changes fields, and leaves out those that it sets to null"
+        return f"{said}; --api asks another API, --extra-body changes fields or, by null, leaves them out"
     return said

@@ -39,6 +39,7 @@ class TokenCounts(msgspec.Struct):
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: Details | None = None
 
 

@@ -22,6 +22,9 @@ from corepipe.planning.calibration.rows import Raw
 MOST_BYTES = 1 << 28
 """Of a result: those of guidellm hold every request."""
 
+WHOLE = frozenset(("openai-embeddings", "classify", "vllm-rerank", "vllm-pooling"))
+"""What load tests call the APIs that generate nothing."""
+
 ALIKE = 0.02
 """Share by which the parameters of one model under two names may differ: tokens are added to vocabularies."""
 
@@ -139,6 +142,8 @@ def _vllm(path: Path, result: Mapping[str, Any]) -> _Run:
     if not isinstance(result, Mapping) or "request_throughput" not in result:
         raise UserError(f"{path}: {_NEITHER}")
     _refuse_emulated(path, result)
+    if (kind := result.get("endpoint_type")) in WHOLE:
+        raise UserError(f"{path}: is of {kind}: give a load test of what generates")
     completed = _number(result.get("completed")) or 0
     if completed < 1:
         return None, []

@@ -11,7 +11,7 @@ from unittest import mock
 
 from corepipe.planning.arrivals import Arrivals
 from corepipe.planning.bench import client, runner, setup, transport
-from corepipe.planning.bench.client import Asking
+from corepipe.planning.bench.client import Api, Asking
 from corepipe.planning.bench.play import HostEffortTest, Settings
 from corepipe.planning.bench.report import Report
 from corepipe.planning.bench.setup import PromptShape, set_up
@@ -82,14 +82,19 @@ def play(behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO
 
 
 def play_sweep(
-    behaviour: Behaviour, workload: Synthetic, seconds: float, slo: Slo = NO_SLO, **more: Any
+    behaviour: Behaviour,
+    workload: Synthetic,
+    seconds: float,
+    slo: Slo = NO_SLO,
+    api: Api = "completions",
+    **more: Any,
 ) -> Sweep:
     """A sweep to its end."""
 
     async def whole(test: HostEffortTest) -> Sweep | None:
         return await sweep(workload, seconds, lambda load, name: test.play(load.workload(), name), **more)
 
-    found = run(behaviour, whole, slo)
+    found = run(behaviour, whole, slo, api=api)
     assert found is not None
     return found
 

@@ -22,6 +22,9 @@ import httptools
 
 from corepipe.planning.bench.setup import PROBE_TOKENS
 
+WHOLE = {"/v1/embeddings": "data", "/classify": "data", "/v1/rerank": "results"}
+"""What has the results in answers that come whole."""
+
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
@@ -66,7 +69,7 @@ class Stub:
             connection.send(401, {"error": {"message": "no such key"}})
         elif path == "/v1/models":
             connection.send(200, self.models)
-        elif path in {"/v1/completions", "/v1/chat/completions"}:
+        elif path in {"/v1/completions", "/v1/chat/completions", *WHOLE}:
             self.asked += 1
             refused = self.behaviour.refuse and self.asked % self.behaviour.refuse == 0
             if refused:
@@ -74,7 +77,12 @@ class Stub:
             else:
                 received = perf_counter()
                 request = json.loads(body)
-                asyncio.ensure_future(self.serve(connection, request, headers, received))  # noqa: RUF006
+                serve = (
+                    self.compute(connection, path, request)
+                    if path in WHOLE
+                    else self.serve(connection, request, headers, received)
+                )
+                asyncio.ensure_future(serve)  # noqa: RUF006
         else:
             connection.send(404, {"error": {"message": f"no {path}"}})
 
@@ -103,6 +111,19 @@ class Stub:
         elif self.behaviour.error:
             connection.event({"error": {"message": self.behaviour.error}})
         connection.transport.close() if not whole else None
+
+    async def compute(self, connection: Connection, path: str, request: dict[str, Any]) -> None:
+        """An answer that comes whole: as many results as there are texts, or one too few where it `cut`s."""
+        async with self.slots:
+            await self.until(perf_counter() + self.behaviour.first)
+        texts = request.get("documents", [request.get("input")])
+        cut = self.behaviour.cut and self.asked % self.behaviour.cut == 0
+        results = [{"index": n} for n in range(len(texts) - bool(cut))]
+        query = len(request.get("query", "").split())
+        tokens = sum(query + len(text.split()) + self.behaviour.pad for text in texts)
+        usage = {"total_tokens": tokens} if path == "/v1/rerank" else {"prompt_tokens": tokens}
+        error = {"error": self.behaviour.error} if cut and self.behaviour.error else {}
+        connection.send(200, {WHOLE[path]: results, "usage": usage, **error})
 
     async def until(self, due: float) -> None:
         begin, end = (self.started + at for at in self.behaviour.stall)

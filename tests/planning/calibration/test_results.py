@@ -140,6 +140,12 @@ def test_a_result_of_another_model_is_refused(tmp_path, model, named, differ) ->
             assert read_result(write(tmp_path, result), deployed)
 
 
+@pytest.mark.parametrize("kind", ["openai-embeddings", "vllm-rerank", "classify", "vllm-pooling"])
+def test_load_tests_of_what_generates_nothing_are_refused(tmp_path, kind) -> None:
+    with pytest.raises(UserError, match=f"is of {kind}: give a load test of what generates"):
+        read_result(write(tmp_path, VLLM | {"endpoint_type": kind}), DEPLOYED)
+
+
 def test_divided_experts_are_told(tmp_path) -> None:
     found = read_result(write(tmp_path, VLLM), replace(DEPLOYED, expert=8))
     assert {row["parallelism"] for row in found} == {"TP8xPP1xDP3xEP8"}
