@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # heavy: a help and a start do without, or come to it later
 LINE_SECONDS = 3.0
 """Between two lines of a log about the same."""
 
-SILENT_SECONDS = 10
+SILENT_SECONDS = 5
 """After which a log says how far the work is."""
 
 BAR_WIDTH = 20
