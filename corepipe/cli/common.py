@@ -142,10 +142,10 @@ def progress_bar(console: Console) -> Iterator[Report]:
 
     columns = (
         TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
-        BarColumn(BAR_WIDTH),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
+        BarColumn(BAR_WIDTH, table_column=Column(no_wrap=True)),
+        TextColumn("{task.percentage:>3.0f}%", table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[note]}", markup=False, table_column=Column()),
     )
     with Progress(*columns, console=console, transient=True) as bars:
         tasks: dict[str, TaskID] = {}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,13 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
     with pytest.raises(UserError, match="--output /dev/full: No space"):
         write_result("--output", Path("/dev/full"), "text")
+
+
+def test_a_bar_keeps_its_figures_beside_a_long_note() -> None:
+    screen, note = io.StringIO(), "81 of 108 left, best 2.274 $/h (3 x inf2.xlarge, tensor 2, int8-weights)"
+    with progress_bar(Console(file=screen, force_terminal=True, width=80)) as report:
+        report("searching", 0.5, note)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert "searching " in shown
+    assert " 50% 0:00:0" in shown
+    assert set(note.split()) <= set(shown.split())
