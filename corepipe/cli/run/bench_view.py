@@ -14,6 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from corepipe.cli.common import results
+from corepipe.cli.plain import broken
 from corepipe.cli.tables import Figures, facts
 from corepipe.planning.bench.compare import compared, differences
 from corepipe.planning.bench.recorder import METRICS, Recorder
@@ -64,7 +65,7 @@ class Live:
     async def _moving(self) -> None:
         with Screen(console=self._console, transient=True, auto_refresh=False) as screen:
             while True:
-                screen.update(Text(self._line()), refresh=True)
+                screen.update(Text(broken(self._line(), self._console.width)), refresh=True)
                 await asyncio.sleep(REFRESH_SECONDS)
 
     async def _logged(self) -> None:
