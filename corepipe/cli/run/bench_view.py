@@ -80,12 +80,13 @@ def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> st
     until = f" of {workload.duration:.0f}" if workload.duration else ""
     failed = f", {recorder.ends['failed']} failed" if recorder.ends["failed"] else ""
     rate = [f"{run.tokens / seconds:,.0f} tokens/s"] if run.tokens and seconds > 0 else []
+    streams = recorder.latencies["ttft"].count
     times = (
         f"{label} p50 {values.at(50) * 1e3:,.{digits}f} p99 {values.at(99) * 1e3:,.{digits}f} ms"
         for label, values, digits in (
             ("TTFT", recorder.latencies["ttft"], 0),
             ("TPOT", recorder.latencies["tpot"], 1),
-            ("end to end", recorder.latencies["e2el"], 0),
+            *(() if streams else (("end to end", recorder.latencies["e2el"], 0),)),
         )
         if values.count
     )
