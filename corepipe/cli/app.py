@@ -14,7 +14,7 @@ from shutil import get_terminal_size
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from corepipe import __version__
@@ -42,6 +42,9 @@ COMMANDS = (
 
 MAX_LINE = 4096
 """Characters of a line on stderr."""
+
+BOXES_WIDTH = 120
+"""Columns of a terminal in which all flags fit into the boxes of a help."""
 
 MARKUP: Literal["rich"] = "rich"
 """Of help texts."""
@@ -74,8 +77,31 @@ def _command(name: str) -> Any:
     if isinstance(found, typer.Typer):
         alone.add_typer(found, name=name)
     else:
-        alone.command()(found)
+        alone.command(cls=Command)(found)
     return get_group(alone).commands[name]
+
+
+class Command(TyperCommand):
+    """A command whose help has no boxes in a narrow terminal: they would cut its flags there."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help; panels are headings where there are no boxes."""
+        if get_terminal_size().columns < BOXES_WIDTH:
+            self.rich_markup_mode = None
+        super().format_help(ctx, formatter)
+        formatter.buffer[:] = [part.replace("\\[", "[") for part in formatter.buffer]  # rich's escapes
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes the flags, by their panels."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panel = getattr(parameter, "rich_help_panel", None) or f"{parameter.param_type_name.title()}s"
+                panels.setdefault(panel, []).append(record)
+        for panel, records in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
 
 
 class Commands(TyperGroup):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -117,6 +118,20 @@ def test_every_command_helps(name: str) -> None:
     shown = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="corepipe")
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert f"corepipe {name}" in shown.stdout
+
+
+@pytest.mark.parametrize("width", ["60", "80", "150"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_has_each_flag_whole_at_any_width(
+    name: str, width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", int(width))
+    shown = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="corepipe").stdout
+    flags = {flag for parameter in named()[name].params for flag in parameter.opts if flag.startswith("--")}
+    assert flags <= set(re.findall(r"--[a-z][a-z0-9-]*", shown))
+    assert "…" not in shown
+    assert "\\[" not in shown
 
 
 @pytest.mark.parametrize(
