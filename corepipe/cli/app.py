@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib import import_module
 from shutil import get_terminal_size
 from typing import Annotated, Any, Literal
@@ -177,7 +178,8 @@ def _run() -> int | None:
 def _complain(message: str) -> None:
     """A line on stderr; where that is a terminal, one or more."""
     line = f"corepipe: {message}"
-    print(broken(line, get_terminal_size().columns) if sys.stderr.isatty() else line, file=sys.stderr)  # noqa: T201
+    with suppress(OSError):
+        print(broken(line, get_terminal_size().columns) if sys.stderr.isatty() else line, file=sys.stderr)  # noqa: T201
 
 
 def _can_write() -> bool:

@@ -9,7 +9,7 @@ from typing import IO, Any, TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from corepipe.cli.plain import Unpadded, broken
+from corepipe.cli.plain import Lossy, Unpadded, broken
 
 PIPE_WIDTH = 4096
 """Columns where nobody looks."""
@@ -26,7 +26,8 @@ class Lines(Console):
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
         self._breaks = self.is_terminal or "COLUMNS" in os.environ
         if not self.is_terminal:
-            self.file = cast("IO[str]", Unpadded(cast("TextIO", self.file)))
+            stream = cast("TextIO", self.file)
+            self.file = cast("IO[str]", Lossy(stream) if stderr else Unpadded(stream))
             self.width = self.width if self._breaks else PIPE_WIDTH
 
     def print(self, *objects: Any, **how: Any) -> None:

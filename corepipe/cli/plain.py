@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -53,6 +54,19 @@ class Unpadded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Lossy(Unpadded):
+    """... and loses what cannot be written: that nobody hears of progress is no reason to end."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def broken(text: str, width: int) -> str:

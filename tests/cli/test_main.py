@@ -213,6 +213,13 @@ def test_a_result_that_cannot_be_written_is_one_line(arguments: list[str]) -> No
     assert (full.returncode, full.stderr) == (1, "corepipe: standard output: No space left on device\n")
 
 
+def test_progress_and_errors_that_cannot_be_written_change_no_code() -> None:
+    done = redirected(["simulate", str(TINY), "--requests", "1", "--input-len", "8"], "2> /dev/full")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 of 1 requests answered" in done.stdout
+    assert redirected(["cache"], "2> /dev/full").returncode == 2
+
+
 @pytest.mark.parametrize("where", [">&-", "<&- >&-"])
 def test_streams_that_are_closed_lead_nowhere(where: str) -> None:
     closed = redirected(["ls", "--instance", "inf2.xlarge"], where)
