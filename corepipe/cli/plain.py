@@ -57,7 +57,7 @@ class Unpadded:
 
 
 class Lossy(Unpadded):
-    """... and loses what cannot be written: that nobody hears of progress is no reason to end."""
+    """Writes as Unpadded does, and loses what cannot be written: a command needs nobody to hear of progress."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):

@@ -55,13 +55,13 @@ class PooledAnswer:
         self._now = now
 
     def told(self) -> tuple[str, str] | None:
-        """As of a stream."""
+        """The kind and the words of a failure that the server has told; None: it has told none."""
         if self.status not in {0, 200}:
             return str(self.status), error_message(bytes(self._body))
         return self._failure
 
     def missing(self) -> tuple[str, str] | None:
-        """As of a stream."""
+        """The kind and the words of what an answer lacks that has been read to its end; None: nothing."""
         return None if self.stamps else ("empty", "an answer without a result")
 
     def end(self, now: float) -> None:  # noqa: ARG002
