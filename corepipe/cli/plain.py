@@ -57,7 +57,7 @@ class Unpadded:
 
 
 class Lossy(Unpadded):
-    """Writes as Unpadded does, and loses what cannot be written: a command needs nobody to hear of progress."""
+    """Writes as Unpadded does, and loses what cannot be written: that ends no command, as it is progress."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
