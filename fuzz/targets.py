@@ -208,9 +208,15 @@ def request(data: bytes) -> None:
                 parsed.check(VOCAB, 32)
             if isinstance(parsed, ChatRequest):
                 for message in plain_messages(parsed.messages):
-                    check(isinstance(message["content"], str), "a content that is no text")
+                    check(_is_text(message["content"]), "a content that is no text")
         except ApiError as error:
             check(400 <= error.status < 500, f"status {error.status} for a client's mistake")
+
+
+def _is_text(content: object) -> bool:
+    """Whether it is a text, or parts of one as templates take them."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return all(part == {"type": "text", "text": str(part["text"])} for part in parts)
 
 
 def engine_frames(data: bytes) -> None:

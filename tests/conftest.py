@@ -6,6 +6,7 @@ And how a server is watched while it is attacked.
 from __future__ import annotations
 
 import functools
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -34,6 +35,10 @@ for part in ("connect", "read", "write", "pool"):  # where httpx gives a server 
 
 # Each client, so each `httpx.get`, would read all authorities that this machine trusts: 20 ms.
 httpx_default.create_ssl_context = functools.cache(httpx_default.create_ssl_context)
+
+# pytest-xdist tells its workers how wide the terminal is: what commands write into a pipe would be broken there.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
 
 # Shells leave SIGINT ignored in what they run in the background, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

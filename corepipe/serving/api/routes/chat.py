@@ -218,7 +218,8 @@ class Chat(ChoicesEndpoint[ChatRequest]):
     async def without_effect(self, body: ChatRequest) -> Sequence[str]:
         if body.reasoning_effort is None and body.verbosity is None:
             return ()
-        tokenizer = await _tokenizer(self.service, body.chat_template)
+        offer = offered(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        tokenizer = await _tokenizer(self.service, body.chat_template, offer)
         names = unheard(body.reasoning_effort, body.verbosity, tokenizer.chat_template)
         if names and self.service.strict:
             message = f"{names[0]}: this model's chat template has no such setting; leave it out (--strict)."
