@@ -39,8 +39,10 @@ IMPORTED = (
 """What most commands need; others import the rest by themselves."""
 
 READ_LATER = {
+    "COLUMNS",
     "COREPIPE_CACHE",
     "HF_HUB_OFFLINE",
+    "LINES",
     "PIP_FIND_LINKS",
     "PIP_NO_INDEX",
     "PYTEST_CURRENT_TEST",
