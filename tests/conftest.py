@@ -36,7 +36,7 @@ for part in ("connect", "read", "write", "pool"):  # where httpx gives a server 
 # Each client, so each `httpx.get`, would read all authorities that this machine trusts: 20 ms.
 httpx_default.create_ssl_context = functools.cache(httpx_default.create_ssl_context)
 
-# pytest-xdist tells its workers how wide the terminal is, and commands would break what they write into pipes.
+# pytest-xdist tells its workers how wide the terminal is, and commands would break lines that go into pipes.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 
