@@ -111,6 +111,11 @@ def rows(*, honoured: bool) -> list[tuple[Setting, str, Place]]:
     ]
 
 
+def named(one: Setting | str | Place) -> str:
+    """A part of a test's name."""
+    return "" if isinstance(one, Setting) else one.name if isinstance(one, Place) else one
+
+
 def value_of(row: Setting, name: str) -> object:
     return row.takes.values[0] if row.takes.values else EXAMPLES.get(name, 1 if name not in FLAGS else True)
 
@@ -139,7 +144,7 @@ def asked(place: Place, name: str, value: object) -> tuple[str, dict[str, Any]]:
 # The table
 
 
-@pytest.mark.parametrize(("row", "name", "place"), rows(honoured=False), ids=str)
+@pytest.mark.parametrize(("row", "name", "place"), rows(honoured=False), ids=named)
 def test_a_setting_without_effect_is_named_and_changes_no_answer(servers, row, name, place):
     path, body = asked(place, name, value_of(row, name))
     url = servers.of(place)
@@ -153,13 +158,13 @@ def test_a_setting_without_effect_is_named_and_changes_no_answer(servers, row, n
         assert answer.json().get("data") == plain.json().get("data")
 
 
-@pytest.mark.parametrize(("row", "name", "place"), rows(honoured=False) + rows(honoured=True), ids=str)
+@pytest.mark.parametrize(("row", "name", "place"), rows(honoured=False) + rows(honoured=True), ids=named)
 def test_a_strict_server_refuses_each_by_its_name(servers, row, name, place):
     path, body = asked(place, name, value_of(row, name))
     assert refused(post(servers.of(place, strict=True), path, body)) == place.path + name or row.by_template
 
 
-@pytest.mark.parametrize(("row", "name", "place"), rows(honoured=False), ids=str)
+@pytest.mark.parametrize(("row", "name", "place"), rows(honoured=False), ids=named)
 def test_another_value_of_it_is_refused_by_its_name(servers, row, name, place):
     for wrong in ({"x": {"y": [1]}}, [["x"]], "nonsense" * 100):
         path, body = asked(place, name, wrong)
