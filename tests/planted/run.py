@@ -13,7 +13,7 @@ import argparse
 import multiprocessing
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from tests.planted import contexts, faults, table
@@ -43,7 +43,8 @@ def main() -> int:
         number: rows[number] for number, some in chosen if number in rows and _is_same(rows[number], some)
     }
     todo = [one for one in wanted if args.again or _is_open(rows.get(one[0]), args)]
-    for row in _results(todo, args):
+    before = {row.key: row.test for row in table.read() if "::" in row.test}
+    for row in _results(todo, args, before):
         rows |= {
             one.number: one for one in table.read() if one.number not in rows
         }  # of a run beside this one
@@ -131,18 +132,18 @@ def _print(wanted: list[Numbered], limits: Limits) -> None:
         print(f"    long: {' '.join(of_long(fault, measured))}")
 
 
-def _results(todo: list[Numbered], args: argparse.Namespace) -> Iterator[Row]:
-    """In the order in which they end."""
+def _results(todo: list[Numbered], args: argparse.Namespace, before: Mapping[str, str]) -> Iterator[Row]:
+    """In the order in which they end; before: by keys of faults, the tests that found them the last time."""
     limits = Limits(args.short_seconds, args.long_seconds)
     if args.workers == 1:
         trial = _trial(args.tree, limits)
-        yield from (trial.row(*one) for one in todo)
+        yield from (trial.row(*one, _before(one, before)) for one in todo)
         return
     context = multiprocessing.get_context("spawn")
     queue: multiprocessing.Queue[Row] = context.Queue()
     parts = [todo[number :: args.workers] for number in range(args.workers)]
     processes = [
-        context.Process(target=partial(_work, args.tree + number, part, limits, queue))
+        context.Process(target=partial(_work, args.tree + number, part, limits, before, queue))
         for number, part in enumerate(parts)
     ]
     for process in processes:
@@ -153,10 +154,21 @@ def _results(todo: list[Numbered], args: argparse.Namespace) -> Iterator[Row]:
         process.join()
 
 
-def _work(number: int, todo: list[Numbered], limits: Limits, queue: multiprocessing.Queue[Row]) -> None:
+def _work(
+    number: int,
+    todo: list[Numbered],
+    limits: Limits,
+    before: Mapping[str, str],
+    queue: multiprocessing.Queue[Row],
+) -> None:
     trial = _trial(number, limits)
     for one in todo:
-        queue.put(trial.row(*one))
+        queue.put(trial.row(*one, _before(one, before)))
+
+
+def _before(one: Numbered, before: Mapping[str, str]) -> list[str]:
+    """The test that found the fault the last time, if one did."""
+    return [test for fault in one[1][:1] if (test := before.get(fault.key))]
 
 
 def _trial(number: int, limits: Limits) -> Trial:

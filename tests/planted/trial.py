@@ -45,21 +45,24 @@ class Trial:
         self._whole = tree.folder / "whole.so"
         self._has_whole = False
 
-    def row(self, number: int, alternatives: list[Fault]) -> Row:
-        """The result of the first alternative that compiles."""
+    def row(self, number: int, alternatives: list[Fault], first: Sequence[str] = ()) -> Row:
+        """The result of the first alternative that compiles.
+
+        first: tests that are run before those that are chosen, such as what found the fault before.
+        """
         begin = time.monotonic()
-        fault, by, test = self._tried(alternatives)
+        fault, by, test = self._tried(alternatives, first)
         spent = round(time.monotonic() - begin)
         return Row(
             number, fault.key, fault.area, fault.path, fault.line, fault.before, fault.after, by, test, spent
         )
 
-    def _tried(self, alternatives: list[Fault]) -> tuple[Fault, str, str]:
+    def _tried(self, alternatives: list[Fault], first: Sequence[str]) -> tuple[Fault, str, str]:
         for fault in alternatives:
             self._build_whole(fault)
             with self._planted(fault) as works:
                 if works:
-                    return fault, *self._found(fault)
+                    return fault, *self._found(fault, first)
         return alternatives[0], NONE, "(does not compile)"
 
     def _build_whole(self, fault: Fault) -> None:
@@ -78,9 +81,12 @@ class Trial:
             self._tree.use_kernels(module)
             yield module is not None or fault.area != NATIVE
 
-    def _found(self, fault: Fault) -> tuple[str, str]:
+    def _found(self, fault: Fault, first: Sequence[str]) -> tuple[str, str]:
         """By which suite, and which test."""
         measured = load()
+        for test in first:
+            if found := self._first(fault, [test], generous(UNMEASURED_SECONDS), ()):
+                return SHORT, found
         for stage in stages(of_short(fault, measured), self._limits.short):
             if test := self._first(fault, stage.tests, generous(stage.seconds), ()):
                 return SHORT, test
