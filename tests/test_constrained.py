@@ -316,6 +316,6 @@ def test_allowed_tokens_and_a_grammar_hold_together() -> None:
     assert text_of(found["both"]) == "no"
     assert found["both"][-1].finish_reason == "stop"
     (failed,) = found["none"]
-    assert (failed.error_kind, failed.tokens) == ("constraint", [])
+    assert (failed.error_kind, failed.tokens) == ("contradiction", [])
     assert "allowed_token_ids" in (failed.error or "")
     assert tokens_of(found["json greedy"]) == tokens_of(undisturbed()["json greedy"])

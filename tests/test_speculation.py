@@ -161,7 +161,7 @@ def test_answers_are_those_without_drafts(options: dict[str, Any]) -> None:
 
 
 def test_the_last_token_of_all_comes_with_an_error() -> None:
-    assert plain()["nothing"][-1].error_kind == "constraint"
+    assert plain()["nothing"][-1].error_kind == "contradiction"
     assert len(plain()["nothing"]) > 1
 
 

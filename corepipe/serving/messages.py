@@ -172,8 +172,9 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     `cached` prompt tokens came from the prefix cache.  `finish_reason` comes with the last news, `device`
     with it, except for a request that has lost an engine.  `error` says why a request was refused or failed
     (finish_reason "error"); `error_kind` is "invalid" where a retry does not help, "overflow" where the model
-    has computed no numbers, "constraint" where the answer could not go on as its grammar wants, and where a
-    retry helps "overloaded" (`retry_seconds` from now), "expired" (it has waited too long) or "unavailable".
+    has computed no numbers, "constraint" where the answer could not go on as its grammar wants,
+    "contradiction" where its `allowed_token_ids` leave nothing of what the grammar allows, and where a retry
+    helps "overloaded" (`retry_seconds` from now), "expired" (it has waited too long) or "unavailable".
     `predicted`: so far, of a request that has a prediction.  `speculated` comes with the last news of a
     request that somebody guesses for, except for one that has lost an engine.
 

@@ -51,7 +51,8 @@ def helm() -> Path:
 @cache
 def installed(*requirements: str) -> Path:
     """A directory with Python packages, apart from ours."""
-    target = cache_dir() / "+".join(requirements)
+    # Under this name Hypothesis does not take them for ours, and draws none of their constants.
+    target = cache_dir() / "site-packages" / "+".join(requirements)
     if not target.is_dir():
         _made(target, lambda folder: _pip("install", "--target", str(folder), *requirements))
     return target

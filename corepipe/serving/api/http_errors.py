@@ -134,6 +134,11 @@ def unconstrained(message: str) -> ApiError:
     return ApiError(500, message, code="constraint_failed")
 
 
+def contradicted(message: str) -> ApiError:
+    """400: two constraints of the request leave nothing to draw, as shows while the answer is made."""
+    return invalid(message, "allowed_token_ids", "constraint_failed")
+
+
 def internal() -> ApiError:
     """500, without a word of what went wrong: that is for the log."""
     return ApiError(500, "The server failed to answer this request; its log says why.", code="internal_error")

@@ -120,7 +120,7 @@ class ReplicaStats:
             ],
             step_seconds=step_seconds,
             overflows=self._failures["overflow"],
-            constraint_failures=self._failures["constraint"],
+            constraint_failures=self._failures["constraint"] + self._failures["contradiction"],
             held=scheduler.held,
             paces=paces,
             compile_seconds=compile_seconds,

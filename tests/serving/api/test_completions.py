@@ -314,6 +314,10 @@ def test_refusals_of_the_engine_have_their_status(client, engine, stream):
     engine.script = fails("invalid")
     with pytest.raises(openai.BadRequestError, match="because"):
         client.completions.create(model="tiny", prompt="Hi", stream=stream)
+    engine.script = fails("contradiction")
+    with pytest.raises(openai.BadRequestError, match="because") as contradicted:
+        client.completions.create(model="tiny", prompt="Hi", stream=stream)
+    assert (contradicted.value.param, contradicted.value.code) == ("allowed_token_ids", "constraint_failed")
     engine.script = fails()
     with pytest.raises(openai.InternalServerError) as failed:
         client.completions.create(model="tiny", prompt="Hi", stream=stream)

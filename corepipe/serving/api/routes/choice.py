@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from corepipe.serving.api.http_errors import (
     ApiError,
+    contradicted,
     expired,
     internal,
     invalid,
@@ -32,6 +33,7 @@ _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
     "unavailable": (unavailable, "The engine has stopped."),
     "invalid": (invalid, "The engine refused the request."),
     "overflow": (overflowed, "The model's logits overflowed."),
+    "contradiction": (contradicted, "The answer's grammar allows none of allowed_token_ids."),
     "constraint": (unconstrained, "The answer could not go on as its grammar wants."),
 }
 """What is answered for an Output's `error_kind`, and what is said where it says nothing."""

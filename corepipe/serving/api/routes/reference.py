@@ -205,6 +205,7 @@ is (404), the message names the one that was meant and the base URL of clients; 
 | 421 | `misdirected_request` | `Host` names another place |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `logits_overflow` | the model computed infinity or NaN: its weights do not fit the number format |
+| 400 | `constraint_failed` | the answer's grammar allows none of `allowed_token_ids` where it stands |
 | 500 | `constraint_failed` | the answer could not go on as its grammar wants, or came to a limit of it |
 | 500 | `internal_error` | the server's log says why |
 | 503 | `service_unavailable` | loading, restarting, lost, about to end; no place for a connection |
