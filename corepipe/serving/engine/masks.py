@@ -44,20 +44,27 @@ class GrammarError(Exception):
 class Constraint:
     """What a grammar allows after the tokens that it has taken.
 
-    error: why the answer cannot go on; for good.  finished: nothing can follow.  compile_seconds: what its
-    grammar took to compile; None where it was known.  One thread at a time.
+    error: why the answer cannot go on; for good.  contradicted: that is the fault of the request's other
+    constraints.  finished: nothing can follow.  compile_seconds: what its grammar took to compile; None where
+    it was known.  One thread at a time.
     """
 
     def __init__(self, matcher: LLMatcher, compile_seconds: float | None = None) -> None:
         self._matcher = matcher
         self.compile_seconds = compile_seconds
         self.error: str | None = None
+        self.contradicted = False
         self.finished = False
+
+    def contradict(self, error: str) -> None:
+        """Ends the answer: another constraint of the request leaves nothing to draw."""
+        self.error, self.contradicted = error, True
 
     def copy(self) -> Constraint:
         """One that can go on from here by itself."""
         other = Constraint(self._matcher.deep_copy())
         other.error, other.finished = self.error, self.finished
+        other.contradicted = self.contradicted
         return other
 
     def allows(self, tokens: Sequence[int]) -> int:

@@ -39,6 +39,6 @@ def _fill(mask: Mask, request: SampledRequest, constraint: Constraint | None, ge
     if request.allowed is not None:
         mask &= request.allowed
         if constraint is not None and constraint.error is None and not mask.any():
-            constraint.error = NOTHING_LEFT
+            constraint.contradict(NOTHING_LEFT)
     if generated < request.min_tokens:
         ban(mask, request.stop_ids)

@@ -19,7 +19,7 @@ from corepipe.serving.engine.ahead import Ahead, Foreseen
 from corepipe.serving.engine.block_table import BlockTable, join_tables
 from corepipe.serving.engine.masks import MaskBuffer
 from corepipe.serving.engine.requests import SampledRequest
-from corepipe.serving.engine.row_masks import NOTHING_LEFT, fill, fill_ahead
+from corepipe.serving.engine.row_masks import fill, fill_ahead
 from corepipe.serving.engine.sampling import Ids, LogitRows, RowLists, pack_prompt_scalars, pack_scalars
 from corepipe.serving.messages import Started, TokenLogprobs
 
@@ -292,7 +292,7 @@ def _take_tokens(step: Step, tokens: list[list[int]], failed: Collection[Request
                 break
         request.complete = request.constraint.finished
         if request.constraint.error is not None:
-            kind = "contradiction" if request.constraint.error == NOTHING_LEFT else "constraint"
+            kind = "contradiction" if request.constraint.contradicted else "constraint"
             failures.append(Failure(request, kind, request.constraint.error))
     return failures
 
