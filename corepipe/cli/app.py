@@ -183,7 +183,7 @@ def _complain(message: str) -> None:
 
 
 def _can_write() -> bool:
-    """Whether stdout takes a line break, so that something else could not be written."""
+    """Tells whether stdout takes a line break, so that something else could not be written."""
     try:
         print(flush=True)  # noqa: T201
     except OSError:

@@ -152,7 +152,7 @@ class Fields:
         return self.values.get(key) is not None
 
     def says(self, key: str) -> bool:
-        """Whether the key is there, and is no default."""
+        """Tells whether the key is there, and is no default."""
         return self.has(key) and key not in self._assumed
 
     def integer(self, key: str, most: int, default: int | None = None, least: int = 1) -> int:

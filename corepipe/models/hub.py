@@ -49,7 +49,7 @@ def resolve(name: str | Path, progress: Progress | None = None, *, accepted: boo
 
 
 def _why_unknown(name: str) -> str:
-    """What to give in place of a name that nothing can be fetched by."""
+    """Says why nothing can be fetched by a name, and what to give in its place."""
     from corepipe.models import published  # noqa: PLC0415 -- who gives a right name does without
 
     try:

@@ -39,7 +39,7 @@ def _describe_core(program: Program) -> dict[str, object]:
 
 
 def _held(program: Program) -> dict[str, object]:
-    """Bytes that a core holds."""
+    """The bytes that a core holds, by the keys of /v1/placement."""
     return {
         "weight_bytes": weight_bytes_by_format(program),
         "kv_bytes_per_token": kv_bytes_per_token(program),

@@ -41,7 +41,7 @@ def stem_of(path: Path) -> str:
 
 
 def same_model(files: Sequence[Path]) -> bool:
-    """Whether files are one, or some of the same several."""
+    """Tells whether files are one, or some of the same several."""
     return len({tuple(shards(file)) for file in files}) == 1
 
 

@@ -126,7 +126,7 @@ def text_of(content: object) -> str:
 
 
 def _is_text(content: object) -> bool:
-    """Whether it is a list of texts, and of nothing else."""
+    """Tells whether it is a list of texts, and of nothing else."""
     return isinstance(content, list | tuple) and all(
         isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
         for part in content
@@ -152,6 +152,6 @@ def _conversation(
 
 
 def _says(rendered: str, words: Sequence[str]) -> bool:
-    """Whether the words come out, and not as Python or JSON writes a part."""
+    """Tells whether the words come out, and not as Python or JSON writes a part."""
     lower = rendered.lower()
     return all(word in lower and not re.search(rf"['\"]text['\"]: ?\\*['\"]{word}", lower) for word in words)

@@ -76,7 +76,7 @@ class _Said:
 
 
 def _names_token(name: str, value: object) -> bool:
-    """Whether it is a special token of the model's own, and no flag such as `add_bos_token`."""
+    """Tells whether it is a special token of the model's own, and no flag such as `add_bos_token`."""
     return name.endswith("_token") and name not in NAMES and isinstance(value, str | dict)
 
 

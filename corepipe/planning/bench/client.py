@@ -59,7 +59,7 @@ class Asking:
 
     @property
     def generates(self) -> bool:
-        """Whether answers are tokens."""
+        """Tells whether answers are tokens."""
         return self.api in GENERATING
 
 

@@ -88,7 +88,7 @@ class Report:
 
     @property
     def generates(self) -> bool:
-        """Whether answers were tokens; else they came whole."""
+        """Tells whether answers were tokens; else they came whole."""
         return self.conditions.api in GENERATING
 
     @property

@@ -88,7 +88,7 @@ class Chunk(msgspec.Struct):
     corepipe: Device | None = None
 
     def failed(self) -> bool:
-        """Whether it says that something went wrong."""
+        """Tells whether it says that something went wrong."""
         if self.error or any(choice.error for choice in self.choices or ()):
             return True
         return self.choices is None and bool(self.detail or self.message)
@@ -161,7 +161,7 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """Whether the end mark came, or a reason to finish for each choice that was heard."""
+        """Tells whether the end mark came, or a reason to finish for each choice that was heard."""
         return self._done or (bool(self._reasons) and all(self._reasons.values()))
 
     def told(self) -> tuple[str, str] | None:

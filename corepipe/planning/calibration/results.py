@@ -111,7 +111,7 @@ def _refuse_emulated(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _differ(model: str, named: str) -> bool:
-    """Whether a result names a public model that is not `model`.  It may name a server's own alias."""
+    """Tells whether a result names a public model that is not `model`.  It may name a server's own alias."""
     try:
         told = architecture(published.resolve(named)).parameters
     except UserError:

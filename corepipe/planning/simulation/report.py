@@ -121,7 +121,7 @@ class Report:
 
     @property
     def overloaded(self) -> bool:
-        """Whether more came in an open loop than was answered: the queue was full, or it grew."""
+        """Tells whether more came in an open loop than was answered: the queue was full, or it grew."""
         if self.workload.get("users") is not None:
             return False
         return self.growth > GROWS or self.rejected["overloaded"] > 0

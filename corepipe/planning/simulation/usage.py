@@ -148,7 +148,7 @@ def _busy_until(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
 
 
 class _Reread:
-    """The parts of a table that `read` gives, for any number of passes: kept where there is but one."""
+    """Reads a table in parts, any number of times; a table of a single part is read once and kept."""
 
     def __init__(self, steps: Table, read: Callable[[Table], Iterator[tuple[Floats, Floats]]]) -> None:
         self._steps, self._read = steps, read
