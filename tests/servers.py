@@ -108,10 +108,13 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    """A command to its end; the limit is there for one that hangs.
+    """Runs a command to its end; the limit is there for one that hangs.
 
+    `serve` gets a free port unless one is given: two tests that run side by side must not share the default.
     Where no more than its arguments and its cache are its own, it does without the imports of a new process.
     """
+    if arguments[:1] == ("serve",) and "--port" not in arguments:
+        arguments = (*arguments, "--port", 0)
     environment = more.get("env", os.environ)
     if more.keys() <= {"env"} and warm.does(environment):
         return warm.run([str(argument) for argument in arguments], environment, PATIENCE_SECONDS)
