@@ -21,16 +21,18 @@ import numpy as np
 
 from corepipe.kernels import native
 from corepipe.models.registry import architecture
-from corepipe.neuron import executor as executors
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeCore, NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph, WeightRole
-from corepipe.neuron.lowering import FusedAttention, FusedLinear, Step
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host import executor as executors
+from corepipe.neuron.host.executor import NativeCore, NativeExecutor
+from corepipe.neuron.host.lowering import FusedAttention, FusedLinear, Step
+from corepipe.neuron.host.weights import InMemoryWeights
+from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops import Linear
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import StepInputs
-from corepipe.neuron.weights import InMemoryWeights
+from corepipe.neuron.values import WeightRole
 
 KINDS = {"linear": FusedLinear, "attention": FusedAttention}
 

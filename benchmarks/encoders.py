@@ -43,12 +43,12 @@ from side_by_side import Server, started
 from step import Demand
 from turns import Contender, ends_all_at_sigterm
 
+from corepipe.bench.target import Http, Target, Whole
 from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.weights import packed_weights
-from corepipe.planning.bench.target import Http, Target, Whole
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import packed_weights
 
 LENGTHS, BATCHES = (16, 64, 256), (1, 32)
 CLIENTS = 32

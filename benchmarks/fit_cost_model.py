@@ -19,9 +19,18 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from corepipe.cli.common import results
+from corepipe.cli.output.common import results
 from corepipe.cli.run.validate import show
-from corepipe.neuron.constants import FILE, IDEAL, STAND_INS, Constants, as_json, folds, provenance, shipped
+from corepipe.neuron.chips.constants import (
+    FILE,
+    IDEAL,
+    STAND_INS,
+    Constants,
+    as_json,
+    folds,
+    provenance,
+    shipped,
+)
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases

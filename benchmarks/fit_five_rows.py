@@ -22,10 +22,10 @@ from statistics import median
 
 from rich.table import Column
 
-from corepipe.cli.common import results
-from corepipe.cli.tables import Figures
-from corepipe.neuron.constants import folds, shipped
-from corepipe.neuron.uncertainty import GUESSED, LEVEL, Interval, shipped_uncertainty
+from corepipe.cli.output.common import results
+from corepipe.cli.output.tables import Figures
+from corepipe.neuron.chips.constants import folds, shipped
+from corepipe.neuron.timing.uncertainty import GUESSED, LEVEL, Interval, shipped_uncertainty
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases

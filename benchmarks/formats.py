@@ -22,13 +22,14 @@ from step import BLOCK, blocks_of, inputs, seconds  # the script beside this one
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
-from corepipe.neuron.blocks import Checkpoint
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.int4 import ALL
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.weights import PackedWeights, packed_weights
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.blocks import Checkpoint
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.weights import PackedWeights, packed_weights
+from corepipe.neuron.numerics.int4 import ALL
 
 CASES = ((1, 1, 128), (8, 1, 128), (32, 1, 128), (1, 512, 0))
 """Sequences, new tokens of each, tokens before them."""

@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 import uvloop
 
-from corepipe.planning.bench.stream import Answer, Chunk
-from corepipe.planning.bench.target import Http, Target
+from corepipe.bench.stream import Answer, Chunk
+from corepipe.bench.target import Http, Target
 
 ROOT = Path(__file__).parent.parent
 STREAMS, TOKENS, GAP = 40, 200, 0.02
@@ -41,7 +41,7 @@ Read = Callable[[str, list[Answer]], Awaitable[None]]
 def stub(log: Path) -> Iterator[str]:
     """The stub of the tests; its URL."""
     settings = json.dumps({"first": 0.05, "gap": GAP, "log": str(log)})
-    command = [sys.executable, "-m", "tests.planning.bench.stub", settings]
+    command = [sys.executable, "-m", "tests.bench.stub", settings]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         try:

@@ -26,11 +26,12 @@ from step import BLOCK, greedy, inputs
 from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.models.registry import Model
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.weights import packed_weights
 
 LIMIT = 0.001
 """Of what int8 may add to a perplexity."""

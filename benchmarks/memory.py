@@ -30,8 +30,8 @@ from turns import Contender, ends_all_at_sigterm
 from works import Work, speed
 
 from corepipe.models import hub, registry
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import packed_weights
 
 MEGA = 1e6
 WAIT_SECONDS, LOOK_SECONDS = 0.01, 0.25

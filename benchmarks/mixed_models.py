@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import numpy as np
 
-from corepipe.planning.bench.prompts import all_words
+from corepipe.bench.prompts import all_words
 
 READ_BYTES = 256 << 20
 """Of memory that a reader goes through again and again: more than caches hold."""

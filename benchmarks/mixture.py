@@ -14,10 +14,10 @@ from formats import Drawn  # the scripts beside this one
 from step import LONGEST, Demand, native_executor, options, report
 
 from corepipe.kernels import native
-from corepipe.models.config import Fields
+from corepipe.models.fields import Fields
 from corepipe.models.registry import Architecture
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.weights import InMemoryWeights
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import InMemoryWeights
 
 CONFIG = {
     "model_type": "qwen3_moe",

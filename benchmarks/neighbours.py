@@ -32,11 +32,11 @@ from works import Work, speed
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.weights import packed_weights
 
 STREAMS = (1, 8, 32)
 CONTEXT = 128

@@ -32,8 +32,8 @@ from turns import ends_all_at_sigterm
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import packed_weights
 
 PROMPT, OUTPUT = 128, 256
 CONTEXT = PROMPT + OUTPUT // 2

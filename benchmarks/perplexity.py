@@ -21,7 +21,7 @@ from kv_cache import CHUNK, losses, pair  # the scripts beside this one
 from step import BLOCK
 
 from corepipe.models import hub, registry
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 
 F64 = npt.NDArray[np.float64]
 MAGIC = b"_logits_"

@@ -17,14 +17,15 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.cost import Bottleneck, CostModel, StepShape
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.hardware import Instance
-from corepipe.neuron.modes import compiler
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
-from corepipe.neuron.timeline import Timeline
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.timing.cost import Bottleneck, CostModel, StepShape
+from corepipe.neuron.timing.modes import compiler
+from corepipe.neuron.timing.timeline import Timeline
 
 ASYNC = PROFILES["async"]
 DOCS = Path(__file__).parent.parent / "docs"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import log
 from pathlib import Path
 
-from corepipe.neuron.uncertainty import fold_widths, shipped_uncertainty
+from corepipe.neuron.timing.uncertainty import fold_widths, shipped_uncertainty
 from corepipe.planning.calibration.coverage import Covered, nested
 
 FILE = Path(__file__).parent.parent / "docs" / "prediction.svg"

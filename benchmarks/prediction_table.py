@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from corepipe.neuron.constants import provenance
-from corepipe.neuron.uncertainty import record, shipped_uncertainty
+from corepipe.neuron.chips.constants import provenance
+from corepipe.neuron.timing.uncertainty import record, shipped_uncertainty
 from corepipe.planning.calibration.coverage import ALL, TAILS
 
 PAGE = Path(__file__).parent.parent / "docs" / "prediction.md"

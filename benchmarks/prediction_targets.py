@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Column
 from rule_ablation import kind_of_row
 
-from corepipe.cli.common import results
-from corepipe.cli.tables import Figures
-from corepipe.neuron.constants import folds
+from corepipe.cli.output.common import results
+from corepipe.cli.output.tables import Figures
+from corepipe.neuron.chips.constants import folds
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases

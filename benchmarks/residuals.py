@@ -19,10 +19,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from corepipe.cli.common import results
+from corepipe.cli.output.common import results
 from corepipe.cli.run.intervals_view import show_coverage, show_decisions, show_steps
-from corepipe.neuron.constants import folds
-from corepipe.neuron.uncertainty import COLUMNS, FILE, LEVEL, Residual, Widths, as_rows, scored
+from corepipe.neuron.chips.constants import folds
+from corepipe.neuron.timing.uncertainty import COLUMNS, FILE, LEVEL, Residual, Widths, as_rows, scored
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases

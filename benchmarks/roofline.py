@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from corepipe.kernels import native, packing
-from corepipe.neuron import packed_int4
-from corepipe.neuron.int4 import Int4
+from corepipe.neuron.host import packed_int4
+from corepipe.neuron.numerics.int4 import Int4
 
 MIB = 1 << 20
 COLD_BYTES = 256 * MIB  # of weights, more than any cache holds

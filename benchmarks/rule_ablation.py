@@ -21,14 +21,14 @@ from unittest.mock import patch
 import numpy as np
 from fit_cost_model import fit_and_folds
 
-from corepipe.neuron import rates
-from corepipe.neuron.constants import Constants
-from corepipe.neuron.engines import OpCost
-from corepipe.neuron.hardware import Instance
+from corepipe.neuron.chips import rates
+from corepipe.neuron.chips.constants import Constants
+from corepipe.neuron.chips.engines import OpCost
+from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.chips.profiles import NEVER, PROFILES, AttentionKernel, Buckets, RuntimeProfile
+from corepipe.neuron.chips.rates import CoreRates, Link, link
 from corepipe.neuron.ops import experts
 from corepipe.neuron.ops.costs import merged
-from corepipe.neuron.profiles import NEVER, PROFILES, AttentionKernel, Buckets, RuntimeProfile
-from corepipe.neuron.rates import CoreRates, Link, link
 from corepipe.planning.calibration import load, rows, stacks
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases

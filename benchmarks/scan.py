@@ -20,8 +20,8 @@ from step import LONGEST, Demand, inputs, native_executor, options, report, seco
 
 from corepipe.kernels import native
 from corepipe.models import published, registry
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.weights import InMemoryWeights
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import InMemoryWeights
 
 MODEL = "mamba2-130m"
 

@@ -36,8 +36,8 @@ from turns import Contender, ends_all_at_sigterm
 from works import Work, speed
 
 from corepipe.models import hub, registry
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import packed_weights
 
 START_SECONDS = 600.0
 OURS = "corepipe={python} -m corepipe serve {model} --dtype {dtype} --max-model-len 2048 --port {{port}}"

@@ -27,14 +27,14 @@ from pathlib import Path
 
 import numpy as np
 
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Sampling, Submit
+from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.neuron.program import Executor, SamplingBatch, StepInputs, StepOutput
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Sampling, Submit
-from corepipe.serving.speculative import SpeculativeConfig
+from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs, StepOutput
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTEXT = 256

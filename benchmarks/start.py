@@ -38,7 +38,7 @@ from turns import ends_all_at_sigterm
 ASKED_EVERY = 0.005
 """Seconds between two requests for /health."""
 
-ENGINE = "corepipe.serving.engine.process"
+ENGINE = "corepipe.engine.process"
 """A word of the command of an engine's process."""
 
 Measured = Callable[[Path], tuple[float, ...]]

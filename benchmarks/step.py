@@ -21,17 +21,18 @@ from math import prod
 import numpy as np
 from roofline import Limits, measure_limits  # the script beside this one
 
+from corepipe.engine.batch.sampling import LogitRows, pack_scalars
+from corepipe.engine.messages import Sampling
 from corepipe.kernels import native
 from corepipe.models import hub, registry
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor, Weights
-from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.executor import NativeExecutor, Weights
+from corepipe.neuron.host.weights import packed_weights
+from corepipe.neuron.inputs import SamplingBatch, StepInputs
 from corepipe.neuron.ops import Experts, Linear, SelectiveScan
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import SamplingBatch, StepInputs
-from corepipe.neuron.weights import packed_weights
-from corepipe.serving.engine.sampling import LogitRows, pack_scalars
-from corepipe.serving.messages import Sampling
 
 BLOCK = 32
 LONGEST = 2048

@@ -25,19 +25,20 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLMatcher
 
+from corepipe.engine.assembly.device_plan import batch_policy, plan_device, scheduler_config
+from corepipe.engine.batch.masks import Constraint, Mask
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.deployment import Deployment, ReplicaParts
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Ready, Sampling, Submit
 from corepipe.kernels import native, packing
 from corepipe.models import hub, published, registry
-from corepipe.models.config import Fields
-from corepipe.neuron.clock import HostClock
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import Graph, WeightRole
-from corepipe.neuron.weights import PackedTensor, pack, packed_weights
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.deployment import Deployment, ReplicaParts
-from corepipe.serving.engine.device_plan import batch_policy, plan_device, scheduler_config
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.engine.masks import Constraint, Mask
-from corepipe.serving.messages import Ready, Sampling, Submit
+from corepipe.models.fields import Fields
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.weights import PackedTensor, pack, packed_weights
+from corepipe.neuron.timing.clock import HostClock
+from corepipe.neuron.values import WeightRole
 
 CONTEXT, BLOCKS = 512, 1024
 SCHEMA = {

@@ -24,8 +24,8 @@ from step import LONGEST, Case, block_of, greedy, inputs, native_executor
 
 from corepipe.kernels import native
 from corepipe.models import hub, registry
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import packed_weights
 
 STEPS = "1x1@128,8x1@128,32x1@128,1x512@0"
 SECONDS = 1.0

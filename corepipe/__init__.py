@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from corepipe.version import __version__
+
 TYPE_CHECKING = False
 """As typing's, which takes a while to import: a command could not be interrupted properly meanwhile."""
 
 if TYPE_CHECKING:
-    from corepipe.serving.config import EngineConfig
-    from corepipe.serving.constraints import StructuredOutputsParams
-    from corepipe.serving.llm import LLM
-    from corepipe.serving.llm_answers import RequestOutput
-    from corepipe.serving.params import SamplingParams
-
-__version__ = "0.1.0"
+    from corepipe.engine.config import EngineConfig
+    from corepipe.engine.params import SamplingParams
+    from corepipe.library.answers import RequestOutput
+    from corepipe.library.llm import LLM
+    from corepipe.structured.constraints import StructuredOutputsParams
 
 __all__ = ["LLM", "EngineConfig", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__"]
+
+HOMES = {
+    "EngineConfig": "engine.config",
+    "LLM": "library.llm",
+    "RequestOutput": "library.answers",
+    "SamplingParams": "engine.params",
+    "StructuredOutputsParams": "structured.constraints",
+}
+"""The modules of the names that are loaded when they are asked for."""
 
 
 def __getattr__(name: str) -> object:
     """Loads what is asked for, so that importing the package alone stays cheap."""
-    if name not in __all__:
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    homes = {
-        "EngineConfig": "config",
-        "RequestOutput": "llm_answers",
-        "StructuredOutputsParams": "constraints",
-    }
-    value: object = getattr(import_module(f"corepipe.serving.{homes.get(name, 'llm')}"), name)
+    value: object = getattr(import_module(f"corepipe.{HOMES[name]}"), name)
     return value

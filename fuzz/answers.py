@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
-from corepipe.serving.detokenizer import Detokenizer, Pieces
-from corepipe.serving.parsing.formats import FORMATS, REASONING
-from corepipe.serving.parsing.reading import AnswerReader, Reading
-from corepipe.serving.parsing.response_template import UnreadableError, from_response_template
-from corepipe.serving.parts import Finish, Said, Text, joined_calls, joined_reasoning, joined_text
+from corepipe.answers.detokenizer import Detokenizer, Pieces
+from corepipe.answers.parsing.formats import FORMATS, REASONING
+from corepipe.answers.parsing.reading import AnswerReader, Reading
+from corepipe.answers.parsing.response_template import UnreadableError, from_response_template
+from corepipe.answers.parts import Finish, Said, Text, joined_calls, joined_reasoning, joined_text
 from fuzz.checks import check
 
 

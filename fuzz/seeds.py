@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from corepipe.answers.parsing.formats import FORMATS
+from corepipe.engine.messages import Abort, Output, Outputs, Sampling, Shutdown, Submit
+from corepipe.engine.process.frames import encode_frame
 from corepipe.models import published
-from corepipe.neuron import packed_index
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.packed_index import Entry, Index, Part
-from corepipe.serving.frames import encode_frame
-from corepipe.serving.messages import Abort, Output, Outputs, Sampling, Shutdown, Submit
-from corepipe.serving.parsing.formats import FORMATS
+from corepipe.neuron.host import packed_index
+from corepipe.neuron.host.packed_index import Entry, Index, Part
 from fuzz.targets import TINY, tiny_graph
 
 

@@ -19,6 +19,9 @@ import msgspec
 import numpy as np
 import safetensors
 
+from corepipe.engine.batch import requests
+from corepipe.engine.messages import Submit
+from corepipe.engine.process import frames
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.checkpoints.gguf import GgufFile
@@ -27,20 +30,18 @@ from corepipe.models.checkpoints.gguf_config import config_fields, gguf_family
 from corepipe.models.checkpoints.quantization import read_quantization
 from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
-from corepipe.models.config import Fields
+from corepipe.models.fields import Fields
 from corepipe.models.text import chat_sandbox
 from corepipe.models.text.directory_tokenizer import from_directory
-from corepipe.neuron import packed_index
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.serving import frames
-from corepipe.serving.api.chat import plain_messages
-from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.protocol import parse
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host import packed_index
+from corepipe.serving.api.bodies.messages import plain_messages
+from corepipe.serving.api.bodies.protocol import parse
+from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
 from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
 from corepipe.serving.api.routes.tokens import DetokenizeRequest, TokenizeRequest
-from corepipe.serving.engine import requests
-from corepipe.serving.messages import Submit
 from fuzz.answers import response_template, stop_strings, tool_calls
 from fuzz.checks import check
 

@@ -18,7 +18,7 @@ SETTLE_SECONDS = 60.0
 """A limit for what never settles; an idle machine takes a fraction of a second."""
 RSS_BYTES = 32 * 1024 * 1024
 FILES = 2
-SANDBOXES = {"corepipe.serving.grammar_sandbox", "corepipe.models.vision.image_sandbox"}
+SANDBOXES = {"corepipe.structured.grammar_sandbox", "corepipe.models.vision.image_sandbox"}
 TASKS = 2
 ONE = httpx.Limits(max_keepalive_connections=1)
 """Others would stay open between two looks at the server's files."""

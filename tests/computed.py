@@ -11,17 +11,18 @@ from zlib import crc32
 
 import pytest
 
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Sampling, Submit
 from corepipe.kernels import native
 from corepipe.models import registry
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.weights import InMemoryWeights
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Sampling, Submit
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.weights import InMemoryWeights
 from tests.parity import expected
 
 BLOCK, POSITIONS = 16, 96

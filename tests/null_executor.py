@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
 
 
 class NullExecutor:

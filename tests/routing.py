@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import Graph, Output, OutputKind, Value
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.inputs import Executor, StepInputs
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops import Experts, Linear, Op
 from corepipe.neuron.ops.base import TwinContext
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Executor, Program, StepInputs
+from corepipe.neuron.values import Output, OutputKind, Value
 from tests.support import logits
 
 

@@ -98,7 +98,7 @@ def engines(server: int) -> list[psutil.Process]:
     found: dict[float, psutil.Process] = {}
     for child in psutil.Process(server).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if "corepipe.serving.engine.process" in child.cmdline():
+            if "corepipe.engine.process" in child.cmdline():
                 found[child.create_time()] = child
     return [found[began] for began in sorted(found)]
 

@@ -11,18 +11,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Submit, TokenLogprobs
 from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.models.registry import Model
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeCore, NativeExecutor, Weights
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Program, StepInputs
-from corepipe.neuron.weights import PackedTensor, PackedWeights, packed_weights
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Submit, TokenLogprobs
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.executor import NativeCore, NativeExecutor, Weights
+from corepipe.neuron.host.weights import PackedTensor, PackedWeights, packed_weights
+from corepipe.neuron.inputs import StepInputs
 
 F32 = npt.NDArray[np.float32]
 BLOCK_SIZE = 32

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Output, Stats, Submit
+from corepipe.engine.speculative_config import SpeculativeConfig, read_speculation
 from corepipe.errors import UserError
-from corepipe.planning.simulation.report import Report
-from corepipe.planning.simulation.simulate import SimulationConfig, simulate
-from corepipe.planning.workload import Segment, Session, Turn, Workload
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Output, Stats, Submit
-from corepipe.serving.speculative import SpeculativeConfig, read_speculation
+from corepipe.simulation.report import Report
+from corepipe.simulation.simulate import SimulationConfig, simulate
+from corepipe.workload.workload import Segment, Session, Turn, Workload
+from tests.engine.engine_support import by_request, run
 from tests.servers import run as corepipe
-from tests.serving.engine_support import by_request, run
 from tests.test_speculation import BESIDE, engine, plain, submits
 from tests.test_speculation import told as without_speed
 

@@ -20,7 +20,7 @@ import pytest
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from tests.attacks import Watch, sum_of
 from tests.servers import TINY, Served, served, until
-from tests.serving.test_grammar_checker import BOMBS
+from tests.structured.test_grammar_checker import BOMBS
 from tests.wires import (
     JSON,
     MALFORMED,

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.attacks import Watch
+from tests.engine.encoder_support import LABELS
 from tests.servers import Served, served
-from tests.serving.encoder_support import LABELS
 from tests.test_attacks import NO_OBJECTS
 from tests.tiny_encoders import write_bert
 from tests.wires import exchange, post

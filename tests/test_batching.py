@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Sampling, Submit
 from corepipe.kernels import native
 from corepipe.models.registry import Model
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Sampling, Submit
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
 from tests.parity import real
 from tests.support import Answer, Bound, answers, default_model, prompt_logits
 

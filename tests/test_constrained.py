@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from msgspec.structs import replace as changed
 
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Output, Sampling, Submit
 from corepipe.models import registry
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Output, Sampling, Submit
 from corepipe.serving.supervision.supervisor import ProcessClient
+from tests.engine.engine_support import by_request, deployment, run, tokens_of
 from tests.servers import PATIENCE_SECONDS, TINY
-from tests.serving.engine_support import by_request, deployment, run, tokens_of
 
 SCHEMA = {
     "type": "object",

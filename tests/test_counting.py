@@ -418,7 +418,7 @@ def test_none_is_left_out(server: Served, done: tuple[list[Known], list[int]]) -
     known |= {"corepipe_fleet_refusals"}  # tests/serving/fleet/test_client.py
     of_guesses = {"drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"}
     known |= {f"vllm:spec_decode_num_{name}" for name in of_guesses}  # tests/test_speculation.py
-    known |= {"corepipe_padded_tokens"}  # tests/serving/engine/test_encoding.py
+    known |= {"corepipe_padded_tokens"}  # tests/engine/test_encoding.py
     known |= {f"corepipe_{name}" for name in CONSTRAINED}
     known |= {"http_requests", "http_request_duration_seconds", "http_request_duration_highr_seconds"}
     counting = {name for name, kind in told.kinds.items() if kind in ("counter", "histogram")}

@@ -16,21 +16,21 @@ from typing import Any, ClassVar
 import pytest
 
 import corepipe
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Ready
 from corepipe.errors import UserError
+from corepipe.library.answers import RequestOutput
+from corepipe.library.llm import LLM, SamplingParams
 from corepipe.models import hub
 from corepipe.neuron.axes import columns, vocabulary
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS
-from corepipe.serving.api.cassettes.deck import CassetteMetrics
-from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics
-from corepipe.serving.api.inject import InjectedFaults
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.formats import FORMATS
+from corepipe.serving.api.cassettes.recording import CassetteMetrics
+from corepipe.serving.api.http.connection_limit import ConnectionLimit, ConnectionMetrics
+from corepipe.serving.api.http.inject import InjectedFaults
 from corepipe.serving.api.routes.table import ROUTES
 from corepipe.serving.api.routes.traffic import HttpMetrics
-from corepipe.serving.config import EngineConfig
 from corepipe.serving.faults import KINDS, SECONDS
-from corepipe.serving.llm import LLM, SamplingParams
-from corepipe.serving.llm_answers import RequestOutput
-from corepipe.serving.messages import Ready
 from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
@@ -44,6 +44,7 @@ TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", 
 PAGES = [*TOP, *sorted(DOCS.rglob("*.md"))]
 HIDDEN = {".venv", ".venv-parity", ".venv-clients", "build", "dist", ".pytest_cache"}
 EVERY_PAGE = [page for page in sorted(ROOT.rglob("*.md")) if HIDDEN.isdisjoint(page.relative_to(ROOT).parts)]
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
 PLUGIN = (ROOT / "corepipe" / "pytest.py").read_text()
 SOURCES = {".py", ".cpp", ".h", ".inl"}
 OURS = re.compile(r"(?:vllm:|corepipe_)\w+")
@@ -131,29 +132,29 @@ def test_every_table_has_a_head_and_as_many_cells_in_each_row(page: Path) -> Non
     assert broken == []
 
 
-def test_every_source_file_is_in_the_architecture_and_nothing_else() -> None:
+def test_every_folder_is_in_the_architecture_with_the_first_line_of_its_package() -> None:
     package = ROOT / "corepipe"
-    files = {
-        str(path.relative_to(package))
+    folders = {
+        str(path.parent.relative_to(package))
         for path in package.rglob("*")
-        if path.suffix in SOURCES and path.read_text().strip()
+        if path.suffix in SOURCES and path.parent != package
     }
-    tables = rows(section((DOCS / "architecture.md").read_text(), "## Every file"))
-    listed = [name for row in tables for name in quoted(row[0])]
-    assert sorted(listed) == sorted(files)
+    told = {quoted(name)[0]: what for name, what in rows(section(ARCHITECTURE, "## The rooms"))}
+    assert sorted(told) == sorted(folders)
+    for folder, what in told.items():
+        if (init := package / folder / "__init__.py").exists():
+            assert init.read_text().startswith(f'"""{what}.')
 
 
 def test_the_way_of_a_request_is_read_in_at_most_twelve_modules() -> None:
-    text = section((DOCS / "architecture.md").read_text(), "## Read these three first")
-    listed = re.findall(
-        r"^\d+\. `([\w/]+\.py)`", text.split("Then, for the way of a request")[1], re.MULTILINE
-    )
+    text = section(ARCHITECTURE, "## Read these three first")
+    listed = re.findall(r"^\d+\. `([\w/]+\.py)`", text.split("Then follow a request")[1], re.MULTILINE)
     assert 6 < len(listed) <= 12
     assert [name for name in listed if not (ROOT / "corepipe" / name).is_file()] == []
 
 
 def test_what_the_life_of_a_request_names_exists() -> None:
-    text = section((DOCS / "architecture.md").read_text(), "## The life of a request")
+    text = section(ARCHITECTURE, "## The life of a request")
     sources = "\n".join(path.read_text() for path in (ROOT / "corepipe").rglob("*.py"))
     defined = set(re.findall(r"(?:class|def) (\w+)", sources))
     named = [re.split(r"[./]", name) for name in quoted(text)]
@@ -164,7 +165,7 @@ def test_what_the_life_of_a_request_names_exists() -> None:
 def test_the_direction_of_imports_is_the_one_that_is_checked() -> None:
     contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
     layers = [layer.replace("corepipe.", "").replace(" | ", ", ") for layer in contract["layers"]]
-    assert f"`{' -> '.join(layers)}`" in (DOCS / "architecture.md").read_text()
+    assert f"`{' -> '.join(layers)}`" in ARCHITECTURE
 
 
 def invariants() -> Iterator[tuple[str, str]]:

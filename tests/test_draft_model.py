@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
+from corepipe.engine.messages import Sampling, Stats, Submit
+from corepipe.engine.params import SamplingParams
+from corepipe.engine.speculative_config import read_speculation
 from corepipe.errors import UserError
-from corepipe.serving.llm import LLM
-from corepipe.serving.messages import Sampling, Stats, Submit
-from corepipe.serving.params import SamplingParams
-from corepipe.serving.speculative import read_speculation
+from corepipe.library.llm import LLM
 from tests.drafting import guesses_of, write_twin
+from tests.engine.engine_support import by_request, run
 from tests.parity import expected
 from tests.servers import PATIENCE_SECONDS, TINY, served, until
 from tests.servers import run as corepipe
-from tests.serving.engine_support import by_request, run
 from tests.test_speculation import BESIDE, SEEDED, engine, killed, long_answers, plain, submits, told
 
 PLACES: dict[str, dict[str, Any]] = {

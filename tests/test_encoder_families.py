@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from corepipe.models.registry import load
-from corepipe.neuron.placement import Placement
+from corepipe.neuron.compile.placement import Placement
 from tests.parity import encoder_cases, formula
 from tests.parity.checkpoints import BOUND
 from tests.parity.encode import Encoder

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from tests.attacks import sum_of
+from tests.engine.encoder_support import LABELS
 from tests.servers import Served, served
-from tests.serving.encoder_support import LABELS
 from tests.tiny_encoders import POSITIONS, write_bert
 
 TEXTS = ["the cat sat", "a dog", "find the dog", "cat " * 40, "z", "中文", "[MASK] \0"] * 5

@@ -9,12 +9,12 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.description import describe
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
 from corepipe.neuron.ops import AllReduce, Experts, GatherSlots
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
+from corepipe.neuron.timing.description import describe
 from tests.computed import (
     BLOCK,
     POSITIONS,

@@ -13,11 +13,12 @@ import pytest
 from corepipe import LLM, SamplingParams
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS, DType, Graph
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS, DType
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
 from corepipe.neuron.ops import Experts
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
 from tests.computed import (
     BLOCK,
     POSITIONS,

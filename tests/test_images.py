@@ -15,10 +15,10 @@ from PIL import Image
 from transformers.image_utils import load_image
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+from corepipe.answers.values import activated
 from corepipe.errors import UserError
+from corepipe.library.llm import LLM
 from corepipe.models.registry import load
-from corepipe.serving.llm import LLM
-from corepipe.serving.values import activated
 from tests.parity.encode import Encoder, Picture
 from tests.pictures import LABELS, SIZE, data_uri, encoded, picture, readable, write_vit
 from tests.servers import Served, run, served

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tests.engine.kv_reader import AllBlocksCleared, BlockStored, Reader
 from tests.servers import PATIENCE_SECONDS, TINY, Served, metric_of, run, served, until
-from tests.serving.kv_reader import AllBlocksCleared, BlockStored, Reader
 
 SIZE = 16
 KEY = {"authorization": "Bearer k1"}

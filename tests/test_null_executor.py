@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from corepipe.neuron.program import Executor, SamplingBatch, StepInputs
+from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs
 from tests.null_executor import NullExecutor
 
 VOCAB = 101

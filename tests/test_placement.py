@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Sampling, Submit
 from corepipe.kernels import native
 from corepipe.models import registry
 from corepipe.models.registry import Model
-from corepipe.neuron.cost import CostModel, StepShape
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.reference import tensor_parallel_bound
 from corepipe.neuron.ops import AllGather, AllReduce
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.reference import tensor_parallel_bound
-from corepipe.neuron.rounds import Rounds
-from corepipe.neuron.timeline import Timeline, Timing
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Sampling, Submit
+from corepipe.neuron.timing.cost import CostModel, StepShape
+from corepipe.neuron.timing.rounds import Rounds
+from corepipe.neuron.timing.timeline import Timeline, Timing
 from tests.parity import real
 from tests.spans import Span, busy_cores, pipe_fill
 from tests.support import F32, Bound, IsolatedCores, answers, default_model, greedy, prompt_logits

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from corepipe.models import registry
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.reference import RECURRENT_UNITS, TENSOR_PARALLEL_UNITS, tensor_parallel_bound
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.reference import RECURRENT_UNITS, TENSOR_PARALLEL_UNITS, tensor_parallel_bound
 from tests.computed import BLOCK, POSITIONS, PROMPT, executor, two_threads
 from tests.parity import expected
 from tests.support import chunk_inputs, logits

@@ -18,11 +18,12 @@ import openai
 import psutil
 import pytest
 
-from corepipe.cli.settings import flag_of
+from corepipe.cli.flags.settings import flag_of
+from corepipe.engine.config import validated
 from corepipe.errors import UserError
 from corepipe.kernels import native
-from corepipe.serving.api.cassettes.deck import Deck
-from corepipe.serving.config import ServerConfig, validated
+from corepipe.serving.api.cassettes.recording import Deck
+from corepipe.serving.config import ServerConfig
 from tests.servers import PATIENCE_SECONDS, TINY, Served, run, served, until
 
 NAMED = ("--served-model-name", "tiny", "--threads", 1)
@@ -167,7 +168,7 @@ def test_a_replay_loads_no_model_and_no_tokenizer(tmp_path: Path) -> None:
     heavy = {"transformers", "gguf", "torch", "llguidance", "corepipe.kernels._native"}
     ours = {
         "corepipe.models.registry",
-        "corepipe.serving.engine.assembly",
+        "corepipe.engine.assembly.assembly",
         "corepipe.serving.supervision.child",
     }
     assert loaded & (heavy | ours) == set()
@@ -175,13 +176,13 @@ def test_a_replay_loads_no_model_and_no_tokenizer(tmp_path: Path) -> None:
 
 MODULES = """
 import os, signal, sys
-import corepipe.cli.replay
+import corepipe.cli.start.replay
 from corepipe.cli.app import main
 
 def ended(*given):  # in the place of the server's own loop
     print(*sorted(sys.modules))
 
-corepipe.cli.replay.uvloop.run = lambda work: (work.close(), ended())
+corepipe.cli.start.replay.uvloop.run = lambda work: (work.close(), ended())
 sys.argv = ["corepipe", "serve", "--port", "0", "--replay", sys.argv[1]]
 main()
 """

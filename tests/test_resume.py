@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Output, Sampling, Started, Submit
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Output, Sampling, Started, Submit
 from tests.servers import TINY
 
 PROMPT = [7 + 11 * i % 200 for i in range(40)]

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from corepipe import LLM, SamplingParams
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.config import EngineConfig
 from corepipe.kernels import _native, packing
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import Function
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
 from tests.kernels import linears
 from tests.kernels.harness import NO_OTHER, AttentionRig, in_turn, several_tables
 from tests.kernels.linears import Case, Weights, random_weights

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.deploy import tools
+from tests.engine.encoder_support import LABELS
 from tests.servers import TINY, Served, served
-from tests.serving.encoder_support import LABELS
 from tests.tiny_encoders import write_bert
 
 SCHEMATHESIS = "schemathesis==4.32.5"

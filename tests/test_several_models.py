@@ -12,11 +12,11 @@ import httpx
 import psutil
 import pytest
 
+from corepipe.bench.target import Http, Target, find
 from corepipe.cli.run.monitor import document
 from corepipe.cli.run.reading import Between, Server
-from corepipe.planning.bench.target import Http, Target, find
-from corepipe.serving.llm import LLM
-from corepipe.serving.params import SamplingParams
+from corepipe.engine.params import SamplingParams
+from corepipe.library.llm import LLM
 from tests.servers import PATIENCE_SECONDS, TINY, Served, engines, run, served, until
 
 OTHER = TINY.parent / "qwen2"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from corepipe.engine.assembly.snapshots import CLOSEST
+from corepipe.engine.config import EngineConfig, KVEventsConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Abort, Sampling, Submit
+from corepipe.engine.process.kv_publisher import published_events
+from corepipe.engine.process.prefix_news import prefix_news
 from corepipe.errors import UserError
-from corepipe.serving.config import EngineConfig, KVEventsConfig
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.engine.kv_publisher import published_events
-from corepipe.serving.engine.prefix_news import prefix_news
-from corepipe.serving.engine.snapshots import CLOSEST
-from corepipe.serving.messages import Abort, Sampling, Submit
 from tests import computed
 from tests.parity import expected
 from tests.support import answers

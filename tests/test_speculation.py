@@ -18,20 +18,19 @@ import pytest
 from llguidance import LLMatcher
 from msgspec.structs import replace as changed
 
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Output, Sampling, Submit
+from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.errors import UserError
-from corepipe.scheduler.drafts import Drafter
-from corepipe.scheduler.request import Request
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.assembly import assemble
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.engine.requests import SampledRequest
-from corepipe.serving.messages import Output, Sampling, Submit
-from corepipe.serving.speculative import SpeculativeConfig
+from corepipe.scheduler.request import Drafter, Request
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests import tiny_encoders
+from tests.engine.engine_support import by_request, run, tokens_of
 from tests.parity import expected
 from tests.servers import PATIENCE_SECONDS, TINY, Served, served, until
-from tests.serving.engine_support import by_request, run, tokens_of
 from tests.test_constrained import GRAMMARS, tokenizer
 
 PROMPT = [7 + 11 * i % 200 for i in range(40)]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from corepipe.scheduler.drafts import Drafter
-from corepipe.serving.engine.requests import SampledRequest
-from corepipe.serving.messages import Submit
+from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.messages import Submit
+from corepipe.scheduler.request import Drafter
 from tests.drafting import guesses_of
+from tests.engine.engine_support import by_request, run
 from tests.servers import TINY
-from tests.serving.engine_support import by_request, run
 from tests.test_speculation import BESIDE, KINDS, NGRAM, PROMPT, Knows, engine, told
 
 pytestmark = pytest.mark.slow

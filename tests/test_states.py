@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from corepipe.engine.assembly.device_plan import plan_device
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Abort, Submit
+from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.config import Fields
-from corepipe.neuron.graph import FORMATS
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.device_plan import plan_device
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Abort, Submit
-from corepipe.serving.speculative import SpeculativeConfig
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import FORMATS
 from tests import computed
 from tests.parity import expected
 from tests.support import answers

@@ -11,12 +11,12 @@ import pytest
 from corepipe import LLM, SamplingParams
 from corepipe.kernels import native
 from corepipe.models import registry
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.reference import ReferenceExecutor, read_tied
-from corepipe.neuron.weights import InMemoryWeights
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.reference import ReferenceExecutor, read_tied
+from corepipe.neuron.host.weights import InMemoryWeights
 from tests.support import chunk_inputs, logits
 
 MODELS = sorted(path.parent for path in (Path(__file__).parent / "data" / "tiny").glob("*/golden.json"))

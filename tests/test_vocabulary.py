@@ -14,14 +14,14 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from corepipe.engine.batch.masks import MaskBuffer, Vocabulary
 from corepipe.models import registry
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.constraints import StructuredOutputsParams, constraint_of
-from corepipe.serving.engine.masks import MaskBuffer, Vocabulary
-from corepipe.serving.grammars import grammar_of
-from corepipe.serving.spelling import Spelling
+from corepipe.structured.constraints import StructuredOutputsParams, constraint_of
+from corepipe.structured.grammars import grammar_of
+from corepipe.structured.spelling import Spelling
+from tests.engine.encoder_support import EMBED, bert, computing
 from tests.servers import TINY, Served, served
-from tests.serving.encoder_support import EMBED, bert, computing
 from tests.serving.http_support import FakeEngine, running
 
 ROWS, FEW, GAPS = 320, 310, (267, 271, 272)

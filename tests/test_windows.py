@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Abort, Sampling, Submit
 from corepipe.errors import UserError
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import Abort, Sampling, Submit
 from tests import computed
 from tests.parity import expected
 from tests.support import answers

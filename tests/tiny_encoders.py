@@ -9,8 +9,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.graph import FORMATS, WeightRole
-from tests.serving.encoder_support import bert
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.values import WeightRole
+from tests.engine.encoder_support import bert
 
 POSITIONS = 128
 

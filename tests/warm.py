@@ -29,7 +29,7 @@ Output = str | Path | Connection
 
 IMPORTED = (
     "corepipe.cli.app",
-    "corepipe.cli.launch",
+    "corepipe.cli.start.launch",
     "corepipe.cli.serve",
     "corepipe.cli.run.plan",
     "corepipe.cli.run.profile",

@@ -1,1 +1,1 @@
-"""The command line: one file a command, with its flags; `run` has what is heavy to import."""
+"""The command line: a file for each command and its flags; `run` holds what is slow to import."""

@@ -18,10 +18,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from corepipe import __version__
-from corepipe.cli.plain import broken, open_closed_streams, write_plainly
+from corepipe.cli.output.plain import broken, open_closed_streams, write_plainly
 from corepipe.errors import UserError, shown
 from corepipe.signals import INTERRUPTED
+from corepipe.version import __version__
 
 COMMANDS = (
     "serve",

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from corepipe.cli import workload
-from corepipe.cli.defaults import DOCUMENTS, SENT_REQUESTS, USERS
-from corepipe.cli.workload import RESULT, WORKLOAD, option
+from corepipe.cli.flags import workload
+from corepipe.cli.flags.defaults import DOCUMENTS, SENT_REQUESTS, USERS
+from corepipe.cli.flags.workload import RESULT, WORKLOAD, option
 
 TARGET = "Server"
 

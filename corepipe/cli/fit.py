@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from corepipe.cli import options
+from corepipe.cli.flags import options
 
 DEPLOYMENT = "What a load test ran on"
 

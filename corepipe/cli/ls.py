@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from corepipe.cli import options
+from corepipe.cli.flags import options
 
 
 def ls(

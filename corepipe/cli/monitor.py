@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from corepipe.cli import options
+from corepipe.cli.flags import options
 
 Period = Annotated[str, typer.Option("--period", help="Time between two lines, as 5s or 500ms.")]
 

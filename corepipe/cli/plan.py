@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from corepipe.cli import options
-from corepipe.cli.workload import TraceSchema
+from corepipe.cli.flags import options
+from corepipe.cli.flags.workload import TraceSchema
 from corepipe.planning.planner.purchase import REGION, Purchase
 
 Model = Annotated[

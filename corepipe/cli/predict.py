@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from corepipe.cli import options
+from corepipe.cli.flags import options
 
 Rows = Annotated[Path, typer.Argument(help="A CSV file with a row for each figure.", dir_okay=False)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Write the rows here, with predictions.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from corepipe.cli import options
+from corepipe.cli.flags import options
 
 Model = Annotated[
     str, typer.Argument(help="A directory, a config.json, a .gguf file, or a name such as llama-3.1-8b.")

@@ -8,12 +8,12 @@ from typing import Any
 import typer
 
 from corepipe import signals
-from corepipe.cli import options, server_options
-from corepipe.cli.settings import config_fields, flag_of, text_of
+from corepipe.cli.flags import options, server_options
+from corepipe.cli.flags.settings import config_fields, flag_of, text_of
+from corepipe.engine.process.stderr import write_without_waiting
 from corepipe.imports import uncollected
 from corepipe.models import hub
 from corepipe.scheduler import defaults
-from corepipe.serving.stderr import write_without_waiting
 
 
 def serve(
@@ -96,8 +96,9 @@ def serve(
     signals.ignore(signals.ORDERS)  # until there is something to reload, and a state
     write_without_waiting()
     with uncollected():  # heavy: the other commands do without
-        from corepipe.cli.also import also_asked  # noqa: PLC0415
-        from corepipe.serving.config import EngineConfig, ServerConfig, validated  # noqa: PLC0415
+        from corepipe.cli.flags.also import also_asked  # noqa: PLC0415
+        from corepipe.engine.config import EngineConfig, validated  # noqa: PLC0415
+        from corepipe.serving.config import ServerConfig  # noqa: PLC0415
 
     given = _given(ctx.params)
     server = validated(ServerConfig, config_fields(ServerConfig, given), flag_of)
@@ -105,14 +106,14 @@ def serve(
     others = also_asked(also or (), engine, server)
     if server.replays_alone:
         with uncollected():
-            from corepipe.cli.replay import replay as answer_again  # noqa: PLC0415 -- a model takes seconds
+            from corepipe.cli.start.replay import replay as answer_again  # noqa: PLC0415 -- a model takes seconds
         answer_again(engine, server)
     else:
-        from corepipe.cli.starting import starting  # noqa: PLC0415
+        from corepipe.cli.start.starting import starting  # noqa: PLC0415
 
         with starting([(engine, server), *others]) as start:
             with uncollected():
-                from corepipe.cli.launch import launch  # noqa: PLC0415 -- half of the time of a start
+                from corepipe.cli.start.launch import launch  # noqa: PLC0415 -- half of the time of a start
             launch(start)
 
 

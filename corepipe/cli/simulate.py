@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from corepipe.cli import options, workload
-from corepipe.cli.defaults import SIMULATED_REQUESTS, USERS
-from corepipe.cli.workload import RESULT, WORKLOAD, option
+from corepipe.cli.flags import options, workload
+from corepipe.cli.flags.defaults import SIMULATED_REQUESTS, USERS
+from corepipe.cli.flags.workload import RESULT, WORKLOAD, option
 from corepipe.scheduler import defaults
 
 Model = Annotated[

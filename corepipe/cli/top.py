@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from corepipe.cli import options
+from corepipe.cli.flags import options
 
 Interval = Annotated[str, typer.Option("--interval", help="Time between two looks, as 1s or 500ms.")]
 

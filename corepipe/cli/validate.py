@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from corepipe.cli import options
+from corepipe.cli.flags import options
 
 Rows = Annotated[Path, typer.Argument(help="A CSV file of measurements.", dir_okay=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

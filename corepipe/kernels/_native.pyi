@@ -310,7 +310,7 @@ class Executor:
         """Copies its arguments, queues the batch, returns its ticket; types [M] and patches [M, width], or
         none (patches: [0, 0]), as Programs read.
 
-        `sampling` is a corepipe.neuron.program.SamplingBatch, read by attribute.
+        `sampling` is a corepipe.neuron.compile.program.SamplingBatch, read by attribute.
         Raises ValueError for shapes that disagree or exceed what the Programs were built for.
         """
 
@@ -360,10 +360,10 @@ class SimulatedStepTimes:
     """How long steps take, for replicas whose cores are as fast; what was asked once is kept."""
 
     def __init__(self, asked: object) -> None:
-        """asked: a corepipe.planning.simulation.step_times.StepTimes, whose methods are called."""
+        """asked: a corepipe.simulation.step_times.StepTimes, whose methods are called."""
 
 class SimulatedReplica:
-    """A replica of one stage, of planning/simulation/native_fleet.py; seconds as `Timeline` has them."""
+    """A replica of one stage, of simulation/native_fleet.py; seconds as `Timeline` has them."""
 
     unfinished: int
     running: int

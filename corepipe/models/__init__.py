@@ -1,0 +1,1 @@
+"""Models: from a path to a configuration, a Graph, weights and a tokenizer."""

@@ -13,8 +13,8 @@ from typing import Literal
 from corepipe.errors import UserError
 from corepipe.models.hub import cache_dir
 from corepipe.models.package_fetch import FETCHING
-from corepipe.neuron import packed_index
-from corepipe.neuron.weights import PARTIAL
+from corepipe.neuron.host import packed_index
+from corepipe.neuron.host.weights import PARTIAL
 
 UNKNOWN = "unknown"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from corepipe.neuron.int4 import ALL, Stored, stacked, taken
+from corepipe.neuron.numerics.int4 import ALL, Stored, stacked, taken
 
 MATRICES = ("gate_proj", "up_proj", "down_proj")
 """As the graph calls them, in this order."""

@@ -24,15 +24,18 @@ from corepipe.models.checkpoints.mxfp4 import Mxfp4Checkpoint
 from corepipe.models.checkpoints.quantization import AWQ, GPTQ, MXFP4, Quantization, read_quantization
 from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import INDEX, SafetensorsCheckpoint
-from corepipe.models.config import Fields, ModelConfig, read_json
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import FAMILIES
 from corepipe.models.families.heads import ClassHead, hidden_width, put_on, vectors_of
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import Fields, read_json
 from corepipe.models.sentence_transformers import SentenceModel, read_sentence_model
 from corepipe.models.task_choice import Subject, choose
 from corepipe.models.tasks import Head, TaskInfo
 from corepipe.models.weight_map import MappedCheckpoint, WeightMap
-from corepipe.neuron.graph import FORMATS, Format, Graph, InputKind, Value
+from corepipe.neuron.formats import FORMATS, Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import InputKind, Value
 
 if TYPE_CHECKING:
     from corepipe.models.text.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron import elementary
-from corepipe.neuron.graph import RopeSpec
+from corepipe.neuron.numerics import elementary
+from corepipe.neuron.values import RopeSpec
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 F32 = npt.NDArray[np.float32]

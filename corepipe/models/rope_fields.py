@@ -5,15 +5,10 @@ What says two things at once, in two spellings or without a type for its factor,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from corepipe.errors import shown
+from corepipe.models.fields import MAX_POSITIONS, Fields
 from corepipe.models.rope import RopeConfig
 
-if TYPE_CHECKING:  # which reads these for all families
-    from corepipe.models.config import Fields
-
-MAX_POSITIONS = 1 << 24
 OLD, NEW = "rope_scaling", "rope_parameters"
 """Objects: beside a `rope_theta`, and with it, as transformers 5 has them."""
 OUTSIDE = ("rope_theta", "partial_rotary_factor")

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.program import SamplingBatch, StepOutput
+from corepipe.neuron.inputs import SamplingBatch, StepOutput
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]

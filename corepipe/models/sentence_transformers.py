@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
-from corepipe.models.config import MAX_HIDDEN, MAX_JSON_BYTES, MAX_POSITIONS, Fields, read_json
+from corepipe.models.fields import MAX_HIDDEN, MAX_JSON_BYTES, MAX_POSITIONS, Fields, read_json
 from corepipe.models.tasks import Activation, Dense, Normalize, Vectors
-from corepipe.neuron.graph import Function
+from corepipe.neuron.formats import Function
 from corepipe.neuron.ops import PoolingMode
 
 MODULES = "modules.json"

@@ -9,12 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from corepipe.errors import UserError, shown
-from corepipe.models.config import MAX_POSITIONS, MAX_VOCAB, Fields, read_json
+from corepipe.models.fields import MAX_POSITIONS, MAX_VOCAB, Fields, read_json
 from corepipe.models.sentence_transformers import SentenceModel, read_activation
 from corepipe.models.tasks import Activation, Dense, Head, Images, Normalize, Scores, Task, TaskInfo, Vectors
 from corepipe.models.vision.preprocessing import COLOURS, read_preprocessing
-from corepipe.neuron.graph import Graph, InputKind, image_shape
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import PoolingMode
+from corepipe.neuron.values import InputKind, image_shape
 
 SEQUENCE, TOKENS, IMAGE = "ForSequenceClassification", "ForTokenClassification", "ForImageClassification"
 TAUGHT = f"{IMAGE}WithTeacher"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from corepipe.models.vision.preprocessing import Preprocessing, Size
-from corepipe.neuron.graph import Function
+from corepipe.neuron.formats import Function
 from corepipe.neuron.ops import PoolingMode
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 INT8_GROUP = 64
 """Elements of K that share one int8 activation scale; equals the commonest head size, so that a
@@ -96,3 +100,45 @@ def vocabulary(width: int) -> Axis:
 def fixed(name: str, width: int) -> Axis:
     """What every rank has the whole of: rows of a table, a head's elements, a narrow latent."""
     return Axis(name, AxisKind.FIXED, width)
+
+
+PAD = -1
+"""Start of a range that stands for zero padding (padded heads under tensor parallelism)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisShard:
+    """The part of an axis that one tensor rank holds, as ranges (start, length) in elements.
+
+    A range that starts at PAD is zeros.  `whole` means that nothing is cut.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def width(self) -> int:
+        return sum(length for _, length in self.ranges)
+
+    @property
+    def contiguous(self) -> bool:
+        return len(self.ranges) == 1 and self.ranges[0][0] != PAD
+
+    def indices(self, size: int) -> npt.NDArray[np.intp]:
+        """Of `size` elements those that it holds; -1 for padding."""
+        return np.asarray(cut(np.arange(1, size + 1), (self,)) - 1, np.intp)
+
+
+def cut(array: npt.NDArray[Any], axes: Sequence[AxisShard]) -> npt.NDArray[Any]:
+    """The part of `array` that the shards of its dimensions name, a copy; padding is zero."""
+    for dim, axis in enumerate(axes):
+        parts = [_range(array, dim, start, length) for start, length in axis.ranges]
+        array = np.concatenate(parts, axis=dim)
+    return array
+
+
+def _range(array: npt.NDArray[Any], dim: int, start: int, length: int) -> npt.NDArray[Any]:
+    if start == PAD:
+        return np.zeros((*array.shape[:dim], length, *array.shape[dim + 1 :]), array.dtype)
+    if start + length > array.shape[dim]:
+        raise ValueError(f"a shard ends at {start + length} of {array.shape[dim]}")
+    return np.take(array, range(start, start + length), axis=dim)

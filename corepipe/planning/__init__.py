@@ -1,0 +1,1 @@
+"""Planning: the cheapest deployment, calibration by measurements, profiles and buckets."""

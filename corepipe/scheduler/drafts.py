@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # a request has a Drafter
     from corepipe.scheduler.config import SchedulerConfig
     from corepipe.scheduler.kv_cache import KVCache
     from corepipe.scheduler.request import Chunk, Request
-
-
-class Drafter(Protocol):
-    """Guesses for one request.  What it says decides how soon tokens come, and never which."""
-
-    def propose(self, request: Request, most: int) -> Sequence[int]:
-        """At most so many tokens that may follow those that are known; none where it has no idea.  `most` is
-        at least 1."""
-
-    def verified(self, drafts: int, accepted: int) -> None:
-        """Of the `drafts` that were computed last so many, the first ones, were what the model draws."""
 
 
 class BatchDrafter(Protocol):
@@ -33,32 +20,6 @@ class BatchDrafter(Protocol):
     def propose(self, asked: Sequence[tuple[Request, int]]) -> Sequence[Sequence[int]]:
         """For each of the requests at most so many tokens that may follow those that are known; each holds
         the blocks for them."""
-
-
-@dataclass(slots=True)
-class Drafted:
-    """What has come of guesses: how many there were, of how many tokens; how many of these were right, in all
-    and by their place in the guess."""
-
-    drafts: int = 0
-    tokens: int = 0
-    accepted: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-
-    @property
-    def histogram(self) -> list[int]:
-        """How many guesses had none right, one, two and so on."""
-        reached = [self.drafts, *self.accepted_per_position, 0]
-        return [at_least - more for at_least, more in pairwise(reached)]
-
-    def count(self, tokens: int, accepted: int) -> None:
-        """A guess of so many tokens has come back."""
-        self.drafts += 1
-        self.tokens += tokens
-        self.accepted += accepted
-        self.accepted_per_position += [0] * (accepted - len(self.accepted_per_position))
-        for place in range(accepted):
-            self.accepted_per_position[place] += 1
 
 
 def add_drafts(

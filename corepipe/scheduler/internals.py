@@ -1,6 +1,6 @@
 """The inside of a scheduler, for who makes its moves in its place.
 
-Simulations do, where many moves in a row are alike (`corepipe.planning.simulation.rotation`).  Nobody else
+Simulations do, where many moves in a row are alike (`corepipe.simulation.rotation`).  Nobody else
 comes through this door, and the scheduler keeps nothing for those who do.
 """
 

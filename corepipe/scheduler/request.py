@@ -6,10 +6,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from itertools import pairwise
 from struct import pack
-from typing import NamedTuple
-
-from corepipe.scheduler.drafts import Drafted, Drafter
+from typing import NamedTuple, Protocol
 
 
 class FinishReason(StrEnum):
@@ -209,3 +208,40 @@ class TokenEvent(NamedTuple):
     request: Request
     token: int | None
     finish_reason: FinishReason | None
+
+
+class Drafter(Protocol):
+    """Guesses for one request.  What it says decides how soon tokens come, and never which."""
+
+    def propose(self, request: Request, most: int) -> Sequence[int]:
+        """At most so many tokens that may follow those that are known; none where it has no idea.  `most` is
+        at least 1."""
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        """Of the `drafts` that were computed last so many, the first ones, were what the model draws."""
+
+
+@dataclass(slots=True)
+class Drafted:
+    """What has come of guesses: how many there were, of how many tokens; how many of these were right, in all
+    and by their place in the guess."""
+
+    drafts: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def histogram(self) -> list[int]:
+        """How many guesses had none right, one, two and so on."""
+        reached = [self.drafts, *self.accepted_per_position, 0]
+        return [at_least - more for at_least, more in pairwise(reached)]
+
+    def count(self, tokens: int, accepted: int) -> None:
+        """A guess of so many tokens has come back."""
+        self.drafts += 1
+        self.tokens += tokens
+        self.accepted += accepted
+        self.accepted_per_position += [0] * (accepted - len(self.accepted_per_position))
+        for place in range(accepted):
+            self.accepted_per_position[place] += 1

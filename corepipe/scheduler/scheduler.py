@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.drafts import BatchDrafter, Drafted
+from corepipe.scheduler.drafts import BatchDrafter
 from corepipe.scheduler.hybrid_kv_cache import HybridKVCache
 from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import CacheListener, KVCache, NothingKept
@@ -23,7 +23,7 @@ from corepipe.scheduler.next_batch import NextBatch
 from corepipe.scheduler.policy import Policy, mixed
 from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.queue import QueueFull, WaitingQueue
-from corepipe.scheduler.request import Batch, Chunk, FinishReason, Rank, Request, Status, TokenEvent
+from corepipe.scheduler.request import Batch, Chunk, Drafted, FinishReason, Rank, Request, Status, TokenEvent
 from corepipe.scheduler.running import Running
 from corepipe.scheduler.snapshot_kv_cache import SnapshotKVCache
 from corepipe.scheduler.windowed_kv_cache import WindowedKVCache

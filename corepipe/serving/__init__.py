@@ -1,0 +1,1 @@
+"""The server: HTTP, the supervision of engines, metrics, and fleets of machines."""

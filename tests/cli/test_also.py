@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from corepipe.cli.also import COMMON, OWN, also_asked
-from corepipe.cli.settings import SETTINGS
+from corepipe.cli.flags.also import COMMON, OWN, also_asked
+from corepipe.cli.flags.settings import SETTINGS
+from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
-from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.config import ServerConfig
 from tests.servers import TINY, run
 
 ENGINE = EngineConfig(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from corepipe.cli.announce import MOST_LINES, Announcement
-from corepipe.serving.api.port_router import Port
-from corepipe.serving.messages import Ready
+from corepipe.cli.start.announce import MOST_LINES, Announcement
+from corepipe.engine.messages import Ready
+from corepipe.serving.api.http.port_router import Port
 from tests.servers import TINY, served
 
 CORE = {"memory_bytes": {"weights": 4_410_000_000, "kv_cache": 12_000_000, "buffers": 0}}

@@ -13,11 +13,11 @@ import pytest
 import typer.main
 from typer.testing import CliRunner, Result
 
+from corepipe.bench.assertions import Assertion
+from corepipe.bench.report import KEYS
 from corepipe.cli.app import app
 from corepipe.errors import UserError
-from corepipe.planning.bench.assertions import Assertion
-from corepipe.planning.bench.report import KEYS
-from tests.planning.bench.stub import running
+from tests.bench.stub import running
 from tests.servers import PATIENCE_SECONDS, TINY, Served, command, served, until
 
 SMALL = ["--requests", "12", "--input-len", "20", "--output-len", "5"]

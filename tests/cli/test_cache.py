@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from corepipe.models import package_fetch, registry
 from corepipe.models.cache import Held, Wanted, choose, in_use
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import packed_weights
 from tests.servers import TINY, run, served, until
 
 DAY = 86400

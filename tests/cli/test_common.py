@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from corepipe.cli.common import check_writable, progress_bar, write_result
+from corepipe.cli.output.common import check_writable, progress_bar, write_result
 from corepipe.errors import UserError
 from tests.servers import until
 
@@ -23,7 +23,7 @@ def test_logs_get_a_line_for_each_thing_that_is_done() -> None:
 
 def test_logs_get_notes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     log, clock = io.StringIO(), iter([0.0, 1.0, 3.5, 4.0, 7.0])
-    monkeypatch.setattr("corepipe.cli.common.monotonic", lambda: next(clock))
+    monkeypatch.setattr("corepipe.cli.output.common.monotonic", lambda: next(clock))
     with progress_bar(Console(file=log)) as report:
         for number in range(5):
             report("searching", 0.0, f"{number} tried")
@@ -32,7 +32,7 @@ def test_logs_get_notes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_logs_are_told_how_far_it_is_where_nothing_else_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where what is done tells nothing of itself for minutes."""
-    monkeypatch.setattr("corepipe.cli.common.SILENT_SECONDS", 0)
+    monkeypatch.setattr("corepipe.cli.output.common.SILENT_SECONDS", 0)
     log = io.StringIO()
     with progress_bar(Console(file=log)) as report:
         report("predicting the steps", 0.5)

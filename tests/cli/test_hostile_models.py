@@ -14,7 +14,7 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from tests.models import ggufs
 from tests.servers import TINY, Served, run, served
 

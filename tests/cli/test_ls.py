@@ -8,13 +8,13 @@ import json
 import pytest
 from rich.console import Console
 
-from corepipe.cli.placement import print_placement, span
+from corepipe.cli.output.placement import print_placement, span
 from corepipe.models.registry import architecture
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.compiler import compile_for_timing
-from corepipe.neuron.description import describe
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.compile.compiler import compile_for_timing
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.timing.description import describe
 from tests.servers import run
 
 

@@ -88,22 +88,25 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def test_an_engine_is_there_before_anything_large_is_imported() -> None:
-    found = loaded_by("corepipe.cli.app", "corepipe.cli.serve", "corepipe.cli.starting")
+    found = loaded_by("corepipe.cli.app", "corepipe.cli.serve", "corepipe.cli.start.starting")
     assert found & {"numpy", "asyncio", "ssl", "rich", "prometheus_client", "starlette", "uvicorn"} == set()
 
 
 def test_a_server_imports_nothing_that_only_some_servers_need() -> None:
-    found = loaded_by("corepipe.cli.launch")
+    found = loaded_by("corepipe.cli.start.launch")
     assert {"corepipe.serving.api.app", "corepipe.models.registry"} < found
-    several, engine = "corepipe.cli.shares", "corepipe.serving.engine.assembly"
-    assert found & {several, engine, "corepipe.neuron.executor", "corepipe.scheduler.scheduler"} == set()
-    assert found & {"corepipe.serving.api.cassettes.deck", "corepipe.cli.replay", "rich.progress"} == set()
+    several, engine = "corepipe.cli.start.shares", "corepipe.engine.assembly.assembly"
+    assert found & {several, engine, "corepipe.neuron.host.executor", "corepipe.scheduler.scheduler"} == set()
+    assert (
+        found & {"corepipe.serving.api.cassettes.recording", "corepipe.cli.start.replay", "rich.progress"}
+        == set()
+    )
     assert found & {"httpx", "jinja2", "transformers", "llguidance"} == set()
 
 
 def test_an_engine_imports_nothing_that_reads_text() -> None:
-    found = loaded_by("corepipe.serving.engine.assembly", "corepipe.serving.engine.session")
-    assert "corepipe.neuron.executor" in found
+    found = loaded_by("corepipe.engine.assembly.assembly", "corepipe.engine.process.session")
+    assert "corepipe.neuron.host.executor" in found
     assert found & {"tokenizers", "llguidance", "jinja2", "transformers", "asyncio", "rich", "typer"} == set()
 
 

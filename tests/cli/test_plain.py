@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from corepipe.cli.plain import PLAIN
+from corepipe.cli.output.plain import PLAIN
+from tests.bench import stub
 from tests.cli.test_main import COMMANDS
 from tests.cli.test_predict import ROW
 from tests.cli.test_reading import PLACED
-from tests.planning.bench import stub
 from tests.servers import TINY, command, served
 from tests.serving.http_support import FakeEngine, running
 

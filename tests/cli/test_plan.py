@@ -19,11 +19,11 @@ import yaml
 from rich.console import Console
 
 from corepipe.cli.app import app
-from corepipe.cli.common import seconds as seconds_of
+from corepipe.cli.output.common import seconds as seconds_of
 from corepipe.cli.run.plan import _inquiry
 from corepipe.cli.run.plan_view import print_plan
 from corepipe.errors import UserError
-from corepipe.neuron.profiles import PROFILES, as_text
+from corepipe.neuron.chips.profiles import PROFILES, as_text
 from corepipe.planning.planner.planner import plan as make_plan
 from tests.planning.planner.test_planner import CONFIG
 from tests.servers import TINY, command, run

@@ -10,7 +10,7 @@ import gguf
 import httpx
 import pytest
 
-from corepipe.cli.announce import of_weights
+from corepipe.cli.start.announce import of_weights
 from corepipe.models import registry
 from tests.models import ggufs
 from tests.models.test_quantized import quantised_model

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from corepipe.cli.flags.settings import SETTINGS
 from corepipe.cli.serve import serve
-from corepipe.cli.settings import SETTINGS
 from corepipe.cli.simulate import simulate
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
-from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.engine.assembly import assemble
+from corepipe.serving.config import ServerConfig
 from tests.servers import TINY, run
 
 Refusal = subprocess.CompletedProcess[str]
@@ -46,7 +47,7 @@ sys.meta_path.insert(0, Blocker())
 
 DIES_AT_LOADING = """
 import os, sys
-if "corepipe.serving.engine.process" in sys.orig_argv:
+if "corepipe.engine.process" in sys.orig_argv:
     os._exit(3)
 """
 

@@ -10,15 +10,15 @@ from typer.testing import CliRunner
 
 from corepipe.cli.app import app
 from corepipe.cli.run.software import ASSUMED, PROFILE, SIMULATE, Kind
+from corepipe.engine.assembly.device_plan import DEVICE_PROFILE, ONCE_PROFILE
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.padding import in_words
-from corepipe.neuron.profiles import profile
+from corepipe.neuron.chips.padding import in_words
+from corepipe.neuron.chips.profiles import profile
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.calibration.predict import Predictor
-from corepipe.planning.simulation import native_fleet, simulate
-from corepipe.planning.simulation.step_times import StepTimes
-from corepipe.serving.engine.device_plan import DEVICE_PROFILE, ONCE_PROFILE
+from corepipe.simulation import native_fleet, simulate
+from corepipe.simulation.step_times import StepTimes
 from tests.servers import run
 from tests.tiny_encoders import write_bert
 

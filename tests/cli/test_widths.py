@@ -19,25 +19,25 @@ from rich.table import Column
 from rich.text import Text
 from typer.testing import CliRunner
 
+from corepipe.bench.outcome import Outcome
+from corepipe.bench.report import Report
+from corepipe.bench.sweep import Stage, Sweep
 from corepipe.cli.app import app
-from corepipe.cli.common import errors, results
-from corepipe.cli.placement import print_placement
-from corepipe.cli.plain import broken
+from corepipe.cli.output.common import errors, results
+from corepipe.cli.output.placement import print_placement
+from corepipe.cli.output.plain import broken
+from corepipe.cli.output.tables import Figures, facts
 from corepipe.cli.run.bench_view import print_compared, print_report, print_sweep
-from corepipe.cli.tables import Figures, facts
 from corepipe.models.registry import architecture
-from corepipe.neuron.compiler import compile_for_timing
-from corepipe.neuron.description import describe
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.planning.bench.outcome import Outcome
-from corepipe.planning.bench.report import Report
-from corepipe.planning.bench.sweep import Stage, Sweep
-from corepipe.planning.slo import Slo
+from corepipe.neuron.compile.compiler import compile_for_timing
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.timing.description import describe
+from corepipe.workload.slo import Slo
+from tests.bench.test_report import outcome, report
 from tests.cli.test_picture import shown as picture
 from tests.cli.test_plain import SMALL_PLAN
 from tests.cli.test_predict import ROW
-from tests.planning.bench.test_report import outcome, report
 from tests.servers import run
 
 WIDTHS = (20, 40, 60, 80, 100, 200)

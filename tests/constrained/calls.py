@@ -24,7 +24,7 @@ import openai
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
-from corepipe.serving.parsing.formats import FORMATS
+from corepipe.answers.parsing.formats import FORMATS
 from tests.constrained.engine_times import EngineTimes
 from tests.constrained.longer import longer
 from tests.constrained.models import Address, Colour, Dates, Pair, Person, Short, Zoo

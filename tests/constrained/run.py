@@ -26,8 +26,8 @@ import numpy as np
 
 from corepipe import LLM, SamplingParams
 from corepipe.errors import UserError
-from corepipe.serving.constraints import StructuredOutputsParams, constraint_of
-from corepipe.serving.grammars import grammar_of
+from corepipe.structured.constraints import StructuredOutputsParams, constraint_of
+from corepipe.structured.grammars import grammar_of
 from tests.constrained.cases import Case, cases
 from tests.constrained.engine_times import EngineTimes
 from tests.constrained.longer import longer

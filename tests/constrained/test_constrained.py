@@ -11,14 +11,14 @@ import pytest
 from pydantic import BaseModel
 
 from corepipe import LLM, SamplingParams
-from corepipe.serving.parsing.formats import FORMATS
+from corepipe.answers.parsing.formats import FORMATS
 from tests.constrained import calls, run
 from tests.constrained.cases import cases
 from tests.constrained.engine_times import EngineTimes
 from tests.constrained.longer import longer
 from tests.servers import TINY, Served, served
 
-pytest.importorskip("corepipe.serving.engine.masks", reason="no engine here holds an answer to a grammar")
+pytest.importorskip("corepipe.engine.batch.masks", reason="no engine here holds an answer to a grammar")
 
 SEED = 20261122
 

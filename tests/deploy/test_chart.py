@@ -8,12 +8,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from corepipe.cli.settings import SETTINGS
+from corepipe.cli.flags.settings import SETTINGS
+from corepipe.engine.config import EngineConfig, KVEventsConfig
 from corepipe.serving.api.app import LAST_WORDS_SECONDS
-from corepipe.serving.api.listeners import check_bind
+from corepipe.serving.api.http.listeners import check_bind
 from corepipe.serving.api.routes.route import Audience
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
-from corepipe.serving.config import EngineConfig, KVEventsConfig, ServerConfig
+from corepipe.serving.config import ServerConfig
 from tests.deploy import tools
 from tests.deploy.charts import (
     CASES,

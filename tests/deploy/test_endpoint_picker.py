@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from corepipe.serving.config import KVEventsConfig
+from corepipe.engine.config import KVEventsConfig
 from tests.deploy import tools
 from tests.deploy.charts import (
     CHART,

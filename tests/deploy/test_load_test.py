@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from corepipe.planning.bench.assertions import Assertion
-from corepipe.planning.bench.report import KEYS
-from corepipe.planning.slo import Slo
+from corepipe.bench.assertions import Assertion
+from corepipe.bench.report import KEYS
+from corepipe.workload.slo import Slo
 from tests.deploy.charts import NAMESPACE, Manifest, manifests, of_kind, parameters, rendered
 
 

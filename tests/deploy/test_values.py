@@ -11,16 +11,17 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from corepipe.cli.also import OWN, also_asked
-from corepipe.cli.options import ModeOption
-from corepipe.cli.settings import SETTINGS as FLAG_SETTINGS
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import profile
+from corepipe.cli.flags.also import OWN, also_asked
+from corepipe.cli.flags.options import ModeOption
+from corepipe.cli.flags.settings import SETTINGS as FLAG_SETTINGS
+from corepipe.engine.config import EngineConfig
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips.profiles import profile
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
 from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
 from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
-from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.config import ServerConfig
 from tests.deploy import chart_readme
 from tests.deploy.charts import (
     CASES,

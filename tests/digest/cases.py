@@ -8,10 +8,11 @@ from itertools import product
 
 from corepipe.models import published
 from corepipe.models.registry import Architecture, architecture
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.graph import FORMATS, SOURCE, weight_bytes
-from corepipe.neuron.hardware import Instance
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.step import StepShape
+from corepipe.neuron.values import SOURCE, weight_bytes
 from tests.digest.forms import Json, canonical
 from tests.digest.models import ROOT, TINY, config, family, source
 

@@ -7,14 +7,16 @@ from dataclasses import fields
 
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
-from corepipe.neuron.attention_numerics import alibi_slopes
-from corepipe.neuron.axes import HeadLayout
-from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
-from corepipe.neuron.graph import FORMATS, Format, Graph, RopeSpec, Value, WeightSpec
-from corepipe.neuron.memory import CoreMemory, Limits, measure
+from corepipe.neuron.axes import AxisShard, HeadLayout
+from corepipe.neuron.compile.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
+from corepipe.neuron.compile.memory import CoreMemory, Limits, measure
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.formats import FORMATS, Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.numerics.attention_numerics import alibi_slopes
 from corepipe.neuron.ops import Attention, Function, Op, RowIndex, Scoring, Send
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import AxisShard, Program
+from corepipe.neuron.values import RopeSpec, Value, WeightSpec
 from tests.digest.forms import Blocks, Json
 from tests.digest.models import source
 from tests.digest.names import neutral

@@ -9,9 +9,10 @@ import pytest
 
 from corepipe.models.registry import architecture
 from corepipe.neuron import ops
-from corepipe.neuron.cost import ENGINES, Bottleneck
-from corepipe.neuron.graph import FORMATS, SOURCE, TOKENS, WANTED, WeightRole
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import Op
+from corepipe.neuron.timing.cost import ENGINES, Bottleneck
+from corepipe.neuron.values import SOURCE, TOKENS, WANTED, WeightRole
 from tests.digest.check import one_a_family, part
 from tests.digest.models import source
 from tests.digest.names import neutral, rows

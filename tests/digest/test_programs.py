@@ -12,12 +12,13 @@ import pytest
 
 from corepipe.models.registry import architecture
 from corepipe.neuron import ops
-from corepipe.neuron.axes import HeadLayout
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS, RopeSpec, Value, WeightSpec
+from corepipe.neuron.axes import AxisShard, HeadLayout
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import Clamp, GatherSlots, Normalize, Op, Pooling, convolution, scans
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import AxisShard, Program
+from corepipe.neuron.values import RopeSpec, Value, WeightSpec
 from tests.digest import check, programs
 from tests.digest.compare import Comparison
 from tests.digest.forms import Blocks, canonical

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron import modes
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.compiler import compile_for_timing
-from corepipe.neuron.cost import CostModel, StepShape, dollars_per_million_tokens
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.hardware import Instance
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES, RuntimeProfile
-from corepipe.neuron.program import Program
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile
+from corepipe.neuron.compile.compiler import compile_for_timing
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.timing import modes
+from corepipe.neuron.timing.cost import CostModel, StepShape, dollars_per_million_tokens
 from tests.digest.forms import Json
 from tests.digest.models import source
 from tests.digest.names import neutral

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from corepipe.answers import detokenizer
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.text import chat_sandbox
-from corepipe.serving import detokenizer
 from fuzz.checks import FoundError
 from fuzz.seeds import seeds
 from fuzz.targets import TARGETS

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import _native
-from corepipe.neuron.attention_numerics import hadamard, hadamard_order
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.program import SamplingBatch
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.inputs import SamplingBatch
+from corepipe.neuron.numerics.attention_numerics import hadamard, hadamard_order
 
 
 def bf16(x: np.ndarray) -> np.ndarray:

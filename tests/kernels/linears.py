@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels import native, packing
-from corepipe.neuron import packed_int4
-from corepipe.neuron.int4 import Int4
+from corepipe.neuron.host import packed_int4
+from corepipe.neuron.numerics.int4 import Int4
 
 F32 = npt.NDArray[np.float32]
 INT8_GROUP = 64

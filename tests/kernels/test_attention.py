@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import _native
-from corepipe.neuron.attention_numerics import Vectors
+from corepipe.neuron.numerics.attention_numerics import Vectors
 from tests.kernels.harness import AttentionRig, bf16, crossed, elsewhere, i32, in_turn, once, value
 
 SHAPES = [  # heads, kv_heads, head_dim

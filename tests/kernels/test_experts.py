@@ -16,10 +16,11 @@ import pytest
 
 from corepipe.kernels import _native, packing
 from corepipe.neuron.axes import columns, fixed, hidden
-from corepipe.neuron.graph import FORMATS, Value, WeightRole, WeightSpec
-from corepipe.neuron.int4 import Int4
-from corepipe.neuron.numerics import Matrix, round_to
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.numerics.int4 import Int4
+from corepipe.neuron.numerics.numerics import Matrix, round_to
 from corepipe.neuron.ops import Experts, Function, Groups, Scoring
+from corepipe.neuron.values import Value, WeightRole, WeightSpec
 from tests.kernels.harness import elsewhere, i32, in_turn, once, value
 from tests.kernels.linears import Weights, random_weights
 

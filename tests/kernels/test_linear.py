@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import native, packing
-from corepipe.neuron import int4, packed_int4
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host import packed_int4
+from corepipe.neuron.numerics import int4
 from tests.kernels import linears
 from tests.kernels.harness import elsewhere
 from tests.kernels.linears import Case, Weights, random_weights, round_bf16

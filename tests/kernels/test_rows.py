@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import _native, packing
-from corepipe.neuron import numerics
-from corepipe.neuron.graph import DType
+from corepipe.neuron.formats import DType
+from corepipe.neuron.numerics import numerics
 from corepipe.neuron.ops import Function
 from tests.kernels.harness import i32, in_turn, value
 

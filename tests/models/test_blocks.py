@@ -10,12 +10,13 @@ from corepipe.models import registry
 from corepipe.models.families.blocks import gated_mlp, output
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.llama import attention
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.reference import ReferenceExecutor, tensor_parallel_bound
+from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.ops import AllReduce
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import StepInputs
-from corepipe.neuron.reference import ReferenceExecutor, tensor_parallel_bound
 from tests.parity.families import TINY
 
 WHOLE = Placement()

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from corepipe.errors import UserError
 from corepipe.models import published, registry
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import Experts, LatentAttention, Rope
 from tests.models.test_families import written
 from tests.parity import expected

@@ -16,11 +16,11 @@ from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.expert_weights import MATRICES, turned, ways
 from corepipe.models.weight_map import MappedCheckpoint, WeightMap
-from corepipe.neuron import int4
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.int4 import ALL, Int4, Int8, Stored
-from corepipe.neuron.numerics import quantize_weight
-from corepipe.neuron.weights import InMemoryWeights, pack, packed_weights, reader
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import InMemoryWeights, pack, packed_weights, reader
+from corepipe.neuron.numerics import int4
+from corepipe.neuron.numerics.int4 import ALL, Int4, Int8, Stored
+from corepipe.neuron.numerics.numerics import quantize_weight
 from tests.parity import expected
 
 EXPERTS, FFN, HIDDEN = 3, 40, 64

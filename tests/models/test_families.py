@@ -16,8 +16,10 @@ from corepipe.models import published, registry
 from corepipe.models.families import FAMILIES
 from corepipe.models.registry import computed_families
 from corepipe.neuron.axes import AxisKind, vocabulary
-from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token, state_bytes
-from corepipe.neuron.graph import FORMATS, SOURCE, TOKENS, WANTED, Graph, OutputKind, WeightRole
+from corepipe.neuron.compile.compiler import compile_graph, kv_bytes_per_token, state_bytes
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import (
     Activation,
     AddEmbedding,
@@ -33,7 +35,7 @@ from corepipe.neuron.ops import (
     Scale,
     Scoring,
 )
-from corepipe.neuron.placement import Placement
+from corepipe.neuron.values import SOURCE, TOKENS, WANTED, OutputKind, WeightRole
 from tests.models.published_counts import COUNTS
 
 ENCODERS = {

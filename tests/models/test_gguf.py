@@ -21,7 +21,7 @@ from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES
 from corepipe.models.checkpoints.gguf_config import config_fields
 from corepipe.models.families.llama import configure
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from tests.models import ggufs, interpreter
 from tests.parity.families import TINY
 

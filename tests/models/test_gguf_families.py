@@ -15,7 +15,7 @@ from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_checkpoint import GgufCheckpoint
 from corepipe.models.checkpoints.gguf_config import config_fields
 from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
-from corepipe.models.config import Fields
+from corepipe.models.fields import Fields
 from tests.models import ggufs
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, FFN, LAYERS, VOCAB, EXPERTS = 4, 2, 16, 48, 80, 8, 96, 5

@@ -18,9 +18,10 @@ from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.checkpoints.gguf_remade import REMADE
 from corepipe.models.registry import Model
-from corepipe.neuron.graph import FORMATS, WeightRole
-from corepipe.neuron.int4 import Int4, Int8
-from corepipe.neuron.weights import InMemoryWeights, packed_weights, reader
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import InMemoryWeights, packed_weights, reader
+from corepipe.neuron.numerics.int4 import Int4, Int8
+from corepipe.neuron.values import WeightRole
 from tests.models import gguf_mixtures
 from tests.models.test_mxfp4 import packed_model
 from tests.parity import expected as parity

@@ -9,8 +9,9 @@ import pytest
 
 from corepipe.models import registry
 from corepipe.neuron.axes import vocabulary
-from corepipe.neuron.graph import FORMATS, WeightRole
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import Attention
+from corepipe.neuron.values import WeightRole
 from tests.models import interpreter
 from tests.parity.families import FAMILIES, TinyFamily
 

@@ -9,7 +9,7 @@ from corepipe.models import hub, registry
 from corepipe.models.packaged import PACKAGED, is_there
 from corepipe.models.registry import Model
 from corepipe.models.tasks import Normalize, Task, TaskInfo, Vectors
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import PoolingMode
 from tests.parity.texts import LENGTHS, LONG_LENGTHS, make_texts
 from tests.parity.vectors import BOUNDS, KEPT, NAME, STORED, cosines, embed

@@ -16,10 +16,10 @@ from corepipe.models import registry
 from corepipe.models.checkpoints.mxfp4 import Mxfp4Checkpoint
 from corepipe.models.checkpoints.quantization import Quantization
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
-from corepipe.models.config import Fields
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.int4 import ALL
-from corepipe.neuron.weights import InMemoryWeights
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host.weights import InMemoryWeights
+from corepipe.neuron.numerics.int4 import ALL
 from tests.parity import expected
 
 CONFIG = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}

@@ -16,7 +16,7 @@ from corepipe.models.hub import DEFAULT_MODEL
 from corepipe.models.packaged import PACKAGED
 from corepipe.models.reference import COUNTED, reference, with_counts
 from corepipe.models.registry import computed_families
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from tests.models.published_counts import COUNTS
 
 NAMES = published.names()

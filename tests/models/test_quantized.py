@@ -20,9 +20,9 @@ from corepipe.models.checkpoints import quantized
 from corepipe.models.checkpoints.quantization import read_quantization
 from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
-from corepipe.models.config import Fields
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.numerics import quantize_weight
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.numerics.numerics import quantize_weight
 from tests.parity.families import DATA, TINY
 
 MADE = DATA / "quantized"

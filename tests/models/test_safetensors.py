@@ -19,7 +19,7 @@ from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.checkpoints import safetensors
 from corepipe.models.checkpoints.safetensors import INDEX, MAX_HEADER_BYTES, SafetensorsCheckpoint
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from tests.parity.families import TINY
 
 

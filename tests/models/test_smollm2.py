@@ -9,7 +9,7 @@ import pytest
 
 from corepipe.models import hub, registry
 from corepipe.models.registry import Model
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from tests.models import interpreter
 from tests.parity import real
 

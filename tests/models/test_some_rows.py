@@ -14,11 +14,12 @@ from gguf import GGMLQuantizationType as Type
 
 from corepipe.models import registry
 from corepipe.models.registry import Model
-from corepipe.neuron import blocks
-from corepipe.neuron.graph import FORMATS, WeightRole
-from corepipe.neuron.int4 import Int4, Int8, Stored, taken
-from corepipe.neuron.weights import InMemoryWeights, packed_weights
-from corepipe.neuron.weights import reader as reads
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host import blocks
+from corepipe.neuron.host.weights import InMemoryWeights, packed_weights
+from corepipe.neuron.host.weights import reader as reads
+from corepipe.neuron.numerics.int4 import Int4, Int8, Stored, taken
+from corepipe.neuron.values import WeightRole
 from tests.models import ggufs
 from tests.models.test_four_bits import packed_model
 from tests.parity import expected
@@ -113,7 +114,7 @@ import re, sys
 from pathlib import Path
 from corepipe.models import registry
 from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.weights import packed_weights
+from corepipe.neuron.host.weights import packed_weights
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024

@@ -12,8 +12,10 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.neuron.graph import FORMATS, Graph, RopeSpec
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Attention, Rope
+from corepipe.neuron.values import RopeSpec
 from tests.parity import expected
 
 LONG = [1.5 + i for i in range(12)]

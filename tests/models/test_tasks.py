@@ -12,7 +12,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.models.sentence_transformers import read_sentence_model
 from corepipe.models.tasks import Activation, Dense, Normalize, Scores, Task, TaskInfo, Vectors
-from corepipe.neuron.graph import Function
+from corepipe.neuron.formats import Function
 from corepipe.neuron.ops import PoolingMode
 
 SMALL: dict[str, Any] = {

@@ -15,7 +15,7 @@ from corepipe.errors import UserError
 from corepipe.models.text.chat import Answer, ChatTemplate, Job, TemplateRefusalError
 from corepipe.models.text.chat_sandbox import Sandbox
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.api.chat import plain_messages
+from corepipe.serving.api.bodies.messages import plain_messages
 from tests.models.template_styles import BOTH, FIRST, MIXED, PARTS, PLAIN_TOKENS, TEXTS, TOKENS
 
 _NAMES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")

@@ -11,9 +11,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
+from corepipe.engine.batch.masks import _tokenizer as masking
 from corepipe.errors import UserError
 from corepipe.models.text.directory_tokenizer import from_directory
-from corepipe.serving.engine.masks import _tokenizer as masking
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 ADDED, IN_VOCABULARY = ("<s>", "</s>"), "<x>"

@@ -22,9 +22,9 @@ from corepipe.models.weight_map import (
     rotated_pairs,
 )
 from corepipe.neuron.axes import HeadLayout
-from corepipe.neuron.graph import FORMATS, DType
-from corepipe.neuron.int4 import ALL
-from corepipe.neuron.numerics import rotate
+from corepipe.neuron.formats import FORMATS, DType
+from corepipe.neuron.numerics.int4 import ALL
+from corepipe.neuron.numerics.numerics import rotate
 from tests.parity import expected, formula
 
 HEADS = HeadLayout(4, 2, 6)

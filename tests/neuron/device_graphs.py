@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.neuron.axes import Axis, HeadLayout, columns, fixed, hidden, vocabulary
-from corepipe.neuron.graph import (
-    FORMATS,
-    TOKENS,
-    WANTED,
-    Graph,
-    Input,
-    InputKind,
-    Output,
-    OutputKind,
-    RopeSpec,
-    RowSet,
-    Value,
-    WeightRole,
-    WeightSpec,
-)
-from corepipe.neuron.memory import Limits
+from corepipe.neuron.axes import Axis, AxisShard, HeadLayout, columns, fixed, hidden, vocabulary
+from corepipe.neuron.compile.memory import Limits
+from corepipe.neuron.compile.program import Program, WeightShard
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import (
     Add,
     AllReduce,
@@ -36,7 +24,19 @@ from corepipe.neuron.ops import (
     SelectRows,
     Send,
 )
-from corepipe.neuron.program import AxisShard, Program, WeightShard
+from corepipe.neuron.values import (
+    TOKENS,
+    WANTED,
+    Input,
+    InputKind,
+    Output,
+    OutputKind,
+    RopeSpec,
+    RowSet,
+    Value,
+    WeightRole,
+    WeightSpec,
+)
 
 LIMITS = Limits(
     max_model_len=2048, max_num_seqs=32, max_num_batched_tokens=512, block_size=32, max_blocks=2048

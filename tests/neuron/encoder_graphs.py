@@ -8,21 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from corepipe.neuron.axes import Axis, HeadLayout, columns, fixed, hidden
-from corepipe.neuron.graph import (
-    FORMATS,
-    TOKENS,
-    WANTED,
-    Graph,
-    Input,
-    InputKind,
-    Output,
-    OutputKind,
-    RopeSpec,
-    RowSet,
-    Value,
-    WeightRole,
-    WeightSpec,
-)
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -40,7 +28,19 @@ from corepipe.neuron.ops import (
     RowIndex,
     SelectRows,
 )
-from corepipe.neuron.program import StepInputs
+from corepipe.neuron.values import (
+    TOKENS,
+    WANTED,
+    Input,
+    InputKind,
+    Output,
+    OutputKind,
+    RopeSpec,
+    RowSet,
+    Value,
+    WeightRole,
+    WeightSpec,
+)
 
 VOCAB, MAX_POSITIONS = 60, 560
 

@@ -14,23 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from corepipe.neuron.attention_numerics import alibi_slopes
 from corepipe.neuron.axes import Axis, HeadLayout, columns, fixed, hidden, vocabulary
-from corepipe.neuron.graph import (
-    FORMATS,
-    TOKENS,
-    WANTED,
-    Graph,
-    Input,
-    InputKind,
-    Output,
-    OutputKind,
-    RopeSpec,
-    RowSet,
-    Value,
-    WeightRole,
-    WeightSpec,
-)
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.numerics.attention_numerics import alibi_slopes
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -47,7 +35,19 @@ from corepipe.neuron.ops import (
     Scale,
     SelectRows,
 )
-from corepipe.neuron.program import StepInputs
+from corepipe.neuron.values import (
+    TOKENS,
+    WANTED,
+    Input,
+    InputKind,
+    Output,
+    OutputKind,
+    RopeSpec,
+    RowSet,
+    Value,
+    WeightRole,
+    WeightSpec,
+)
 
 F32 = npt.NDArray[np.float32]
 BLOCK_SIZE = 16

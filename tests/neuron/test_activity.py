@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import pytest
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.activity import Activity
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.compiler import compile_for_timing
-from corepipe.neuron.cost import CostModel
-from corepipe.neuron.engines import Engines
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.hardware import ENGINES
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.engines import Engines
+from corepipe.neuron.chips.hardware import ENGINES
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.compiler import compile_for_timing
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.step import StepShape
+from corepipe.neuron.timing.activity import Activity
+from corepipe.neuron.timing.cost import CostModel
 
 SHORT, LONG = StepShape.decode(1, 8), StepShape.decode(4, 4096)
 TENSOR, DMA = ENGINES.index("tensor"), ENGINES.index("dma")

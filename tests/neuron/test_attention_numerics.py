@@ -7,9 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from corepipe.neuron.attention_numerics import Scores, Vectors, alibi_slopes, attend, hadamard, hadamard_order
-from corepipe.neuron.graph import DType
-from corepipe.neuron.numerics import round_to
+from corepipe.neuron.formats import DType
+from corepipe.neuron.numerics.attention_numerics import (
+    Scores,
+    Vectors,
+    alibi_slopes,
+    attend,
+    hadamard,
+    hadamard_order,
+)
+from corepipe.neuron.numerics.numerics import round_to
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

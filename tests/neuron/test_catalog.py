@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.neuron.catalog import INSTANCES, instance
-from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, DType
-from corepipe.neuron.hardware import GIB, Sourced, Support
+from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.chips.hardware import GIB, Sourced, Support
+from corepipe.neuron.formats import FORMATS, TIMED_FORMATS, DType
 
 FAMILIES = {
     "inf1": {"xlarge", "2xlarge", "6xlarge", "24xlarge"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.neuron.clock import Clock, HostClock, PacedClock, VirtualClock
+from corepipe.neuron.timing.clock import Clock, HostClock, PacedClock, VirtualClock
 
 
 class Watch:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from strategies import Features, build, graphs
 
 from corepipe.errors import UserError
-from corepipe.neuron.axes import AxisKind, HeadLayout, columns, hidden
-from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
-from corepipe.neuron.description import describe
-from corepipe.neuron.graph import TOKENS, Graph, WeightRole, WeightSpec
+from corepipe.neuron.axes import AxisKind, HeadLayout, columns, cut, hidden
+from corepipe.neuron.compile.compiler import compile_graph, kv_bytes_per_token
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import AllGather, AllReduce, Linear, Receive, RMSNorm, Send
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Program, cut
+from corepipe.neuron.timing.description import describe
+from corepipe.neuron.values import TOKENS, WeightRole, WeightSpec
 
 
 def placements(graph: Graph) -> st.SearchStrategy[Placement]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.constants import IDEAL, as_json, fitted, parse, provenance, shipped
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips.constants import IDEAL, as_json, fitted, parse, provenance, shipped
 
 
 def test_at_most_five_constants_a_generation():

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.axes import fixed
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.compiler import check, compile_for_timing, compile_graph
-from corepipe.neuron.cost import PROFILES, CostModel, StepShape
-from corepipe.neuron.graph import FORMATS, DType, Format, Value, WeightRole, WeightSpec, pixels
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.rates import core_rates
+from corepipe.neuron.compile.compiler import check, compile_for_timing, compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS, DType, Format
 from corepipe.neuron.ops import Concatenate, Convolution, Pool, Upconvolution, Upsample
 from corepipe.neuron.ops.convolution import ImageFunction, Size, Window
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.rates import core_rates
+from corepipe.neuron.timing.cost import PROFILES, CostModel, StepShape
+from corepipe.neuron.values import Value, WeightRole, WeightSpec, pixels
 
 INF2 = instance("inf2.xlarge")
 BF16 = FORMATS["bf16"]

@@ -13,11 +13,19 @@ from hypothesis import strategies as st
 
 from corepipe.models.registry import architecture
 from corepipe.neuron.axes import HeadLayout, hidden
-from corepipe.neuron.balance import stage_weights
-from corepipe.neuron.catalog import INSTANCES, instance
-from corepipe.neuron.compiler import compile_for_timing, compile_graph
-from corepipe.neuron.constants import IDEAL, Constants
-from corepipe.neuron.cost import (
+from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.chips.constants import IDEAL, Constants
+from corepipe.neuron.chips.engines import Cost
+from corepipe.neuron.chips.hardware import GIB
+from corepipe.neuron.chips.rates import Mesh, core_rates, link, read_share, ring_steps, sharing_of
+from corepipe.neuron.compile.compiler import compile_for_timing, compile_graph
+from corepipe.neuron.compile.placement import Placement, cut_layers
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.ops import AllReduce, Attention, GatherSlots, Linear, Op, Share
+from corepipe.neuron.ops.costs import matrix_cost
+from corepipe.neuron.timing.balance import stage_weights
+from corepipe.neuron.timing.cost import (
     ENGINES,
     PROFILES,
     Bottleneck,
@@ -25,13 +33,7 @@ from corepipe.neuron.cost import (
     StepShape,
     dollars_per_million_tokens,
 )
-from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import FORMATS, TOKENS, Graph
-from corepipe.neuron.hardware import GIB
-from corepipe.neuron.ops import AllReduce, Attention, GatherSlots, Linear, Op, Share
-from corepipe.neuron.ops.costs import matrix_cost
-from corepipe.neuron.placement import Placement, cut_layers
-from corepipe.neuron.rates import Mesh, core_rates, link, read_share, ring_steps, sharing_of
+from corepipe.neuron.values import TOKENS
 
 INF2 = instance("inf2.48xlarge")
 ASYNC = PROFILES["async"]

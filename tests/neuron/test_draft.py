@@ -8,17 +8,17 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron import modes
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.cost import CostModel, StepShape
-from corepipe.neuron.draft import Draft
-from corepipe.neuron.draft_times import DraftTimes
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.memory import Limits, blocks_that_fit, measure
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES, Sampling
-from corepipe.neuron.timeline import Timeline
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.profiles import PROFILES, Sampling
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.memory import Limits, blocks_that_fit, measure
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.timing import modes
+from corepipe.neuron.timing.cost import CostModel, StepShape
+from corepipe.neuron.timing.draft import Draft
+from corepipe.neuron.timing.draft_times import DraftTimes
+from corepipe.neuron.timing.timeline import Timeline
 
 MACHINE = instance("trn1.32xlarge")
 GRAPH = architecture("llama-3.1-8b").graph(FORMATS["bf16"], 1024)

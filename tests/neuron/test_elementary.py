@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from corepipe.neuron import elementary
+from corepipe.neuron.numerics import elementary
 from tests.digest.check import other_machine
 
 

@@ -12,18 +12,19 @@ from encoder_graphs import Encoder, Text, build, step_inputs
 from strategies import read_weights
 
 from corepipe.kernels import native
-from corepipe.neuron.attention_numerics import distance_buckets
 from corepipe.neuron.axes import HeadLayout
-from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.compile.compiler import compile_graph, kv_bytes_per_token
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.reference import ReferenceExecutor, tensor_parallel_bound
+from corepipe.neuron.host.weights import InMemoryWeights
+from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.numerics.attention_numerics import distance_buckets
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops import Function, PoolingMode
 from corepipe.neuron.ops.pooling import pooled
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import StepInputs
-from corepipe.neuron.reference import ReferenceExecutor, tensor_parallel_bound
-from corepipe.neuron.weights import InMemoryWeights
 from tests.kernels.harness import elsewhere, in_formats, in_turn
 
 MAX_ROWS = 1100

@@ -25,20 +25,21 @@ from strategies import (
 )
 
 from corepipe.kernels import native
-from corepipe.models.config import Fields
+from corepipe.models.fields import Fields
 from corepipe.models.registry import Architecture
-from corepipe.neuron import executor as executors
 from corepipe.neuron.axes import HeadLayout
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host import executor as executors
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.lowering import FusedAttention, FusedLinear, Plain, Step
+from corepipe.neuron.host.reference import ReferenceExecutor
+from corepipe.neuron.host.weights import InMemoryWeights
+from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops import Attention, Experts, Linear, Op
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import StepInputs
-from corepipe.neuron.reference import ReferenceExecutor
-from corepipe.neuron.weights import InMemoryWeights
 from tests.kernels.harness import elsewhere, in_formats
 
 MAX_ROWS = 64

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from corepipe.neuron import huge_pages
-from corepipe.neuron.huge_pages import HUGE
+from corepipe.neuron.host import huge_pages
+from corepipe.neuron.host.huge_pages import HUGE
 
 NBYTES = 3 * HUGE + 4096
 

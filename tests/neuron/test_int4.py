@@ -12,16 +12,19 @@ from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, read_weights,
 
 from corepipe.errors import UserError
 from corepipe.kernels import native, packing
-from corepipe.neuron import int4, packed_int4
 from corepipe.neuron.axes import columns, vocabulary
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, DType, Graph, WeightRole, WeightSpec
-from corepipe.neuron.int4 import Int4, Int8, Stored
-from corepipe.neuron.numerics import quantize_activations, quantize_weight
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.reference import ReferenceExecutor
-from corepipe.neuron.weights import InMemoryWeights, pack
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS, DType
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host import packed_int4
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.reference import ReferenceExecutor
+from corepipe.neuron.host.weights import InMemoryWeights, pack
+from corepipe.neuron.numerics import int4
+from corepipe.neuron.numerics.int4 import Int4, Int8, Stored
+from corepipe.neuron.numerics.numerics import quantize_activations, quantize_weight
+from corepipe.neuron.values import WeightRole, WeightSpec
 from tests.kernels.linears import random_weights
 
 FOUR_BITS = FORMATS["int4-weights"]

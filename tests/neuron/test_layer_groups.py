@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from corepipe.models import registry
-from corepipe.neuron.compiler import compile_graph, kv_bytes_per_token
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.layer_groups import (
+from corepipe.neuron.compile.compiler import compile_graph, kv_bytes_per_token
+from corepipe.neuron.compile.layer_groups import (
     KEY_BLOCK,
     ONE_GROUP,
     bytes_of_position,
@@ -17,7 +16,9 @@ from corepipe.neuron.layer_groups import (
     places,
     slots,
 )
-from corepipe.neuron.placement import Placement
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
 
 WINDOWED = {
     # layers with a window and without, and layers of a group

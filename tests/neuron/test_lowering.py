@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from strategies import Features, build, decoders
 
 from corepipe.neuron.axes import HeadLayout, fixed, hidden
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import RopeSpec, Value, WeightRole, WeightSpec
-from corepipe.neuron.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.host.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -29,8 +30,7 @@ from corepipe.neuron.ops import (
     Scale,
     SelectRows,
 )
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Program
+from corepipe.neuron.values import RopeSpec, Value, WeightRole, WeightSpec
 
 some = settings(derandomize=True, deadline=None, max_examples=40)
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from corepipe.neuron import ls
-from corepipe.neuron.catalog import INSTANCES, instance
+from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.timing import ls
 
 
 def test_table_of_trn2():

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corepipe.errors import UserError
-from corepipe.neuron.catalog import INSTANCES, instance
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.hardware import GIB
-from corepipe.neuron.memory import CoreMemory, blocks_that_fit, measure, plan_memory
-from corepipe.neuron.placement import Placement
+from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.chips.hardware import GIB
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.memory import CoreMemory, blocks_that_fit, measure, plan_memory
+from corepipe.neuron.compile.placement import Placement
 
 LAYER = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576
 HEAD = EMBEDDING = 49152 * 576

@@ -10,15 +10,15 @@ from device_graphs import LIMITS, LLAMA_70B, SMOLLM2, TINY, llama
 
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron.catalog import INSTANCES, instance
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.cost import CostModel, StepShape
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.memory import Limits, plan_memory
-from corepipe.neuron.modes import CONTEXT, Degrees, compiler, refuses_experts, resolve
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
-from corepipe.neuron.rounds import Rounds
+from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.memory import Limits, plan_memory
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.timing.cost import CostModel, StepShape
+from corepipe.neuron.timing.modes import CONTEXT, Degrees, compiler, refuses_experts, resolve
+from corepipe.neuron.timing.rounds import Rounds
 
 SMALL = llama(replace(SMOLLM2, layers=10), "int8")
 MIXTURE = architecture("mixtral-8x7b").graph(FORMATS["bf16"], 2048)

@@ -10,17 +10,17 @@ from device_graphs import SMOLLM2, TINY, Sizes, llama, pipeline, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.neuron.catalog import INSTANCES, instance
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.constants import IDEAL
-from corepipe.neuron.cost import CostModel, dollars_per_million_tokens
-from corepipe.neuron.graph import TIMED_FORMATS
-from corepipe.neuron.hardware import Instance
-from corepipe.neuron.memory import Limits
-from corepipe.neuron.modes import resolve
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.chips.constants import IDEAL
+from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.memory import Limits
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import TIMED_FORMATS
 from corepipe.neuron.step import StepShape
+from corepipe.neuron.timing.cost import CostModel, dollars_per_million_tokens
+from corepipe.neuron.timing.modes import resolve
 
 LONGEST, BATCH = 4096, 64
 ROUNDING = 1 + 1e-9

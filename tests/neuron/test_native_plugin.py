@@ -9,12 +9,9 @@ from device_graphs import LLAMA_70B, SMOLLM2, llama, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.cost import CostModel
-from corepipe.neuron.hardware import GIB
-from corepipe.neuron.memory import CoreMemory, blocks_that_fit
-from corepipe.neuron.native_plugin import (
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.hardware import GIB
+from corepipe.neuron.chips.native_plugin import (
     KvBudget,
     batch_buckets,
     decode_batch,
@@ -22,11 +19,14 @@ from corepipe.neuron.native_plugin import (
     prefill_buckets,
     takes_flash,
 )
-from corepipe.neuron.padding import pad
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES, AttentionKernel, RuntimeProfile, Sampling
+from corepipe.neuron.chips.padding import pad
+from corepipe.neuron.chips.profiles import PROFILES, AttentionKernel, RuntimeProfile, Sampling
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.memory import CoreMemory, blocks_that_fit
+from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timeline import Timeline
+from corepipe.neuron.timing.cost import CostModel
+from corepipe.neuron.timing.timeline import Timeline
 
 NATIVE = PROFILES["vllm-neuron-native"]
 TRN2 = instance("trn2.48xlarge")

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.neuron import numerics
-from corepipe.neuron.graph import FORMATS, DType, RopeSpec
-from corepipe.neuron.numerics import Matrix, round_stochastically, round_to
+from corepipe.neuron.axes import PAD, AxisShard, cut
+from corepipe.neuron.formats import FORMATS, DType
+from corepipe.neuron.numerics import numerics
+from corepipe.neuron.numerics.numerics import Matrix, round_stochastically, round_to
 from corepipe.neuron.ops import Function
-from corepipe.neuron.program import PAD, AxisShard, cut
+from corepipe.neuron.values import RopeSpec
 
 FLOATS = [DType.FP32, DType.BF16, DType.FP16, DType.FP8_E4M3, DType.FP8_E5M2]
 SPACING_AT_ONE = {

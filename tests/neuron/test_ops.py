@@ -12,12 +12,15 @@ from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron import ops
 from corepipe.neuron.axes import columns, fixed, hidden
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import (
-    FORMATS,
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS, DType
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.ops import Add, AllReduce, Embed, LayerNorm, Linear, Op, RMSNorm
+from corepipe.neuron.ops.base import Keeps, _values_of, _weights_of
+from corepipe.neuron.timing.tables import PROBE
+from corepipe.neuron.values import (
     TOKENS,
-    DType,
-    Graph,
     Input,
     InputKind,
     Output,
@@ -28,10 +31,6 @@ from corepipe.neuron.graph import (
     stored_bytes,
     weight_bytes,
 )
-from corepipe.neuron.ops import Add, AllReduce, Embed, LayerNorm, Linear, Op, RMSNorm
-from corepipe.neuron.ops.base import Keeps, _values_of, _weights_of
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.tables import PROBE
 
 STREAM = hidden(64)
 KINDS = sorted((kind for kind in vars(ops).values() if isinstance(kind, type) and kind is not Op), key=str)

@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import native
-from corepipe.models.config import Fields
+from corepipe.models.fields import Fields
 from corepipe.models.registry import Architecture
 from corepipe.models.tasks import Scores, Task, TaskInfo
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
-from corepipe.neuron.graph import FORMATS, Graph, Input, InputKind, image_shape
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.reference import ReferenceExecutor, tensor_parallel_bound
+from corepipe.neuron.host.weights import InMemoryWeights
+from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops import patches_of
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import StepInputs
-from corepipe.neuron.reference import ReferenceExecutor, tensor_parallel_bound
-from corepipe.neuron.weights import InMemoryWeights
+from corepipe.neuron.values import Input, InputKind, image_shape
 from tests.parity import formula
 
 BOUND = {

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
-from corepipe.neuron.perfetto import encode, varint, write
-from corepipe.neuron.trace import Counter, Process, Slice, Trace, Track
+from corepipe.neuron.timing.perfetto import encode, varint, write
+from corepipe.neuron.timing.trace import Counter, Process, Slice, Trace, Track
 from tests.perfetto_reader import read
 
 

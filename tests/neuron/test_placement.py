@@ -11,9 +11,18 @@ from strategies import heads
 
 from corepipe.errors import UserError
 from corepipe.kernels.packing import PANEL
-from corepipe.neuron.axes import VOCABULARY_PANEL, Axis, HeadLayout, columns, experts, hidden, vocabulary
-from corepipe.neuron.placement import Placement, cut_layers, local_heads, shard_axes
-from corepipe.neuron.program import PAD, AxisShard
+from corepipe.neuron.axes import (
+    PAD,
+    VOCABULARY_PANEL,
+    Axis,
+    AxisShard,
+    HeadLayout,
+    columns,
+    experts,
+    hidden,
+    vocabulary,
+)
+from corepipe.neuron.compile.placement import Placement, cut_layers, local_heads, shard_axes
 
 
 def axes_of(layout: HeadLayout, ffn: int = 1536, vocab: int = 49152) -> list[Axis]:

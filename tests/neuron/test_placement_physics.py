@@ -12,12 +12,12 @@ from types import ModuleType
 import pytest
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.cost import Bottleneck, CostModel, StepShape
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.modes import compiler
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.timing.cost import Bottleneck, CostModel, StepShape
+from corepipe.neuron.timing.modes import compiler
 
 ASYNC = PROFILES["async"]
 ROOT = Path(__file__).parent.parent.parent

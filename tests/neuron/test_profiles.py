@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corepipe.errors import UserError
-from corepipe.neuron.constants import as_json, shipped
-from corepipe.neuron.padding import pad, pad_contexts
-from corepipe.neuron.profiles import PROFILES, Buckets, as_text, profile
+from corepipe.neuron.chips.constants import as_json, shipped
+from corepipe.neuron.chips.padding import pad, pad_contexts
+from corepipe.neuron.chips.profiles import PROFILES, Buckets, as_text, profile
 from corepipe.neuron.step import StepShape
 from corepipe.scheduler.policy import policy
 

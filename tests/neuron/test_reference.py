@@ -24,14 +24,16 @@ from strategies import (
 )
 
 from corepipe.models import registry
-from corepipe.neuron.axes import HeadLayout, vocabulary
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.graph import FORMATS, Graph
+from corepipe.neuron.axes import HeadLayout, cut, vocabulary
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement, local_heads
+from corepipe.neuron.compile.placement import whole as all_of
+from corepipe.neuron.compile.program import WeightShard
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.reference import ReferenceCore, ReferenceExecutor, read_tied, tensor_parallel_bound
+from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput, mask_words
 from corepipe.neuron.ops import Attention, Receive
-from corepipe.neuron.placement import Placement, local_heads
-from corepipe.neuron.placement import whole as all_of
-from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput, WeightShard, cut, mask_words
-from corepipe.neuron.reference import ReferenceCore, ReferenceExecutor, read_tied, tensor_parallel_bound
 from tests.kernels.harness import in_formats
 
 ONE_CORE = Placement()

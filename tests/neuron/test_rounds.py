@@ -8,15 +8,15 @@ from heapq import heappop, heappush
 import pytest
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.cost import CostModel, StepShape
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.modes import compiler
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
-from corepipe.neuron.rounds import Rounds
-from corepipe.neuron.timeline import Timeline
-from tests.planning.simulations import Cost
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.timing.cost import CostModel, StepShape
+from corepipe.neuron.timing.modes import compiler
+from corepipe.neuron.timing.rounds import Rounds
+from corepipe.neuron.timing.timeline import Timeline
+from tests.simulation.simulations import Cost
 
 CONTEXT = 256
 SETTINGS = [

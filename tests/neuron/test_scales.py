@@ -11,10 +11,10 @@ from device_graphs import llama, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.cost import CostModel, StepShape
-from corepipe.neuron.profiles import PROFILES, as_text, profile
-from corepipe.neuron.scales import MOST_SCALE, Scales, Site, parse
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.profiles import PROFILES, as_text, profile
+from corepipe.neuron.chips.scales import MOST_SCALE, Scales, Site, parse
+from corepipe.neuron.timing.cost import CostModel, StepShape
 
 SITES = st.builds(
     Site,

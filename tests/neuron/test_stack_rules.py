@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.neuron.axes import HeadLayout
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.constants import IDEAL
-from corepipe.neuron.engines import Engines
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.hardware import GIB, MIB
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.constants import IDEAL
+from corepipe.neuron.chips.engines import Engines
+from corepipe.neuron.chips.hardware import GIB, MIB
+from corepipe.neuron.chips.padding import pad
+from corepipe.neuron.chips.profiles import PROFILES, AttentionKernel, AttentionStyle, Buckets
+from corepipe.neuron.chips.rates import core_rates
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Attention
-from corepipe.neuron.padding import pad
-from corepipe.neuron.profiles import PROFILES, AttentionKernel, AttentionStyle, Buckets
-from corepipe.neuron.rates import core_rates
 from corepipe.neuron.step import StepShape
 from corepipe.planning.calibration.rows import Degrees
 from corepipe.planning.calibration.stacks import profile_of

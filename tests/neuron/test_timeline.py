@@ -10,9 +10,9 @@ from device_graphs import TINY, llama, pipeline, whole, with_all_reduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.cost import PROFILES, CostModel, StepShape
-from corepipe.neuron.timeline import Timeline
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.timing.cost import PROFILES, CostModel, StepShape
+from corepipe.neuron.timing.timeline import Timeline
 from tests.spans import Span, pipe_fill
 
 INF2 = instance("inf2.48xlarge")

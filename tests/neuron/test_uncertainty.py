@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.profiles import PROFILES
-from corepipe.neuron.uncertainty import (
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.timing.uncertainty import (
     LEVEL,
     Architecture,
     Figure,

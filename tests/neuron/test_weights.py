@@ -15,17 +15,14 @@ from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, read_weights,
 
 from corepipe.errors import UserError
 from corepipe.kernels import native, packing
-from corepipe.neuron import packed_index
-from corepipe.neuron.axes import HeadLayout, hidden, vocabulary
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor, bind_matrix
-from corepipe.neuron.graph import FORMATS, WeightRole, WeightSpec
-from corepipe.neuron.int4 import ALL
-from corepipe.neuron.numerics import Matrix, linear, round_to
-from corepipe.neuron.packed_index import ALIGNMENT, TENSOR_ALIGNMENT
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import PAD, AxisShard, cut
-from corepipe.neuron.weights import (
+from corepipe.neuron.axes import PAD, AxisShard, HeadLayout, cut, hidden, vocabulary
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.host import packed_index
+from corepipe.neuron.host.executor import NativeExecutor, bind_matrix
+from corepipe.neuron.host.packed_index import ALIGNMENT, TENSOR_ALIGNMENT
+from corepipe.neuron.host.weights import (
     PARTIAL,
     InMemoryWeights,
     PackedTensor,
@@ -34,6 +31,9 @@ from corepipe.neuron.weights import (
     pack,
     packed_weights,
 )
+from corepipe.neuron.numerics.int4 import ALL
+from corepipe.neuron.numerics.numerics import Matrix, linear, round_to
+from corepipe.neuron.values import WeightRole, WeightSpec
 
 FEATURES = Features(layers=1, hidden=64, heads=HeadLayout(4, 2, 64), ffn=128, vocab=160, qkv_bias=True)
 

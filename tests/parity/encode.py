@@ -9,10 +9,12 @@ import numpy as np
 
 from corepipe.models.registry import Model
 from corepipe.models.tasks import TaskInfo
-from corepipe.neuron.graph import FORMATS, TOKENS, Graph, InputKind
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.ops import patches_of
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import StepInputs
+from corepipe.neuron.values import TOKENS, InputKind
 from tests.parity.executors import blocks_for, executor
 
 MAX_ROWS = 1024

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from corepipe.models.registry import Model
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import StepInputs
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.inputs import StepInputs
 from tests.parity.executors import blocks_for, executor
 
 MAX_ROWS = 128

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from corepipe.kernels import native
 from corepipe.models.registry import Model
-from corepipe.neuron.compiler import compile_graph
-from corepipe.neuron.executor import NativeExecutor
+from corepipe.neuron.compile.compiler import compile_graph
+from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.program import Executor
-from corepipe.neuron.reference import ReferenceExecutor
-from corepipe.neuron.weights import InMemoryWeights, reader
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.reference import ReferenceExecutor
+from corepipe.neuron.host.weights import InMemoryWeights, reader
+from corepipe.neuron.inputs import Executor
 
 BLOCK = 32
 KINDS = ("reference", "native")

@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.profiling.profile import Run, Setup
 
 

@@ -33,11 +33,12 @@ class Area:
 CACHES = ("block_pool.py", "kv_cache.py", "prefix_index.py")
 
 PRIVATE_HERE = (
-    "engine/kv_",
-    "engine/prefix_news",
-    "engine/block_table",
-    "engine/sharing",
-    "engine/snapshots",
+    "engine/loop/kv_",
+    "engine/process/kv_",
+    "engine/process/prefix_news",
+    "engine/batch/block_table",
+    "engine/assembly/sharing",
+    "engine/assembly/snapshots",
 )
 """Files of the engine that belong to the caches."""
 
@@ -49,8 +50,8 @@ AREAS = (
         CACHES,
         (
             "tests/scheduler/test_invariants.py",
-            "tests/serving/engine/test_ahead.py",
-            "tests/planning/simulation/test_pipelines.py",
+            "tests/engine/test_queued_step.py",
+            "tests/simulation/test_pipelines.py",
             "tests/test_batching.py",
         ),
     ),
@@ -61,7 +62,7 @@ AREAS = (
             "corepipe/scheduler/*kv_cache.py",
             "corepipe/scheduler/block_pool.py",
             "corepipe/scheduler/prefix_index.py",
-            *(f"corepipe/serving/{place}*.py" for place in PRIVATE_HERE),
+            *(f"corepipe/{place}*.py" for place in PRIVATE_HERE),
         ),
         (),
         ("tests/scheduler/test_invariants.py", "tests/test_batching.py", "tests/test_speculation_many.py"),
@@ -69,10 +70,10 @@ AREAS = (
     Area(
         "engine",
         12,
-        ("corepipe/serving/engine/*.py", "corepipe/serving/supervision/*.py"),
+        ("corepipe/engine/*/*.py", "corepipe/serving/supervision/*.py"),
         PRIVATE_HERE,
         (
-            "tests/serving/engine/test_ahead.py",
+            "tests/engine/test_queued_step.py",
             "tests/serving/supervision/test_supervisor.py",
             "tests/reliability/test_faults.py",
             "tests/test_batching.py",
@@ -82,8 +83,13 @@ AREAS = (
     Area(
         "protocol",
         22,
-        ("corepipe/serving/api/**/*.py", "corepipe/serving/parsing/*.py", "corepipe/serving/*.py"),
-        ("serving/llm", "serving/config.py", "serving/freeze_heap.py", "serving/pulse.py"),
+        (
+            "corepipe/serving/api/**/*.py",
+            "corepipe/answers/**/*.py",
+            "corepipe/structured/*.py",
+            "corepipe/serving/*.py",
+        ),
+        (),
         (
             "tests/test_schemathesis.py",
             "tests/test_attacks.py",
@@ -105,32 +111,32 @@ AREAS = (
             *(
                 f"corepipe/neuron/{name}.py"
                 for name in (
-                    "cost",
-                    "timeline",
-                    "engines",
-                    "rates",
-                    "rounds",
-                    "collectives",
-                    "modes",
-                    "memory",
+                    "timing/cost",
+                    "timing/timeline",
+                    "chips/engines",
+                    "chips/rates",
+                    "timing/rounds",
+                    "numerics/collectives",
+                    "timing/modes",
+                    "compile/memory",
                 )
             ),
             "corepipe/neuron/ops/costs.py",
         ),
         (),
-        ("tests/test_placement.py", "tests/planning/simulation/test_bridge.py"),
+        ("tests/test_placement.py", "tests/simulation/test_bridge.py"),
     ),
     Area(
         "planner",
         12,
-        tuple(f"corepipe/planning/{room}/*.py" for room in ("planner", "simulation", "bench")),
+        tuple(f"corepipe/{room}/*.py" for room in ("planning/planner", "simulation", "bench")),
         (),
         (
             "tests/planning/planner/test_bounds.py",
             "tests/planning/planner/test_planner.py",
-            "tests/planning/simulation/test_bridge.py",
-            "tests/planning/simulation/test_pipelines.py",
-            "tests/planning/bench/test_sweep.py",
+            "tests/simulation/test_bridge.py",
+            "tests/simulation/test_pipelines.py",
+            "tests/bench/test_sweep.py",
             "tests/cli/test_bench.py",
         ),
     ),

@@ -149,7 +149,7 @@ WITH_KERNELS = (
 THEN = (
     "tests/neuron/test_executor.py",
     "tests/neuron/test_encoders.py",
-    "tests/serving/engine/test_ahead.py",
+    "tests/engine/test_queued_step.py",
     "tests/test_states.py",
     "tests/test_families.py",
     "tests/test_batching.py",

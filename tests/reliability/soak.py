@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 
 import aiohttp
 
-from corepipe.serving.engine.masks import MOST_KEPT
+from corepipe.engine.batch.masks import MOST_KEPT
 from tests.reliability.crowd import RECORD, ROWS, Body, ask, bodies, held_bodies
 from tests.reliability.disconnects import Held, idle, own_bytes
 from tests.servers import Served, default_model, engines, served, until

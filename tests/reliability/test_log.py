@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.engine.test_stderr import Reader, full_pipe
 from tests.servers import END_SECONDS, LOAD_SECONDS, TINY, command, engines, until
-from tests.serving.test_stderr import Reader, full_pipe
 
 
 @contextlib.contextmanager

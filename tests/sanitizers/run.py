@@ -42,7 +42,7 @@ CHAINS = (
 )
 """Threads that take rows, and in the last whole sequences, through several Ops each by itself."""
 
-TWINS = "tests/planning/simulation/test_native_fleet.py"
+TWINS = "tests/simulation/test_native_fleet.py"
 """Native replicas of simulations: tables and packed bytes, in one thread."""
 
 OTHER_ISAS = "test_other_isas"

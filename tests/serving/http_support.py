@@ -16,16 +16,8 @@ import uvloop
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from corepipe.models.tasks import TaskInfo
-from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving import grammar_checker
-from corepipe.serving.api.app import create_app, make_server
-from corepipe.serving.api.cassettes.deck import Deck
-from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
-from corepipe.serving.api.listeners import listen_all
-from corepipe.serving.api.routes.service import GENERATES
-from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.messages import (
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import (
     DeviceTimes,
     Output,
     Progress,
@@ -35,7 +27,16 @@ from corepipe.serving.messages import (
     Submit,
     TokenLogprobs,
 )
+from corepipe.models.tasks import TaskInfo
+from corepipe.models.text.tokenizer import Tokenizer
+from corepipe.serving.api.answering.service import GENERATES
+from corepipe.serving.api.app import create_app, make_server
+from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
+from corepipe.serving.api.cassettes.recording import Deck
+from corepipe.serving.api.http.listeners import listen_all
+from corepipe.serving.config import ServerConfig
 from corepipe.serving.supervision.streams import OutputStream
+from corepipe.structured import grammar_checker
 from tests.servers import PATIENCE_SECONDS
 
 TEXT = Path(__file__).parent.parent / "data" / "perplexity.txt"

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corepipe.engine.config import validated
 from corepipe.errors import UserError
-from corepipe.serving.config import ServerConfig, validated
+from corepipe.serving.config import ServerConfig
 from corepipe.serving.faults import KINDS, SECONDS, Draw, Fault, parse_faults
 
 

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
+from corepipe.engine.config import validated
 from corepipe.errors import UserError
-from corepipe.serving.config import ServerConfig, validated
+from corepipe.serving.config import ServerConfig
 from corepipe.serving.keys import KeyRing, bearer, read_key_file
 
 KEY = "sk-secret"

@@ -1,1 +1,1 @@
-"""What the commands do: imported when one is run, so that flags and help are quick."""
+"""The work of the commands, imported when one is run, so that flags and help are quick."""

@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING, Any
 import typer
 import uvloop
 
-from corepipe.cli.common import errors, progress_bar
-from corepipe.cli.defaults import DOCUMENTS, SENT_REQUESTS, STAGE_SECONDS, USERS
+from corepipe.bench.assertions import Assertion, unmet
+from corepipe.bench.client import GENERATING, Asking
+from corepipe.bench.compare import compared, load_result
+from corepipe.bench.files import check_directory, write_files
+from corepipe.bench.page import run_page, sweep_page
+from corepipe.bench.play import HostEffortTest, Settings
+from corepipe.bench.report import KEYS, Report, detail
+from corepipe.bench.setup import PromptShape, set_up
+from corepipe.bench.sweep import SWEPT, sweep
+from corepipe.bench.target import Http, Target, find
+from corepipe.bench.transport import TransportError
+from corepipe.cli.flags.defaults import DOCUMENTS, SENT_REQUESTS, STAGE_SECONDS, USERS
+from corepipe.cli.flags.workload import OUTPUT_LEN
+from corepipe.cli.output.common import errors, progress_bar
 from corepipe.cli.run.bench_view import Live, print_compared, print_report, print_sweep
 from corepipe.cli.run.workload import synthetic, traced
-from corepipe.cli.workload import OUTPUT_LEN
 from corepipe.errors import UserError
-from corepipe.planning.bench.assertions import Assertion, unmet
-from corepipe.planning.bench.client import GENERATING, Asking
-from corepipe.planning.bench.compare import compared, load_result
-from corepipe.planning.bench.files import check_directory, write_files
-from corepipe.planning.bench.page import run_page, sweep_page
-from corepipe.planning.bench.play import HostEffortTest, Settings
-from corepipe.planning.bench.report import KEYS, Report, detail
-from corepipe.planning.bench.setup import PromptShape, set_up
-from corepipe.planning.bench.sweep import SWEPT, sweep
-from corepipe.planning.bench.target import Http, Target, find
-from corepipe.planning.bench.transport import TransportError
-from corepipe.planning.slo import NO_SLO, Slo
-from corepipe.planning.workload import Synthetic, Workload
 from corepipe.signals import answered
+from corepipe.workload.slo import NO_SLO, Slo
+from corepipe.workload.workload import Synthetic, Workload
 
 if TYPE_CHECKING:
     from corepipe.models.text.tokenizer import Tokenizer

@@ -13,16 +13,16 @@ from rich.live import Live as Screen
 from rich.table import Column
 from rich.text import Text
 
-from corepipe.cli.common import results
-from corepipe.cli.plain import broken
-from corepipe.cli.tables import Figures, facts
-from corepipe.planning.bench.compare import compared, differences
-from corepipe.planning.bench.recorder import METRICS, Recorder
-from corepipe.planning.bench.report import Conditions, Report
-from corepipe.planning.bench.runner import Run
-from corepipe.planning.bench.sweep import Stage, Sweep
-from corepipe.planning.slo import NO_SLO
-from corepipe.planning.workload import Workload
+from corepipe.bench.compare import compared, differences
+from corepipe.bench.recorder import METRICS, Recorder
+from corepipe.bench.report import Conditions, Report
+from corepipe.bench.runner import Run
+from corepipe.bench.sweep import Stage, Sweep
+from corepipe.cli.output.common import results
+from corepipe.cli.output.plain import broken
+from corepipe.cli.output.tables import Figures, facts
+from corepipe.workload.slo import NO_SLO
+from corepipe.workload.workload import Workload
 
 REFRESH_SECONDS, LOG_SECONDS = 0.25, 10.0
 """Between two pictures in a terminal, and between two lines in a log."""

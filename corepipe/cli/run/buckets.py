@@ -10,26 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from corepipe.cli.common import print_json, results
-from corepipe.cli.tables import Figures, facts
+from corepipe.cli.output.common import print_json, results
+from corepipe.cli.output.tables import Figures, facts
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
-from corepipe.neuron import profiles
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.graph import FORMATS, TIMED_FORMATS, Format
-from corepipe.neuron.hardware import Instance, hypothetical
-from corepipe.neuron.memory import Limits
-from corepipe.neuron.modes import Degrees, resolve
-from corepipe.neuron.profiles import RuntimeProfile
+from corepipe.neuron.chips import profiles
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import Instance, hypothetical
+from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.compile.memory import Limits
+from corepipe.neuron.formats import FORMATS, TIMED_FORMATS, Format
+from corepipe.neuron.timing.modes import Degrees, resolve
 from corepipe.planning.buckets.bucketing import Asked, BucketPlan, Graphs, Padding, plan_buckets
 from corepipe.planning.buckets.choose import I64
 from corepipe.planning.buckets.compiling import MINUTES_SOURCE
-from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner.emit_vllm import is_native
 from corepipe.planning.planner.space import BLOCK_SIZE
-from corepipe.planning.traces import trace_workload
-from corepipe.planning.workload import Synthetic, Workload, first_requests
 from corepipe.scheduler.defaults import MAX_NUM_SEQS
+from corepipe.workload.lengths import Lengths
+from corepipe.workload.traces import trace_workload
+from corepipe.workload.workload import Synthetic, Workload, first_requests
 
 SCHEMA = "corepipe.buckets/1"
 

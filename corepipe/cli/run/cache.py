@@ -10,12 +10,12 @@ from types import MappingProxyType
 
 from rich.table import Column
 
-from corepipe.cli.common import errors, print_json, results
-from corepipe.cli.tables import Figures
+from corepipe.cli.output.common import errors, print_json, results
+from corepipe.cli.output.tables import Figures
+from corepipe.engine.sizes import BYTES
 from corepipe.errors import UserError
 from corepipe.models.cache import Held, Wanted, choose, holdings, remove
 from corepipe.models.hub import cache_dir
-from corepipe.serving.sizes import BYTES
 
 SECONDS: Mapping[str, float] = MappingProxyType({"d": 86400, "h": 3600, "min": 60, "s": 1})
 

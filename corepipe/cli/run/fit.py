@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.table import Column
 
-from corepipe.cli.common import check_writable, errors, progress_bar, results, write_result
-from corepipe.cli.tables import Figures, between
+from corepipe.cli.output.common import check_writable, errors, progress_bar, results, write_result
+from corepipe.cli.output.tables import Figures, between
 from corepipe.errors import UserError
-from corepipe.neuron.profiles import PROFILES, RuntimeProfile, as_text
-from corepipe.neuron.scales import Scales
-from corepipe.neuron.uncertainty import interval
+from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile, as_text
+from corepipe.neuron.chips.scales import Scales
+from corepipe.neuron.timing.uncertainty import interval
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.physics import Refused, refused

@@ -19,11 +19,11 @@ from pathlib import Path
 import typer
 from rich.table import Column
 
-from corepipe.cli.common import errors, print_json, results, until_interrupted
-from corepipe.cli.tables import Figures
+from corepipe.cli.output.common import errors, print_json, results, until_interrupted
+from corepipe.cli.output.tables import Figures
 from corepipe.errors import UserError
 from corepipe.serving.fleet.cluster import HOST, MISSING, Cluster, use_token
-from corepipe.serving.fleet.strangers import counted
+from corepipe.serving.fleet.unauthenticated import counted
 
 OBJECT_STORE_BYTES = 80_000_000
 """Ray's least and a little: nothing goes through it."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from corepipe.engine.assembly.draft_plan import draft_architecture, draft_graph, no_way_back
+from corepipe.engine.speculative_config import SpeculativeConfig, read_speculation
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
-from corepipe.neuron.graph import FORMATS
-from corepipe.planning.simulation.simulate import NO_TEXTS
-from corepipe.serving.engine.draft_plan import draft_architecture, draft_graph, no_way_back
-from corepipe.serving.speculative import SpeculativeConfig, read_speculation
+from corepipe.neuron.formats import FORMATS
+from corepipe.simulation.simulate import NO_TEXTS
 
 
 def assumed_guesses(given: str | None, model: Architecture) -> SpeculativeConfig | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Column
 
-from corepipe.cli.tables import Figures
+from corepipe.cli.output.tables import Figures
 from corepipe.planning.calibration.coverage import Coverage
 from corepipe.planning.calibration.decisions import Decisions, Order
 

@@ -8,19 +8,19 @@ from typing import Any
 
 from rich.table import Column
 
-from corepipe.cli.common import print_json, results
-from corepipe.cli.options import Mode
+from corepipe.cli.flags.options import Mode
+from corepipe.cli.output.common import print_json, results
+from corepipe.cli.output.tables import Figures
 from corepipe.cli.run.guesses import assumed_guesses
 from corepipe.cli.run.software import ASSUMED, LADDER, Kind, software
-from corepipe.cli.tables import Figures
+from corepipe.engine.assembly.draft_plan import draft_architecture
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron import profiles
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
-from corepipe.neuron.hardware import hypothetical
+from corepipe.neuron.chips import profiles
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import hypothetical
+from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
 from corepipe.planning.profiling.ladder import Ladder, Rung, Work, ladder, takes_images
-from corepipe.serving.engine.draft_plan import draft_architecture
 
 SCHEMA = "corepipe.ladder/1"
 

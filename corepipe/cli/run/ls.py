@@ -7,12 +7,12 @@ from typing import Any
 
 import typer
 
-from corepipe.cli.common import errors, print_json, results
-from corepipe.cli.options import LOCAL_SERVER
-from corepipe.cli.placement import print_placement
+from corepipe.cli.flags.options import LOCAL_SERVER
+from corepipe.cli.output.common import errors, print_json, results
+from corepipe.cli.output.placement import print_placement
 from corepipe.errors import UserError
-from corepipe.neuron import catalog
-from corepipe.neuron import ls as devices
+from corepipe.neuron.chips import catalog
+from corepipe.neuron.timing import ls as devices
 
 DEFAULT_INSTANCE = "inf2.xlarge"
 

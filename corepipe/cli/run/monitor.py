@@ -15,9 +15,9 @@ from uuid import NAMESPACE_URL, uuid5
 
 import typer
 
-from corepipe.cli.common import errors, seconds, until_interrupted
+from corepipe.cli.output.common import errors, seconds, until_interrupted
 from corepipe.cli.run.reading import Between, CoreUse, Reading, ServedDeployment, Server, UnreachableError
-from corepipe.neuron.hardware import hypothetical
+from corepipe.neuron.chips.hardware import hypothetical
 from corepipe.serving.telemetry.neuron_metrics import ECC_EVENTS, ERRORS, STATUSES
 
 Json = dict[str, Any]

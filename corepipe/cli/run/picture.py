@@ -15,10 +15,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Column
 from rich.text import Text
 
+from corepipe.cli.output.tables import Figures, facts
 from corepipe.cli.run.reading import Between, CoreUse, ServedDeployment
-from corepipe.cli.tables import Figures, facts
-from corepipe.neuron.cost import dollars_per_million_tokens
-from corepipe.neuron.hardware import ENGINES
+from corepipe.neuron.chips.hardware import ENGINES
+from corepipe.neuron.timing.cost import dollars_per_million_tokens
 
 LEVELS = "·▁▂▃▄▅▆▇█"
 BAR = 10

@@ -11,20 +11,28 @@ from typing import Any
 
 import typer
 
-from corepipe.cli import options
-from corepipe.cli.common import errors, print_json, progress_bar, results, seconds, sigterm_as_interrupt
+from corepipe.cli.flags import options
+from corepipe.cli.flags.settings import flag_of
+from corepipe.cli.output.common import (
+    errors,
+    print_json,
+    progress_bar,
+    results,
+    seconds,
+    sigterm_as_interrupt,
+)
 from corepipe.cli.run.guesses import assumed_guesses
 from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
-from corepipe.cli.settings import flag_of
+from corepipe.engine.assembly.device_plan import graph_of, timed_task
+from corepipe.engine.config import EngineConfig, validated
 from corepipe.errors import UserError
 from corepipe.models import published
 from corepipe.models.config import ModelConfig
 from corepipe.models.registry import Architecture, architecture
-from corepipe.neuron import catalog, profiles
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
-from corepipe.neuron.profiles import RuntimeProfile
-from corepipe.planning.lengths import Lengths
+from corepipe.neuron.chips import catalog, profiles
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
 from corepipe.planning.planner import emit_vllm
 from corepipe.planning.planner.bounds import Objectives
 from corepipe.planning.planner.commands import measure_commands, serve_command, simulate_command
@@ -41,9 +49,8 @@ from corepipe.planning.planner.remedies import remedy as find_remedy
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
 from corepipe.planning.planner.search_result import Option, Progress, Stopped
 from corepipe.planning.planner.space import Shape, Space
-from corepipe.serving.config import EngineConfig, validated
-from corepipe.serving.engine.device_plan import graph_of, timed_task
 from corepipe.signals import INTERRUPTED
+from corepipe.workload.lengths import Lengths
 
 DEFAULT_PROFILE, NATIVE_PROFILE = "vllm-neuron", "vllm-neuron-native"
 """Of inf2 and trn1, and of what --emit vllm-neuron writes for trn2 and trn3."""

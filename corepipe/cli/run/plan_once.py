@@ -11,22 +11,39 @@ from typing import Any
 import typer
 from rich.table import Column
 
-from corepipe.cli.common import errors, print_json, progress_bar, results, seconds, sigterm_as_interrupt
+from corepipe.cli.output.common import (
+    errors,
+    print_json,
+    progress_bar,
+    results,
+    seconds,
+    sigterm_as_interrupt,
+)
+from corepipe.cli.output.tables import Figures, between
 from corepipe.cli.run.software import ASSUMED, SIMULATE, Kind
-from corepipe.cli.tables import Figures, between
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
-from corepipe.neuron import catalog, profiles
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import TIMED_FORMATS, Graph
-from corepipe.neuron.uncertainty import LEVEL
-from corepipe.planning.lengths import Lengths
+from corepipe.neuron.chips import catalog, profiles
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.formats import TIMED_FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.timing.uncertainty import LEVEL
 from corepipe.planning.planner.commands import serve_command, simulate_once_command, wrapped
-from corepipe.planning.planner.once import REQUESTS, Demand, Found, Offer, Option, offers, search, tightened
 from corepipe.planning.planner.prices import PriceList, list_prices, read_prices
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
 from corepipe.planning.planner.search_result import Stopped
+from corepipe.planning.planner.single_pass import (
+    REQUESTS,
+    Demand,
+    Found,
+    Offer,
+    Option,
+    offers,
+    search,
+    tightened,
+)
 from corepipe.signals import INTERRUPTED
+from corepipe.workload.lengths import Lengths
 
 SCHEMA = "corepipe.plan-once/1"
 

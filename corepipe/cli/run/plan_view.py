@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from corepipe.cli.tables import Figures, between
+from corepipe.cli.output.tables import Figures, between
 from corepipe.errors import UserError
-from corepipe.neuron.uncertainty import Figure
+from corepipe.neuron.timing.uncertainty import Figure
 from corepipe.planning.planner.commands import wrapped
 from corepipe.planning.planner.confidence import METRICS
 from corepipe.planning.planner.plan_report import Commands, distances, million, percentile_note, reasons

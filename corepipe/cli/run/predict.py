@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from corepipe.cli.common import check_writable, errors, progress_bar, write_result
+from corepipe.cli.output.common import check_writable, errors, progress_bar, write_result
 from corepipe.cli.run.software import software
 from corepipe.errors import UserError
-from corepipe.neuron.profiles import profile as find_profile
+from corepipe.neuron.chips.profiles import profile as find_profile
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Prediction, Predictor

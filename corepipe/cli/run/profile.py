@@ -10,17 +10,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column
 
-from corepipe.cli import options
-from corepipe.cli.common import check_writable, errors, print_json, progress_bar, results
+from corepipe.cli.flags import options
+from corepipe.cli.output.common import check_writable, errors, print_json, progress_bar, results
+from corepipe.cli.output.tables import Figures, between
 from corepipe.cli.run.software import ASSUMED, PROFILE, Kind, software
-from corepipe.cli.tables import Figures, between
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
-from corepipe.neuron import modes, perfetto, profiles
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.graph import FORMATS, TIMED_FORMATS
-from corepipe.neuron.hardware import hypothetical
-from corepipe.neuron.uncertainty import LEVEL
+from corepipe.neuron.chips import profiles
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import hypothetical
+from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
+from corepipe.neuron.timing import modes, perfetto
+from corepipe.neuron.timing.uncertainty import LEVEL
 from corepipe.planning.profiling.bottlenecks import Bottleneck, bottlenecks
 from corepipe.planning.profiling.profile import Phase, Run, Setup, placed
 from corepipe.planning.profiling.step_summary import Measured, Summary, measure

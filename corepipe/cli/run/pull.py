@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from corepipe.cli.common import errors, print_json, progress_bar
+from corepipe.cli.output.common import errors, print_json, progress_bar
 from corepipe.errors import UserError
 from corepipe.models import hub
 from corepipe.models.packaged import Terms

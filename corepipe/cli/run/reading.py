@@ -13,8 +13,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from corepipe.errors import UserError
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.hardware import ENGINES, Instance
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import ENGINES, Instance
 
 TIMEOUT_SECONDS = 5.0
 

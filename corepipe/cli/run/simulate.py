@@ -10,28 +10,28 @@ import typer
 from rich.table import Column
 from rich.text import Text
 
-from corepipe.cli.common import check_writable, errors, progress_bar, results, write_result
-from corepipe.cli.defaults import SIMULATED_REQUESTS, USERS
-from corepipe.cli.placement import degrees_of
+from corepipe.cli.flags.defaults import SIMULATED_REQUESTS, USERS
+from corepipe.cli.flags.settings import config_fields, flag_of
+from corepipe.cli.flags.workload import INPUT_LEN, OUTPUT_LEN, TraceSchema
+from corepipe.cli.output.common import check_writable, errors, progress_bar, results, write_result
+from corepipe.cli.output.placement import degrees_of
+from corepipe.cli.output.tables import Figures, between, facts
 from corepipe.cli.run.software import ASSUMED, SIMULATE, Kind, software
 from corepipe.cli.run.workload import synthetic, traced
-from corepipe.cli.settings import config_fields, flag_of
-from corepipe.cli.tables import Figures, between, facts
-from corepipe.cli.workload import INPUT_LEN, OUTPUT_LEN, TraceSchema
+from corepipe.engine.assembly.device_plan import graph_of, timed_task
+from corepipe.engine.config import EngineConfig, validated
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.uncertainty import LEVEL, Figure
-from corepipe.planning.simulation.guessed import Guessed
-from corepipe.planning.simulation.plot import page
-from corepipe.planning.simulation.report import LATENCIES, Report
-from corepipe.planning.simulation.simulate import SimulationConfig, simulate
-from corepipe.planning.slo import NO_SLO, Slo
-from corepipe.planning.traces import write_trace
-from corepipe.planning.workload import Workload
-from corepipe.serving.config import EngineConfig, validated
-from corepipe.serving.engine.device_plan import graph_of, timed_task
+from corepipe.neuron.timing.uncertainty import LEVEL, Figure
+from corepipe.simulation.assumed_drafts import Guessed
+from corepipe.simulation.plot import page
+from corepipe.simulation.report import LATENCIES, Report
+from corepipe.simulation.simulate import SimulationConfig, simulate
+from corepipe.workload.slo import NO_SLO, Slo
+from corepipe.workload.traces import write_trace
+from corepipe.workload.workload import Workload
 
 NOTHING_ANSWERED = 1
 """Exit code, as that of `corepipe bench`."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from corepipe.neuron.graph import Graph, InputKind
-from corepipe.neuron.padding import in_words
-from corepipe.neuron.profiles import RuntimeProfile
+from corepipe.neuron.chips.padding import in_words
+from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import InputKind
 
 
 class Kind(StrEnum):

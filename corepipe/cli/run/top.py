@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Group
 from rich.live import Live
 
-from corepipe.cli.common import results, seconds, until_interrupted
+from corepipe.cli.output.common import results, seconds, until_interrupted
 from corepipe.cli.run.picture import Picture
 from corepipe.cli.run.reading import Between, Reading, Server, UnreachableError
 from corepipe.serving.telemetry.history import History

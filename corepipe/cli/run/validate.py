@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
-from corepipe.cli.common import errors, print_json, progress_bar, results
+from corepipe.cli.output.common import errors, print_json, progress_bar, results
+from corepipe.cli.output.tables import Figures
 from corepipe.cli.run.intervals_view import show_coverage, show_decisions
-from corepipe.cli.tables import Figures
 from corepipe.errors import UserError
-from corepipe.neuron.constants import IDEAL, provenance, shipped
-from corepipe.neuron.profiles import profile as find_profile
-from corepipe.neuron.uncertainty import LEVEL, record, shipped_uncertainty
+from corepipe.neuron.chips.constants import IDEAL, provenance, shipped
+from corepipe.neuron.chips.profiles import profile as find_profile
+from corepipe.neuron.timing.uncertainty import LEVEL, record, shipped_uncertainty
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.coverage import Covered, coverage

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from corepipe.cli.workload import INPUT_LEN, OUTPUT_LEN, Arrival
+from corepipe.cli.flags.workload import INPUT_LEN, OUTPUT_LEN, Arrival
 from corepipe.errors import UserError
-from corepipe.planning.arrivals import Arrivals
-from corepipe.planning.lengths import Lengths
-from corepipe.planning.traces import trace_workload
-from corepipe.planning.workload import PrefixTree, Synthetic, Workload
+from corepipe.workload.arrivals import Arrivals
+from corepipe.workload.lengths import Lengths
+from corepipe.workload.traces import trace_workload
+from corepipe.workload.workload import PrefixTree, Synthetic, Workload
 
 
 def synthetic(

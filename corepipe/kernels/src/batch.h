@@ -1,4 +1,4 @@
-// What a step is given, and what it yields; see corepipe.neuron.program.
+// What a step is given, and what it yields; see corepipe.neuron.compile.program.
 #pragma once
 
 #include <algorithm>

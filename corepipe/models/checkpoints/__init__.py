@@ -1,1 +1,1 @@
-"""Checkpoints: the files that weights are read from."""
+"""Checkpoints: safetensors, GGUF and PyTorch files, and the weights in them."""

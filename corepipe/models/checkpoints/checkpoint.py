@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.neuron.int4 import ALL, Stored, W, taken
+from corepipe.neuron.numerics.int4 import ALL, Stored, W, taken
 
 BF16_MAX = (2 - 2**-7) * 2.0**127
 """The largest finite bf16."""

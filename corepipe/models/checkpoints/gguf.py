@@ -23,7 +23,7 @@ from corepipe.models.checkpoints.checkpoint import finite, placed, read_array
 from corepipe.models.checkpoints.files import regular_size, unreadable
 from corepipe.models.checkpoints.gguf_blocks import BLOCK_TYPES, BlockType, dequantise, type_name
 from corepipe.models.checkpoints.gguf_int4 import FOUR_BITS, read_blocks
-from corepipe.neuron.int4 import ALL, Int4
+from corepipe.neuron.numerics.int4 import ALL, Int4
 
 VERSIONS = (2, 3)
 MAX_HEADER = 1 << 26

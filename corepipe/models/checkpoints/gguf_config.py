@@ -9,7 +9,7 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES, GgufFamily
 from corepipe.models.checkpoints.gguf_variants import VARIANTS, decimal, factors
-from corepipe.models.config import Fields
+from corepipe.models.fields import Fields
 
 KEYS = {
     "hidden_size": "embedding_length",

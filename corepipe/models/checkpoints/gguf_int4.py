@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.kernels.packing import Offsets
-from corepipe.neuron.int4 import Int4
+from corepipe.neuron.numerics.int4 import Int4
 
 U8 = npt.NDArray[np.uint8]
 F16 = npt.NDArray[np.float16]

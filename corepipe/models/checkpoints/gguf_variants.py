@@ -11,7 +11,7 @@ import numpy as np
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import missing
 from corepipe.models.checkpoints.gguf import GgufFile
-from corepipe.models.config import MAX_HEAD_DIM, MAX_LAYERS
+from corepipe.models.fields import MAX_HEAD_DIM, MAX_LAYERS
 
 SOFTMAX, SIGMOID = 1, 2
 """Of `expert_gating_func`."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.models.checkpoints.checkpoint import Checkpoint
-from corepipe.neuron.int4 import ALL, Stored
+from corepipe.neuron.numerics.int4 import ALL, Stored
 
 
 class JoinedCheckpoint:

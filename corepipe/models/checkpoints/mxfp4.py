@@ -16,8 +16,8 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import finite
 from corepipe.models.checkpoints.quantization import Quantization
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
-from corepipe.neuron.graph import MX_GROUP
-from corepipe.neuron.int4 import ALL, Stored
+from corepipe.neuron.formats import MX_GROUP
+from corepipe.neuron.numerics.int4 import ALL, Stored
 
 F32 = npt.NDArray[np.float32]
 

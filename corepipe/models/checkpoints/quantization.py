@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from corepipe.errors import shown
-from corepipe.models.config import Fields
+from corepipe.models.fields import Fields
 
 FP8_METHODS = ("fp8", "fbgemm_fp8")
 COMPRESSED = "compressed-tensors"

@@ -27,8 +27,8 @@ from corepipe.models.checkpoints.checkpoint import (
     widen_bf16,
 )
 from corepipe.models.checkpoints.files import regular_size, unreadable
-from corepipe.models.config import read_json
-from corepipe.neuron.int4 import ALL, Stored
+from corepipe.models.fields import read_json
+from corepipe.neuron.numerics.int4 import ALL, Stored
 
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000

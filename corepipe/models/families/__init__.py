@@ -1,4 +1,4 @@
-"""The families of models: one file each that reads a config and builds a Graph, and what they are made of.
+"""Families of models: a file each, which reads a configuration and builds a Graph.
 
 A family is a module here and a line in `FAMILIES`.  It has `configure` and `build`, and `weights` where its
 checkpoints keep weights in another way than the graph (see `weight_map`).

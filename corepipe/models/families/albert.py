@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import MAX_HIDDEN, Fields
 from corepipe.models.families import classic, encoder
 from corepipe.models.families.encoder import EncoderConfig
 from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import hidden
-from corepipe.neuron.graph import Format, Function, Graph, Value
+from corepipe.neuron.formats import Format, Function
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 NAMES = classic.Names(

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, Fields, ModelConfig, common
+from corepipe.models.config import ModelConfig, common
 from corepipe.models.families import llama, mamba2
 from corepipe.models.families.blocks import gated_mlp, output
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.mamba2 import Mamba2Config
+from corepipe.models.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import HeadLayout, hidden
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 LONGEST = 262_144
 """Positions where a config does not say it, as in transformers."""

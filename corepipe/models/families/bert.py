@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields
 from corepipe.models.families import encoder
 from corepipe.models.families.encoder import EncoderConfig, build, trunk, weights
 from corepipe.models.families.heads import ClassHead, Step
-from corepipe.neuron.graph import Function
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import Function
 
 __all__ = ["build", "class_head", "configure", "trunk", "weights"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.neuron.axes import Axis, columns, hidden
-from corepipe.neuron.graph import Value
+from corepipe.neuron.values import Value
 
 Projected = tuple[Value, Value, Value]
 

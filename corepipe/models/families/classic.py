@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import FUNCTIONS, MAX_HIDDEN, Fields, ModelConfig, Norm, common
+from corepipe.models.config import FUNCTIONS, ModelConfig, Norm, common
 from corepipe.models.families.blocks import Projected, mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.attention_numerics import alibi_slopes
-from corepipe.neuron.graph import Value
+from corepipe.models.fields import MAX_HIDDEN, Fields
+from corepipe.neuron.numerics.attention_numerics import alibi_slopes
+from corepipe.neuron.values import Value
 
 Attend = Callable[[GraphBuilder, Projected], Value]
 """Appends attention over projected queries, keys and values."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import Fields, ModelConfig, Norm, common
+from corepipe.models.config import ModelConfig, Norm, common
 from corepipe.models.families import llama
 from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import Fields
 from corepipe.models.weight_map import Stacked, WeightMap, rotated_pairs
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 ROPE_THETA = 500000.0
 """Where a config does not say it, as in transformers."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields
 from corepipe.models.families import cohere
 from corepipe.models.families.cohere import CohereConfig, build, weights
 from corepipe.models.families.windows import alternating
+from corepipe.models.fields import Fields
 
 __all__ = ["build", "configure", "weights"]
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_HEADS, Fields, Norm, common, qkv_clip
+from corepipe.models.config import Norm, common, qkv_clip
 from corepipe.models.expert_weights import below
 from corepipe.models.families import moe
 from corepipe.models.families.blocks import clipped, fused, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.fields import MAX_HEADS, Fields
 from corepipe.models.weight_map import WeightMap, heads_in_turn
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Scoring
+from corepipe.neuron.values import Value
 
 EMBEDDING = "transformer.wte.weight"
 KEYS = {

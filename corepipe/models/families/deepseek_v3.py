@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.models.config import MAX_HEAD_DIM, MAX_HIDDEN, MAX_LAYERS, Fields, common
+from corepipe.models.config import common
 from corepipe.models.families import moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.fields import MAX_HEAD_DIM, MAX_HIDDEN, MAX_LAYERS, Fields
 from corepipe.models.weight_map import Part, WeightMap
 from corepipe.neuron.axes import Axis, HeadLayout, fixed, hidden
-from corepipe.neuron.graph import Format, Graph, Value, WeightRole, WeightSpec
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Groups, LatentAttention, Scoring
+from corepipe.neuron.values import Value, WeightRole, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields
 from corepipe.models.families.heads import ClassHead
 from corepipe.models.families.vit import VitConfig, build, patches, trunk, weights
+from corepipe.models.fields import Fields
 
 __all__ = ["build", "class_head", "configure", "trunk", "weights"]
 

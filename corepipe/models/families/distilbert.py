@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields
 from corepipe.models.families import classic, encoder
 from corepipe.models.families.encoder import EncoderConfig
 from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Function, Graph, Value
+from corepipe.neuron.formats import Format, Function
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 KEYS = {
     "hidden_size": "dim",

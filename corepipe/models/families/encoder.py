@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import hidden
-from corepipe.neuron.graph import Format, Graph, Output, OutputKind, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Function, RowIndex
+from corepipe.neuron.values import Output, OutputKind, Value
 
 HEADS = ("base", "masked-lm")
 MAX_TYPES = 1 << 10

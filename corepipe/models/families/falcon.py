@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 
-from corepipe.models.config import MAX_HEADS, Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import Projected, fused
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import MAX_HEADS, Fields
 from corepipe.models.weight_map import WeightMap, heads_by_group
-from corepipe.neuron.attention_numerics import alibi_slopes
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.numerics.attention_numerics import alibi_slopes
+from corepipe.neuron.values import Value
 
 EMBEDDING = "transformer.word_embeddings.weight"
 TRAINED_POSITIONS = 2048

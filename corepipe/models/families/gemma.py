@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import FUNCTIONS, Fields, ModelConfig, common
+from corepipe.models.config import FUNCTIONS, ModelConfig, common
 from corepipe.models.families.blocks import gated_mlp, output
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.llama import attention
+from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 
 
 def gemma_common(fields: Fields) -> ModelConfig:

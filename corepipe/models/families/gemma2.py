@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families.blocks import gated_mlp, output, project
 from corepipe.models.families.gemma import gemma_common, weights
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.windows import alternating
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.models.fields import MAX_HIDDEN, Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Function
+from corepipe.neuron.values import Value
 
 __all__ = ["build", "configure", "weights"]
 

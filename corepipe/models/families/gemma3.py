@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_HIDDEN, Fields, without_rope
+from corepipe.models.config import without_rope
 from corepipe.models.families.gemma import gemma_common, weights
 from corepipe.models.families.gemma2 import Gemma2Config, build, cap
 from corepipe.models.families.windows import alternating, layer_ropes
+from corepipe.models.fields import MAX_HIDDEN, Fields
 
 __all__ = ["build", "configure", "weights"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields, ModelConfig, common
+from corepipe.models.config import ModelConfig, common
 from corepipe.models.families.blocks import gated_mlp, output
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.llama import attention
 from corepipe.models.families.phi3 import gate_up
+from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap, rotated_pairs
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import fused
 from corepipe.models.families.gpt2 import build
+from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap, heads_by_group
 
 __all__ = ["build", "configure", "weights"]

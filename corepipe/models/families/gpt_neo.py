@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import Projected
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 EMBEDDING = "transformer.wte.weight"
 KEYS = {

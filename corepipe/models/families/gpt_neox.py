@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import fused
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap, heads_by_group
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 
 EMBEDDING = "gpt_neox.embed_in.weight"
 KEYS = {

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields, common
+from corepipe.models.config import common
 from corepipe.models.expert_weights import interleaved
 from corepipe.models.families import moe
 from corepipe.models.families.blocks import output, project
 from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.windows import alternating
+from corepipe.models.fields import Fields
 from corepipe.models.weight_map import Stacked, WeightMap
-from corepipe.neuron.graph import SWISH_GAIN, SWISH_LIMIT, Format, Function, Graph, Value
+from corepipe.neuron.formats import SWISH_GAIN, SWISH_LIMIT, Format, Function
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Scoring
+from corepipe.neuron.values import Value
 
 ROPE = {
     "rope_type": "yarn",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_HEAD_DIM, Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import MAX_HEAD_DIM, Fields
 from corepipe.models.weight_map import WeightMap, rotated_pairs
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from corepipe.models.config import Fields, ModelConfig, common
+from corepipe.models.config import ModelConfig, common
 from corepipe.models.families import llama
 from corepipe.models.families.blocks import output, project
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 MOST = 1e6
 """Bound of the constants."""

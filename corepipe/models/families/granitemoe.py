@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from corepipe.models.config import Fields
 from corepipe.models.expert_weights import ways
 from corepipe.models.families import granite, moe
 from corepipe.models.families.granite import GraniteConfig
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Scoring
+from corepipe.neuron.values import Value
 
 FUSED = ("input_linear.weight", "output_linear.weight")
 """Gate and up of all experts, and down."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import MAX_FFN, Fields
 from corepipe.models.expert_weights import ways
 from corepipe.models.families import bamba, granite, mamba2, moe
 from corepipe.models.families.blocks import gated_mlp, output
@@ -13,10 +12,13 @@ from corepipe.models.families.granitemoe import FUSED
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.mamba2 import Mamba2Config
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.fields import MAX_FFN, Fields
 from corepipe.models.weight_map import WeightMap, in_turn
 from corepipe.neuron.axes import columns
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Scoring
+from corepipe.neuron.values import Value
 
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
 """What configs call a layer -> whether it has attention."""

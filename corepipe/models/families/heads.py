@@ -8,8 +8,10 @@ from corepipe.models.config import ModelConfig
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.tasks import Dense, Head, Scores, Vectors
 from corepipe.neuron.axes import Axis, AxisKind, fixed, hidden
-from corepipe.neuron.graph import WANTED, Function, Graph, Output, OutputKind, Value
+from corepipe.neuron.formats import Function
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Linear, Normalize, Pooling, PoolingMode, Scale
+from corepipe.neuron.values import WANTED, Output, OutputKind, Value
 
 EACH = "classifier"
 """The matrix that gives each token its classes, in every family."""

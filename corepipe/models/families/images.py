@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corepipe.models.config import Fields, ModelConfig, common
+from corepipe.models.config import ModelConfig, common
 from corepipe.models.families.layers import vector
+from corepipe.models.fields import Fields
 from corepipe.neuron.axes import Axis, fixed
-from corepipe.neuron.graph import Format, Graph, Output, OutputKind, Value, WeightRole, WeightSpec, pixels
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Concatenate, Convolution, Op, Pixels, Pool, Upconvolution, Upsample
 from corepipe.neuron.ops.convolution import ImageFunction, PoolKind, Size, Window
+from corepipe.neuron.values import Output, OutputKind, Value, WeightRole, WeightSpec, pixels
 
 MAX_IMAGE = 1 << 13
 """Pixels of a side."""

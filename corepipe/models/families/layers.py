@@ -7,21 +7,10 @@ from typing import TypedDict, Unpack
 
 from corepipe.models.config import ModelConfig, Norm
 from corepipe.models.rope import RopeConfig
-from corepipe.neuron.attention_numerics import Tempering
 from corepipe.neuron.axes import Axis, fixed, hidden, vocabulary
-from corepipe.neuron.graph import (
-    TOKENS,
-    WANTED,
-    Format,
-    Graph,
-    Output,
-    OutputKind,
-    RopeSpec,
-    RowSet,
-    Value,
-    WeightRole,
-    WeightSpec,
-)
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.numerics.attention_numerics import Tempering
 from corepipe.neuron.ops import (
     Activation,
     Add,
@@ -39,6 +28,17 @@ from corepipe.neuron.ops import (
     RowIndex,
     Scale,
     SelectRows,
+)
+from corepipe.neuron.values import (
+    TOKENS,
+    WANTED,
+    Output,
+    OutputKind,
+    RopeSpec,
+    RowSet,
+    Value,
+    WeightRole,
+    WeightSpec,
 )
 
 EMBEDDING = "model.embed_tokens.weight"

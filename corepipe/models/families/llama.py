@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from corepipe.models.config import Fields, ModelConfig, common
+from corepipe.models.config import ModelConfig, common
 from corepipe.models.families.blocks import clipped, gated_mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 FeedForward = Callable[[GraphBuilder, Value], Value]
 """Appends a layer's feed-forward block, without norm and residual."""

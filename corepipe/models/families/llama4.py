@@ -7,25 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import (
-    MAX_FFN,
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    Fields,
-    ModelConfig,
-    common,
-    sliding_windows,
-)
+from corepipe.models.config import ModelConfig, common, sliding_windows
 from corepipe.models.expert_weights import turned
 from corepipe.models.families import moe
 from corepipe.models.families.blocks import gated_mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.windows import Windows, rotated
+from corepipe.models.fields import MAX_FFN, MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.weight_map import WeightMap, rotated_pairs
-from corepipe.neuron.attention_numerics import Tempering
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.numerics.attention_numerics import Tempering
 from corepipe.neuron.ops import Scoring
+from corepipe.neuron.values import Value
 
 DEFAULTS: dict[str, object] = {
     "head_dim": 128,

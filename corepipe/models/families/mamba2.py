@@ -5,23 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf, nan
 
-from corepipe.models.config import (
-    FUNCTIONS,
-    MAX_HEAD_DIM,
-    MAX_HEADS,
-    MAX_HIDDEN,
-    MAX_LAYERS,
-    MAX_VOCAB,
-    SILU,
-    Fields,
-    ModelConfig,
-)
+from corepipe.models.config import FUNCTIONS, SILU, ModelConfig
 from corepipe.models.families.layers import GraphBuilder, vector
+from corepipe.models.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, MAX_VOCAB, Fields
 from corepipe.models.rope import RopeConfig
 from corepipe.models.weight_map import Part, WeightMap, in_turn
 from corepipe.neuron.axes import HeadLayout, fixed, hidden
-from corepipe.neuron.graph import Format, Graph, Value, WeightRole, WeightSpec
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import CausalConvolution, GatedActivation, RMSNorm, SelectiveScan
+from corepipe.neuron.values import Value, WeightRole, WeightSpec
 
 LONGEST = 1 << 20
 """Positions of a model that knows none: a bound, which no model sets."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_POSITIONS, Fields, ModelConfig, common
+from corepipe.models.config import ModelConfig, common
 from corepipe.models.families.llama import build
+from corepipe.models.fields import MAX_POSITIONS, Fields
 
 __all__ = ["build", "configure"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from corepipe.models.config import Fields
 from corepipe.models.families import llama, mistral, moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
+from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Scoring
+from corepipe.neuron.values import Value
 
 
 def configure(fields: Fields) -> MoeConfig:

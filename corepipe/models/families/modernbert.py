@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import (
-    FUNCTIONS,
-    MAX_LAYERS,
-    MAX_POSITIONS,
-    Fields,
-    ModelConfig,
-    Norm,
-    common,
-    sliding_windows,
-    without_rope,
-)
+from corepipe.models.config import FUNCTIONS, ModelConfig, Norm, common, sliding_windows, without_rope
 from corepipe.models.families import encoder
 from corepipe.models.families.blocks import fused, gated_mlp, output, project
 from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.windows import Windows, layer_ropes
+from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.weight_map import WeightMap, heads_in_turn, in_turn
-from corepipe.neuron.graph import Format, Function, Graph, Output, OutputKind, Value
+from corepipe.neuron.formats import Format, Function
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import PoolingMode
+from corepipe.neuron.values import Output, OutputKind, Value
 
 DEFAULTS: dict[str, object] = {"rope_theta": 160000.0, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
 WINDOW, EVERY = 128, 3

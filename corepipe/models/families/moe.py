@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from corepipe.models.config import MAX_FFN, Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.expert_weights import MATRICES, ways
 from corepipe.models.families.blocks import gated_mlp
 from corepipe.models.families.layers import GraphBuilder, vector
+from corepipe.models.fields import MAX_FFN, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import Axis, columns, fixed
 from corepipe.neuron.axes import experts as stack_of
-from corepipe.neuron.graph import Value, WeightRole, WeightSpec
 from corepipe.neuron.ops import Experts, Function, Groups, Scoring
+from corepipe.neuron.values import Value, WeightRole, WeightSpec
 
 MAX_EXPERTS = 1 << 12
 

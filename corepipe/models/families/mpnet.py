@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from corepipe.models.config import MAX_HIDDEN, Fields
 from corepipe.models.families import encoder
 from corepipe.models.families.blocks import Projected
 from corepipe.models.families.encoder import EncoderConfig
 from corepipe.models.families.heads import ClassHead, Step
 from corepipe.models.families.layers import GraphBuilder, by_head
+from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import fixed
-from corepipe.neuron.graph import Format, Function, Graph, Value, WeightSpec
+from corepipe.neuron.formats import Format, Function
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value, WeightSpec
 
 OFFSET = 2
 """Positions start after the padding token's id, 1, whatever a config says."""

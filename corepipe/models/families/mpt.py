@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_FFN, MAX_HIDDEN, Fields, ModelConfig, Norm, qkv_clip
+from corepipe.models.config import ModelConfig, Norm, qkv_clip
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import Projected, clipped, fused
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import MAX_FFN, MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap, heads_in_turn
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 EMBEDDING = "transformer.wte.weight"
 KEYS = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields, ModelConfig, Norm, qkv_clip
+from corepipe.models.config import ModelConfig, Norm, qkv_clip
 from corepipe.models.families import llama
 from corepipe.models.families.llama import build
+from corepipe.models.fields import Fields
 
 __all__ = ["build", "configure"]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import llama
 from corepipe.models.families.blocks import clipped, gated_mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 
 def configure(fields: Fields) -> ModelConfig:

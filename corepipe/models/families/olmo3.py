@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields, ModelConfig, without_rope
+from corepipe.models.config import ModelConfig, without_rope
 from corepipe.models.families import olmo2
 from corepipe.models.families.olmo2 import build
 from corepipe.models.families.windows import alternating, layer_ropes
+from corepipe.models.fields import Fields
 
 __all__ = ["build", "configure"]
 

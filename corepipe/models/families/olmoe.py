@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields, qkv_clip
+from corepipe.models.config import qkv_clip
 from corepipe.models.families import moe, olmo2
 from corepipe.models.families.blocks import output
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig, weights
 from corepipe.models.families.olmo2 import normed_attention
-from corepipe.neuron.graph import Format, Graph
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 
 __all__ = ["build", "configure", "weights"]
 

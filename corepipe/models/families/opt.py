@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import hidden
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 
 EMBEDDING = "model.decoder.embed_tokens.weight"
 OFFSET = 2

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.blocks import Projected
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 
 def configure(fields: Fields) -> ModelConfig:

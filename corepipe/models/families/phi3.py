@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import MAX_POSITIONS, Fields, ModelConfig, common
+from corepipe.models.config import ModelConfig, common
 from corepipe.models.families import llama
+from corepipe.models.fields import MAX_POSITIONS, Fields
 from corepipe.models.rope import RopeConfig
 from corepipe.models.rope_fields import NEW, OLD, OUTSIDE, TRAINED, either, rope_section, rope_type
 from corepipe.models.weight_map import Part, WeightMap, heads_in_turn, in_turn
-from corepipe.neuron import elementary
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.numerics import elementary
 
 LONG_ROPE = ("longrope", "yarn")
 """What configs have called it over the years."""

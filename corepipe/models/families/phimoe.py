@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import Fields, Norm
+from corepipe.models.config import Norm
 from corepipe.models.families import mixtral, moe
 from corepipe.models.families.blocks import output
 from corepipe.models.families.layers import GraphBuilder
@@ -12,8 +12,10 @@ from corepipe.models.families.llama import attention
 from corepipe.models.families.mixtral import weights
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.phi3 import for_positions, long_ropes, without_long_rope
+from corepipe.models.fields import Fields
 from corepipe.models.rope import RopeConfig
-from corepipe.neuron.graph import Format, Graph
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Scoring
 
 __all__ = ["build", "configure", "weights"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig, common, sliding_windows
+from corepipe.models.config import ModelConfig, common, sliding_windows
 from corepipe.models.families.llama import build
+from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
 
 __all__ = ["build", "configure", "upper_windows"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig, sliding_windows
+from corepipe.models.config import ModelConfig, sliding_windows
 from corepipe.models.families import moe, qwen2
 from corepipe.models.families.moe import MoeConfig, weights
 from corepipe.models.families.qwen3_moe import build, sparse_layers
+from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
 
 __all__ = ["build", "configure", "weights"]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields, ModelConfig, common
+from corepipe.models.config import ModelConfig, common
 from corepipe.models.families.llama import build
 from corepipe.models.families.qwen2 import upper_windows
+from corepipe.models.fields import Fields
 
 __all__ = ["build", "configure", "described"]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.families import llama, moe, qwen3
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig, weights
-from corepipe.neuron.graph import Format, Graph, Value
+from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import Value
 
 __all__ = ["build", "configure", "sparse_layers", "weights"]
 

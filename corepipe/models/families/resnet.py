@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import Fields
 from corepipe.models.families.images import (
     MAX_BLOCKS,
     MAX_CHANNELS,
@@ -20,7 +19,9 @@ from corepipe.models.families.images import (
 from corepipe.models.families.images import (
     configure as images,
 )
-from corepipe.neuron.graph import Format, Graph
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops.convolution import Window
 
 IMAGE, CLASSES = 224, 1000

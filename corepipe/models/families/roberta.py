@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import MAX_VOCAB, Fields
 from corepipe.models.families import encoder
 from corepipe.models.families.encoder import EncoderConfig, build, trunk
 from corepipe.models.families.heads import ClassHead, Step
+from corepipe.models.fields import MAX_VOCAB, Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.graph import Function
+from corepipe.neuron.formats import Function
 
 __all__ = ["build", "class_head", "configure", "trunk", "weights"]
 

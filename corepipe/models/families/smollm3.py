@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_POSITIONS, Fields, ModelConfig, sliding_windows
+from corepipe.models.config import ModelConfig, sliding_windows
 from corepipe.models.families import llama
 from corepipe.models.families.llama import build
 from corepipe.models.families.windows import rotated
+from corepipe.models.fields import MAX_POSITIONS, Fields
 
 __all__ = ["build", "configure"]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.config import MAX_POSITIONS, Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.neuron.graph import Format, Graph
+from corepipe.models.fields import MAX_POSITIONS, Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import (
-    FUNCTIONS,
-    MAX_HIDDEN,
-    MAX_LAYERS,
-    Fields,
-    ModelConfig,
-    common,
-    without_rope,
-)
+from corepipe.models.config import FUNCTIONS, ModelConfig, common, without_rope
 from corepipe.models.families.blocks import gated_mlp, mlp, output, project
 from corepipe.models.families.layers import GraphBuilder, by_head
+from corepipe.models.fields import MAX_HIDDEN, MAX_LAYERS, Fields
 from corepipe.neuron.axes import fixed
-from corepipe.neuron.graph import SOURCE, TOKENS, Format, Graph, Value, WeightSpec
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import CrossAttention
+from corepipe.neuron.values import SOURCE, TOKENS, Value, WeightSpec
 
 EMBEDDING = "shared.weight"
 TRAINED_POSITIONS = 512

@@ -3,7 +3,6 @@ transposed convolutions, each stage joined with the map of the same size on the 
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields
 from corepipe.models.families.images import (
     MAX_CHANNELS,
     ImageBuilder,
@@ -15,7 +14,9 @@ from corepipe.models.families.images import (
 from corepipe.models.families.images import (
     configure as images,
 )
-from corepipe.neuron.graph import Format, Graph
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops.convolution import Window
 
 IMAGE, CLASSES = 224, 2

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from corepipe.models.config import MAX_HIDDEN, Fields, ModelConfig
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
 from corepipe.models.families.heads import ClassHead
 from corepipe.models.families.layers import GraphBuilder, vector
+from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import Stacked, WeightMap
 from corepipe.neuron.axes import Axis, AxisKind, fixed, hidden
-from corepipe.neuron.graph import Format, Graph, Output, OutputKind, Value, WeightRole, WeightSpec
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Function, PatchEmbed
+from corepipe.neuron.values import Output, OutputKind, Value, WeightRole, WeightSpec
 
 MAX_CHANNELS = 64
 EPS = 1e-12

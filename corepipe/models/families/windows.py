@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from corepipe.models.config import MAX_LAYERS, MAX_POSITIONS, Fields, ModelConfig, sliding_windows
+from corepipe.models.config import ModelConfig, sliding_windows
+from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.rope import RopeConfig
 from corepipe.models.rope_fields import check_alike, read_rope
 

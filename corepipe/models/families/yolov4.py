@@ -5,7 +5,6 @@ The boxes themselves are chosen on the host.
 
 from __future__ import annotations
 
-from corepipe.models.config import Fields
 from corepipe.models.families.images import (
     MAX_BLOCKS,
     MAX_CHANNELS,
@@ -18,7 +17,9 @@ from corepipe.models.families.images import (
 from corepipe.models.families.images import (
     configure as images,
 )
-from corepipe.neuron.graph import Format, Graph
+from corepipe.models.fields import Fields
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops.convolution import ImageFunction, Window
 
 IMAGE, CLASSES = 608, 80

@@ -1,1 +1,1 @@
-"""Text and token ids: tokenizers, chat templates, and what clients may write in them."""
+"""Text and token ids: tokenizers, chat templates, and the text that clients may send."""

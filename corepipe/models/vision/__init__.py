@@ -1,1 +1,1 @@
-"""Images, and what models read of them: made ready as a checkpoint's files say, in a process with bounds."""
+"""Images: decoded and preprocessed as a checkpoint says, in a process with limits."""

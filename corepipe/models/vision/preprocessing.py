@@ -13,7 +13,7 @@ from types import MappingProxyType
 import msgspec
 
 from corepipe.errors import UserError, shown
-from corepipe.models.config import Fields, read_json
+from corepipe.models.fields import Fields, read_json
 
 FILE = "preprocessor_config.json"
 COLOURS = 3

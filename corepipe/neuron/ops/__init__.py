@@ -1,6 +1,6 @@
-"""Every kind of Op that a Graph or a Program is made of, a group a file, with all that is known of it."""
+"""Ops: what Graphs and Programs are made of; each knows its values, its cost and its kernel."""
 
-from corepipe.neuron.graph import Function
+from corepipe.neuron.formats import Function
 from corepipe.neuron.ops.attention import Attention, CrossAttention, LatentAttention, Rope
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.ops.collectives import AllGather, AllReduce, Receive, Send

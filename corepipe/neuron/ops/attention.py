@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron import int4, numerics
-from corepipe.neuron.attention_numerics import Scores, Tempering, Vectors, attend
 from corepipe.neuron.axes import HeadLayout
-from corepipe.neuron.engines import AttentionCost, Cost
-from corepipe.neuron.graph import TOKENS, DType, Format, RopeSpec, StateKind, StateSpec, Value, WeightSpec
-from corepipe.neuron.numerics import F32, I32
+from corepipe.neuron.chips.engines import AttentionCost, Cost
+from corepipe.neuron.chips.profiles import AttentionKernel
+from corepipe.neuron.chips.rates import TILE, CoreRates
+from corepipe.neuron.formats import DType, Format
+from corepipe.neuron.numerics import int4, numerics
+from corepipe.neuron.numerics.attention_numerics import Scores, Tempering, Vectors, attend
+from corepipe.neuron.numerics.numerics import F32, I32
 from corepipe.neuron.ops.base import Bindings, Cut, HasHeads, Keeps, Makes, Op, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.ops.native_program import NativeProgram
-from corepipe.neuron.profiles import AttentionKernel
-from corepipe.neuron.rates import TILE, CoreRates
+from corepipe.neuron.values import TOKENS, RopeSpec, StateKind, StateSpec, Value, WeightSpec
 
 MOST_OF_A_KEY = 576
 """Elements of a latent and of what is rotated beside it (kMaxHeadDim of the kernels)."""

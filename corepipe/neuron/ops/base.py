@@ -13,24 +13,16 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import numpy.typing as npt
 
-from corepipe.neuron.attention_numerics import Vectors
-from corepipe.neuron.axes import Axis, HeadLayout
-from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import (
-    Format,
-    Input,
-    InputKind,
-    RopeSpec,
-    StateSpec,
-    Value,
-    WeightSpec,
-    weight_bytes,
-)
-from corepipe.neuron.int4 import Int4
-from corepipe.neuron.numerics import F32, I32, Matrix
+from corepipe.neuron.axes import Axis, AxisShard, HeadLayout
+from corepipe.neuron.chips.engines import Cost
+from corepipe.neuron.chips.rates import CoreRates
+from corepipe.neuron.formats import Format
+from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.numerics.attention_numerics import Vectors
+from corepipe.neuron.numerics.int4 import Int4
+from corepipe.neuron.numerics.numerics import F32, I32, Matrix
 from corepipe.neuron.ops.native_program import NativeProgram, State
-from corepipe.neuron.program import AxisShard, StepInputs
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.values import Input, InputKind, RopeSpec, StateSpec, Value, WeightSpec, weight_bytes
 
 
 class Cut(Protocol):

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corepipe.neuron.collectives import all_gather, all_reduce
-from corepipe.neuron.engines import Cost, OpCost
-from corepipe.neuron.graph import Format, Value
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.chips.engines import Cost, OpCost
+from corepipe.neuron.chips.rates import CoreRates
+from corepipe.neuron.formats import Format
+from corepipe.neuron.numerics.collectives import all_gather, all_reduce
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops.base import Bindings, TwinContext
 from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.ops.transfers import Transfer, exchanges
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.values import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ from enum import StrEnum
 from math import ceil
 from typing import NamedTuple
 
-from corepipe.neuron.engines import Cost, OpCost
-from corepipe.neuron.graph import DType, Format, InputKind, Value, WeightRole, WeightSpec, weight_bytes
+from corepipe.neuron.chips.engines import Cost, OpCost
+from corepipe.neuron.chips.rates import TILE, CoreRates
+from corepipe.neuron.formats import DType, Format
 from corepipe.neuron.ops.base import Makes
 from corepipe.neuron.ops.costs import Passes, held_elements
-from corepipe.neuron.rates import TILE, CoreRates
+from corepipe.neuron.values import InputKind, Value, WeightRole, WeightSpec, weight_bytes
 
 MULTIPLY_ADD = Passes(two=1)  # a tap of a depthwise convolution (nki/api/nki/isa, tensor_tensor)
 

@@ -20,18 +20,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from corepipe.neuron.axes import AxisKind
-from corepipe.neuron.engines import OpCost
-from corepipe.neuron.graph import (
-    FORMATS,
-    TIMED_FORMATS,
-    DType,
-    Format,
-    RowSet,
-    Value,
-    WeightRole,
-    weight_bytes,
-)
-from corepipe.neuron.rates import TILE, CoreRates
+from corepipe.neuron.chips.engines import OpCost
+from corepipe.neuron.chips.rates import TILE, CoreRates
+from corepipe.neuron.formats import FORMATS, TIMED_FORMATS, DType, Format
+from corepipe.neuron.values import RowSet, Value, WeightRole, weight_bytes
 
 
 @dataclass(frozen=True, slots=True)

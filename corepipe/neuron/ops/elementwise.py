@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corepipe.neuron import numerics
-from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import Format, Function, Value
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.chips.engines import Cost
+from corepipe.neuron.chips.rates import CoreRates
+from corepipe.neuron.formats import Format, Function
+from corepipe.neuron.numerics import numerics
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Keeps, TwinContext
 from corepipe.neuron.ops.costs import GATE, Passes, elementwise_cost
 from corepipe.neuron.ops.native_program import NativeProgram
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.values import Value
 
 
 @dataclass(frozen=True, slots=True)

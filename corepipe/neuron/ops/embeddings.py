@@ -8,14 +8,15 @@ from math import isqrt
 
 import numpy as np
 
-from corepipe.neuron import int4, numerics
-from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import Format, Input, InputKind, Value, WeightSpec
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.chips.engines import Cost
+from corepipe.neuron.chips.rates import CoreRates
+from corepipe.neuron.formats import Format
+from corepipe.neuron.numerics import int4, numerics
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Keeps, Makes, TwinContext
 from corepipe.neuron.ops.costs import gather_cost, matrix_cost, refuses_matrix
 from corepipe.neuron.ops.native_program import NativeProgram
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.values import Input, InputKind, Value, WeightSpec
 
 
 class RowIndex(StrEnum):

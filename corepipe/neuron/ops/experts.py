@@ -10,17 +10,17 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron import int4, numerics
-from corepipe.neuron.axes import Axis, fixed
-from corepipe.neuron.engines import Cost, ExpertsCost, OpCost
-from corepipe.neuron.graph import Format, Function, Value, WeightSpec
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.axes import Axis, AxisShard, fixed
+from corepipe.neuron.chips.engines import Cost, ExpertsCost, OpCost
+from corepipe.neuron.chips.rates import CoreRates
+from corepipe.neuron.formats import Format, Function
+from corepipe.neuron.numerics import int4, numerics
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, Op, TwinContext
 from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
 from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.ops.transfers import Transfer, exchanges
-from corepipe.neuron.program import AxisShard
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.values import Value, WeightSpec
 
 WEIGH, ADD = Passes(two=1), Passes(two=1)  # an expert's result times its weight, and added to the others'
 

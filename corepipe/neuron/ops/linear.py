@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from corepipe.neuron import int4
 from corepipe.neuron.axes import AxisKind
-from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import Format, Value, WeightSpec
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.chips.engines import Cost
+from corepipe.neuron.chips.rates import CoreRates
+from corepipe.neuron.formats import Format
+from corepipe.neuron.numerics import int4
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops.base import Cut, Makes, TwinContext
 from corepipe.neuron.ops.costs import matrix_cost, refuses_matrix
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.values import Value, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)

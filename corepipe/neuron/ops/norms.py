@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from corepipe.errors import UserError
-from corepipe.neuron import numerics
-from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import Format, Value, WeightSpec
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.chips.engines import Cost
+from corepipe.neuron.chips.rates import CoreRates
+from corepipe.neuron.formats import Format
+from corepipe.neuron.numerics import numerics
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.ops.native_program import NativeProgram
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.values import Value, WeightSpec
 
 
 def _own_groups(gain: WeightSpec | None, groups: int | None, cut: Cut) -> Mapping[str, Any]:

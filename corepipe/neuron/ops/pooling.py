@@ -8,13 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from corepipe.neuron.engines import Cost
-from corepipe.neuron.graph import TOKENS, WANTED, Format, Value
-from corepipe.neuron.numerics import F32, round_to
+from corepipe.neuron.chips.engines import Cost
+from corepipe.neuron.chips.rates import CoreRates
+from corepipe.neuron.formats import Format
+from corepipe.neuron.numerics.numerics import F32, round_to
 from corepipe.neuron.ops.base import Bindings, Keeps, TwinContext
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.ops.native_program import NativeProgram
-from corepipe.neuron.rates import CoreRates
+from corepipe.neuron.values import TOKENS, WANTED, Value
 
 
 class PoolingMode(StrEnum):

@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from corepipe.neuron import numerics
 from corepipe.neuron.axes import HeadLayout
-from corepipe.neuron.engines import Cost, Engines, ScanCost
-from corepipe.neuron.graph import DType, Format, Function, StateKind, StateSpec, Value, WeightSpec
-from corepipe.neuron.numerics import F32
+from corepipe.neuron.chips.engines import Cost, Engines, ScanCost
+from corepipe.neuron.chips.rates import TILE, CoreRates
+from corepipe.neuron.formats import DType, Format, Function
+from corepipe.neuron.numerics import numerics
+from corepipe.neuron.numerics.numerics import F32
 from corepipe.neuron.ops.base import Bindings, Cut, Keeps, TwinContext
 from corepipe.neuron.ops.costs import Passes, held_elements
 from corepipe.neuron.ops.native_program import NativeProgram
-from corepipe.neuron.rates import TILE, CoreRates
+from corepipe.neuron.values import StateKind, StateSpec, Value, WeightSpec
 
 CHUNK = TILE
 """Tokens of a prompt that a device takes together: as many as fill a side of its array."""

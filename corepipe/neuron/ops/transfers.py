@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from corepipe.neuron.engines import OpCost
-from corepipe.neuron.graph import Format, Value
+from corepipe.neuron.chips.engines import OpCost
+from corepipe.neuron.chips.rates import CoreRates, Mesh
+from corepipe.neuron.formats import Format
 from corepipe.neuron.ops.base import Op
-from corepipe.neuron.rates import CoreRates, Mesh
+from corepipe.neuron.values import Value
 
 MESH_BYTES = 1 << 20
 """Payload from which collectives go around a ring: neuron-runtime/explore/intranode-collective-comm.rst."""

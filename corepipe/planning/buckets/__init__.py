@@ -1,1 +1,1 @@
-"""The lengths to compile graphs for: what is padded to them, and what compiling takes."""
+"""Buckets: the lengths to compile graphs for, their padding and their compile time."""

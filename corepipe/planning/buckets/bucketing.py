@@ -12,12 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from corepipe.models.registry import Architecture
-from corepipe.neuron.compiler import compile_for_timing
-from corepipe.neuron.cost import CostModel, StepShape
-from corepipe.neuron.graph import Format
-from corepipe.neuron.hardware import Instance
-from corepipe.neuron.memory import Footprint
-from corepipe.neuron.native_plugin import (
+from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.chips.native_plugin import (
     CHUNKS,
     DEFAULT_CHUNK,
     LONGEST_SINGLE_SHOT,
@@ -25,8 +21,12 @@ from corepipe.neuron.native_plugin import (
     is_chunked,
     prefill_buckets,
 )
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import Buckets, RuntimeProfile
+from corepipe.neuron.chips.profiles import Buckets, RuntimeProfile
+from corepipe.neuron.compile.compiler import compile_for_timing
+from corepipe.neuron.compile.memory import Footprint
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import Format
+from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.planning.buckets.choose import I64, Distribution, candidates, choices
 from corepipe.planning.buckets.compiling import NATIVE_WORKERS, Compiling, warnings
 from corepipe.planning.planner.vllm_nxdi import buckets as nxdi_buckets

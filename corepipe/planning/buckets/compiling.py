@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from corepipe.neuron.cost import StepShape
-from corepipe.neuron.hardware import GIB, Instance
-from corepipe.neuron.program import Program
+from corepipe.neuron.chips.hardware import GIB, Instance
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.timing.cost import StepShape
 from corepipe.planning.profiling.instructions import matmul_instructions
 
 MINUTES_A_GRAPH = (0.35, 11.0)

@@ -1,1 +1,1 @@
-"""Measured rows: predictions for them, scores against them, constants fitted to them."""
+"""Calibration: measured rows, predictions and scores for them, and constants fitted to them."""

@@ -8,28 +8,19 @@ from functools import cache
 
 from corepipe.models.registry import architecture
 from corepipe.neuron.axes import AxisKind
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.compiler import compile_for_timing, weight_bytes_by_format
-from corepipe.neuron.constants import Constants
-from corepipe.neuron.cost import CostModel
-from corepipe.neuron.graph import (
-    SOURCE,
-    TOKENS,
-    DType,
-    Format,
-    Graph,
-    InputKind,
-    Output,
-    OutputKind,
-    StateKind,
-    weight_bytes,
-)
-from corepipe.neuron.hardware import GIB, Instance
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.constants import Constants
+from corepipe.neuron.chips.hardware import GIB, Instance
+from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.compile.compiler import compile_for_timing, weight_bytes_by_format
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.formats import DType, Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Linear
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import RuntimeProfile
-from corepipe.neuron.program import Program
-from corepipe.neuron.uncertainty import Architecture, architecture_of
+from corepipe.neuron.timing.cost import CostModel
+from corepipe.neuron.timing.uncertainty import Architecture, architecture_of
+from corepipe.neuron.values import SOURCE, TOKENS, InputKind, Output, OutputKind, StateKind, weight_bytes
 from corepipe.planning.calibration.rows import (
     Degrees,
     Raw,

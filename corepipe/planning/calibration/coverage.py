@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import comb, exp, log
 
-from corepipe.neuron.uncertainty import LEVEL, Interval, Residual, Uncertainty, Widths, scored
+from corepipe.neuron.timing.uncertainty import LEVEL, Interval, Residual, Uncertainty, Widths, scored
 
 ALL = "all"
 TAILS = ", tails"

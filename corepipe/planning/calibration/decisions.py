@@ -9,8 +9,8 @@ from itertools import combinations
 
 import numpy as np
 
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.uncertainty import Interval, Point
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.timing.uncertainty import Interval, Point
 from corepipe.planning.calibration.coverage import Covered
 from corepipe.planning.calibration.residuals import Measured, is_rate, run
 from corepipe.planning.calibration.rows import UNITS, count, degrees, text

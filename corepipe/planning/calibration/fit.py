@@ -14,8 +14,8 @@ from math import inf, log
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.constants import Constants, fitted, shipped
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.constants import Constants, fitted, shipped
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Asked, Predictor
 from corepipe.planning.calibration.rows import Raw, text

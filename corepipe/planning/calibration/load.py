@@ -12,18 +12,18 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.cost import CostModel
-from corepipe.neuron.timeline import Timeline
-from corepipe.planning.arrivals import ArrivalKind, Arrivals
+from corepipe.neuron.timing.cost import CostModel
+from corepipe.neuron.timing.timeline import Timeline
 from corepipe.planning.calibration.assumed import LLMPERF
 from corepipe.planning.calibration.cases import Case
 from corepipe.planning.calibration.rows import Raw, Unpredictable, count, number, text
-from corepipe.planning.lengths import Lengths
-from corepipe.planning.simulation.scenario import Scenario
-from corepipe.planning.simulation.simulate import run
-from corepipe.planning.workload import Synthetic, Workload
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.scheduler import SchedulerConfig
+from corepipe.simulation.scenario import Scenario
+from corepipe.simulation.simulate import run
+from corepipe.workload.arrivals import ArrivalKind, Arrivals
+from corepipe.workload.lengths import Lengths
+from corepipe.workload.workload import Synthetic, Workload
 
 F64 = npt.NDArray[np.float64]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import isfinite
 
 from corepipe.errors import UserError
-from corepipe.neuron.constants import IDEAL, shipped
-from corepipe.neuron.cost import CostModel
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.constants import IDEAL, shipped
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.step import StepShape
+from corepipe.neuron.timing.cost import CostModel
 from corepipe.planning.calibration.cases import Case, Cases
 from corepipe.planning.calibration.predict import Asked, Predictor, whole_batch
 from corepipe.planning.calibration.residuals import is_rate, run

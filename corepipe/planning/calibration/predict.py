@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError
-from corepipe.neuron.constants import Constants
-from corepipe.neuron.cost import CostModel
-from corepipe.neuron.scales import Scales
+from corepipe.neuron.chips.constants import Constants
+from corepipe.neuron.chips.scales import Scales
 from corepipe.neuron.step import StepShape
+from corepipe.neuron.timing.cost import CostModel
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Case, Cases
 from corepipe.planning.calibration.load import Served, Traffic, load, serve

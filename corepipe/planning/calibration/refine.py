@@ -3,7 +3,7 @@
 The expected constants and scales given the rows, on their logarithms, where errors are as Student's t says:
 a few rows may be mistaken, and the others then count.  Priors: the shipped constants, as they are the
 device's and rows of all families agree on them; and of the model's own steps no difference from what is
-predicted, with the spread and the likeness of neuron/scales.py.
+predicted, with the spread and the likeness of neuron/chips/scales.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from corepipe.neuron.constants import Constants, fitted, shipped
-from corepipe.neuron.scales import UNSCALED, Scales, Site
-from corepipe.neuron.uncertainty import Residual, shipped_uncertainty
+from corepipe.neuron.chips.constants import Constants, fitted, shipped
+from corepipe.neuron.chips.scales import UNSCALED, Scales, Site
+from corepipe.neuron.timing.uncertainty import Residual, shipped_uncertainty
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import BOUNDS, F64, log_error, version
 from corepipe.planning.calibration.predict import Asked, Predictor, typical_steps

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from corepipe.errors import UserError
-from corepipe.neuron.constants import Constants
-from corepipe.neuron.uncertainty import GUESSED, Figure, Point, Residual, interval, kind_of
+from corepipe.neuron.chips.constants import Constants
+from corepipe.neuron.timing.uncertainty import GUESSED, Figure, Point, Residual, interval, kind_of
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import family, log_error

@@ -16,7 +16,7 @@ from math import isfinite
 from pathlib import Path
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import DType, Format
+from corepipe.neuron.formats import DType, Format
 
 Raw = Mapping[str, str]
 

@@ -9,9 +9,10 @@ import re
 from dataclasses import dataclass
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import SOURCE, Graph, InputKind
-from corepipe.neuron.profiles import PROFILES, RuntimeProfile
-from corepipe.neuron.profiles import profile as find_profile
+from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile
+from corepipe.neuron.chips.profiles import profile as find_profile
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import SOURCE, InputKind
 from corepipe.planning.calibration.rows import Degrees, Raw, Unpredictable, text
 
 NXDI_SINCE = 20
@@ -21,10 +22,10 @@ NXDI_YEAR = 2025
 """optimum-neuron's exports through NxD Inference begin in this year."""
 
 COPIED_ONCE_SINCE = (10, 0)
-"""Before this release of SDK 2 texts' results took the host's link twice as long (neuron/profiles.py)."""
+"""Before this release of SDK 2 texts' results took the host's link twice as long (`chips.profiles`)."""
 
 FUSED_SINCE, FLASH_SINCE = (18, 1), (19, 0)
-"""Releases of SDK 2 with which transformers-neuronx changed how prompts attend (neuron/profiles.py)."""
+"""Releases of SDK 2 with which transformers-neuronx changed how prompts attend (neuron/chips/profiles.py)."""
 
 ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding", "cnn"})
 """Tasks of models that are run once over their input."""

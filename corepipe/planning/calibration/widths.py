@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import product
 
-from corepipe.neuron.uncertainty import FAR, LEVEL, Residual, Sizes, Spread, Widths, exceeded
+from corepipe.neuron.timing.uncertainty import FAR, LEVEL, Residual, Sizes, Spread, Widths, exceeded
 
 GRID = tuple(Widths(*one) for one in product((1.2, 1.45, 1.75, 2.1), (1.0, 2.0, 4.0), (40.0, 80.0, 160.0)))
 """Growth, own families and others that are tried."""

@@ -1,1 +1,1 @@
-"""The cheapest deployment that meets its objectives."""
+"""The planner: the cheapest deployment that meets its objectives."""

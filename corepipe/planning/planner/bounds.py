@@ -24,9 +24,9 @@ from math import ceil, floor, inf
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.cost import CostModel, StepShape
-from corepipe.neuron.memory import CoreMemory, blocks_that_fit
-from corepipe.neuron.profiles import Buckets
+from corepipe.neuron.chips.profiles import Buckets
+from corepipe.neuron.compile.memory import CoreMemory, blocks_that_fit
+from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.planning.planner.space import BatchLimits, Shape
 
 Floats = npt.NDArray[np.float64]
@@ -348,7 +348,7 @@ class Bounds:
     def _decoding(self) -> Floats:
         """[requests]: seconds from the first token of each request to its last, at least.
 
-        That is alone; but where contexts are padded to a bucket it is by their mean (neuron/padding.py), so
+        That is alone; but where contexts are padded to a bucket it is by their mean (`chips.padding`), so
         that a request beside the shortest ones is as fast as they are.
         """
         prompts, answers = self._sizes.prompts, self._sizes.answers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.uncertainty import (
+from corepipe.neuron.timing.uncertainty import (
     LEVEL,
     Architecture,
     Figure,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.constants import provenance
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips.constants import provenance
 from corepipe.planning.planner.space import Shape
 
 METRICS: dict[str, tuple[str, ...]] = {

@@ -8,10 +8,10 @@ from math import ceil
 
 import numpy as np
 
-from corepipe.planning.arrivals import Arrivals
-from corepipe.planning.lengths import Lengths
 from corepipe.planning.planner.bounds import Objectives, RequestSizes
-from corepipe.planning.workload import Synthetic, first_requests
+from corepipe.workload.arrivals import Arrivals
+from corepipe.workload.lengths import Lengths
+from corepipe.workload.workload import Synthetic, first_requests
 
 LEAST_REQUESTS = 1000
 """Requests of a simulation, unless it takes more to see a steady state: a 99th percentile then has ten

@@ -12,9 +12,9 @@ from math import ceil
 from pathlib import Path
 from types import MappingProxyType
 
-from corepipe.neuron.profiles import PROFILES
+from corepipe.engine.speculative_config import SpeculativeConfig
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment
-from corepipe.serving.speculative import SpeculativeConfig
 
 LEAST_DRAIN, MOST_DRAIN = 5, 86_400
 """Seconds: the default of `--shutdown-timeout`, and the most that it takes."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from corepipe.errors import UserError
 from corepipe.models.config import ModelConfig
-from corepipe.neuron.hardware import Instance
+from corepipe.neuron.chips.hardware import Instance
 from corepipe.planning.planner import vllm_native, vllm_nxdi
 from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
 

@@ -8,21 +8,32 @@ from functools import cache, partial
 from itertools import islice
 from math import floor
 
+from corepipe.engine.assembly.device_plan import DevicePlan
+from corepipe.engine.assembly.draft_plan import draft_architecture, draft_graph
+from corepipe.engine.config import EngineConfig, validated
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
-from corepipe.neuron import modes
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.compiler import compile_for_timing
-from corepipe.neuron.cost import CostModel
-from corepipe.neuron.draft import Draft
-from corepipe.neuron.graph import FORMATS, Format, Graph
-from corepipe.neuron.hardware import Instance
-from corepipe.neuron.layer_groups import block_positions
-from corepipe.neuron.memory import CoreMemory, Footprint, Limits, MemoryPlan, blocks_that_fit, of_replica
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import RuntimeProfile
-from corepipe.neuron.program import Program, of_each
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.compile.compiler import compile_for_timing
+from corepipe.neuron.compile.layer_groups import block_positions
+from corepipe.neuron.compile.memory import (
+    CoreMemory,
+    Footprint,
+    Limits,
+    MemoryPlan,
+    blocks_that_fit,
+    of_replica,
+)
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program, of_each
+from corepipe.neuron.formats import FORMATS, Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.timing import modes
+from corepipe.neuron.timing.cost import CostModel
+from corepipe.neuron.timing.draft import Draft
 from corepipe.planning.planner.bounds import Bounds, Failure, Queue, Reason, Timed
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.judging import Judge
@@ -30,14 +41,11 @@ from corepipe.planning.planner.lateness import surely_late
 from corepipe.planning.planner.search import MOST_INSTANCES
 from corepipe.planning.planner.search_result import Outcome
 from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, PlannedDeployment, Shape
-from corepipe.planning.simulation.patience import Patience
-from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.report import Report
-from corepipe.planning.simulation.simulate import SimulationConfig, play, simulate
-from corepipe.planning.slo import Slo
-from corepipe.serving.config import EngineConfig, validated
-from corepipe.serving.engine.device_plan import DevicePlan
-from corepipe.serving.engine.draft_plan import draft_architecture, draft_graph
+from corepipe.simulation.early_stop import Patience
+from corepipe.simulation.record import Record
+from corepipe.simulation.report import Report
+from corepipe.simulation.simulate import SimulationConfig, play, simulate
+from corepipe.workload.slo import Slo
 
 ALONE = 32
 """Requests that are simulated without load."""

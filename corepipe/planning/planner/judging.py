@@ -9,10 +9,10 @@ import numpy as np
 
 from corepipe.planning.planner.bounds import Failure, Objectives, Reason
 from corepipe.planning.planner.search_result import Outcome
-from corepipe.planning.simulation.columns import Floats
-from corepipe.planning.simulation.patience import Patience
-from corepipe.planning.simulation.record import Record
-from corepipe.planning.simulation.report import GROWS, Latencies, Report, queue_growth
+from corepipe.simulation.columns import Floats
+from corepipe.simulation.early_stop import Patience
+from corepipe.simulation.record import Record
+from corepipe.simulation.report import GROWS, Latencies, Report, queue_growth
 
 SUSTAINED = 0.9
 """Requests must leave at least at this share of the rate at which they come."""

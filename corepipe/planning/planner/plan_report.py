@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from corepipe.neuron.hardware import hypothetical
-from corepipe.neuron.uncertainty import Figure
+from corepipe.engine.speculative_config import SpeculativeConfig
+from corepipe.neuron.chips.hardware import hypothetical
+from corepipe.neuron.timing.uncertainty import Figure
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.certainty import FIGURES
 from corepipe.planning.planner.confidence import MEDIAN, METRICS, NOT_VALIDATED
@@ -16,7 +17,6 @@ from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.remedies import Remedy, roomier
 from corepipe.planning.planner.search_result import Dearer, Option, Rejected
 from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment, Shape
-from corepipe.serving.speculative import SpeculativeConfig
 
 SCHEMA = "corepipe.plan/1"
 MILLISECONDS = 1e3

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
-from corepipe.neuron.graph import FORMATS, Graph
-from corepipe.neuron.uncertainty import LEVEL
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.timing.uncertainty import LEVEL
 from corepipe.planning.planner.bounds import Failure, Reason
 from corepipe.planning.planner.certainty import Certainty
 from corepipe.planning.planner.confidence import Validation

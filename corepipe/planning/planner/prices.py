@@ -16,8 +16,8 @@ from math import isfinite
 from pathlib import Path
 
 from corepipe.errors import UserError, why
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.catalog import instance as find_instance
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.planning.planner.purchase import REGION, Purchase
 
 COLUMNS = ("instance", "purchase", "region", "$/h")

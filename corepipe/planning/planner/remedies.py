@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log10
 
-from corepipe.neuron.catalog import INSTANCES
+from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.planning.planner.bounds import Failure, Objectives, Reason
 from corepipe.planning.planner.evaluate import Workbench
 from corepipe.planning.planner.planner import Plan

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.graph import FORMATS, Format
-from corepipe.neuron.hardware import Instance, Support
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import RuntimeProfile
-from corepipe.serving.speculative import SpeculativeConfig
+from corepipe.engine.speculative_config import SpeculativeConfig
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import Instance, Support
+from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS, Format
 
 DEFAULT_FORMATS = ("bf16", "int8-weights")
 """What Neuron stacks serve with: int8 arithmetic they do not have, fp32 is never faster, nor smaller."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from corepipe.models.config import ModelConfig
-from corepipe.neuron.native_plugin import (
+from corepipe.neuron.chips.native_plugin import (
     CHUNKS,
     LONGEST_SINGLE_SHOT,
     batch_buckets,

@@ -1,1 +1,1 @@
-"""The timeline of a few steps, Op by Op."""
+"""Profiles: the timeline of a few steps, Op by Op."""

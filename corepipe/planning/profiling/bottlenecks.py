@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from corepipe.errors import UserError
-from corepipe.neuron.cost import StepShape
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.hardware import Support
-from corepipe.neuron.memory import blocks_that_fit, measure
+from corepipe.neuron.chips.hardware import Support
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.memory import blocks_that_fit, measure
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import AllGather, AllReduce
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.timing.cost import StepShape
 from corepipe.planning.profiling.profile import Compiled, Phase, Run, Setup, compiled
 from corepipe.planning.profiling.step_summary import Cause, Measured
 

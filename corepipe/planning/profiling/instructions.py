@@ -9,8 +9,6 @@ from __future__ import annotations
 from math import ceil
 
 from corepipe.neuron.axes import HeadLayout
-from corepipe.neuron.cost import StepShape
-from corepipe.neuron.graph import WeightRole
 from corepipe.neuron.ops import (
     Attention,
     Convolution,
@@ -24,6 +22,8 @@ from corepipe.neuron.ops import (
     Upconvolution,
 )
 from corepipe.neuron.ops.scans import CHUNK
+from corepipe.neuron.timing.cost import StepShape
+from corepipe.neuron.values import WeightRole
 
 TILE, MOVING = 128, 512
 

@@ -10,22 +10,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from corepipe.engine.assembly.draft_plan import draft_graph
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
-from corepipe.neuron.compiler import compile_for_timing
-from corepipe.neuron.constants import HOST_LINK_BYTES_PER_SECOND
-from corepipe.neuron.cost import Breakdown, CostModel, StepShape, dollars_per_million_tokens
-from corepipe.neuron.draft import Draft
-from corepipe.neuron.draft_times import DraftTimes
-from corepipe.neuron.graph import FORMATS, Format, Graph, InputKind
-from corepipe.neuron.hardware import Instance, Support
-from corepipe.neuron.memory import Limits, blocks_that_fit, measure
-from corepipe.neuron.modes import refuses_experts
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import Buckets, RuntimeProfile, Sampling
-from corepipe.neuron.program import Program
+from corepipe.neuron.chips.constants import HOST_LINK_BYTES_PER_SECOND
+from corepipe.neuron.chips.hardware import Instance, Support
+from corepipe.neuron.chips.profiles import Buckets, RuntimeProfile, Sampling
+from corepipe.neuron.compile.compiler import compile_for_timing
+from corepipe.neuron.compile.memory import Limits, blocks_that_fit, measure
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.formats import FORMATS, Format
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.timing.cost import Breakdown, CostModel, StepShape, dollars_per_million_tokens
+from corepipe.neuron.timing.draft import Draft
+from corepipe.neuron.timing.draft_times import DraftTimes
+from corepipe.neuron.timing.modes import refuses_experts
+from corepipe.neuron.values import InputKind
 from corepipe.planning.profiling.profile import BLOCK
-from corepipe.serving.engine.draft_plan import draft_graph
 
 MOST_BATCH = 64
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from corepipe.neuron.compile.program import Program
 from corepipe.neuron.ops import AllGather, AllReduce, Op, Receive, Send
-from corepipe.neuron.program import Program
 
 IN_LAYER = re.compile(r"^.*?\.\d+\.")
 """What a checkpoint's names have before the module's name within its layer."""

@@ -9,17 +9,18 @@ from functools import cached_property
 
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
-from corepipe.neuron import modes
-from corepipe.neuron.cost import CostModel, OpTime, StepShape
-from corepipe.neuron.graph import Format, Graph
-from corepipe.neuron.hardware import Instance
-from corepipe.neuron.memory import Limits, plan_memory
+from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile
+from corepipe.neuron.compile.memory import Limits, plan_memory
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.formats import Format
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Experts
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES, RuntimeProfile
-from corepipe.neuron.program import Program
-from corepipe.neuron.timeline import Timeline, Timing
-from corepipe.neuron.uncertainty import Figure, Interval, Point, architecture_of, interval, kind_of
+from corepipe.neuron.timing import modes
+from corepipe.neuron.timing.cost import CostModel, OpTime, StepShape
+from corepipe.neuron.timing.timeline import Timeline, Timing
+from corepipe.neuron.timing.uncertainty import Figure, Interval, Point, architecture_of, interval, kind_of
 
 BLOCK = 32
 """Positions in a KV block, as `corepipe serve` has them."""

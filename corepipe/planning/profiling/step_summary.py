@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from corepipe.neuron.cost import OpTime
+from corepipe.neuron.timing.cost import OpTime
 from corepipe.planning.profiling.instructions import matmul_instructions
 from corepipe.planning.profiling.profile import Phase, Run, Step
 

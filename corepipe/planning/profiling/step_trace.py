@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from corepipe.neuron.cost import OpTime
+from corepipe.neuron.compile.program import Program
 from corepipe.neuron.ops import Receive, Send
-from corepipe.neuron.program import Program
-from corepipe.neuron.trace import Arg, Counter, Process, Slice, Trace, Track
+from corepipe.neuron.timing.cost import OpTime
+from corepipe.neuron.timing.trace import Arg, Counter, Process, Slice, Trace, Track
 from corepipe.planning.profiling.op_names import layer_name, op_names
 from corepipe.planning.profiling.profile import Run, Step
 

@@ -1,1 +1,1 @@
-"""Requests over HTTP: connections, who may come in, what may be asked, what is answered."""
+"""The HTTP API, from a connection to an answer."""

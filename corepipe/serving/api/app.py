@@ -20,22 +20,27 @@ import uvloop
 from fastapi import FastAPI
 from starlette.types import Lifespan
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.freeze_heap import freeze_heap
+from corepipe.engine.messages import Ready
 from corepipe.errors import UserError
 from corepipe.models.tasks import TaskInfo
-from corepipe.serving.api import http_errors
-from corepipe.serving.api.connection import HEAD_SECONDS, Connection
-from corepipe.serving.api.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
-from corepipe.serving.api.inject import AbortableConnection, Inject, InjectedFaults
-from corepipe.serving.api.limits import Guard
-from corepipe.serving.api.listeners import BACKLOG, listen_all
-from corepipe.serving.api.origins import Origins
-from corepipe.serving.api.port_router import STATE_KEY, Port, PortRouter, open_at
-from corepipe.serving.api.reload import Reload
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.answering.service import GENERATES, Service
+from corepipe.serving.api.http import errors as http_errors
+from corepipe.serving.api.http.connection import HEAD_SECONDS, Connection
+from corepipe.serving.api.http.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
+from corepipe.serving.api.http.inject import AbortableConnection, Inject, InjectedFaults
+from corepipe.serving.api.http.limits import Guard
+from corepipe.serving.api.http.listeners import BACKLOG, listen_all
+from corepipe.serving.api.http.origins import Origins
+from corepipe.serving.api.http.port_router import STATE_KEY, Port, PortRouter, open_at
+from corepipe.serving.api.http.reload import Reload
+from corepipe.serving.api.http.tenants import Tenants
+from corepipe.serving.api.http.tls import tls_certificate
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.missing import Missing
-from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.route import Paths, Route
-from corepipe.serving.api.routes.service import GENERATES, Service
 from corepipe.serving.api.routes.table import (
     GENERATING_PATHS,
     INSTEAD,
@@ -47,18 +52,14 @@ from corepipe.serving.api.routes.table import (
 )
 from corepipe.serving.api.routes.traffic import HttpMetrics, Traffic
 from corepipe.serving.api.state import tell_state
-from corepipe.serving.api.tenants import Tenants
-from corepipe.serving.api.tls import tls_certificate
-from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.config import ServerConfig
 from corepipe.serving.faults import Draw
-from corepipe.serving.freeze_heap import freeze_heap
 from corepipe.serving.keys import read_keys
-from corepipe.serving.messages import Ready
 from corepipe.signals import Handler, answered
 
 if TYPE_CHECKING:  # heavy
     from corepipe.models.text.tokenizer import Tokenizer
-    from corepipe.serving.api.cassettes.deck import Deck
+    from corepipe.serving.api.cassettes.recording import Deck
     from corepipe.serving.supervision.client import EngineClient
 
 OTHER_CONNECTIONS = 64

@@ -6,10 +6,10 @@ import logging
 import sys
 from collections.abc import Iterator, Sized
 
-from corepipe.serving.api.connection_limit import ConnectionLimit
-from corepipe.serving.api.routes.models import Models
-from corepipe.serving.api.routes.service import Service
-from corepipe.serving.messages import Stats
+from corepipe.engine.messages import Stats
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.http.connection_limit import ConnectionLimit
 
 
 def tell_state(models: Models, connections: ConnectionLimit, answers: Sized) -> None:

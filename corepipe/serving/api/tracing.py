@@ -19,10 +19,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from corepipe.serving.api.protocol import GenerationRequest, ModelRequest
-from corepipe.serving.api.routes.submission import TRACE
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import FleetOutput
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import FleetOutput
+from corepipe.serving.api.answering.submission import TRACE
+from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest
 from corepipe.serving.telemetry.requests import Finished
 
 FLUSH_SECONDS = 2

@@ -1,1 +1,1 @@
-"""One endpoint over several machines: engines on hosts, one journal in front of them."""
+"""Fleets: one endpoint over several machines, and one journal in front of their engines."""

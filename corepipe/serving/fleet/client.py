@@ -10,22 +10,22 @@ from time import monotonic
 
 from msgspec.structs import replace
 
+from corepipe.engine.batch.sampling import derive_seed
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Abort, Command, Failed, Output, Outputs, Progress, Ready, Submit
 from corepipe.errors import UserError
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.sampling import derive_seed
-from corepipe.serving.fleet.alike import difference
 from corepipe.serving.fleet.connector import Connector, HostAddress, LinkThread
 from corepipe.serving.fleet.hosts import Fleet
 from corepipe.serving.fleet.identity import Identity
 from corepipe.serving.fleet.remote import Remote
+from corepipe.serving.fleet.request_hosts import Whereabouts
 from corepipe.serving.fleet.router import Router
+from corepipe.serving.fleet.same_bytes import difference
 from corepipe.serving.fleet.scaler import Scaler, Work
 from corepipe.serving.fleet.scaling import scale
 from corepipe.serving.fleet.slo_share import SloShare
-from corepipe.serving.fleet.whereabouts import Whereabouts
 from corepipe.serving.fleet.wire import Beat, FromHost, Gone, Loaded
-from corepipe.serving.messages import Abort, Command, Failed, Output, Outputs, Progress, Ready, Submit
 from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.supervision.journaled import JournaledClient
 from corepipe.serving.supervision.stats import idle

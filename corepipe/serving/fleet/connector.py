@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import uvloop
 
-from corepipe import __version__
 from corepipe.serving.fleet.identity import PEER
 from corepipe.serving.fleet.link import Link
 from corepipe.serving.fleet.wire import SILENT_SECONDS, FromHost, Hello, host_decoder
+from corepipe.version import __version__
 
 FIRST_PAUSE, MOST_PAUSE = 0.1, 2.0
 """Seconds before a host is tried again that cannot be reached; twice as long each time."""

@@ -14,15 +14,15 @@ import ssl
 from collections import Counter
 from collections.abc import Sequence
 
-from corepipe import __version__
+from corepipe.engine.config import EngineConfig, validated
+from corepipe.engine.messages import Abort, Failed, Outputs, Ready, Submit
 from corepipe.errors import UserError, shown
-from corepipe.serving.config import EngineConfig, validated
 from corepipe.serving.fleet.link import Link
 from corepipe.serving.fleet.wire import Beat, FromFront, Gone, Hello, Loaded, Order, front_decoder
-from corepipe.serving.messages import Abort, Failed, Outputs, Ready, Submit
 from corepipe.serving.supervision.child import End
 from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineError
 from corepipe.serving.supervision.succession import Succession
+from corepipe.version import __version__
 
 HANDSHAKES = 16
 """Strangers that may be at the door at a time."""

@@ -1,24 +1,53 @@
-"""Where a front's hosts come from."""
+"""The source of a front's hosts, and what it tells the front."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-if TYPE_CHECKING:  # it has a fleet, and a fleet tells it
-    from corepipe.serving.fleet.client import FleetClient
+from corepipe.errors import UserError
+from corepipe.serving.fleet.connector import HostAddress
+from corepipe.serving.fleet.remote import Remote
+
+
+class Front(Protocol):
+    """What a source of hosts tells its front (a `FleetClient`) and reads of it."""
+
+    @property
+    def certificate(self) -> str:
+        """The front's certificate, in PEM."""
+
+    @property
+    def remotes(self) -> Sequence[Remote]:
+        """The hosts that the front knows."""
+
+    def add(self, at: HostAddress) -> None:
+        """Links the front to a host."""
+
+    def drain(self, name: str) -> None:
+        """Gives a host no new requests, and ends it when its open ones are done."""
+
+    def remove(self, name: str) -> None:
+        """Drops a host that is gone."""
+
+    def tell_strangers(self, refused: Mapping[str, int]) -> None:
+        """Counts connections that had no token, by the node that refused them."""
+
+    def fail(self, error: UserError) -> None:
+        """Ends the start of the front with an error."""
 
 
 class Fleet(Protocol):
-    """Where hosts come from.  All of it belongs to the event loop of the client."""
+    """A source of hosts.  All of it belongs to the event loop of the client."""
 
-    async def start(self, client: FleetClient) -> None:
-        """From now on the client is told of hosts.  Raises UserError."""
+    async def start(self, client: Front) -> None:
+        """Begins to tell the client of hosts.  Raises UserError."""
 
     def replace(self, name: str) -> None:
-        """This host is of no use any more; another one, if any is to be had."""
+        """Gives up a host that is of no use any more, and gets another one if there is any."""
 
     def want(self, count: int) -> None:
-        """So many hosts from now on; those that are too many are drained by the client."""
+        """Sets the number of hosts; the client drains those that are too many."""
 
     async def close(self) -> None:
-        """No host is needed any more."""
+        """Gives up all hosts."""

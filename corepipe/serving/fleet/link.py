@@ -7,8 +7,8 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
+from corepipe.engine.process.frames import FrameDecoder, FrameError, encode_frame
 from corepipe.serving.fleet.wire import BEAT_SECONDS, SILENT_SECONDS, Beat
-from corepipe.serving.frames import FrameDecoder, FrameError, encode_frame
 
 T = TypeVar("T")
 

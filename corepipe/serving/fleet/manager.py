@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from corepipe.engine.process.frames import encode_frame
 from corepipe.errors import UserError
 from corepipe.serving.fleet.actor import HostActor
 from corepipe.serving.fleet.cluster import HOST, NAMESPACE, Cluster, Node
@@ -36,7 +37,6 @@ from corepipe.serving.fleet.orders import (
     Up,
     order_decoder,
 )
-from corepipe.serving.frames import encode_frame
 from corepipe.signals import leave_to_parent
 
 TURN_SECONDS = 0.2

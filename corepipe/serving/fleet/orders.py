@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from corepipe.serving.frames import FrameDecoder
+from corepipe.engine.process.frames import FrameDecoder
 
 
 class Placed(msgspec.Struct, frozen=True):

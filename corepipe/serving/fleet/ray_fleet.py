@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import cast
 
+from corepipe.engine.process.frames import FrameError, encode_frame
 from corepipe.errors import UserError
-from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.connector import HostAddress
+from corepipe.serving.fleet.hosts import Front
 from corepipe.serving.fleet.orders import (
     Begin,
     Drain,
@@ -29,7 +30,6 @@ from corepipe.serving.fleet.orders import (
     Up,
     manager_decoder,
 )
-from corepipe.serving.frames import FrameError, encode_frame
 from corepipe.signals import held_back
 
 COMMAND = (sys.executable, "-P", "-m", "corepipe.serving.fleet.manager")
@@ -52,11 +52,11 @@ class RayFleet:
         self._model = model
         self._front = secrets.token_hex(8)
         self._known: dict[str, Placed] = {}
-        self._client: FleetClient | None = None
+        self._client: Front | None = None
         self._manager: _Manager | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, client: FleetClient) -> None:
+    async def start(self, client: Front) -> None:
         self._client = client
         self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._note())]
 

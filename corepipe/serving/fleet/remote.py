@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from corepipe.serving.fleet.alike import OWN
+from corepipe.engine.messages import KEY_BYTES, Abort, Outputs, Prefixes, Ready, Stats, Submit
 from corepipe.serving.fleet.connector import Connector, HostAddress
+from corepipe.serving.fleet.same_bytes import OWN
 from corepipe.serving.fleet.wire import Order
-from corepipe.serving.messages import KEY_BYTES, Abort, Outputs, Prefixes, Ready, Stats, Submit
 from corepipe.serving.supervision.stats import total
 
 

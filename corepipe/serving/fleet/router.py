@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.router import ReplicaView, choose_replica, load_margin
+from corepipe.engine.messages import KEY_BYTES, Prefixes, Submit
 from corepipe.scheduler.prefix_index import RecentPrefixes
 from corepipe.scheduler.request import first_key, next_key
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.router import ReplicaView, choose_replica, load_margin
 from corepipe.serving.fleet.remote import Remote
-from corepipe.serving.messages import KEY_BYTES, Prefixes, Submit
 
 MOST_PREFIXES = 1 << 18
 """Blocks whose hosts are known; those of which nothing was heard for longest are forgotten."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from corepipe.serving.messages import Output
+from corepipe.engine.messages import Output
 
 WINDOW_SECONDS = 30.0
 """How far back the share looks."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from corepipe.serving.frames import FrameDecoder
-from corepipe.serving.messages import Abort, Failed, Outputs, Progress, Ready, Submit
+from corepipe.engine.messages import Abort, Failed, Outputs, Progress, Ready, Submit
+from corepipe.engine.process.frames import FrameDecoder
 
 BEAT_SECONDS = 0.25
 """Between two signs of life, in each direction."""

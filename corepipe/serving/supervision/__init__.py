@@ -1,1 +1,1 @@
-"""The server's side of its engine: kept alive, and with it what its clients wait for."""
+"""Supervision: the server's side of its engine, which is restarted without losing requests."""

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Event, Outputs, Progress, Ready, Shutdown
+from corepipe.engine.process.frames import FrameError, encode_frame, event_decoder
 from corepipe.errors import UserError
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.frames import FrameError, encode_frame, event_decoder
-from corepipe.serving.messages import Event, Outputs, Progress, Ready, Shutdown
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
 from corepipe.serving.supervision.watchdog import SERVING, TICK_SECONDS, Patience, Watchdog, look_at
 

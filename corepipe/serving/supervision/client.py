@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from corepipe.serving.messages import (
+from corepipe.engine.messages import (
     Abort,
     Command,
     Outputs,

@@ -14,13 +14,13 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.frames import encode_frame
-from corepipe.serving.messages import Start
-from corepipe.serving.pulse import Pulse, make_pulse
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.heartbeat import Pulse, make_pulse
+from corepipe.engine.messages import Start
+from corepipe.engine.process.frames import encode_frame
 from corepipe.signals import held_back
 
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "corepipe.serving.engine.process")
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "corepipe.engine.process")
 
 
 class EngineError(RuntimeError):
@@ -35,7 +35,7 @@ class EngineProcess:
     """
 
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
-        """`command` starts it; the numbers of two file descriptors are added, see `serving.engine.process`.
+        """`command` starts it; the numbers of two file descriptors are added, see `engine.process`.
 
         In this thread: on Linux it ends with the thread that made it.  In a session of its own, and with what
         it will ignore held back: signals that a terminal or a service manager sends to all of us are ours to

@@ -8,10 +8,10 @@ import queue
 import threading
 from collections.abc import Callable
 
-from corepipe.serving.engine.deployment import Deployment
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.engine.serve import serve
-from corepipe.serving.messages import Command, Outputs, Progress, Ready, Shutdown
+from corepipe.engine.loop.deployment import Deployment
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Command, Outputs, Progress, Ready, Shutdown
+from corepipe.engine.process.serve import serve
 from corepipe.serving.supervision.client import StreamingClient
 
 

@@ -9,8 +9,8 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
+from corepipe.engine.messages import Output, Outputs, Started, Submit
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.messages import Output, Outputs, Started, Submit
 from corepipe.serving.supervision.admission import Waiting
 
 BREAKS_IN_A_ROW = 1

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from time import monotonic
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Abort, Output, Outputs, Submit
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Abort, Output, Outputs, Submit
 from corepipe.serving.supervision.admission import Bounds, DrainRate
 from corepipe.serving.supervision.client import StreamingClient
 from corepipe.serving.supervision.journal import Journal

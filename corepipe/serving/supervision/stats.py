@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from corepipe.serving.messages import StageWork, Stats
+from corepipe.engine.messages import StageWork, Stats
 
 COUNTERS = (
     "preemptions",

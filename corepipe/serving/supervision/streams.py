@@ -8,8 +8,8 @@ from time import perf_counter
 
 from msgspec.structs import replace
 
+from corepipe.engine.messages import Output
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.messages import Output
 
 MAX_PENDING = 256
 """Pieces of news that wait for a consumer before they become one; their tokens are bounded by the request."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Command, Outputs, Progress, Ready
 from corepipe.errors import UserError
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Command, Outputs, Progress, Ready
 from corepipe.serving.supervision.child import Child, End
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
 from corepipe.serving.supervision.watchdog import Patience

@@ -6,8 +6,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Command, Outputs, Progress, Ready, Stats
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Command, Outputs, Progress, Ready, Stats
 from corepipe.serving.supervision.child import End
 from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineProcess
 from corepipe.serving.supervision.journaled import JournaledClient
@@ -16,7 +16,7 @@ from corepipe.serving.supervision.succession import Succession
 
 
 class ProcessClient(JournaledClient):
-    """The engine of a server, in one child process after another; see `serving.engine.process`.
+    """The engine of a server, in one child process after another; see `engine.process`.
 
     `queue_seconds`: the longest that a request waits before anything is computed for it.  `command` starts a
     child; see `Child`.  `called`: what the log calls the engine.  `first`: the process of the first engine,

@@ -1,1 +1,1 @@
-"""What is measured, and under which names it is told."""
+"""Metrics: what is measured, and the names under which it is exported."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from corepipe.serving.constraints import KINDS, Kind
-from corepipe.serving.messages import Stats
+from corepipe.engine.messages import Stats
 from corepipe.serving.telemetry.histogram import FIRST_TOKEN, GRAMMAR, MASK, Histogram
+from corepipe.structured.constraints import KINDS, Kind
 
 REASONS: Mapping[str, str] = {
     "invalid_value": "invalid",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor, log10
 
-from corepipe.neuron.clock import LATE_SECONDS
-from corepipe.serving.messages import Stats, StepPace
+from corepipe.engine.messages import Stats, StepPace
+from corepipe.neuron.timing.clock import LATE_SECONDS
 
 LATE_SHARE = 0.03
 """Of all steps; from here on more than the slowest hundredth of the latencies is the host's."""

@@ -14,10 +14,10 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.neuron.hardware import ENGINES
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Ready, StageWork, Stats
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Ready, StageWork, Stats
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import ENGINES
 from corepipe.serving.telemetry.constraints import ConstraintMetrics
 from corepipe.serving.telemetry.histogram import ITERATION, Histogram
 from corepipe.serving.telemetry.lateness import Lateness

@@ -15,9 +15,9 @@ from time import monotonic
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from corepipe.neuron.catalog import instance as find_instance
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Ready, Stats
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Ready, Stats
+from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.serving.telemetry.history import WINDOW_SECONDS, History
 from corepipe.serving.telemetry.host_usage import HostUsage
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from corepipe.serving.messages import Output
+from corepipe.engine.messages import Output
 from corepipe.serving.telemetry.histogram import (
     CHOICES,
     DEVICE_PER_TOKEN,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from corepipe.planning.buckets.choose import Distribution, candidates, choices, choose, waste
 from corepipe.planning.buckets.compiling import Compiling
-from corepipe.planning.traces import TraceFormat, write_trace
-from corepipe.planning.workload import Segment, Session, Turn, Workload
+from corepipe.workload.traces import TraceFormat, write_trace
+from corepipe.workload.workload import Segment, Session, Turn, Workload
 from tests.servers import run
 
 LENGTHS = st.lists(st.integers(1, 24), min_size=1, max_size=20)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from corepipe.neuron.constants import fitted, shipped
+from corepipe.neuron.chips.constants import fitted, shipped
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import fit, least_squares, leave_one_family_out, usable
 from corepipe.planning.calibration.predict import Predictor

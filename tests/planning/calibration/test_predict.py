@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.models.published import config
-from corepipe.neuron.constants import IDEAL, shipped
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.constants import IDEAL, shipped
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Predictor

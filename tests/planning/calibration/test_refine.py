@@ -7,9 +7,9 @@ from statistics import median
 
 import pytest
 
-from corepipe.neuron.constants import fitted, shipped
-from corepipe.neuron.scales import Scales, Site
-from corepipe.neuron.uncertainty import Point, Residual
+from corepipe.neuron.chips.constants import fitted, shipped
+from corepipe.neuron.chips.scales import Scales, Site
+from corepipe.neuron.timing.uncertainty import Point, Residual
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.planning.calibration.refine import family_share, narrowing, refine

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corepipe.bench.recorder import Recorder
+from corepipe.bench.report import Conditions, HostEffort, Report
+from corepipe.bench.runner import Span
 from corepipe.errors import UserError
-from corepipe.planning.bench.recorder import Recorder
-from corepipe.planning.bench.report import Conditions, HostEffort, Report
-from corepipe.planning.bench.runner import Span
 from corepipe.planning.calibration.results import Deployed, read_result
-from corepipe.planning.slo import NO_SLO
+from corepipe.workload.slo import NO_SLO
 
 DEPLOYED = Deployed("llama-3.1-8b", "inf2.48xlarge", "bf16", 8, 1, 3, 16, 2048)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.neuron.graph import DType
+from corepipe.neuron.formats import DType
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.rows import Degrees, Unpredictable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.calibration.rows import Degrees, Unpredictable
 from corepipe.planning.calibration.stacks import Kind, profile_of
 

@@ -8,7 +8,7 @@ from math import log
 
 import pytest
 
-from corepipe.neuron.uncertainty import FAR, Point, Residual, Widths, scored
+from corepipe.neuron.timing.uncertainty import FAR, Point, Residual, Widths, scored
 from corepipe.planning.calibration.coverage import nested
 from corepipe.planning.calibration.widths import GRID, choose, choose_nested
 

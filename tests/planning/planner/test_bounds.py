@@ -10,17 +10,17 @@ from random import Random
 import numpy as np
 import pytest
 
+from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.models.registry import Architecture, architecture
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES, Buckets
-from corepipe.planning.lengths import Lengths
+from corepipe.neuron.chips.profiles import PROFILES, Buckets
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import Workbench, twin_shape
 from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
-from corepipe.planning.simulation.report import Latencies
-from corepipe.serving.speculative import SpeculativeConfig
+from corepipe.simulation.report import Latencies
+from corepipe.workload.lengths import Lengths
 from tests.planning.planner.test_planner import CONFIG
 
 LONGEST = 1024

@@ -8,10 +8,10 @@ from math import inf
 import pytest
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
-from corepipe.neuron.uncertainty import Figure
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.timing.uncertainty import Figure
 from corepipe.planning.planner.certainty import MEASURED, Certainty
 from corepipe.planning.planner.commands import measure_commands
 from corepipe.planning.planner.search_result import Option, Outcome

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.confidence import METRICS, Validation, shipped_validation
 from corepipe.planning.planner.space import Shape
 

@@ -13,20 +13,21 @@ import typer.main
 import yaml
 
 from corepipe.cli.app import app
-from corepipe.cli.settings import SETTINGS
+from corepipe.cli.flags.settings import SETTINGS
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron.catalog import INSTANCES, instance
-from corepipe.neuron.graph import TIMED_FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import TIMED_FORMATS
 from corepipe.planning.planner import vllm_native
 from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
 from corepipe.planning.planner.emit_vllm import neuron_resource, runs, unfit, vllm_manifests
 from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
 from corepipe.planning.planner.vllm_nxdi import buckets
-from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.speculative import SpeculativeConfig
+from corepipe.serving.config import ServerConfig
 
 LISTED = json.loads((Path(__file__).parents[2] / "data/vllm_neuron/flags.json").read_text())
 """Every flag, key and variable that the two releases document, each with its source."""

@@ -12,10 +12,9 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
-from corepipe.neuron.catalog import INSTANCES
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.profiles import PROFILES
-from corepipe.planning.lengths import Lengths
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.confidence import Validation
 from corepipe.planning.planner.demand import Demand
@@ -26,7 +25,8 @@ from corepipe.planning.planner.prices import Price, PriceList, list_prices
 from corepipe.planning.planner.purchase import REGION, Purchase
 from corepipe.planning.planner.remedies import remedy, roomier
 from corepipe.planning.planner.space import Candidate, PlannedDeployment, Space
-from corepipe.planning.simulation.simulate import simulate
+from corepipe.simulation.simulate import simulate
+from corepipe.workload.lengths import Lengths
 
 MARKET = Market(list_prices(), Purchase.ON_DEMAND, REGION)
 CONFIG = {

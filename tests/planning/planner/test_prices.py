@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.neuron.catalog import INSTANCES
+from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.planning.planner.prices import list_prices, read_prices
 from corepipe.planning.planner.purchase import REGION, Purchase
 

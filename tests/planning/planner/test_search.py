@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.placement import Placement
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.bounds import Failure, Reason
 from corepipe.planning.planner.search import INTERRUPTED, MOST_TIES, search
 from corepipe.planning.planner.search_result import Outcome, Progress, SearchResult, Stopped

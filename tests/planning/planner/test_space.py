@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from corepipe.neuron.catalog import INSTANCES, instance
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.hardware import Support
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.chips.hardware import Support
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.space import Space, placements
 
 VLLM = PROFILES["vllm-neuron"]

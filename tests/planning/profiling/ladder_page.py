@@ -6,9 +6,9 @@ from pathlib import Path
 
 from corepipe.cli.run.ladder import headings, rows
 from corepipe.models.registry import architecture
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.profiling.ladder import Ladder, Work, ladder
 
 PAGE = Path(__file__).parents[3] / "docs/ladder.md"

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.profiling.bottlenecks import WORTH, Bottleneck, bottlenecks
 from corepipe.planning.profiling.profile import Phase, Run
 from corepipe.planning.profiling.step_summary import Cause, measure

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from corepipe.models.registry import architecture
-from corepipe.neuron.cost import StepShape
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import Attention, Convolution, Experts, LatentAttention, Linear, RMSNorm
+from corepipe.neuron.timing.cost import StepShape
 from corepipe.planning.profiling.instructions import matmul_instructions
 
 

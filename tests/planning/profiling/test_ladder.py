@@ -10,9 +10,9 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron.catalog import instance
-from corepipe.neuron.graph import FORMATS
-from corepipe.neuron.profiles import PROFILES
+from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.profiling.ladder import Setting, Work, _Bench, ladder
 from tests.planning.profiling.ladder_page import END, PAGE, START, example, table
 from tests.servers import run

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.neuron import modes
-from corepipe.neuron.placement import Placement
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.timing import modes
 from corepipe.planning.profiling.profile import Phase, Run, placed
 from tests.planning.profiles import run, setup
 

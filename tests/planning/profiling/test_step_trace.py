@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from corepipe.neuron.perfetto import encode
+from corepipe.neuron.timing.perfetto import encode
 from corepipe.planning.profiling.profile import Run
 from corepipe.planning.profiling.step_trace import ENGINES, build
 from tests.perfetto_reader import ReadTrack, read

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from corepipe.serving.messages import Output
+from corepipe.engine.messages import Output
 from corepipe.serving.supervision.client import failed_output
 from tests.serving.http_support import FakeEngine, Script, running, saying, tokenizer
 

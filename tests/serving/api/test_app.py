@@ -15,13 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, run_server
-from corepipe.serving.api.listeners import listen
-from corepipe.serving.api.port_router import Port
+from corepipe.serving.api.http.listeners import listen
+from corepipe.serving.api.http.port_router import Port
 from corepipe.serving.api.routes.reference import reference
 from corepipe.serving.api.routes.table import ROUTES, admin_routes, public_routes
-from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.config import ServerConfig
 from corepipe.serving.supervision.streams import failed_output
 from tests.servers import PATIENCE_SECONDS, until
 from tests.serving.http_support import READY, FakeEngine, begun, running, tokenizer
@@ -165,10 +166,10 @@ def test_a_failed_start_ends_the_server():
 PROGRAM = """
 from tests.serving.http_support import FakeEngine, saying, tokenizer
 from corepipe.serving.api.app import create_app, run_server
-from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.engine.config import EngineConfig, ServerConfig
 import uvloop
 from corepipe.serving.api.app import serve
-from corepipe.serving.api.listeners import listen_all
+from corepipe.serving.api.http.listeners import listen_all
 server = ServerConfig(port=0, shutdown_timeout=3600)
 engine = FakeEngine(script=saying("on and on ", pause=0.01))
 listeners = listen_all(server)

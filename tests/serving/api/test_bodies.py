@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from corepipe.serving.api.chat import plain_messages
-from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.protocol import decode
+from corepipe.serving.api.bodies.messages import plain_messages
+from corepipe.serving.api.bodies.protocol import decode
+from corepipe.serving.api.bodies.whole_numbers import convert
+from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.table import ROUTES
-from corepipe.serving.api.whole_numbers import convert
 from tests.serving.api.test_models import pair, several
 from tests.serving.api.test_protocol import chat, completion, refusal
 from tests.serving.http_support import FakeEngine, replaying, running, saying

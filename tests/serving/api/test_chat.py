@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.serving.api.chat import joined, plain_messages
-from corepipe.serving.api.http_errors import ApiError
+from corepipe.serving.api.bodies.messages import joined, plain_messages
+from corepipe.serving.api.http.errors import ApiError
 
 
 def test_parts_stay_parts_and_developers_are_the_system():

@@ -13,7 +13,7 @@ import pytest
 
 from corepipe.models.text.chat import ChatTemplate
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.api.routes import service
+from corepipe.serving.api.answering import service
 from tests.serving.http_support import FakeEngine, running, saying, tokenizer
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]

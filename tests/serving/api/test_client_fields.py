@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from corepipe.models.text.tokenizer import Tokenizer, set_bos_eos
-from corepipe.serving.api import request_templates
+from corepipe.serving.api.bodies import request_templates
 from tests.serving import http_support
 from tests.serving.http_support import FakeEngine, running, saying, tokenizer
 

@@ -11,10 +11,10 @@ import httpx
 import msgspec
 import pytest
 
-from corepipe.serving.api.client_settings import IGNORED, SETTINGS, Place, Setting
+from corepipe.serving.api.bodies.client_settings import IGNORED, SETTINGS, Place, Setting
 from corepipe.serving.api.routes.table import ROUTES
+from tests.engine.encoder_support import EMBED, SCORE, bert, computing
 from tests.serving.api.test_models import A, pair, several
-from tests.serving.encoder_support import EMBED, SCORE, bert, computing
 from tests.serving.http_support import MODEL, FakeEngine, replaying, running, saying, tokenizer
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"

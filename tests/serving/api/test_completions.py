@@ -9,7 +9,7 @@ import openai
 import pytest
 from msgspec.structs import replace
 
-from corepipe.serving.messages import Output, StepPace
+from corepipe.engine.messages import Output, StepPace
 from tests.servers import until
 from tests.serving.http_support import STATS, FakeEngine, begun, running, saying, tokenizer
 from tests.wires import connected

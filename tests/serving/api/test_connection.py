@@ -6,7 +6,8 @@ import socket
 import httpx
 import pytest
 
-from corepipe.serving.api import app, connection, connection_limit
+from corepipe.serving.api import app
+from corepipe.serving.api.http import connection, connection_limit
 from tests.servers import PATIENCE_SECONDS, until
 from tests.serving.api.timed import Timed
 from tests.serving.http_support import FakeEngine, running, saying

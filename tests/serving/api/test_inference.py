@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from corepipe.models.tasks import TaskInfo
-from corepipe.serving.api.routes import inference, inference_metadata
-from tests.serving.encoder_support import (
+from corepipe.serving.api.routes.kserve import inference
+from corepipe.serving.api.routes.kserve import metadata as inference_metadata
+from tests.engine.encoder_support import (
     CLASSIFY,
     EMBED,
     LABELS,

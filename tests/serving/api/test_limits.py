@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.serving.api import limits
-from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.listeners import check_bind, is_loopback
+from corepipe.serving.api.http import limits
+from corepipe.serving.api.http.errors import ApiError
+from corepipe.serving.api.http.listeners import check_bind, is_loopback
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import FakeEngine, running

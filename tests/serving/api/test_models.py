@@ -13,13 +13,14 @@ import openai
 import pytest
 import uvloop
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Ready
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.app import create_app_of, make_server
-from corepipe.serving.api.cassettes.deck import Deck
-from corepipe.serving.api.listeners import listen_all
-from corepipe.serving.api.routes.models import Models
-from corepipe.serving.api.routes.service import Service
-from corepipe.serving.config import EngineConfig, ServerConfig
-from corepipe.serving.messages import Ready
+from corepipe.serving.api.cassettes.recording import Deck
+from corepipe.serving.api.http.listeners import listen_all
+from corepipe.serving.config import ServerConfig
 from tests.servers import PATIENCE_SECONDS, metric_of, until
 from tests.serving.http_support import READY, FakeEngine, begun, replaying, saying, tokenizer
 

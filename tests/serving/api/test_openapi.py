@@ -7,12 +7,14 @@ import jsonschema
 import msgspec
 import pytest
 
+from corepipe.engine.config import EngineConfig
+from corepipe.serving.api.answering import answers
 from corepipe.serving.api.app import create_app
-from corepipe.serving.api.protocol import parse
-from corepipe.serving.api.routes import answers, chat, completions, info, probes, tokens
+from corepipe.serving.api.bodies.protocol import parse
+from corepipe.serving.api.routes import chat, completions, info, probes, tokens
 from corepipe.serving.api.routes.openapi import document
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
-from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import MODEL, FakeEngine, running, saying, tokenizer
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}

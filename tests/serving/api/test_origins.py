@@ -5,9 +5,10 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from corepipe.engine.config import validated
 from corepipe.errors import UserError
 from corepipe.serving.api.routes.table import ROUTES
-from corepipe.serving.config import ServerConfig, validated
+from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import FakeEngine, running, running_ports
 
 KEY = "sk-secret"

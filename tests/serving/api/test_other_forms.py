@@ -17,7 +17,7 @@ import pytest
 from corepipe.models.tasks import TaskInfo
 from corepipe.serving.api.routes import cohere
 from corepipe.serving.api.routes.tokens import TokenizerInfo
-from tests.serving.encoder_support import (
+from tests.engine.encoder_support import (
     CLASSIFY,
     EMBED,
     MATRYOSHKA,

@@ -14,12 +14,11 @@ import numpy as np
 import openai
 import pytest
 
+from corepipe.engine.messages import Output
 from corepipe.models.tasks import TaskInfo
+from corepipe.serving.api.answering.texts import MAX_ENTRIES, MAX_INPUT_TOKENS
 from corepipe.serving.api.routes import classify, embeddings, pooling, rerank, score
-from corepipe.serving.api.routes.texts import MAX_ENTRIES, MAX_INPUT_TOKENS
-from corepipe.serving.messages import Output
-from tests.servers import until
-from tests.serving.encoder_support import (
+from tests.engine.encoder_support import (
     ANY_LENGTH,
     CLASSIFY,
     EMBED,
@@ -35,6 +34,7 @@ from tests.serving.encoder_support import (
     computed,
     computing,
 )
+from tests.servers import until
 from tests.serving.http_support import FOREVER, MODEL, FakeEngine, replaying, running
 from tests.wires import connected
 from tests.wires import post as request

@@ -3,11 +3,12 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app
-from corepipe.serving.api.listeners import check_bind
+from corepipe.serving.api.http.listeners import check_bind
 from corepipe.serving.api.routes.table import ROUTES
-from corepipe.serving.config import EngineConfig, ServerConfig
+from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import READY, FakeEngine, begun, running_ports, tokenizer
 
 PROBES = {"/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"}

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.protocol import decode, parse, weigh
+from corepipe.engine.messages import Sampling
+from corepipe.engine.params import NUMBERS
+from corepipe.serving.api.bodies.protocol import decode, parse, weigh
+from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
 from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
-from corepipe.serving.messages import Sampling
-from corepipe.serving.params import NUMBERS
 
 COMPLETION = {"model": "m", "prompt": "hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

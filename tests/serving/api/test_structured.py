@@ -10,12 +10,12 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from corepipe.serving import grammar_checker
-from corepipe.serving.constraints import Constraint
-from corepipe.serving.grammars import grammar_of
+from corepipe.structured import grammar_checker
+from corepipe.structured.constraints import Constraint
+from corepipe.structured.grammars import grammar_of
 from tests.servers import metric_of
 from tests.serving.http_support import FakeEngine, running, saying
-from tests.serving.test_grammar_checker import sandboxes
+from tests.structured.test_grammar_checker import sandboxes
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}

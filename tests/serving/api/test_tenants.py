@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.serving.api import tenants
-from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.tenants import ANYONE, Quota, Tenants, make_tenants
+from corepipe.serving.api.http import tenants
+from corepipe.serving.api.http.errors import ApiError
+from corepipe.serving.api.http.tenants import ANYONE, Quota, Tenants, make_tenants
 from tests.servers import until
 from tests.serving.http_support import FakeEngine, begun, running, saying
 

@@ -9,7 +9,7 @@ import trustme
 from corepipe import probe
 from corepipe.errors import UserError
 from corepipe.serving.api import app
-from corepipe.serving.api.tls import tls_certificate
+from corepipe.serving.api.http.tls import tls_certificate
 from tests.servers import until
 from tests.serving.http_support import FakeEngine, running
 from tests.wires import connected, everything

@@ -11,11 +11,11 @@ import msgspec
 import openai
 import pytest
 
+from corepipe.answers.parsing.tools import offered_by
+from corepipe.engine.messages import Output
+from corepipe.library.prompts import ChatPrompts, Rendering
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.routes.chat import ChatCompletion
-from corepipe.serving.llm_prompts import ChatPrompts, Rendering
-from corepipe.serving.messages import Output
-from corepipe.serving.parsing.tools import offered_by
 from tests.servers import metric_of, until
 from tests.serving.http_support import READY, TEMPLATE, FakeEngine, running, saying, tokenizer
 

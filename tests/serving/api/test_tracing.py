@@ -16,11 +16,12 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from corepipe.engine.config import EngineConfig, validated
+from corepipe.engine.messages import FleetOutput, Output
 from corepipe.errors import UserError
 from corepipe.serving.api import tracing
 from corepipe.serving.api.app import create_app
-from corepipe.serving.config import EngineConfig, ServerConfig, validated
-from corepipe.serving.messages import FleetOutput, Output
+from corepipe.serving.config import ServerConfig
 from tests.servers import PATIENCE_SECONDS
 from tests.serving.http_support import DEVICE, FakeEngine, running, tokenizer
 
@@ -284,7 +285,7 @@ def test_a_collector_that_is_gone_harms_nobody():
 def test_without_a_flag_there_is_no_trace():
     with running(FakeEngine()) as url:
         assert "traceparent" not in post(headers={"traceparent": PARENT})(url).headers
-    program = "import sys, corepipe.cli.launch; print('opentelemetry.sdk' in sys.modules)"
+    program = "import sys, corepipe.cli.start.launch; print('opentelemetry.sdk' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

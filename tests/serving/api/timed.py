@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 
-from corepipe.serving.api import connection
+from corepipe.serving.api.http import connection
 from tests.servers import PATIENCE_SECONDS, until
 from tests.serving.http_support import FakeEngine
 from tests.wires import connected, everything

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from corepipe.serving.config import EngineConfig
+from corepipe.engine.config import EngineConfig
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.identity import Identity

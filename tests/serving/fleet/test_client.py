@@ -18,9 +18,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from corepipe import __version__
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Failed, FleetOutput, Output, Outputs, Prefixes, Ready, Sampling, Started
+from corepipe.engine.process.frames import encode_frame
 from corepipe.errors import UserError
-from corepipe.serving.config import EngineConfig
 from corepipe.serving.fleet import client as fleet_client
 from corepipe.serving.fleet import scaler, scaling
 from corepipe.serving.fleet.client import FleetClient
@@ -29,12 +30,11 @@ from corepipe.serving.fleet.identity import PEER, Identity
 from corepipe.serving.fleet.remote import Remote
 from corepipe.serving.fleet.scaler import Scaler
 from corepipe.serving.fleet.wire import Beat, Hello, Order, host_decoder
-from corepipe.serving.frames import encode_frame
-from corepipe.serving.messages import Failed, FleetOutput, Output, Outputs, Prefixes, Ready, Sampling, Started
 from corepipe.serving.supervision.client import EngineClient
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
-from tests.serving.engine_support import GREEDY, HELD_AT, submit
+from corepipe.version import __version__
+from tests.engine.engine_support import GREEDY, HELD_AT, submit
 from tests.serving.fleet.fleet_support import HostProcess, Hosts, Proxy, front, hosts, until
 from tests.serving.supervision.test_client import child, collect
 from tests.serving.telemetry.test_neuron_metrics import stats

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.router import ReplicaView, choose_replica, load_margin
+from corepipe.engine.messages import Prefixes, Submit
+from corepipe.engine.process.prefix_news import PrefixNews
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import Scheduler
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.engine.prefix_news import PrefixNews
-from corepipe.serving.engine.router import ReplicaView, choose_replica, load_margin
 from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.remote import Remote
 from corepipe.serving.fleet.router import Router
-from corepipe.serving.messages import Prefixes, Submit
-from tests.serving.engine_support import scheduler_config
+from tests.engine.engine_support import scheduler_config
 
 SIZE = 16
 CONFIG = EngineConfig(model="none", block_size=SIZE, max_num_seqs=8)

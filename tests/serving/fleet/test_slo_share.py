@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from corepipe.planning.slo import Slo
+from corepipe.engine.messages import Output
 from corepipe.serving.fleet.slo_share import LEAST_JUDGED, WINDOW_SECONDS, SloShare
-from corepipe.serving.messages import Output
+from corepipe.workload.slo import Slo
 
 SLO = Slo.parse("ttft:500ms tpot:100ms")
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Output, Progress, Stats
 from corepipe.errors import UserError
-from corepipe.neuron.program import StepOutput
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.messages import Output, Progress, Stats
+from corepipe.neuron.inputs import StepOutput
 from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.supervision.in_process import InProcessClient
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
+from tests.engine.engine_support import VOCAB, deployment, submit
 from tests.null_executor import NullExecutor
 from tests.servers import PATIENCE_SECONDS
-from tests.serving.engine_support import VOCAB, deployment, submit
 
 CONFIG = EngineConfig(model="none", seed=3)
 ROOT = Path(__file__).parents[3]
@@ -29,8 +29,8 @@ def child(assemble: str, begin: str = "") -> tuple[str, ...]:
     before it, when all is imported, a line of Python."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from corepipe.serving.engine.session import attend\n"
-        f"from tests.serving.engine_support import {assemble} as assemble\n"
+        "from corepipe.engine.process.session import attend\n"
+        f"from tests.engine.engine_support import {assemble} as assemble\n"
         f"{begin}\n"
         "sys.exit(attend(int(sys.argv[1]), int(sys.argv[2]), assemble))"
     )

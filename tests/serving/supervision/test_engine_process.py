@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.frames import encode_frame, start_decoder
-from corepipe.serving.messages import Start
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Start
+from corepipe.engine.process.frames import encode_frame, start_decoder
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
 
 CONFIG = EngineConfig(model="tiny")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.serving.messages import Output, Outputs, Sampling, Started
+from corepipe.engine.messages import Output, Outputs, Sampling, Started
 from corepipe.serving.supervision.admission import Waiting
 from corepipe.serving.supervision.journal import (
     BREAKS_IN_A_ROW,
@@ -12,7 +12,7 @@ from corepipe.serving.supervision.journal import (
     MOST_BREAKS,
     Journal,
 )
-from tests.serving.engine_support import submit
+from tests.engine.engine_support import submit
 
 
 def journal(*names: str) -> Journal:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 
-from corepipe.serving.messages import Stats
+from corepipe.engine.messages import Stats
 from corepipe.serving.supervision.stats import COUNTERS, idle, total
 from tests.serving.http_support import STATS
 

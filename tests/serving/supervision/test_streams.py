@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.serving.messages import Output, TokenLogprobs
+from corepipe.engine.messages import Output, TokenLogprobs
 from corepipe.serving.supervision.streams import MAX_PENDING, OutputStream, Streams, merge_outputs
 
 news = st.builds(

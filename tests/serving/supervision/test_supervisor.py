@@ -16,9 +16,9 @@ import psutil
 import pytest
 import uvloop
 
-from corepipe.serving.config import EngineConfig
-from corepipe.serving.frames import encode_frame
-from corepipe.serving.messages import Output, Outputs, Progress, Ready
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Output, Outputs, Progress, Ready
+from corepipe.engine.process.frames import encode_frame
 from corepipe.serving.supervision import child as child_module
 from corepipe.serving.supervision import succession
 from corepipe.serving.supervision.child import Child
@@ -26,8 +26,8 @@ from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
 from corepipe.serving.supervision.watchdog import Look, Patience
 from corepipe.signals import SHARED
-from tests.planning.bench.virtual_time import VirtualTimeLoop
-from tests.serving.engine_support import DEADLY, ENDLESS, FAULTY, LOAD_CPU_SECONDS, floats, submit
+from tests.bench.virtual_time import VirtualTimeLoop
+from tests.engine.engine_support import DEADLY, ENDLESS, FAULTY, LOAD_CPU_SECONDS, floats, submit
 from tests.serving.supervision.test_client import child, collect
 
 CONFIG = EngineConfig(model="none", max_num_seqs=4)
@@ -498,8 +498,8 @@ def test_who_has_waited_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 FORGER = """
 import socket, sys
-from corepipe.serving.frames import encode_frame
-from corepipe.serving.messages import Output, Outputs, Ready
+from corepipe.engine.process.frames import encode_frame
+from corepipe.engine.messages import Output, Outputs, Ready
 with socket.socket(fileno=int(sys.argv[1])) as connection:
     connection.recv(1 << 16)
     connection.sendall(encode_frame(Ready({}, 1, 16, 64, "none", 0.0)))
@@ -524,8 +524,8 @@ def test_news_of_another_engine_are_not_heard() -> None:
 
 LAST_WORDS = """
 import socket, sys
-from corepipe.serving.frames import encode_frame
-from corepipe.serving.messages import Failed, Outputs, Ready, Started
+from corepipe.engine.process.frames import encode_frame
+from corepipe.engine.messages import Failed, Outputs, Ready, Started
 with socket.socket(fileno=int(sys.argv[1])) as connection:
     connection.recv(1 << 16)
     connection.sendall(encode_frame(Ready({}, 1, 16, 64, "none", 0.0)))

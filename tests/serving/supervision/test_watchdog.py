@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.serving.pulse import Pulse, make_pulse
+from corepipe.engine.heartbeat import Pulse, make_pulse
 from corepipe.serving.supervision.watchdog import (
     SERVING,
     SUSPICIOUS_SECONDS,
@@ -103,7 +103,7 @@ def test_a_pulse_is_seen_by_another_process() -> None:
         pulse = Pulse(fd)
         assert pulse.read() == 0
         code = (
-            "import sys; from corepipe.serving.pulse import Pulse; pulse = Pulse(int(sys.argv[1]));"
+            "import sys; from corepipe.engine.heartbeat import Pulse; pulse = Pulse(int(sys.argv[1]));"
             "pulse.beat(); pulse.beat(); pulse.native[0] += 5"
         )
         subprocess.run([sys.executable, "-c", code, str(fd)], pass_fds=[fd], check=True)

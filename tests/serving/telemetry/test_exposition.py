@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from corepipe.serving.config import EngineConfig
+from corepipe.engine.config import EngineConfig
 from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.exposition import render
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics

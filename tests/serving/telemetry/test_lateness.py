@@ -7,10 +7,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from corepipe.neuron.clock import PacedClock
-from corepipe.neuron.program import SamplingBatch, StepInputs, StepOutput
-from corepipe.serving.engine.driver import Driver
-from corepipe.serving.messages import StepPace
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import StepPace
+from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.timing.clock import PacedClock
 from corepipe.serving.telemetry.lateness import (
     FEWEST_STEPS,
     HOST_IS_SLOWER,
@@ -19,9 +19,9 @@ from corepipe.serving.telemetry.lateness import (
     Verdict,
     late_at,
 )
+from tests.engine.engine_support import VOCAB, FlatCost, deployment, submit
+from tests.engine.test_driver_time import ManualTime
 from tests.null_executor import NullExecutor
-from tests.serving.engine.test_driver_time import ManualTime
-from tests.serving.engine_support import VOCAB, FlatCost, deployment, submit
 from tests.serving.http_support import STATS
 
 STEP = 0.01

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from corepipe.serving.messages import Output, StepPace
+from corepipe.engine.messages import Output, StepPace
 from corepipe.serving.telemetry.histogram import Histogram
 from tests.servers import until
 from tests.serving.http_support import STATS, FakeEngine, running, saying, tokenizer

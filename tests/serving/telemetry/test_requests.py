@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corepipe.serving.messages import DeviceTimes, Output
+from corepipe.engine.messages import DeviceTimes, Output
 from corepipe.serving.telemetry.requests import Finished, RequestMetrics
 
 

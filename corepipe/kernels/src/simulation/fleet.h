@@ -1,4 +1,4 @@
-// The replicas of a simulated deployment under one router and one clock: the twin of corepipe/serving/engine/loop.py,
+// The replicas of a simulated deployment under one router and one clock: the twin of corepipe/engine/loop/loop.py,
 // agenda.py and router.py where nothing comes from outside but requests at known times.
 #pragma once
 
@@ -25,7 +25,7 @@ struct Asked {
 // costs what happens in it, not its time.
 class Fleet {
  public:
-  // A replica for each of `times`; margin: see corepipe/serving/engine/router.py.  told: whether news is wanted.
+  // A replica for each of `times`; margin: see corepipe/engine/loop/router.py.  told: whether news is wanted.
   Fleet(const Limits& limits, Policy policy, const std::vector<std::pair<std::shared_ptr<StepTimes>, HostSeconds>>& of,
         int margin, bool told);
   Fleet(const Fleet&) = delete;

@@ -25,7 +25,7 @@ struct Segment {
 
 enum class Status { kWaiting, kRunning, kPreempted };
 
-// Tokens that are counted, not known.  See corepipe/scheduler/request.py and planning/simulation/simulated.py.
+// Tokens that are counted, not known.  See corepipe/scheduler/request.py and simulation/simulated_request.py.
 struct Request {
   int64_t number = 0;  // whose it is, for who asked
   double arrival = 0.0;

@@ -1,4 +1,4 @@
-// What a simulation writes down: the twin of corepipe/planning/simulation/record.py, in fewer bytes.
+// What a simulation writes down: the twin of corepipe/simulation/record.py, in fewer bytes.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // A replica of one stage in a simulation: its scheduler, its device's time line and what is written down of both.  The
-// twin of corepipe/serving/engine/replica.py, corepipe/neuron/timeline.py and the record.
+// twin of corepipe/engine/loop/replica.py, corepipe/neuron/timing/timeline.py and the record.
 #pragma once
 
 #include <cstdint>

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from corepipe.serving.api.client_settings import IGNORED
-from corepipe.serving.api.protocol import BYTE_ORDER_MARK, decode
+from corepipe.serving.api.bodies.client_settings import IGNORED
+from corepipe.serving.api.bodies.protocol import BYTE_ORDER_MARK, decode
 
 DEVICE_HEADER = "x-corepipe-device"
 """The one header of a request that its answer depends on: it asks for the device's times."""

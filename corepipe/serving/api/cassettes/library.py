@@ -16,7 +16,7 @@ from corepipe.serving.api.cassettes.exchange import Asked, Exchange
 from corepipe.serving.api.cassettes.file_format import Malformed, Recording, read
 from corepipe.serving.api.cassettes.nearest import Nearest, nearest
 from corepipe.serving.api.cassettes.redaction import Redaction
-from corepipe.serving.api.http_errors import ApiError
+from corepipe.serving.api.http.errors import ApiError
 
 SUFFIX = ".yaml"
 MAX_FILE = 32 * 1024 * 1024

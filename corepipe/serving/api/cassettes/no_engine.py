@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from corepipe.serving.api.http_errors import unavailable
-from corepipe.serving.api.routes.service import NO_MODEL_LOADED
-from corepipe.serving.messages import Progress, Ready, Stats, Submit
+from corepipe.engine.messages import Progress, Ready, Stats, Submit
+from corepipe.serving.api.answering.service import NO_MODEL_LOADED
+from corepipe.serving.api.http.errors import unavailable
 
 if TYPE_CHECKING:  # its module loads what the engine is made of
     from corepipe.serving.supervision.streams import OutputStream

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from corepipe.engine.messages import DeviceTimes
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.answering.rendering import Emulated
+from corepipe.serving.api.answering.submission import TRACE, Trace
+from corepipe.serving.api.bodies.protocol import ModelRequest, decode
 from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece, data_of, events_of
 from corepipe.serving.api.cassettes.library import MAX_FILE
 from corepipe.serving.api.cassettes.writer import Writer
-from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.protocol import ModelRequest, decode
-from corepipe.serving.api.routes.models import Models
-from corepipe.serving.api.routes.rendering import Emulated
-from corepipe.serving.api.routes.submission import TRACE, Trace
+from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.table import is_recorded
-from corepipe.serving.messages import DeviceTimes
 from corepipe.serving.telemetry.requests import Finished
 
 PASSING = frozenset({"service_unavailable", "rate_limit_exceeded", "queue_timeout"})

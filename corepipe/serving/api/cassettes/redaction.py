@@ -24,11 +24,11 @@ from typing import Any
 import msgspec
 
 from corepipe.errors import UserError
+from corepipe.serving.api.bodies.protocol import decode
 from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece, events_of
 from corepipe.serving.api.cassettes.json_path import parse_path
 from corepipe.serving.api.cassettes.redacting import DEFAULT, Part, Rule, blank, echoes, redact, without
-from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.protocol import decode
+from corepipe.serving.api.http.errors import invalid
 
 MAX_FILE = 64 * 1024
 """Bytes of a file of rules."""

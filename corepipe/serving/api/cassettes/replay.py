@@ -9,13 +9,13 @@ from time import perf_counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.errors import shown
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.answering.news import while_connected
+from corepipe.serving.api.answering.service import STATES
 from corepipe.serving.api.cassettes.exchange import Answered, Asked
 from corepipe.serving.api.cassettes.library import Library
-from corepipe.serving.api.http_errors import ApiError, send_error, unavailable
-from corepipe.serving.api.limits import read_again, read_body
-from corepipe.serving.api.routes.models import Models
-from corepipe.serving.api.routes.news import while_connected
-from corepipe.serving.api.routes.service import STATES
+from corepipe.serving.api.http.errors import ApiError, send_error, unavailable
+from corepipe.serving.api.http.limits import read_again, read_body
 from corepipe.serving.api.routes.table import is_recorded
 
 Count = Callable[[str], None]

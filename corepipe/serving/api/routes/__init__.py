@@ -1,0 +1,1 @@
+"""Endpoints: a file each, and the documents that are made of them."""

@@ -8,9 +8,9 @@ from prometheus_client.registry import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from corepipe.serving.api.http_errors import ApiError
-from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.answering.answers import Strict
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.route import JSON, Audience, Common, Route
 from corepipe.serving.telemetry.exposition import render
 

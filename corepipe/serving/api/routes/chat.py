@@ -9,31 +9,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from corepipe.models.text.chat import TemplateRefusalError
-from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.api.chat import MAX_TEMPLATE, Conversation, Plain, joined, with_objects
-from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.protocol import (
-    MAX_LOGPROBS,
-    MAX_MESSAGES,
-    NEUTRAL_EVERYWHERE,
-    NO_LIMIT,
-    GenerationRequest,
-    Limit,
-    Neutral,
-)
-from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Strict, Usage
-from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape, UnreasonedRenderer
-from corepipe.serving.api.routes.cut import Cut
-from corepipe.serving.api.routes.endpoint import ChoicesEndpoint
-from corepipe.serving.api.routes.generation import Plan
-from corepipe.serving.api.routes.rendering import ChoicesRenderer, Shape
-from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
-from corepipe.serving.api.routes.service import LONG_TEXT, Service
-from corepipe.serving.api.routes.token_details import PromptDetails, Vocabulary
-from corepipe.serving.chat_variables import MOST
-from corepipe.serving.parsing.forcing import answer_grammar, writes_calls
-from corepipe.serving.parsing.prompt import (
+from corepipe.answers.chat_variables import MOST
+from corepipe.answers.parsing.forcing import answer_grammar, writes_calls
+from corepipe.answers.parsing.prompt import (
     TAIL_TOKENS,
     check_callable,
     reading_of,
@@ -42,9 +20,31 @@ from corepipe.serving.parsing.prompt import (
     unheard,
     verbosity_variables,
 )
-from corepipe.serving.parsing.reading import Reading
-from corepipe.serving.parsing.tools import MAX_TOOLS, Offer, Tool, ToolChoice, offered
-from corepipe.serving.text_answer import Echo
+from corepipe.answers.parsing.reading import Reading
+from corepipe.answers.parsing.tools import MAX_TOOLS, Offer, Tool, ToolChoice, offered
+from corepipe.answers.text_answer import Echo
+from corepipe.models.text.chat import TemplateRefusalError
+from corepipe.models.text.tokenizer import Tokenizer
+from corepipe.serving.api.answering.answers import DeviceTimes, FinishReason, Strict, Usage
+from corepipe.serving.api.answering.cut import Cut
+from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
+from corepipe.serving.api.answering.generation import Plan
+from corepipe.serving.api.answering.rendering import ChoicesRenderer, Shape
+from corepipe.serving.api.answering.service import LONG_TEXT, Service
+from corepipe.serving.api.answering.token_details import PromptDetails, Vocabulary
+from corepipe.serving.api.bodies.messages import MAX_TEMPLATE, Conversation, Plain, joined, with_objects
+from corepipe.serving.api.bodies.protocol import (
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    NEUTRAL_EVERYWHERE,
+    NO_LIMIT,
+    GenerationRequest,
+    Limit,
+    Neutral,
+)
+from corepipe.serving.api.http.errors import invalid
+from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape, UnreasonedRenderer
+from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from corepipe.serving.api.routes.rendering import ChoicesRenderer, Part, Told, Usage, rest_of
-from corepipe.serving.api.routes.token_details import Vocabulary
-from corepipe.serving.parts import (
+from corepipe.answers.parts import (
     CallArguments,
     CallStart,
     Finish,
@@ -17,6 +15,8 @@ from corepipe.serving.parts import (
     joined_calls,
     joined_reasoning,
 )
+from corepipe.serving.api.answering.rendering import ChoicesRenderer, Part, Told, Usage, rest_of
+from corepipe.serving.api.answering.token_details import Vocabulary
 
 
 class ChatShape:

@@ -9,14 +9,14 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from corepipe.answers.values import F32, activated
 from corepipe.models.tasks import Activation, Task
-from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
-from corepipe.serving.api.routes.images import read_input
-from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.answering.images import read_input
+from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.answering.texts import Input, Prompt, Reading
+from corepipe.serving.api.answering.values import array
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.texts import Input, Prompt, Reading
-from corepipe.serving.api.routes.values import array
-from corepipe.serving.values import F32, activated
 
 encode = msgspec.json.encode
 

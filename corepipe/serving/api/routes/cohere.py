@@ -10,14 +10,14 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.models.tasks import Task
-from corepipe.serving.api.protocol import ModelRequest, Neutral
-from corepipe.serving.api.routes.answers import DeviceTimes, Strict
+from corepipe.serving.api.answering.answers import DeviceTimes, Strict
+from corepipe.serving.api.answering.pooled import PooledEndpoint, Result, Told
+from corepipe.serving.api.answering.texts import Prompt, Reading, check_said, read_entries
+from corepipe.serving.api.answering.values import Encoding, to_json
+from corepipe.serving.api.bodies.protocol import ModelRequest, Neutral
 from corepipe.serving.api.routes.embeddings import InputType, VectorRequest, named_prompt, vector
-from corepipe.serving.api.routes.pooled import PooledEndpoint, Result, Told
 from corepipe.serving.api.routes.rerank import ApiVersion
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.texts import Prompt, Reading, check_said, read_entries
-from corepipe.serving.api.routes.values import Encoding, to_json
 
 Truncate = Literal["NONE", "START", "END"]
 

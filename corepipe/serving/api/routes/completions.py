@@ -7,8 +7,17 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
-from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.protocol import (
+from corepipe.answers.parts import Finish, Logprobs
+from corepipe.answers.text_answer import Echo
+from corepipe.engine.messages import TokenLogprobs
+from corepipe.serving.api.answering.answers import DeviceTimes, FinishReason, Strict, Usage
+from corepipe.serving.api.answering.cut import Cut
+from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
+from corepipe.serving.api.answering.generation import Plan
+from corepipe.serving.api.answering.rendering import Shape
+from corepipe.serving.api.answering.texts import check_ids, entries
+from corepipe.serving.api.answering.token_details import PromptDetails, Vocabulary
+from corepipe.serving.api.bodies.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,
     NEUTRAL_EVERYWHERE,
@@ -17,17 +26,8 @@ from corepipe.serving.api.protocol import (
     Limit,
     Neutral,
 )
-from corepipe.serving.api.routes.answers import DeviceTimes, FinishReason, Strict, Usage
-from corepipe.serving.api.routes.cut import Cut
-from corepipe.serving.api.routes.endpoint import ChoicesEndpoint
-from corepipe.serving.api.routes.generation import Plan
-from corepipe.serving.api.routes.rendering import Shape
+from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
-from corepipe.serving.api.routes.texts import check_ids, entries
-from corepipe.serving.api.routes.token_details import PromptDetails, Vocabulary
-from corepipe.serving.messages import TokenLogprobs
-from corepipe.serving.parts import Finish, Logprobs
-from corepipe.serving.text_answer import Echo
 
 DEFAULT_TOKENS = 16
 

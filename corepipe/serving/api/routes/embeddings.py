@@ -8,15 +8,15 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from corepipe.answers.values import F32, normalized
+from corepipe.engine.messages import Output
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.serving.api.http_errors import echo, invalid
-from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
-from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.answering.texts import Input, Prompt, Reading, check_said, entries, read_entries
+from corepipe.serving.api.answering.values import Encoding, array, to_json
+from corepipe.serving.api.http.errors import echo, invalid
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.texts import Input, Prompt, Reading, check_said, entries, read_entries
-from corepipe.serving.api.routes.values import Encoding, array, to_json
-from corepipe.serving.messages import Output
-from corepipe.serving.values import F32, normalized
 
 InputType = Literal[
     "query", "document", "passage", "search_query", "search_document", "classification", "clustering"

@@ -8,10 +8,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.answering.answers import Strict
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.routes.route import NO_MODEL, Common, Route, plain
-from corepipe.serving.api.routes.service import Service
 
 
 class ModelCard(Strict):

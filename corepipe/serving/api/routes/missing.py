@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from corepipe.serving.api.http_errors import ApiError, echo, wrong_method
+from corepipe.serving.api.http.errors import ApiError, echo, wrong_method
 from corepipe.serving.api.routes.route import Route
 
 BASE = "/v1"

@@ -12,11 +12,11 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corepipe.serving.api.chat import NEUTRAL_MESSAGE
-from corepipe.serving.api.client_settings import IGNORED, taken_by_schema
-from corepipe.serving.api.protocol import NESTED, Nested, Neutral
-from corepipe.serving.api.routes.answers import Failure
-from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.answering.answers import Failure
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.bodies.client_settings import IGNORED, taken_by_schema
+from corepipe.serving.api.bodies.messages import NEUTRAL_MESSAGE
+from corepipe.serving.api.bodies.protocol import NESTED, Nested, Neutral
 from corepipe.serving.api.routes.probes import Health
 from corepipe.serving.api.routes.route import JSON, Audience, Common, Route
 

@@ -7,17 +7,17 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from corepipe.answers.values import F32, activated
+from corepipe.engine.messages import Output
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.answering.images import read_input
+from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, Result, Told
+from corepipe.serving.api.answering.texts import Input, Prompt, Reading
+from corepipe.serving.api.answering.values import array, to_json
+from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import VectorRequest, vector
-from corepipe.serving.api.routes.images import read_input
-from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, Result, Told
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.texts import Input, Prompt, Reading
-from corepipe.serving.api.routes.values import array, to_json
-from corepipe.serving.messages import Output
-from corepipe.serving.values import F32, activated
 
 PoolingTask = Literal["embed", "classify", "score", "token_classify"]
 

@@ -9,9 +9,9 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from corepipe.serving.api.http_errors import RETRY_SECONDS
-from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.models import Models
+from corepipe.serving.api.answering.answers import Strict
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.http.errors import RETRY_SECONDS
 from corepipe.serving.api.routes.route import Audience, Common, Route
 
 

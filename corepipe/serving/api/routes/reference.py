@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from corepipe.serving.api.client_settings import SETTINGS
-from corepipe.serving.api.protocol import NESTED, Nested, Neutral
+from corepipe.serving.api.bodies.client_settings import SETTINGS
+from corepipe.serving.api.bodies.protocol import NESTED, Nested, Neutral
 from corepipe.serving.api.routes.route import Audience, Route
 from corepipe.serving.api.routes.table import ROUTES
 

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from corepipe.serving.api.protocol import GenerationRequest
+from corepipe.engine.messages import Submit
+from corepipe.serving.api.answering.answers import Strict
+from corepipe.serving.api.answering.endpoint import Endpoint, naming
+from corepipe.serving.api.answering.generation import Exchange, Generation
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.routes import chat, completions
-from corepipe.serving.api.routes.answers import Strict
-from corepipe.serving.api.routes.endpoint import Endpoint, naming
-from corepipe.serving.api.routes.generation import Exchange, Generation
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.service import Service
-from corepipe.serving.messages import Submit
 
 
 class Drawing(Strict):

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from corepipe.serving.api.protocol import MAX_TOKENS, Count
-from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
-from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.answering.texts import Prompt, Reading
+from corepipe.serving.api.bodies.protocol import MAX_TOKENS, Count
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.scoring import SCORED, Side, plan_scores, scores
-from corepipe.serving.api.routes.texts import Prompt, Reading
 
 DOCUMENTS_A_UNIT = 100
 """Documents that Cohere bills as one search."""

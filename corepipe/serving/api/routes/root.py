@@ -7,11 +7,11 @@ from html import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from corepipe.serving.api.http_errors import origin_of
+from corepipe.serving.api.answering.answers import Strict
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.http.errors import origin_of
 from corepipe.serving.api.routes import openapi
-from corepipe.serving.api.routes.answers import Strict
 from corepipe.serving.api.routes.missing import BASE
-from corepipe.serving.api.routes.models import Models
 from corepipe.serving.api.routes.route import Common, Route
 
 _PAGE = """\

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from corepipe.serving.api.protocol import Neutral
-from corepipe.serving.api.routes.models import Chosen, Models
-from corepipe.serving.api.routes.service import Service
+from corepipe.serving.api.answering.models import Chosen, Models
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.bodies.protocol import Neutral
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

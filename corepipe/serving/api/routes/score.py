@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.routes.answers import DeviceTimes, PooledUsage, Strict
-from corepipe.serving.api.routes.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
+from corepipe.serving.api.answering.texts import Prompt, Reading
+from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.scoring import SCORED, Side, plan_scores, scores
-from corepipe.serving.api.routes.texts import Prompt, Reading
 
 Texts = str | list[str]
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))

@@ -11,8 +11,6 @@ from corepipe.serving.api.routes import (
     cohere,
     completions,
     embeddings,
-    inference,
-    inference_metadata,
     info,
     invocations,
     openapi,
@@ -25,6 +23,8 @@ from corepipe.serving.api.routes import (
     tei,
     tokens,
 )
+from corepipe.serving.api.routes.kserve import inference
+from corepipe.serving.api.routes.kserve import metadata as inference_metadata
 from corepipe.serving.api.routes.route import Audience, Paths, Route
 
 ROUTES: Sequence[Route] = (

@@ -12,16 +12,16 @@ from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.serving.api.http_errors import ApiError, invalid
-from corepipe.serving.api.limits import read_again, read_body
-from corepipe.serving.api.protocol import ModelRequest, Neutral, decode
+from corepipe.serving.api.answering.pooled import PooledEndpoint, Result, Told
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.texts import Input, Prompt, Reading, check_said, entries, read_entries
+from corepipe.serving.api.bodies.protocol import ModelRequest, Neutral, decode
+from corepipe.serving.api.http.errors import ApiError, invalid
+from corepipe.serving.api.http.limits import read_again, read_body
 from corepipe.serving.api.routes.embeddings import EmbeddingRequest, vector
-from corepipe.serving.api.routes.pooled import PooledEndpoint, Result, Told
 from corepipe.serving.api.routes.rerank import RERANK, Rerank, RerankRequest
 from corepipe.serving.api.routes.route import JSON, NO_MODEL, Route
 from corepipe.serving.api.routes.scoring import SCORED, Side, plan_scores, scores
-from corepipe.serving.api.routes.service import Service
-from corepipe.serving.api.routes.texts import Input, Prompt, Reading, check_said, entries, read_entries
 
 Direction = Annotated[
     Literal["Left", "Right", "left", "right"],

@@ -10,11 +10,15 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from corepipe.serving.api.chat import Conversation
-from corepipe.serving.api.client_settings import IGNORED
-from corepipe.serving.api.http_errors import invalid
-from corepipe.serving.api.protocol import MAX_MESSAGES, Count, ModelRequest
-from corepipe.serving.api.routes.answers import Strict
+from corepipe.answers.parsing.tools import MAX_TOOLS, Tool, offered
+from corepipe.serving.api.answering.answers import Strict
+from corepipe.serving.api.answering.endpoint import read_request
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.texts import check_ids
+from corepipe.serving.api.bodies.client_settings import IGNORED
+from corepipe.serving.api.bodies.messages import Conversation
+from corepipe.serving.api.bodies.protocol import MAX_MESSAGES, Count, ModelRequest
+from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.chat import (
     AddGenerationPrompt,
     ContinueFinalMessage,
@@ -22,11 +26,7 @@ from corepipe.serving.api.routes.chat import (
     TemplateVariables,
     encode_chat,
 )
-from corepipe.serving.api.routes.endpoint import read_request
 from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
-from corepipe.serving.api.routes.service import Service
-from corepipe.serving.api.routes.texts import check_ids
-from corepipe.serving.parsing.tools import MAX_TOOLS, Tool, offered
 
 MAX_TOKENIZED = 16_384
 """Tokens that text may have here, where the context has not more room."""

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from corepipe.serving.api.http_errors import internal, send_error
+from corepipe.serving.api.http.errors import internal, send_error
 from corepipe.serving.api.routes.route import Route
 from corepipe.serving.telemetry.histogram import Histogram
 

@@ -1,0 +1,116 @@
+"""How a model writes calls and reasoning: as the operator says, else its files, else its chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from corepipe.answers.parsing.formats import FORMATS, REASONING, CallFormat, ReasoningFormat
+from corepipe.answers.parsing.response_template import UnreadableError, from_response_template
+from corepipe.errors import UserError, shown
+
+AUTO, NONE = "auto", "none"
+
+_MARKERS: Sequence[tuple[tuple[str, ...], str]] = (
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("xml_tools", "<tool_call>"), "smollm3"),
+    (("<tool_call>",), "hermes"),
+    (("[TOOL_CALLS]", "[ARGS]"), "mistral_v11"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<|python_start|>",), "llama4_pythonic"),
+    (("[func_name1(",), "pythonic"),
+    (("<|python_tag|>",), "llama3_json"),
+    (('"parameters": dictionary of argument name',), "llama3_json"),
+    (("SmolLM, trained by Hugging Face",), "smollm2"),
+)
+"""What a chat template that tells a model to write so has, all of it; the first that fits counts."""
+
+
+class Speaker(Protocol):
+    """What is known of a model's texts: its tokenizer."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None: ...
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]: ...
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """How a model writes calls and reasoning; None: it is not known to.
+
+    source: what it was known by, as the server says at its start.  told: its template knows tools; else a
+    text of ours tells the model.  extra: names beside `tools` under which its template wants them.  note:
+    what could not be read.
+    """
+
+    calls: CallFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    source: str = "no chat template"
+    told: bool = False
+    extra: tuple[str, ...] = ()
+    note: str = ""
+
+    def summary(self) -> str:
+        """In one line."""
+        calls = self.calls.name if self.calls else NONE
+        reasoning = self.reasoning.name if self.reasoning else NONE
+        note = f"; {self.note}" if self.note else ""
+        return f"tool calls as {calls}, reasoning as {reasoning} ({self.source}){note}"
+
+
+def choose(speaker: Speaker, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
+    """The dialect of a model, or what an operator's flags say of it.  Raises UserError for unknown names."""
+    _check_name(calls, FORMATS, "tool_call_parser")
+    _check_name(reasoning, REASONING, "reasoning_parser")
+    found = _found(speaker)
+    changes: dict[str, Any] = {}
+    if calls != AUTO:
+        changes["calls"] = FORMATS.get(calls)
+    if reasoning != AUTO:
+        changes["reasoning"] = REASONING.get(reasoning)
+    if not changes:
+        return found
+    rest = "" if len(changes) == 2 else f", else {found.source}"
+    return msgspec.structs.replace(found, **changes, source=f"by flag{rest}")
+
+
+def _check_name(name: str, known: Mapping[str, object], flag: str) -> None:
+    if name not in (AUTO, NONE) and name not in known:
+        there = ", ".join([AUTO, NONE, *known])
+        raise UserError(f"--{flag.replace('_', '-')} {shown(name)} is not known; there are {there}", flag)
+
+
+def _found(speaker: Speaker) -> Dialect:
+    template = speaker.chat_template
+    if template is None:
+        return Dialect()
+    told = re.search(r"\btools\b|xml_tools", template) is not None
+    extra = tuple(name for name in ("xml_tools",) if name in template)
+    guess = Dialect(
+        _calls_of(template, told=told), _reasoning_of(template), "by its chat template", told, extra
+    )
+    if speaker.response_template is None:
+        return guess
+    try:
+        calls, reasoning = from_response_template(speaker.response_template)
+    except UnreadableError as error:
+        return msgspec.structs.replace(guess, note=f"its response_template is not used: {error}")
+    return msgspec.structs.replace(guess, calls=calls, reasoning=reasoning, source="by its response_template")
+
+
+def _calls_of(template: str, *, told: bool) -> CallFormat | None:
+    for markers, name in _MARKERS:
+        if all(marker in template for marker in markers):
+            return FORMATS[name]
+    return None if told else FORMATS["hermes"]
+
+
+def _reasoning_of(template: str) -> ReasoningFormat | None:
+    return next((one for one in REASONING.values() if one.closing in template), None)

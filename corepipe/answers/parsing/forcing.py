@@ -1,0 +1,293 @@
+"""Grammars that have a model call tools, in its own format, as llguidance's Lark text.
+
+What such a grammar allows is read as calls (`AnswerReader`) whose arguments are what their schemas say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from corepipe.answers.parsing.formats import Body, CallFormat, Tags
+from corepipe.answers.parsing.reading import Reading
+from corepipe.answers.parsing.tag_calls import value_types
+from corepipe.answers.parsing.tools import FunctionDefinition, Offer, parameters_of
+from corepipe.errors import UserError
+from corepipe.structured.lark import ANY_TEXT, marker, quoted
+from corepipe.structured.schemas import Schema, resolved, texts
+
+MAX_REFERENCES = 8
+MAX_CALLS = 16
+"""Of an answer: a model that never stops calling is stopped."""
+_TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As models were shown JSON: one space, and none that goes on for ever."""
+
+
+def writes_calls(
+    reading: Reading | None, offer: Offer | None, tokens: Mapping[str, int], wanted: str = ""
+) -> bool:
+    """Whether `answer_grammar` says how calls are written: where they must come, where they may in place of
+    what is `wanted`, and where they are strict and can be told from text."""
+    if reading is None or reading.calls is None or offer is None:
+        return False
+    return offer.forced or bool(wanted) or (offer.strict and _tells_calls(reading, reading.calls, tokens))
+
+
+def answer_grammar(
+    reading: Reading | None,
+    offer: Offer | None,
+    tokens: Mapping[str, int],
+    wanted: str = "",
+    narrowed: Mapping[str, Schema] = MappingProxyType({}),
+) -> str:
+    """What the answer must be, its reasoning left free; "": anything.
+
+    Calls where they are forced; else what is `wanted` of the text (Lark, or llguidance's list of grammars),
+    or calls where there are tools; else strict calls wherever there are any.  tokens: ids of added tokens,
+    which free text cannot hold.  narrowed: where it `writes_calls`, the schemas of tools that may be called,
+    by name, as `grammars.schema_of` has them.  Raises UserError, with the path of the parameters at fault,
+    for what cannot be forced in the model's format.
+    """
+    if reading is None:
+        return wanted
+    before, thoughts = _before(reading, tokens), _thoughts(reading, tokens)
+    if reading.calls is None or offer is None or not writes_calls(reading, offer, tokens, wanted):
+        return _with(wanted, _rules(f"start: {before}@answer", thoughts)) if wanted and before else wanted
+    calls = _Writer(reading.calls, tokens, narrowed)
+    if offer.forced:
+        return _rules(f"start: {before}calls", thoughts, calls.rules(offer))
+    if wanted:
+        if calls.form.bare:
+            raise UserError(
+                "tools: the answer cannot be constrained beside tools in the way this model writes calls.",
+                "tools",
+            )
+        return _with(wanted, _rules(f"start: {before}(@answer | calls)", thoughts, calls.rules(offer)))
+    start = f"start: {before}(said calls_opened){{0,{1 if offer.single else MAX_CALLS}}} UNOPENED"
+    return _rules(start, thoughts, calls.said(), calls.rules(offer))
+
+
+def _tells_calls(reading: Reading, form: CallFormat, tokens: Mapping[str, int]) -> bool:
+    """Whether a grammar can tell calls from what is said, and that from reasoning that may come first."""
+    reasoning = reading.reasoning
+    begun = reasoning is None or reading.thinking or reading.thought or reasoning.opening in tokens
+    return bool(form.opening) and not form.bare and begun
+
+
+def _rules(start: str, *groups: Sequence[str]) -> str:
+    return "\n".join([start, *(rule for group in groups for rule in group), ""])
+
+
+def _with(wanted: str, lark: str) -> str:
+    """A grammar with another inside, as `@answer`: the first of its own list, if it is one."""
+    listed = json.loads(wanted)["grammars"] if wanted.lstrip().startswith("{") else [{"lark_grammar": wanted}]
+    first, *others = listed
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**first, "name": "answer"}, *others]})
+
+
+def _before(reading: Reading, tokens: Mapping[str, int]) -> str:
+    """The reasoning: that which the prompt has begun, or some if the model wants it."""
+    if reading.reasoning is None or reading.thought:
+        return ""
+    opening = marker(reading.reasoning.opening, tokens)
+    return "thoughts " if reading.thinking else f"({opening} thoughts)? "
+
+
+def _thoughts(reading: Reading, tokens: Mapping[str, int]) -> list[str]:
+    reasoning = reading.reasoning
+    if reasoning is None or reading.thought:
+        return []
+    if reasoning.closing in tokens:
+        return [f'thoughts: {ANY_TEXT} {marker(reasoning.closing, tokens)} "\\n\\n"']
+    return ['thoughts: thought "\\n\\n"', f"thought[suffix={quoted(reasoning.closing)}]: {ANY_TEXT}"]
+
+
+class _Writer:
+    """Writes the rules of calls in one format."""
+
+    def __init__(self, form: CallFormat, tokens: Mapping[str, int], narrowed: Mapping[str, Schema]) -> None:
+        self.form = form
+        self._tokens = tokens
+        self._narrowed = narrowed
+        self.between = quoted("\n") if form.lead and form.separator is None else ""
+
+    def rules(self, offer: Offer) -> list[str]:
+        """`calls`: one or as many as are wanted; `calls_once`: of one opening; `calls_opened`: after it."""
+        form = self.form
+        called = [(at, tool) for at, tool in enumerate(offer.tools) if tool in offer.callable]
+        rules = [rule for at, tool in called for rule in self._call(at, tool)]
+        one = " | ".join(f"call_{at}" for at, _ in called)
+        opening = "" if form.bare else marker(form.opening, self._tokens)
+        closing = "" if form.bare else marker(form.closing, self._tokens)
+        lead = quoted(form.lead) if form.lead else ""
+        first, last = ('"["', '"]"') if form.listed else ("", "")
+        more = "" if offer.single else f"{{0,{MAX_CALLS - 1}}}"
+        several, tail = "calls: calls_once", ""
+        if more and form.separator is None:
+            several += f" ({self.between} calls_once){more}"
+        elif more:
+            tail = f"({quoted(form.separator or '')} call){more}"
+        opened = f"calls_opened: {lead} {first} call {tail} {last} {lead} {closing}"
+        return [several, f"calls_once: {opening} calls_opened", opened, f"call: {one}", *rules]
+
+    def said(self) -> list[str]:
+        """`UNOPENED`: text that opens no calls; `said`: such a text, and then the opening."""
+        opening = self.form.opening
+        unopened = f"UNOPENED: {ANY_TEXT} & ~/(?s:.*{re.escape(opening)}.*)/"
+        if opening in self._tokens:
+            return [unopened, f"said: UNOPENED {marker(opening, self._tokens)}"]
+        return [unopened, f"said[suffix={quoted(opening)}]: {ANY_TEXT}"]
+
+    def _call(self, at: int, tool: FunctionDefinition) -> Iterator[str]:
+        form, schema = self.form, self._narrowed[tool.name]
+        if form.body is Body.OBJECT:
+            head = f"{{{_json(form.name_key)}: {_json(tool.name)}, {_json(form.argument_keys[0])}: "
+            yield f'call_{at}: {quoted(head)} args_{at} "}}"'
+            yield f"args_{at}: %json {_schema(schema)}"
+        elif form.body is Body.NAMED:
+            yield f"call_{at}: {quoted(tool.name)} {marker(form.after_name, self._tokens)} args_{at}"
+            yield f"args_{at}: %json {_schema(schema)}"
+        else:
+            properties = _properties(tool.schema, schema, parameters_of(at))
+            if form.body is Body.TAGS:
+                yield from _tagged(at, tool.name, properties, form.tags)
+            else:
+                yield from _python(at, tool.name, properties)
+
+
+_json = json.dumps
+
+
+def _schema(schema: Mapping[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": _TIGHT})
+
+
+class _Property:
+    """A parameter that is written by itself: its schema knows what it refers to.
+
+    given: the schema of all, as the client sent it; root: narrowed.
+    """
+
+    def __init__(self, name: str, given: Mapping[str, Any], root: Schema, where: str) -> None:
+        self.name = name
+        self.required = name in texts(root.get("required"))
+        self.where = f"{where}.properties.{name}"
+        self.types = value_types(given, name)
+        self._schema = _followed(given.get("properties", {}).get(name), given)
+        self._choices = [_followed(one, given) for one in self._schema.get("anyOf", ())]
+        self._narrowed = dict(_said(root["properties"][name]))
+        self._narrowed |= {key: root[key] for key in ("$defs", "definitions") if key in root}
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The schema of the text that it may be: of a text or null, that of the text."""
+        return next((one for one in self._choices if one.get("type") == "string"), self._schema)
+
+    @property
+    def bare(self) -> bool:
+        """Whether any value of its types will do."""
+        plain = {"type", "anyOf", "title", "description", "default"}
+        return all(one.keys() <= plain for one in self._choices or [self._schema])
+
+    def json(self) -> str:
+        return _schema(self._narrowed)
+
+
+def _followed(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a schema refers to, where it says nothing else: an enum of pydantic's."""
+    for _ in range(MAX_REFERENCES):
+        if not isinstance(schema, dict) or schema.keys() - {"title", "description", "default"} != {"$ref"}:
+            break
+        schema = resolved(root, str(schema["$ref"]))[0]
+    return _said(schema)
+
+
+def _said(schema: object) -> Mapping[str, Any]:
+    """`true` is a schema, too, and says nothing."""
+    return schema if isinstance(schema, dict) else {}
+
+
+def _properties(given: Mapping[str, Any], narrowed: Schema, where: str) -> list[_Property]:
+    """Each by itself.  Raises UserError where they cannot be taken apart."""
+    known = given.keys() - {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+    known -= {"title", "description", "$schema", "$id", "examples", "default"}
+    if known:
+        what = ", ".join(sorted(known))
+        raise UserError(f"{where}: {what} cannot be forced in the way this model writes calls.", where)
+    named = narrowed.get("properties", {})
+    return [_Property(name, given, narrowed, where) for name, one in named.items() if one is not False]
+
+
+def _sequence(
+    at: int, texts: Sequence[str], properties: Sequence[_Property], separator: str
+) -> Iterator[str]:
+    """Rules `some_AT_I` and `more_AT_I`: the texts from number I on, before and after the first of them."""
+    last = len(properties)
+    for kind, lead in (("some", ""), ("more", separator)):
+        for number, (text, one) in enumerate(zip(texts, properties, strict=True)):
+            written = f"{lead} {text} more_{at}_{number + 1}"
+            without = "" if one.required else f" | {kind}_{at}_{number + 1}"
+            yield f"{kind}_{at}_{number}: {written}{without}"
+        yield f'{kind}_{at}_{last}: ""'
+
+
+def _python(at: int, name: str, properties: Sequence[_Property]) -> Iterator[str]:
+    yield f'call_{at}: {quoted(name + "(")} some_{at}_0 ")"'
+    texts = []
+    for number, one in enumerate(properties):
+        if not one.name.isidentifier():
+            raise UserError(f"{one.where}: no name that Python has for an argument.", one.where)
+        yield f"value_{at}_{number}: %json {one.json()}"
+        texts.append(f"{quoted(one.name + '=')} value_{at}_{number}")
+    yield from _sequence(at, texts, properties, '", "')
+
+
+def _tagged(at: int, name: str, properties: Sequence[_Property], tags: Tags) -> Iterator[str]:
+    head, foot = quoted(f"{tags.function}{name}{tags.mark}\n"), quoted(tags.function_end)
+    yield f"call_{at}: {head} some_{at}_0 {foot}"
+    texts = []
+    for number, one in enumerate(properties):
+        if not one.name or tags.mark in one.name or any(char.isspace() for char in one.name):
+            raise UserError(f"{one.where}: no name that a tag can have.", one.where)
+        held = _tag_value(one)
+        if held is None:
+            body, end = _tag_text(one, tags)
+            yield f"value_{at}_{number}[suffix={quoted(end)}]: {body}"
+            closing = quoted("\n")
+        else:
+            yield f"value_{at}_{number}: {held}"
+            closing = quoted(f"\n{tags.parameter_end}\n")
+        opening = quoted(f"{tags.parameter}{one.name}{tags.mark}\n")
+        texts.append(f"{opening} value_{at}_{number} {closing}")
+    yield from _sequence(at, texts, properties, "")
+
+
+def _tag_value(one: _Property) -> str | None:
+    """JSON, or one of some texts as it is; None: any text."""
+    types = one.types
+    if types and "string" not in types:
+        return f"%json {one.json()}"
+    if not types <= {"string", "null"} and not one.bare:
+        raise UserError(f"{one.where}: text or something else cannot be forced in tags.", one.where)
+    text = one.text
+    beyond = text.keys() & {"pattern", "format", "$ref", "allOf", "not"}
+    if beyond:
+        what = ", ".join(sorted(beyond))
+        raise UserError(
+            f"{one.where}: {what} cannot be forced in the way this model writes calls.", one.where
+        )
+    words = text.get("enum", [text["const"]] if "const" in text else None)
+    if words is None:
+        return None
+    return " | ".join(quoted(word) for word in words if isinstance(word, str))
+
+
+def _tag_text(one: _Property, tags: Tags) -> tuple[str, str]:
+    """A text as it is, and where it ends: of so many characters, or wherever its tag is closed."""
+    least, most = one.text.get("minLength", 0), one.text.get("maxLength", "")
+    if least == 0 and most == "":
+        return ANY_TEXT, tags.parameter_end
+    return f"/(?s:[^<]{{{least},{most}}})/", f"\n{tags.parameter_end}"

@@ -1,0 +1,118 @@
+"""What a model is told of the tools it may call, and how its answer is to be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from corepipe.answers.parsing.choose import Dialect
+from corepipe.answers.parsing.formats import CallFormat
+from corepipe.answers.parsing.reading import Reading
+from corepipe.answers.parsing.tools import Offer
+from corepipe.errors import UserError
+from corepipe.models.text.content_form import text_of
+
+TAIL_TOKENS = 32
+"""Of a prompt, in which a template's opening of the reasoning stands."""
+
+_INSTRUCTIONS = """\
+You may call functions. They are, one JSON object a line:
+<tools>
+{tools}
+</tools>
+To call some, answer with nothing but this, NAME and ARGUMENTS (a JSON object) being theirs:
+{example}"""
+
+
+def check_callable(dialect: Dialect, offer: Offer | None) -> None:
+    """Raises UserError where tools may be called, but nobody would know a call when it comes."""
+    if offer is not None and offer.callable and dialect.calls is None:
+        raise UserError(
+            "tools: how this model writes tool calls is not known here, or not to be read: "
+            "start the server with --tool-call-parser NAME, or send tool_choice none.",
+            "tools",
+        )
+
+
+def template_input(
+    messages: Sequence[Mapping[str, Any]], offer: Offer | None, dialect: Dialect
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(messages, variables) for the chat template.
+
+    The tools are variables of it; to a template that knows none they are told by a system message, unless
+    none may be called.
+    """
+    turns = [dict(message) for message in messages]
+    if offer is None:
+        return turns, {}
+    if dialect.told:
+        described = offer.described()
+        return turns, dict.fromkeys(("tools", *dialect.extra), described)
+    if not offer.callable or dialect.calls is None:
+        return turns, {}
+    return _instructed(turns, _instructions(offer, dialect.calls)), {}
+
+
+def reasoning_variables(effort: str | None, template: str | None) -> dict[str, Any]:
+    """What tells a template how much to reason; "none": not at all, anything else: where it has a switch, on.
+
+    Empty where it has none.
+    """
+    if effort is None:
+        return {}
+    thinks = effort != "none"
+    values = {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    return {name: value for name, value in values.items() if _names(template, name)}
+
+
+def verbosity_variables(verbosity: str | None, template: str | None) -> dict[str, Any]:
+    """What tells a template how much to say; empty where it has no such variable."""
+    return {"verbosity": verbosity} if verbosity is not None and _names(template, "verbosity") else {}
+
+
+def unheard(effort: str | None, verbosity: str | None, template: str | None) -> list[str]:
+    """Names of those that ask for something which the template makes nothing of."""
+    names = []
+    if effort not in (None, "none") and not reasoning_variables(effort, template):
+        names.append("reasoning_effort")
+    if verbosity not in (None, "medium") and not verbosity_variables(verbosity, template):
+        names.append("verbosity")
+    return names
+
+
+def _names(template: str | None, variable: str) -> bool:
+    return re.search(rf"(?<![\w.'\"]){variable}\b", template or "") is not None
+
+
+def reading_of(dialect: Dialect, offer: Offer | None, tail: str) -> Reading | None:
+    """How the answer to a prompt that ends with `tail` is read; None: all of it is text."""
+    calls = dialect.calls if offer is not None and offer.callable else None
+    reasoning = dialect.reasoning
+    if calls is None and reasoning is None:
+        return None
+    return Reading(
+        calls=calls,
+        reasoning=reasoning,
+        tools=offer.schemas if offer is not None and calls is not None else {},
+        thinking=reasoning is not None and tail.rstrip().endswith(reasoning.opening),
+        thought=reasoning is not None and tail.rstrip().endswith(reasoning.closing),
+        single=offer is not None and offer.single,
+        named=offer is not None and offer.named,
+    )
+
+
+def _instructions(offer: Offer, form: CallFormat) -> str:
+    tools = "\n".join(json.dumps(one["function"], ensure_ascii=False) for one in offer.described())
+    call = '{"name": NAME, "arguments": ARGUMENTS}'
+    example = f"{form.opening}{form.lead}{f'[{call}]' if form.listed else call}{form.lead}{form.closing}"
+    return _INSTRUCTIONS.format(tools=tools, example=example)
+
+
+def _instructed(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """With the text at the end of the system message, which is the first one."""
+    if messages and messages[0].get("role") == "system":
+        first, *rest = messages
+        return [{**first, "content": f"{text_of(first['content'])}\n\n{text}"}, *rest]
+    return [{"role": "system", "content": text}, *messages]

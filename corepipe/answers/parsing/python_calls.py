@@ -1,0 +1,152 @@
+"""Calls as Python writes them: `[f(a=1), g()]`, or lines of a program, told as JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterator
+
+from corepipe.answers.parsing.formats import CallFormat
+from corepipe.answers.parsing.sink import Sink, begin, end
+from corepipe.answers.parsing.text_stream import NotACallError, Steps, Tape
+
+_CONSTANTS = {"true": True, "false": False, "null": None}
+"""JSON's words, which models write here, too."""
+_NAME = re.compile(r"[\w.-]+")
+
+
+def python_calls(tape: Tape, sink: Sink, form: CallFormat) -> Steps[None]:
+    """All calls at once: only at their end it is known that they are nothing else."""
+    listed = form.listed
+    if listed and (yield from tape.peek()) != "[":
+        raise NotACallError
+    start = tape.at
+    yield from (_brackets(tape) if listed else _program(tape, form.closing))
+    source = tape.text[start : tape.at].strip()
+    found = list(_calls(source[1:-1] if listed else source, "," if listed else ";\n"))
+    if not found:
+        raise NotACallError
+    for name, _ in found:
+        sink.check(name)
+    for name, arguments in found:
+        begin(tape, sink, name)
+        sink.arguments(arguments)
+        end(tape, sink)
+
+
+def _brackets(tape: Tape) -> Steps[None]:
+    """Up to the bracket that closes the one at hand."""
+    depth, quote = 0, ""
+    while True:
+        char = yield from tape.take()
+        if not char:
+            raise NotACallError
+        if char == "\\" and quote:
+            yield from tape.take()
+        elif quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        else:
+            depth += (char in "([{") - (char in ")]}")
+            if depth == 0:
+                return
+
+
+def _program(tape: Tape, closing: str) -> Steps[None]:
+    """Up to `closing`, which stays, or the end."""
+    while (yield from tape.peek()):
+        before = tape.at
+        if (yield from tape.accept(closing)):
+            tape.at = before
+            return
+        tape.at += 1
+
+
+def _calls(source: str, separators: str) -> Iterator[tuple[str, str]]:
+    """Names and arguments of the calls that it consists of.  Raises NotACallError for anything else."""
+    tape = _tape(source)
+    while True:
+        _run(tape.space())
+        if tape.at == len(source):
+            return
+        head = _NAME.match(source, tape.at)
+        if head is None or source[head.end() : head.end() + 1] != "(":
+            raise NotACallError
+        tape.at = head.end()
+        _run(_brackets(tape))
+        yield head[0], _arguments(source[head.end() : tape.at])
+        rest = tape.rest.lstrip(" \t\r")
+        if rest and rest[0] not in separators:
+            raise NotACallError
+        tape.at = len(source) - len(rest[1:])
+
+
+def _tape(source: str) -> Tape:
+    tape = Tape()
+    tape.text, tape.ended, tape.certain = source, True, True
+    return tape
+
+
+def _run(steps: Steps[None]) -> None:
+    """Nothing is waited for."""
+    for _ in steps:
+        raise NotACallError
+
+
+def _arguments(written: str) -> str:
+    """A call's parentheses, with all that is in them, as a JSON object."""
+    source = f"f{written}"
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+            call = ast.parse(source, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise NotACallError
+        values = {word.arg: _value(source, word.value) for word in call.keywords}
+        if None in values:
+            raise NotACallError
+        return _dumped(values)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        raise NotACallError from None
+
+
+def _dumped(values: object) -> str:
+    text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+    return text if _is_unicode(text) else json.dumps(values, allow_nan=False)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    return True
+
+
+def _value(source: str, node: ast.expr) -> object:
+    """As JSON has it, where it is that; else as Python does.  Raises ValueError for what neither knows."""
+    try:
+        value: object = json.loads(ast.get_source_segment(source, node) or "")
+    except ValueError:
+        return _literal(node)
+    return value
+
+
+def _literal(node: ast.expr) -> object:
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(one) for one in node.elts]
+    if isinstance(node, ast.Dict):
+        return {_key(key): _literal(one) for key, one in zip(node.keys, node.values, strict=True)}
+    value: object = ast.literal_eval(node)
+    return value
+
+
+def _key(node: ast.expr | None) -> str:
+    key = None if node is None else ast.literal_eval(node)
+    if not isinstance(key, str):
+        raise ValueError("a key that is no text")
+    return key

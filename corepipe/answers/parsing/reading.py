@@ -1,0 +1,272 @@
+"""From the text of an answer, as it comes, to its parts: what is said, thought and called."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from corepipe.answers.detokenizer import overlap
+from corepipe.answers.parsing.calls import read_calls
+from corepipe.answers.parsing.formats import CallFormat, ReasoningFormat
+from corepipe.answers.parsing.text_stream import MAX_HELD, NotACallError, Steps, Tape
+from corepipe.answers.parts import CallArguments, CallStart, Finish, Reasoning, Said, Text
+
+_LETTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 24
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """How the answers to a request are read.
+
+    tools: the schemas of those that may be called, by name; without any, calls are text.  thinking: the
+    prompt has opened the reasoning; thought: it has closed it.  single: the answer ends after its first call.
+    named: the client has named the tool, and is told that the answer stopped, not that it called.
+    """
+
+    calls: CallFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    tools: Mapping[str, Mapping[str, Any]] = {}
+    thinking: bool = False
+    thought: bool = False
+    single: bool = False
+    named: bool = False
+
+    def marks(self, tokens: Mapping[str, int]) -> frozenset[int]:
+        """The tokens that markers are made of, which the text must show."""
+        markers = [
+            *(self.calls.markers if self.calls else ()),
+            *(self.reasoning.markers if self.reasoning else ()),
+        ]
+        return frozenset(
+            number for name, number in tokens.items() if name.strip() and any(name in one for one in markers)
+        )
+
+    def new_id(self) -> str:
+        length = self.calls.id_length if self.calls else 0
+        letters = "".join(secrets.choice(_LETTERS) for _ in range(length or _ID_LENGTH))
+        return letters if length else f"call_{letters}"
+
+
+class AnswerReader:
+    """Reads one choice's answer: `take` its text as it comes, then its `end`.
+
+    Joined, its parts are the same however the text is cut.  full: the answer is complete; what may yet come
+    is not wanted.
+    """
+
+    def __init__(self, choice: int, reading: Reading) -> None:
+        self.choice = choice
+        self._reading = reading
+        self._parts: list[Said] = []
+        self._calls = _Calls(choice, reading, self._parts)
+        self._form = reading.calls if reading.tools else None
+        self._text = ""
+        self._ended = False
+        self._state = self._think if reading.thinking else self._begin
+        self._thought = reading.thinking or reading.thought
+        self._drop = reading.thinking
+        self._before = ""
+        self._tape = Tape()
+        self._steps: Steps[None] = _nothing()
+
+    @property
+    def full(self) -> bool:
+        return self._reading.single and self._calls.count > 0 and not self._tape.certain
+
+    def take(self, text: Text) -> list[Said]:
+        """What the next text adds."""
+        self._text += text.text
+        self._go_on()
+        said = self._told()
+        return said if text.logprobs is None else [Text(self.choice, "", text.logprobs), *said]
+
+    def end(self, finish: Finish) -> list[Said]:
+        """What is left, and how the answer has ended."""
+        self._ended = True
+        self._go_on()
+        reason = finish.finish_reason
+        if reason == "stop" and self._calls.count and not self._reading.named:
+            finish = msgspec.structs.replace(finish, finish_reason="tool_calls")
+        return [*self._told(), finish]
+
+    def _go_on(self) -> None:
+        while not self.full and self._state():
+            pass
+
+    def _told(self) -> list[Said]:
+        told, self._parts[:] = _merged(self._parts), []
+        return told
+
+    # Each state works on what text there is; it returns whether another one has something to do.
+
+    def _begin(self) -> bool:
+        """Nothing but white space yet: thoughts may come, and calls without an opening."""
+        bare = self._text.lstrip()
+        opening = self._opening_of_thoughts()
+        if self._drop:
+            self._text = bare
+        elif len(self._text) - len(bare) > MAX_HELD:
+            opening, bare = "", ""
+        elif not bare:
+            return self._turn_to(self._speak) if self._ended else False
+        if not bare:
+            return self._turn_to(self._speak) if self._text or self._ended else False
+        if opening and bare.startswith(opening):
+            self._text, self._thought, self._drop = bare[len(opening) :], True, True
+            return self._turn_to(self._think)
+        if opening.startswith(bare) and not self._ended:
+            return False
+        if self._form is not None and bare[0] in self._form.starts:
+            return self._open(self._text[: len(self._text) - len(bare)], bare)
+        return self._turn_to(self._speak)
+
+    def _opening_of_thoughts(self) -> str:
+        reasoning = self._reading.reasoning
+        return reasoning.opening if reasoning is not None and not self._thought else ""
+
+    def _think(self) -> bool:
+        """Thoughts, up to their closing, without the white space around them."""
+        assert self._reading.reasoning is not None
+        closing = self._reading.reasoning.closing
+        text = self._text.lstrip() if self._drop else self._text
+        at = text.find(closing)
+        if at >= 0:
+            self._tell_thought(_settled(text[:at])[0])
+            self._text, self._drop = text[at + len(closing) :], True
+            return self._turn_to(self._begin)
+        kept = 0 if self._ended else overlap(text, closing)
+        shown, held = _settled(text[: len(text) - kept])
+        self._tell_thought(shown)
+        self._text = held + text[len(text) - kept :] if not self._ended else ""
+        return False
+
+    def _speak(self) -> bool:
+        """What is said, up to a call."""
+        text = self._text.lstrip() if self._drop else self._text
+        opening = self._form.opening if self._form is not None else ""
+        at = text.find(opening) if opening else -1
+        if at >= 0:
+            shown, space = _settled(text[:at])
+            self._tell(shown)
+            return self._open(space + opening, text[at + len(opening) :])
+        kept = overlap(text, opening) if opening and not self._ended else 0
+        shown, held = _settled(text[: len(text) - kept]) if opening and not self._ended else (text, "")
+        self._tell(shown)
+        self._text = held + text[len(text) - kept :]
+        return False
+
+    def _open(self, before: str, after: str) -> bool:
+        """What may be a call; `before` it stands what is text with it, if it is none."""
+        assert self._form is not None
+        self._before, self._text = before, after
+        self._tape = Tape()
+        self._steps = read_calls(self._tape, self._calls, self._form)
+        return self._turn_to(self._read)
+
+    def _read(self) -> bool:
+        tape = self._tape
+        tape.text += self._text
+        tape.ended, self._text = self._ended, ""
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._text, self._drop = tape.rest, True
+        except NotACallError:
+            if self.full:
+                return False
+            self._give_up()
+        else:
+            return False
+        return self._turn_to(self._speak)
+
+    def _give_up(self) -> None:
+        """It is text, but for its end where that may be the opening of a call."""
+        tape = self._tape
+        text = ("" if tape.forgot else self._before) + tape.read
+        opening = self._form.opening if self._form is not None else ""
+        kept = overlap(text, opening) if opening else 0
+        self._tell(text[: len(text) - kept])
+        self._text = text[len(text) - kept :] + tape.rest
+
+    def _turn_to(self, state: Callable[[], bool]) -> bool:
+        self._state = state
+        return True
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self._drop = False
+            self._parts.append(Text(self.choice, text))
+
+    def _tell_thought(self, text: str) -> None:
+        if text:
+            self._drop = False
+            self._parts.append(Reasoning(self.choice, text))
+
+
+class _Calls:
+    """Is told of calls by their reader, and makes parts of them."""
+
+    def __init__(self, choice: int, reading: Reading, parts: list[Said]) -> None:
+        self.count = 0
+        self._choice = choice
+        self._reading = reading
+        self._parts = parts
+        self._empty = True
+
+    def check(self, name: str) -> None:
+        if name not in self._reading.tools:
+            raise NotACallError
+
+    def start(self, name: str) -> None:
+        self.check(name)
+        if self._reading.single and self.count:
+            raise NotACallError
+        self._parts.append(CallStart(self._choice, self.count, self._reading.new_id(), name))
+        self.count += 1
+        self._empty = True
+
+    def arguments(self, text: str) -> None:
+        if text:
+            self._empty = False
+            self._parts.append(CallArguments(self._choice, self.count - 1, text))
+
+    def end(self) -> None:
+        if self._empty:
+            self.arguments("{}")
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        return self._reading.tools[name]
+
+
+def _nothing() -> Steps[None]:
+    """A reader of nothing."""
+    yield
+
+
+def _settled(text: str) -> tuple[str, str]:
+    """(what is told, the white space at its end that is held back).
+
+    However it comes, so many characters of white space in a row are told as they would be one by one: all
+    that are held, whenever there are too many of them.
+    """
+    run = len(text) - len(text.rstrip())
+    held = run % (MAX_HELD + 1)
+    return text[: len(text) - held], text[len(text) - held :]
+
+
+def _merged(parts: list[Said]) -> list[Said]:
+    """With one part for those of a kind that follow each other."""
+    merged: list[Said] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if isinstance(part, Text | Reasoning) and type(last) is type(part):
+            merged[-1] = type(part)(part.choice, last.text + part.text)
+        elif isinstance(part, CallArguments) and isinstance(last, CallArguments) and last.index == part.index:
+            merged[-1] = CallArguments(part.choice, part.index, last.text + part.text)
+        else:
+            merged.append(part)
+    return merged

@@ -1,0 +1,152 @@
+"""Calls in tags: `<function=f><parameter=a>1</parameter></function>`, told as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from corepipe.answers.detokenizer import overlap
+from corepipe.answers.parsing.formats import CallFormat, Tags
+from corepipe.answers.parsing.sink import Sink, begin, end
+from corepipe.answers.parsing.text_stream import NotACallError, Steps, Tape
+from corepipe.structured.schemas import resolved
+
+_PYTHONS = {"True": "true", "False": "false", "None": "null"}
+
+
+def tag_calls(tape: Tape, sink: Sink, form: CallFormat) -> Steps[None]:
+    """One call.  A value is text, unless its parameter's schema wants something else."""
+    tags = form.tags
+    yield from tape.expect(tags.function)
+    name = yield from tape.name(tags.mark)
+    begin(tape, sink, name)
+    before = "{"
+    while (key := (yield from _next_parameter(tape, tags))) is not None:
+        sink.arguments(f"{before}{json.dumps(key)}: ")
+        before = ", "
+        if not (yield from _value(tape, sink, tags, value_types(sink.schema(name), key))):
+            end(tape, sink)
+            return
+    if (yield from tape.accept(tags.function_end)) or not tape.ended:
+        sink.arguments("{}" if before == "{" else "}")
+    end(tape, sink)
+
+
+def _next_parameter(tape: Tape, tags: Tags) -> Steps[str | None]:
+    """Its name; None where there is no other."""
+    yield from tape.space()
+    before = tape.at
+    try:
+        yield from tape.expect(tags.parameter)
+        return (yield from tape.name(tags.mark))
+    except NotACallError:
+        tape.at = before
+        return None
+
+
+def _value(tape: Tape, sink: Sink, tags: Tags, types: set[str]) -> Steps[bool]:
+    """Tells it as JSON; False where it has no end."""
+    yield from tape.accept("\n")
+    tape.cut()
+    if types <= {"string"}:
+        sink.arguments('"')
+        ended = yield from _until(tape, tags.parameter_end, lambda text: sink.arguments(_inside(text)))
+        sink.arguments('"' if ended else "")
+        return ended
+    found: list[str] = []
+    ended = yield from _until(tape, tags.parameter_end, found.append)
+    if ended:
+        sink.arguments(as_json("".join(found), types))
+    return ended
+
+
+def _until(tape: Tape, closing: str, told: Callable[[str], None]) -> Steps[bool]:
+    """Tells the text before `closing`, but for the line break there; False if it never comes."""
+    while True:
+        rest = tape.rest
+        at = rest.find(closing)
+        if at >= 0:
+            told(rest[:at].removesuffix("\n"))
+            tape.at += at + len(closing)
+            tape.cut()
+            return True
+        shown = len(rest) - max(overlap(rest, "\n" + closing), overlap(rest, closing))
+        told(rest[:shown])
+        tape.at += shown
+        tape.cut()
+        if not (yield from tape.longer()):
+            told(tape.rest)
+            tape.at = len(tape.text)
+            tape.cut()
+            return False
+
+
+def _inside(text: str) -> str:
+    """As it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def value_types(schema: Mapping[str, Any], key: str) -> set[str]:
+    """JSON's names of what a parameter may be; nothing where that is not said."""
+    properties = schema.get("properties")
+    waiting: list[Any] = [properties.get(key)] if isinstance(properties, dict) else []
+    found: set[str] = set()
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict) and id(one) not in seen:  # schemas may refer to each other
+            seen.add(id(one))
+            found.update(_types(one))
+            waiting += [choice for group in ("anyOf", "oneOf", "allOf") for choice in _listed(one.get(group))]
+            if isinstance(reference := one.get("$ref"), str):
+                waiting.append(resolved(schema, reference)[0])
+    return found
+
+
+def _types(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Those that a schema names itself."""
+    declared = schema.get("type")
+    if declared is None:
+        values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else ())]
+        yield from map(_type_of, values)
+    for one in declared if isinstance(declared, list) else [declared]:
+        if isinstance(one, str):
+            yield one
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def as_json(text: str, types: set[str]) -> str:
+    """JSON of one of these types, where the text is that; else the text as a string."""
+    bare = text.strip()
+    bare = _PYTHONS.get(bare, bare)
+    try:
+        kind = _type_of(json.loads(bare, parse_constant=_refuse))
+    except (ValueError, RecursionError):
+        kind = "string"
+    if kind in types - {"string"} or (kind == "integer" and "number" in types):
+        return bare
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, float) and value.is_integer():
+        return "integer"
+    names = {
+        int: "integer",
+        float: "number",
+        str: "string",
+        dict: "object",
+        list: "array",
+        type(None): "null",
+    }
+    return names[type(value)]

@@ -1,0 +1,1 @@
+"""`corepipe bench`: a load generator for OpenAI-compatible servers, and its reports."""

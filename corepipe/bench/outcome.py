@@ -1,0 +1,79 @@
+"""What became of one request."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from corepipe.workload.slo import Slo
+
+End = Literal["completed", "failed", "cancelled", "unfinished"]
+"""cancelled: the client hung up, as --cancel asks.  unfinished: the run was ended before the answer was."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Times are seconds of `perf_counter`.
+
+    intended: when it was to be sent, from which latencies count.  sent: when the generator got to it.
+    first, last: of the first and last token; None: there was none.  stamps: of every chunk with tokens.
+    input_tokens, cached_tokens, output_tokens: by the server's usage (or the tokenizer that was named); 0
+    where not known.  error: the kind of failure, `detail` its words.  device: emulated milliseconds to the
+    first token and per token, as a corepipe server predicts them.  generated: else the answer came whole, and
+    `first` and `last` are when.
+    """
+
+    session: int
+    turn: int
+    asked_input: int
+    asked_output: int
+    intended: float
+    sent: float
+    end: End = "unfinished"
+    first: float | None = None
+    last: float | None = None
+    ended: float = 0.0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    stamps: array[float] = field(default_factory=lambda: array("d"))
+    error: str = ""
+    detail: str = ""
+    request_id: str = ""
+    text: str = ""
+    device: tuple[float | None, float | None] = (None, None)
+    generated: bool = True
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token, from the intended time."""
+        assert self.first is not None
+        return self.first - self.intended
+
+    @property
+    def e2e(self) -> float:
+        """To the last token, from the intended time."""
+        assert self.last is not None
+        return self.last - self.intended
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first; None where there is no second, or none that came later."""
+        seconds = self.e2e - self.ttft
+        return seconds / (self.output_tokens - 1) if self.output_tokens > 1 and seconds > 0 else None
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether a completed request meets every objective; what has no time per token meets one of it."""
+        return slo.met(self.ttft, self.tpot or 0.0, self.e2e)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between chunks with tokens."""
+        return [after - before for before, after in pairwise(self.stamps)]
+
+    @property
+    def late(self) -> float:
+        """How late the generator was: not the server's fault."""
+        return max(0.0, self.sent - self.intended)

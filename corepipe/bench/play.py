@@ -1,0 +1,119 @@
+"""A load test from start to end: a server that was looked at, prompts, and runs of workloads against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from time import process_time
+from typing import TYPE_CHECKING
+
+from corepipe.bench.client import Asking, Client
+from corepipe.bench.prompts import Speller
+from corepipe.bench.recorder import Recorder
+from corepipe.bench.report import Conditions, HostEffort, Report
+from corepipe.bench.runner import Run
+from corepipe.bench.setup import Setup
+from corepipe.bench.target import Http, Identified, Pace, pace
+from corepipe.workload.slo import Slo
+from corepipe.workload.workload import Session, Workload
+
+if TYPE_CHECKING:  # heavy, and most load tests do without
+    from corepipe.models.text.tokenizer import Tokenizer
+
+WARM_USERS = 8
+"""Requests at a time while the server warms up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all runs of a load test have in common.  salt: of the prompts' words."""
+
+    asking: Asking
+    slo: Slo
+    salt: str
+    keep_stamps: bool = False
+    tokenizer: tuple[str, Tokenizer] | None = None
+
+
+class HostEffortTest:
+    """Plays workloads, one at a time.  `watch` is told of every run that begins."""
+
+    def __init__(
+        self,
+        http: Http,
+        found: Identified,
+        setup: Setup,
+        settings: Settings,
+        watch: Callable[[Run, Recorder, Workload, str], None],
+    ) -> None:
+        self._http = http
+        self._found = found
+        self._setup = setup
+        self._settings = settings
+        self._watch = watch
+        self._run: Run | None = None
+        self._played = 0
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Ends the run under way; what was measured is reported."""
+        self.stopped = True
+        if self._run is not None:
+            self._run.stop()
+
+    async def warm_up(self, workload: Workload, requests: int) -> None:
+        """Sends the first requests of a workload in other words, and forgets them."""
+
+        def first() -> Iterator[Session]:
+            return (replace(session, start=None) for session in islice(workload.sessions(), requests))
+
+        users = min(requests, WARM_USERS)
+        await self.play(Workload(first, users=users, requests=requests), "warming up")
+
+    async def play(self, workload: Workload, name: str = "") -> Report:
+        """Plays a workload to its end, or until `stop`."""
+        settings = self._settings
+        asking = replace(settings.asking, run_id=f"{settings.asking.run_id}-{self._played}")
+        recorder = Recorder(settings.slo, keep_stamps=settings.keep_stamps)
+        client = Client(self._http, asking, self._speller(), self._count)
+        self._run = Run(workload, client, recorder)
+        self._played += 1
+        self._watch(self._run, recorder, workload, name)
+        before, cpu = await self._pace(), process_time()
+        if self.stopped:
+            self._run.stop()
+        span = await self._run.play()
+        cpu = process_time() - cpu
+        after = await self._pace()
+        steps, late = max(0, after.steps - before.steps), max(0, after.late_steps - before.late_steps)
+        load = HostEffort(cpu, steps, late, after.time_scale_needed)
+        return Report(self._conditions(workload), recorder, span, load, self.stopped)
+
+    def _speller(self) -> Speller:
+        """Each run has words of its own: no prefix cache knows them from the run before."""
+        return self._setup.speller.salted(f"{self._settings.salt} {self._played}")
+
+    @property
+    def _count(self) -> Callable[[str], int] | None:
+        if self._settings.tokenizer is None:
+            return None
+        _, tokenizer = self._settings.tokenizer
+        return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+
+    async def _pace(self) -> Pace:
+        return await pace(self._http) if self._found.is_corepipe else Pace()
+
+    def _conditions(self, workload: Workload) -> Conditions:
+        settings = self._settings
+        return Conditions(
+            url=self._http.target.url,
+            model=self._found.model,
+            api=settings.asking.api,
+            prompts=self._setup.prompts,
+            tokenizer=settings.tokenizer and settings.tokenizer[0],
+            workload=workload.about,
+            salt=settings.salt,
+            slo=settings.slo,
+            server=self._found.placement,
+        )

@@ -1,0 +1,267 @@
+"""What a run found, under the keys of vLLM's benchmark, so that what reads those reads this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from corepipe.bench.client import GENERATING, Api
+from corepipe.bench.outcome import Outcome
+from corepipe.bench.recorder import (
+    METRICS,
+    PERCENTS,
+    Distribution,
+    Recorder,
+    mean_at_once,
+    most_at_once,
+)
+from corepipe.bench.runner import Span
+from corepipe.serving.telemetry.lateness import not_valid, too_late
+from corepipe.version import __version__
+from corepipe.workload.slo import NO_SLO, Slo
+
+SCHEMA = "corepipe.bench/1"
+ENDPOINTS: Mapping[Api, str] = {
+    "completions": "openai",
+    "chat": "openai-chat",
+    "embeddings": "openai-embeddings",
+    "classify": "classify",
+    "rerank": "vllm-rerank",
+}
+"""As vLLM's benchmark calls the APIs; it has none for classes."""
+
+LATE_SECONDS = 0.01
+"""A generator that sends one request in a hundred later than this passes its delay off as the server's."""
+
+BUSY = 0.8
+"""Share of a core from which the generator itself is likely to be what is slow."""
+
+FEW = 100
+"""Below so many requests the 99th percentile is the slowest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What was run.  workload: its settings; server: a corepipe's placement; tokenizer: a local one."""
+
+    url: str
+    model: str
+    api: Api
+    prompts: str
+    tokenizer: str | None
+    workload: Mapping[str, object]
+    salt: str
+    slo: Slo = NO_SLO
+    server: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostEffort:
+    """What the generator and the server's engine say of the run: CPU time, steps and late ones.
+
+    time_scale_needed: at which the server's host would keep the device's pace; None where it does, or is not
+    known to.
+    """
+
+    cpu_seconds: float = 0.0
+    steps: int = 0
+    late_steps: int = 0
+    time_scale_needed: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished run."""
+
+    conditions: Conditions
+    recorder: Recorder = field(repr=False)
+    span: Span
+    load: HostEffort
+    interrupted: bool = False
+
+    @property
+    def per_second(self) -> float:
+        """Factor from a count to a rate."""
+        return 1.0 / self.span.seconds if self.span.seconds > 0 else 0.0
+
+    @property
+    def generates(self) -> bool:
+        """Tells whether answers were tokens; else they came whole."""
+        return self.conditions.api in GENERATING
+
+    @property
+    def late(self) -> bool:
+        """Whether latencies hold delays of the generator's own."""
+        return self.recorder.late.at(99.0) > LATE_SECONDS or self.cpu_share > BUSY
+
+    @property
+    def cpu_share(self) -> float:
+        return self.load.cpu_seconds * self.per_second
+
+    @property
+    def host_is_slower(self) -> bool:
+        """Whether a server with the device's clock could not keep up with it: its figures are not valid."""
+        return too_late(self.load.late_steps, self.load.steps)
+
+    def document(self) -> dict[str, Any]:
+        """For machines: milliseconds, tokens, requests, seconds."""
+        recorder, workload = self.recorder, self.conditions.workload
+        latencies = [entry for name in METRICS for entry in _statistics(name, recorder.latencies[name])]
+        return {
+            **self._heading(),
+            "num_prompts": len(recorder.outcomes),
+            "request_rate": _rate(workload),
+            "burstiness": workload.get("burstiness") or 1.0,
+            "max_concurrency": workload.get("users"),
+            **self._counts(),
+            **dict(latencies),
+            **self._load(),
+            "histograms": {name: recorder.latencies[name].encoded() for name in METRICS},
+        }
+
+    def notes(self) -> Iterator[str]:
+        """What a reader of the figures should know."""
+        recorder = self.recorder
+        if self.interrupted:
+            yield f"interrupted: {recorder.ends['unfinished']} requests under way are not in the figures"
+        for kind, times in recorder.errors.most_common():
+            yield f"{times} x {kind}: {recorder.details[kind]}"
+        if self.late:
+            yield (
+                f"the generator itself was late (99 % within {recorder.late.at(99.0) * 1e3:.1f} ms, "
+                f"{self.cpu_share:.0%} of a core): its delays are in these latencies"
+            )
+        if self.host_is_slower:
+            yield not_valid(self.load.late_steps, self.load.steps, self.load.time_scale_needed)
+        completed = recorder.ends["completed"]
+        if 0 < completed < FEW:
+            yield f"{completed} requests: the 99th percentile is the slowest of them"
+        if untimed := sum(o.end == "completed" and o.generated and o.tpot is None for o in recorder.outcomes):
+            yield (
+                f"{untimed} of {completed} answers have one token, or came in one piece: "
+                "they have no time per token, and are left out of it"
+            )
+        asked = sum(o.asked_output for o in recorder.outcomes if o.end == "completed")
+        if recorder.output_tokens < 0.99 * asked:
+            yield f"answers have {recorder.output_tokens} of {asked} tokens: the server ends them early"
+
+    def _heading(self) -> dict[str, Any]:
+        conditions = self.conditions
+        return {
+            "schema": SCHEMA,
+            "corepipe": __version__,
+            "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
+            "endpoint_type": ENDPOINTS[conditions.api],
+            "backend": ENDPOINTS[conditions.api],
+            "label": None,
+            "base_url": conditions.url,
+            "model_id": conditions.model,
+            "tokenizer_id": conditions.tokenizer,
+            "prompts": conditions.prompts,
+            "salt": conditions.salt,
+            "workload": dict(conditions.workload),
+            "interrupted": self.interrupted,
+        }
+
+    def _counts(self) -> dict[str, Any]:
+        recorder, rate = self.recorder, self.per_second
+        tokens = recorder.input_tokens + recorder.output_tokens
+        return {
+            "duration": self.span.seconds,
+            **{name: recorder.ends[name] for name in ("completed", "failed", "cancelled", "unfinished")},
+            "errors_by_kind": dict(recorder.errors),
+            "total_input_tokens": recorder.input_tokens,
+            "total_cached_tokens": recorder.cached_tokens,
+            "total_output_tokens": recorder.output_tokens,
+            "request_throughput": recorder.ends["completed"] * rate,
+            "request_goodput": None if self.conditions.slo == NO_SLO else recorder.good * rate,
+            "slo_share": None if self.conditions.slo == NO_SLO else self.good_share,
+            "output_throughput": recorder.output_tokens * rate,
+            "total_token_throughput": tokens * rate,
+            "max_output_tokens_per_s": max(recorder.tokens_in_second.values(), default=0.0),
+            "max_concurrent_requests": most_at_once(recorder.outcomes),
+            "mean_concurrent_requests": mean_at_once(recorder.outcomes, self.span.seconds),
+        }
+
+    @property
+    def good_share(self) -> float:
+        """Of all that were sent and neither cancelled nor cut off by the end."""
+        asked = self.recorder.ends["completed"] + self.recorder.ends["failed"]
+        return self.recorder.good / asked if asked else 0.0
+
+    def _rates(self) -> tuple[float | None, float | None]:
+        """Requests a second that were due, and that went out; None where all were due at once."""
+        outcomes, seconds = self.recorder.outcomes, self.span.last_due - self.span.start
+        if seconds <= 0:
+            return None, None
+        last = max([self.span.last_due, *(outcome.sent for outcome in outcomes)])
+        return len(outcomes) / seconds, len(outcomes) / (last - self.span.start)
+
+    def _load(self) -> dict[str, Any]:
+        late, device, (offered, sent) = self.recorder.late, self.recorder.device, self._rates()
+        found: dict[str, Any] = {
+            "offered_request_rate": offered,
+            "sent_request_rate": sent,
+            "mean_late_ms": late.mean * 1e3,
+            "p99_late_ms": late.at(99.0) * 1e3,
+            "generator_cpu_share": self.cpu_share,
+            "generator_was_late": self.late,
+            "host_was_late": self.host_is_slower,
+        }
+        if self.conditions.server is not None:
+            predicted = [entry for name in device for entry in _statistics(name, device[name])]
+            found["server"] = dict(self.conditions.server)
+            found["device"] = {
+                "emulated": True,
+                "valid": not self.host_is_slower,
+                "time_scale_needed": self.load.time_scale_needed if self.host_is_slower else None,
+                **dict(predicted),
+                "steps": self.load.steps,
+                "late_steps": self.load.late_steps,
+            }
+        return found
+
+
+def _keys() -> tuple[str, ...]:
+    """Those of a result that hold a number, or null where there is none."""
+    nobody = Conditions("", "", "completions", "", None, {}, "")
+    document = Report(nobody, Recorder(NO_SLO), Span(0.0, 0.0, 0.0), HostEffort()).document()
+    return tuple(key for key, value in document.items() if value is None or isinstance(value, int | float))
+
+
+def _rate(workload: Mapping[str, object]) -> object:
+    """As vLLM writes it: a number, or "inf" for a closed loop and for all at once."""
+    return workload.get("rate") or "inf"
+
+
+def _statistics(name: str, values: Distribution) -> Iterator[tuple[str, float | None]]:
+    """vLLM's keys, in milliseconds; None where nothing was measured (0 there)."""
+
+    def told(seconds: float) -> float | None:
+        return seconds * 1e3 if values.count else None
+
+    yield f"mean_{name}_ms", told(values.mean)
+    yield f"median_{name}_ms", told(values.at(50.0))
+    yield f"std_{name}_ms", told(values.std)
+    for percent in PERCENTS:
+        yield f"p{percent:.0f}_{name}_ms", told(values.at(percent))
+    yield f"max_{name}_ms", told(values.max)
+
+
+def detail(outcomes: Sequence[Outcome], start: float) -> dict[str, list[Any]]:
+    """Each request's values under the keys of vLLM's --save-detailed, in seconds; 0 for what is missing."""
+    return {
+        "input_lens": [o.input_tokens or o.asked_input for o in outcomes],
+        "output_lens": [o.output_tokens for o in outcomes],
+        "ttfts": [o.ttft if o.first is not None and o.generated else 0.0 for o in outcomes],
+        "itls": [o.gaps for o in outcomes],
+        "latencies": [o.e2e if o.end == "completed" else 0.0 for o in outcomes],
+        "start_times": [o.intended - start for o in outcomes],
+        "errors": [f"{o.error}: {o.detail}" if o.error else "" for o in outcomes],
+    }
+
+
+KEYS = _keys()
+"""What of a result can be asserted."""

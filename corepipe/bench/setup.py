@@ -1,0 +1,140 @@
+"""Before the load: who counts tokens, how the server's count follows from ours, and whether it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from corepipe.bench.client import Asking, Client, Talk
+from corepipe.bench.outcome import Outcome
+from corepipe.bench.prompts import Count, Scale, Speller, Vocabulary, vocabulary
+from corepipe.bench.stream import decoded
+from corepipe.bench.target import Http, Identified
+from corepipe.errors import UserError
+from corepipe.workload.workload import Segment, Session, Turn
+
+if TYPE_CHECKING:  # heavy, and most load tests do without
+    from corepipe.models.text.tokenizer import Tokenizer
+
+PROBES = (8, 24)
+"""Words of the prompts that are counted first; short, so that they fit every model."""
+
+PROBE_TOKENS = 2
+SHARED_WORDS = 4
+PROBE_IDS = 1 << 40
+"""Segment ids that no workload has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What requests are made with, and how prompts come by their lengths (`prompts`, for people)."""
+
+    speller: Speller
+    prompts: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShape:
+    """What decides how a server wraps a workload's prompts: conversations, and prefixes that they share."""
+
+    turns: bool = False
+    shared: bool = False
+
+    def probe(self, number: int, size: int) -> Turn:
+        """A short turn of this shape, with `size` words in all."""
+        first = PROBE_IDS + 3 * number
+        own = size - SHARED_WORDS if self.shared else size
+        parts = (
+            (Segment(first, SHARED_WORDS), Segment(first + 1, own)) if self.shared else (Segment(first, own),)
+        )
+        return Turn(parts, PROBE_TOKENS, first + 2)
+
+
+async def set_up(
+    http: Http,
+    found: Identified,
+    asking: Asking,
+    salt: str,
+    tokenizer: tuple[str, Tokenizer] | None,
+    shape: PromptShape,
+) -> Setup:
+    """Chooses the prompts and sends two short requests, which also warm the server up.
+
+    Raises UserError where the server does not answer them.
+    """
+    by_ids = asking.api == "completions" and not shape.turns
+    counting, source = await _counting(http, found, tokenizer)
+    words = await vocabulary(counting, source, by_ids=by_ids and tokenizer is None)
+    speller = Speller(words, salt)
+    counted = [
+        await _probe(http, asking, speller, number, shape.probe(number, size))
+        for number, size in enumerate(PROBES)
+    ]
+    if asking.generates and any(outcome.output_tokens == 0 for outcome in counted) and tokenizer is None:
+        raise UserError(
+            f"{http.target.url} sends no usage, though stream_options.include_usage asks for it; "
+            "give --tokenizer, to count its tokens here",
+            "tokenizer",
+        )
+    known = all(outcome.input_tokens for outcome in counted)
+    first, second = ((size, outcome.input_tokens) for size, outcome in zip(PROBES, counted, strict=True))
+    scale = Scale.through(first, second) if known else Scale()
+    return Setup(speller.scaled(scale), _told(words, scale))
+
+
+def _told(words: Vocabulary, scale: Scale) -> str:
+    added = f"; the server adds {scale.fixed:.0f}" if scale.fixed and scale.exact else ""
+    rate = "" if scale.exact else f"; about {scale.each:.2f} tokens a word, so that lengths are approximate"
+    return words.source + added + rate
+
+
+async def _counting(
+    http: Http, found: Identified, tokenizer: tuple[str, Tokenizer] | None
+) -> tuple[Count | None, str]:
+    if tokenizer is not None:
+        name, local = tokenizer
+
+        async def count_here(text: str) -> Sequence[int]:
+            return local.encode(text, add_special_tokens=False)
+
+        return count_here, name
+
+    async def count_there(text: str) -> Sequence[int]:
+        return await _tokenize(http, found.model, text) or ()
+
+    works = await _tokenize(http, found.model, " a word") is not None
+    return (count_there, "the server's /tokenize") if works else (None, "")
+
+
+async def _tokenize(http: Http, model: str, text: str) -> Sequence[int] | None:
+    """The server's token ids of a text; None: it has no /tokenize in vLLM's shape."""
+    asked = {"model": model, "prompt": text, "add_special_tokens": False}
+    status, body = await http.ask("/tokenize", asked)
+    if status != 200:
+        return None
+    document = decoded(body)
+    tokens = document.get("tokens") if isinstance(document, Mapping) else None
+    return tokens if isinstance(tokens, list) and all(isinstance(t, int) for t in tokens) else None
+
+
+async def _probe(http: Http, asking: Asking, speller: Speller, number: int, turn: Turn) -> Outcome:
+    """One short request.  Raises UserError where it is not answered."""
+    client = Client(http, replace(asking, cancel=0.0, documents=1, run_id=f"{asking.run_id}-probe"), speller)
+    outcome = await client.send(client.prepare(Talk(Session(None, (turn,)), number), 0), perf_counter())
+    if outcome.end == "completed":
+        return outcome
+    raise UserError(f"{http.target.url} does not answer a first request: {_explained(outcome)}", "url")
+
+
+def _explained(outcome: Outcome) -> str:
+    """What went wrong, and the flag that mends it."""
+    said = f"{outcome.error}: {outcome.detail}" if outcome.detail else outcome.error
+    if outcome.error in {"401", "403"}:
+        return f"{said}; give --api-key"
+    if outcome.error == "404":
+        return f"{said}; --model names a model, --api another of its APIs"
+    if outcome.error in {"400", "422"}:
+        return f"{said}; --api asks another API, --extra-body changes fields or, by null, leaves them out"
+    return said

@@ -1,0 +1,1 @@
+"""Flags of the commands, and the settings that are made of them."""

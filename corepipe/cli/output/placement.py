@@ -1,0 +1,138 @@
+"""What a server placed on its emulated cores: a table, and in short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column
+
+from corepipe.cli.output.tables import Figures
+
+CORE_COLUMNS = ("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token")
+
+
+DEGREES = ("pipeline", "tensor", "data", "expert")
+
+USELESS = 10.0
+"""Times of a prediction from which on nothing can be decided by it."""
+
+
+def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
+    """A line on the deployment and the cores of a replica: neighbours that hold the same share a row."""
+    console.print(deployment_line(placement), markup=False)
+    if why := placement.get("hypothetical"):
+        console.print(f"hypothetical: {why}", style="yellow", markup=False)
+    console.print(placement["reason"], style="dim", markup=False)
+    if placement.get("intervals"):
+        console.print(_sure(placement["intervals"]), style="dim", markup=False)
+    for whose in _whose(placement):
+        console.print(whose, markup=False)
+    if placement["time_scale"] != 1.0:
+        console.print(f"a second of the device takes {placement['time_scale']:g} s")
+    for assumed in _assumed(placement):
+        console.print(assumed, style="yellow", markup=False)
+    if draft := placement.get("draft_model"):
+        where = f"on core {span(draft['cores'])} of a replica"
+        console.print(f"{draft['model']} guesses how answers go on, {where}", markup=False)
+    if kept := placement.get("kv_cache_dtype"):
+        on_device = placement["kv_cache_dtype_on_device"]
+        console.print(
+            f"the host keeps keys and values as {kept} (emulation only: {on_device} on the device), "
+            f"{placement['kv_cache_bytes_per_token'] / 1e3:.2f} kB a token",
+            markup=False,
+        )
+    for limit in placement["host_limits"]:
+        console.print(limit, style="yellow", markup=False)
+    cores = Figures(*(Column(name, justify="right") for name in CORE_COLUMNS))
+    for (stage, *held), run in groupby(placement["cores"], key=_held):
+        alike = list(run)
+        numbers, ranks = (span([core[name] for core in alike]) for name in ("core", "rank"))
+        cores.add_row(numbers, stage, ranks, *held)
+    console.print(cores)
+
+
+def deployment_line(placement: Mapping[str, Any]) -> str:
+    """The model, its format, the instance and the degrees."""
+    timed = placement["timing_model"] or placement["model"]
+    return (
+        f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
+        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): "
+        f"{', '.join(degrees_of(placement))}{_part(placement)}"
+    )
+
+
+def memory_line(placement: Mapping[str, Any]) -> str:
+    """The memory of the device's fullest core."""
+    fullest = max((core["memory_bytes"] for core in placement["cores"]), key=lambda held: sum(held.values()))
+    parts = (f"{_size(count)} of {name.replace('kv_', 'KV ')}" for name, count in fullest.items() if count)
+    return f"memory of a core on the device: {', '.join(parts)}"
+
+
+def to_know(placement: Mapping[str, Any]) -> Iterator[str]:
+    """What a person who does not read the table has to know: what is not as it seems or is to be acted on."""
+    if why := placement.get("hypothetical"):
+        yield f"hypothetical: {why.partition(':')[0]}"
+    yield from _whose(placement)
+    yield from _assumed(placement)
+    yield from placement["host_limits"]
+
+
+def _whose(placement: Mapping[str, Any]) -> Iterator[str]:
+    if timed := placement["timing_model"]:
+        yield f"time, memory and limits are {timed}'s, tokens {placement['model']}'s"
+
+
+def _assumed(placement: Mapping[str, Any]) -> Iterator[str]:
+    if rates := placement.get("assumed_acceptance_rates"):
+        told = ", ".join(f"{rate:.3g}" for rate in rates)
+        yield f"guesses are assumed to be right by their place: {told}"
+
+
+def degrees_of(placement: Mapping[str, Any]) -> Iterator[str]:
+    """Of /v1/placement, or a report, in words; how experts are divided, where they are."""
+    return (f"{name} {placement[name]}" for name in DEGREES if name in placement)
+
+
+def _part(placement: Mapping[str, Any]) -> str:
+    """Which cores of the instance they are, where other models have others."""
+    numbers = placement.get("neuroncore_ids")
+    return f", on NeuronCores {span(numbers)}" if numbers else ""
+
+
+def _sure(intervals: Mapping[str, Mapping[str, float]]) -> str:
+    """By how much measured times may be off."""
+    parts = [f"{figure} {_between(known)}" for figure, known in intervals.items()]
+    return f"measured times by predicted ones, 9 times of 10: {', '.join(parts)}"
+
+
+def _between(known: Mapping[str, float]) -> str:
+    """The factors of an interval that can be decided by; of a wider one, why it is wide."""
+    low, high = known["time_factor_low"], known["time_factor_high"]
+    if high > USELESS or low < 1 / USELESS:
+        return f"unknown ({known['steps_away']:.2g} steps from anything measured)"
+    return f"x {low:.2f} to {high:.2f}"
+
+
+def _held(core: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is shown of a core beside its number and rank."""
+    return (
+        str(core["stage"]),
+        span(core["layers"]),
+        *(str(core[name]) for name in ("heads", "kv_heads")),
+        _size(sum(core["weight_bytes"].values())),
+        f"{core['kv_bytes_per_token'] / 1e3:.2f} kB",
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def span(numbers: Sequence[int]) -> str:
+    """The first and the last of consecutive numbers, as `0-14`."""
+    if not numbers:
+        return "-"
+    return f"{numbers[0]}-{numbers[-1]}" if numbers[0] != numbers[-1] else str(numbers[0])

@@ -1,0 +1,159 @@
+"""What stderr says while a model loads, and of what is served where when it has."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from corepipe.cli.output.common import errors, progress_bar
+from corepipe.cli.output.placement import deployment_line, memory_line, print_placement, to_know
+from corepipe.cli.start.ports import other_ports
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Progress, Ready
+from corepipe.models import registry
+from corepipe.neuron.formats import FORMATS, DType
+from corepipe.serving.api.http.port_router import Port
+from corepipe.serving.supervision.engine_process import EngineProcess
+from corepipe.serving.supervision.supervisor import ProcessClient
+
+MOST_LINES = 5
+"""Of what is said in short when a model has loaded: of eight that a first start has, three are of fetching,
+unpacking and packing it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What is said when a model has loaded: where the server is, once the last of them has.
+
+    names: of all models, where there are several.  common: what else there is to know of the server.
+    verbose: all that is known of the deployment is said.
+    """
+
+    name: str
+    names: Sequence[str]
+    urls: Mapping[Port, str]
+    common: Sequence[str] = ()
+    verbose: bool = False
+
+    def line(self, ready: Ready) -> str:
+        """The line that says that a model is ready."""
+        whose = f"{self.name}: " if self.names else ""
+        alike = " with everyone's bits" if ready.placement.get("bits") == "same" else ""
+        loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels{alike}, {ready.threads}"
+        room = f"(up to {ready.max_model_len} tokens a request)"
+        return f"{loaded} {room}" if self.names else f"{loaded}: {self._address} {room}; {self._hint}"
+
+    def in_short(self, ready: Ready, notes: Sequence[str]) -> list[str]:
+        """What a person wants to know, in at most `MOST_LINES`; of one of several models in a line."""
+        said = [deployment_line(ready.placement), memory_line(ready.placement)]
+        known = [*to_know(ready.placement), *notes]
+        if self.names:
+            return ["; ".join([self.line(ready), *said, *known]), *self.at_last()]
+        ports = self._other_ports()
+        room = MOST_LINES - len(said) - 1 - len(ports)
+        return [*said, *_fitted([*known, *self.common], room), self.line(ready), *ports]
+
+    def at_last(self) -> list[str]:
+        """What is said once all models are there."""
+        if not self.last:
+            return []
+        where = [f"ready: {self._address} ({', '.join(self.names)}); {self._hint}"] if self.names else []
+        return [*self.common, *where, *self._other_ports()]
+
+    def _other_ports(self) -> list[str]:
+        ports = other_ports(self.urls)
+        return ["; ".join(ports)] if ports else []
+
+    @property
+    def last(self) -> bool:
+        return not self.names or self.name == self.names[-1]
+
+    @property
+    def _address(self) -> str:
+        return f"{self.urls[Port.PUBLIC]}/v1"
+
+    @property
+    def _hint(self) -> str:
+        return "Ctrl-C ends it" if self.verbose else "Ctrl-C ends it, --verbose says more"
+
+
+def _fitted(lines: Sequence[str], room: int) -> Sequence[str]:
+    """As many lines as there is room for; what is over is in the last of them."""
+    whole = max(0, room - 1)
+    return lines if len(lines) <= room else [*lines[:whole], "; ".join(lines[whole:])]
+
+
+class Loading:
+    """Shows on stderr how far loading is, then what is served where.
+
+    notes: to be said in short.  details: for who wants to know all.
+    """
+
+    def __init__(self, said: Announcement) -> None:
+        self.notes: list[str] = []
+        self.details: list[str] = []
+        self._said = said
+
+    async def shown(
+        self,
+        start: Callable[[Callable[[Progress], None]], Awaitable[Ready]],
+        progress: Callable[[Progress], None] | None,
+    ) -> Ready:
+        """What `start` gives, which is told of as it loads."""
+        console = errors()
+        with progress_bar(console) as report:
+
+            def show(event: Progress) -> None:
+                report(event.what, event.done)
+                if progress is not None:
+                    progress(event)
+
+            ready = await start(show)
+        if self._said.verbose:
+            print_placement(console, ready.placement)
+        for line in self._in_full(ready) if self._said.verbose else self._said.in_short(ready, self.notes):
+            console.print(line, markup=False)
+        return ready
+
+    def _in_full(self, ready: Ready) -> list[str]:
+        """What follows the table of the cores."""
+        lines = [memory_line(ready.placement), *self.details]
+        if ready.kernels_left_out:
+            names = ", ".join(ready.kernels_left_out)
+            lines.append(f"kernels not built: {names} (COREPIPE_TABLES=all make setup builds them)")
+        return [*lines, self._said.line(ready), *self._said.at_last()]
+
+
+class AnnouncedClient(ProcessClient):
+    """An engine here, and what is said of it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        said: Announcement,
+        queue_seconds: float | None,
+        process: EngineProcess | None = None,
+    ) -> None:
+        """`process`: of the first engine, where it has been made."""
+        whose = f"the engine of {said.name}" if said.names else "the engine"
+        super().__init__(config, queue_seconds=queue_seconds, called=whose, first=process)
+        self.told = Loading(said)
+
+    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+        return await self.told.shown(super().start, progress)
+
+
+def of_weights(model: registry.Model, fmt: str) -> str | None:
+    """What becomes of weights that are quantised; None for plain ones, of which --dtype says it.  Raises
+    UserError where they cannot be read."""
+    checkpoint, weights = model.checkpoint, FORMATS[fmt].weights
+    if checkpoint.stored_as is None:
+        return None
+    if weights is not DType.INT4:
+        return f"weights: {checkpoint.stored_as} -> read as fp32, stored as {weights.value}"
+    direct, floats = checkpoint.four_bits_as, checkpoint.floats_as
+    parts = [] if direct is None else [f"{direct} as they are"]
+    parts += [] if floats is None else [f"{floats} as int4, quantised anew"]
+    if floats != checkpoint.stored_as:
+        parts.append("others that are quantised as int8" if parts else "stored as int8")
+    return f"weights: {checkpoint.stored_as} -> {', '.join(parts)}"

@@ -1,0 +1,125 @@
+"""From checked settings to a running server, and what stderr says on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+import uvloop
+
+from corepipe.cli.output.common import errors
+from corepipe.cli.start.announce import AnnouncedClient, Announcement, of_weights
+from corepipe.cli.start.ports import urls_of, warnings_of
+from corepipe.cli.start.starting import Found, Starting
+from corepipe.errors import UserError
+from corepipe.models import cache, registry
+from corepipe.models.tasks import Task
+from corepipe.models.text.tokenizer import Tokenizer
+from corepipe.models.text.tokenizer_trial import try_tokenizer
+from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.app import create_app_of, serve
+from corepipe.serving.config import ServerConfig
+from corepipe.serving.supervision.engine_process import EngineError
+from corepipe.version import __version__
+
+if TYPE_CHECKING:
+    from corepipe.cli.start.fleet_client import AnnouncedFleet
+    from corepipe.serving.api.cassettes.recording import Deck
+
+
+def launch(start: Starting) -> None:
+    """Serves until a signal: each of these models, at the port and with the keys and limits of the first.
+
+    Raises UserError for what cannot be served, Exit where an engine dies loading.  The engines load behind
+    the open port.
+    """
+    server, listeners = start.found[0].server, list(start.listeners)
+    deck = _deck(server)
+    urls, common = urls_of(listeners, server), [*warnings_of(server), *_of_cassettes(server, deck)]
+    names = [one.name for one in start.found] if len(start.found) > 1 else []
+    said = [Announcement(one.name, names, urls, common, server.verbose) for one in start.found]
+    models = Models([_service(*one) for one in zip(_with_shares(start.found), said, strict=True)])
+    app = create_app_of(models, server, deck)
+    try:
+        with ExitStack() as stack:
+            for one in start.found:
+                stack.enter_context(cache.in_use(one.path))
+                guesses = one.resolved.speculative_config
+                if guesses is not None and guesses.draft_path is not None:
+                    stack.enter_context(cache.in_use(guesses.draft_path))
+            uvloop.run(serve(app, server, listeners))
+    except EngineError as error:  # the engine's own words are on stderr already
+        errors().print(f"corepipe: {error}")
+        raise typer.Exit(1) from error
+
+
+def _with_shares(found: Sequence[Found]) -> Sequence[Found]:
+    """Gives each of several models its part of the device and of the host.  Raises UserError."""
+    if len(found) == 1:
+        return found
+    from corepipe.cli.start.shares import with_shares  # noqa: PLC0415 -- loads what engines are made of
+
+    return with_shares(found)
+
+
+def _service(one: Found, said: Announcement) -> Service:
+    """Its engine, which is yet to start, and its text."""
+    model, template = registry.load(one.path), one.server.chat_template
+    tokenizer = _tokenizer(one.path, model, tried=template is None)
+    if template is not None:
+        tokenizer = tokenizer.with_chat_template(template)
+    client, task = _client(one, said), model.task(one.engine.task)
+    with suppress(UserError):  # the engine reads them, and says what is wrong
+        client.told.details += filter(None, [of_weights(model, one.engine.format)])
+    service = Service(client, tokenizer, one.engine, one.server, __version__, task)
+    service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
+    if task.task is Task.GENERATE:
+        client.told.details.append(service.dialect.summary())
+        client.told.notes += filter(None, [service.dialect.note])
+    return service
+
+
+def _tokenizer(path: Path, model: registry.Model, *, tried: bool) -> Tokenizer:
+    """The tokenizer of the model at `path`, which is tried; its chat template, too, where that is `tried`."""
+    if path.is_dir():
+        try_tokenizer(path)
+    tokenizer = model.tokenizer()
+    if tried:
+        try:
+            tokenizer.check_chat_template()
+        except UserError as error:
+            raise UserError(f"{path}: {error.message}") from error
+    return tokenizer
+
+
+def _deck(server: ServerConfig) -> Deck | None:
+    """What is recorded or replayed, where something is.  Raises UserError."""
+    if server.record is None and server.replay is None:
+        return None
+    from corepipe.serving.api.cassettes.recording import Deck  # noqa: PLC0415 -- who has no cassettes does without
+
+    return Deck(server)
+
+
+def _of_cassettes(server: ServerConfig, deck: Deck | None) -> list[str]:
+    """What is replayed, and where to is recorded."""
+    said = []
+    if deck is not None and deck.library is not None:
+        said.append(f"replaying {len(deck.library)} exchanges of {server.replay}")
+    if (folder := server.recorded_into[0]) is not None:
+        said.append(f"recording into {folder}")
+    return said
+
+
+def _client(one: Found, said: Announcement) -> AnnouncedClient | AnnouncedFleet:
+    """Its engine here, or its engines on hosts of a fleet.  Raises UserError."""
+    server = one.server
+    if server.fleet is None:
+        return AnnouncedClient(one.resolved, said, server.max_queue_seconds, one.process)
+    from corepipe.cli.start.fleet_client import AnnouncedFleet  # noqa: PLC0415 -- who has no fleet does without
+
+    return AnnouncedFleet.of(one.engine, said, server)

@@ -1,0 +1,53 @@
+"""The ports of a server that is about to start: what is wrong with them is known at once."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+
+from corepipe.serving.api.http.connection_limit import make_room, too_few_files
+from corepipe.serving.api.http.listeners import check_bind, listen_all
+from corepipe.serving.api.http.port_router import Port, open_at
+from corepipe.serving.api.http.tls import tls_certificate
+from corepipe.serving.config import ServerConfig
+from corepipe.serving.keys import read_keys
+
+
+def open_ports(server: ServerConfig) -> list[socket.socket]:
+    """The sockets of all ports, the public one first.  Raises UserError."""
+    check_bind(server)
+    tls_certificate(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
+    read_keys(server.api_keys, server.api_key_file)
+    return listen_all(server)
+
+
+def urls_of(listeners: Sequence[socket.socket], server: ServerConfig) -> dict[Port, str]:
+    """Of the sockets of all ports."""
+    return {port: _url(one, server) for port, one in zip(open_at(server), listeners, strict=True)}
+
+
+def _url(listener: socket.socket, server: ServerConfig) -> str:
+    scheme = "http" if server.ssl_certfile is None else "https"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def warnings_of(server: ServerConfig) -> list[str]:
+    """What is to be said of its settings.  Makes room for its connections.
+
+    Faults that a server injects are no surprise to who reads its log.
+    """
+    warnings = []
+    if (warning := too_few_files(server.max_connections, make_room(server.max_connections))) is not None:
+        warnings.append(f"corepipe: {warning}")
+    if server.inject:
+        warnings.append(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
+    return warnings
+
+
+_TOLD = {Port.ADMIN: "metrics, placement and control", Port.METRICS: "metrics, without a key"}
+
+
+def other_ports(urls: Mapping[Port, str]) -> list[str]:
+    """A line for each port but the public one."""
+    return [f"{_TOLD[port]}: {url}" for port, url in urls.items() if port in _TOLD]

@@ -1,0 +1,35 @@
+"""From checked settings to a server that replays: it loads no model, no tokenizer and no kernels."""
+
+from __future__ import annotations
+
+import uvloop
+
+from corepipe.cli.output.common import errors
+from corepipe.cli.start.ports import open_ports, other_ports, urls_of, warnings_of
+from corepipe.engine.config import EngineConfig
+from corepipe.errors import UserError
+from corepipe.serving.api.app import create_app, serve
+from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
+from corepipe.serving.api.cassettes.recording import Deck
+from corepipe.serving.api.http.port_router import Port
+from corepipe.serving.config import ServerConfig
+from corepipe.version import __version__
+
+
+def replay(engine: EngineConfig, server: ServerConfig) -> None:
+    """Serves recorded answers until a signal.  Raises UserError."""
+    listeners = open_ports(server)
+    deck = Deck(server)
+    assert deck.library is not None
+    if not len(deck.library):
+        raise UserError(f"--replay {server.replay}: holds no recorded exchange (*.yaml)", "replay")
+    names = server.served_model_names or tuple(deck.library.models) or (engine.model,)
+    engine = engine.model_copy(update={"model": names[0]})
+    server = server.model_copy(update={"served_model_names": names})
+    app = create_app(NoEngine(), None, engine, server, __version__, NOTHING_LOADED, deck)
+    urls = urls_of(listeners, server)
+    url = urls[Port.PUBLIC]
+    ready = f"ready to replay {len(deck.library)} exchanges of {server.replay}: {url}/v1; Ctrl-C ends it"
+    for line in [*warnings_of(server), ready, *other_ports(urls)]:
+        errors().print(line, markup=False)
+    uvloop.run(serve(app, server, listeners))

@@ -1,0 +1,45 @@
+"""Several models in one server: the part of the device and of the host that each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from corepipe.cli.start.starting import Found
+from corepipe.engine.assembly.assembly import default_kv_bytes, timing_model
+from corepipe.engine.assembly.device_plan import graph_of
+from corepipe.engine.assembly.draft_host import load_draft
+from corepipe.engine.assembly.draft_plan import draft_graph
+from corepipe.engine.assembly.host_limits import host_cpus, host_memory
+from corepipe.engine.assembly.sharing import Tenancy, check_weights, shared
+from corepipe.engine.config import EngineConfig
+from corepipe.models import registry
+from corepipe.neuron.host.packed_index import weights_size
+
+
+def with_shares(found: Sequence[Found]) -> list[Found]:
+    """Gives each model its part.  Raises UserError where they do not fit."""
+    models = [Tenancy(one.name, one.resolved, _timed(one)) for one in found]
+    configs = shared(models, host_cpus().count, default_kv_bytes(found[0].resolved))
+    check_weights({one.name: _weights_size(one) for one in found}, host_memory())
+    return [_with_share(one, config) for one, config in zip(found, configs, strict=True)]
+
+
+def _with_share(one: Found, resolved: EngineConfig) -> Found:
+    """As the engine is to run it; what is told of it knows its cores, too."""
+    cores = {"first_core": resolved.first_core, "cores": resolved.cores}
+    return replace(one, engine=one.engine.model_copy(update=cores), resolved=resolved)
+
+
+def _weights_size(one: Found) -> int:
+    """Bytes of host memory that its weights take."""
+    model, config = registry.load(one.path), one.resolved.model_copy(update={"max_model_len": None})
+    graph = graph_of(config, model, model.task(config.task))
+    draft = load_draft(config)
+    beside = 0 if draft is None else weights_size(draft_graph(draft, graph))
+    return weights_size(graph) + beside
+
+
+def _timed(one: Found) -> registry.Architecture:
+    timed = one.resolved.timing_model
+    return registry.load(one.path) if timed is None else timing_model(timed)

@@ -1,0 +1,126 @@
+"""What `corepipe serve` does before it imports a server: engines' processes, ports, and models' files.
+
+An engine's imports and its load take as long as the server's own imports: they go on beside these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+
+import typer
+
+from corepipe.cli.output.common import Report, errors, progress_bar
+from corepipe.engine.assembly.host_limits import host_memory
+from corepipe.engine.config import EngineConfig
+from corepipe.errors import UserError
+from corepipe.models import hub
+from corepipe.serving.config import ServerConfig
+from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model whose files are here.  engine: as it was asked for; resolved: with its path, and its share.
+
+    process: of its engine, where that is on this host.
+    """
+
+    path: Path
+    engine: EngineConfig
+    resolved: EngineConfig
+    server: ServerConfig
+    process: EngineProcess | None
+
+    @property
+    def name(self) -> str:
+        return self.server.served_model_names[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """What is there.  listeners: of all ports, the public one first."""
+
+    found: Sequence[Found]
+    listeners: Sequence[socket]
+
+
+@contextmanager
+def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[Starting]:
+    """Makes an engine's process for each of these models, but in a fleet; listens; has the models fetched.
+
+    The only model loads from now on; of several, the share of each is to be known first.  Processes end with
+    the context.  Raises UserError for what cannot be had.
+    """
+    _check_fleet(asked)
+    _, server = asked[0]
+    with ExitStack() as stack:
+        processes = [stack.enter_context(_made()) if server.fleet is None else None for _ in asked]
+        from corepipe.cli.start.ports import open_ports  # noqa: PLC0415 -- the engine imports while this does
+
+        listeners = open_ports(server)  # before anything is fetched: a port in use is known at once
+        _warn_of_memory(asked)
+        found = [_find(*one, process) for one, process in zip(asked, processes, strict=True)]
+        if len(found) == 1 and found[0].process is not None:
+            found[0].process.tell(found[0].resolved)
+        yield Starting(found, listeners)
+
+
+def _warn_of_memory(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
+    """KV caches take memory as they fill: what is not there is missed much later."""
+    wanted, there = sum(engine.kv_cache_bytes or 0 for engine, _ in asked), host_memory()
+    if wanted > there and asked[0][1].fleet is None:
+        errors().print(
+            f"corepipe: --kv-cache-memory-bytes: {wanted / 2**30:,.1f} GiB are more than the "
+            f"{there / 2**30:,.1f} GiB of memory that this machine has: it may end the server as they fill",
+            markup=False,
+        )
+
+
+def _made() -> EngineProcess:
+    try:
+        return EngineProcess()
+    except EngineError as error:
+        errors().print(f"corepipe: {error}")
+        raise typer.Exit(1) from error
+
+
+def _find(engine: EngineConfig, server: ServerConfig, process: EngineProcess | None) -> Found:
+    """Fetches it if need be.  Raises UserError."""
+    with progress_bar(errors()) as report:
+        path = hub.resolve(engine.model, report)
+        here = engine if engine.speculative_config is None else _with_draft(engine, report)
+        if server.verify:
+            _verify(path, here, report)
+    return Found(path, engine, here.model_copy(update={"model": str(path)}), server, process)
+
+
+def _with_draft(engine: EngineConfig, report: Report) -> EngineConfig:
+    from corepipe.engine.assembly.draft_host import with_draft_here  # noqa: PLC0415 -- loads executors
+
+    return with_draft_here(engine, report)
+
+
+def _verify(path: Path, here: EngineConfig, report: Report) -> None:
+    """The model's files, and those of its draft model.  Raises UserError."""
+    from corepipe.engine.assembly.draft_host import draft_path  # noqa: PLC0415
+    from corepipe.models.checkpoints import integrity  # noqa: PLC0415 -- reads all formats
+
+    integrity.verify(path, report)
+    if (draft := draft_path(here)) is not None:
+        integrity.verify(draft, report)
+
+
+def _check_fleet(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
+    """Raises UserError for what a fleet does not do."""
+    engine, server = asked[0]
+    if server.fleet is None:
+        return
+    if len(asked) > 1:
+        raise UserError("--also: a fleet serves one model", "also")
+    if engine.kv_events_config is not None:
+        message = "--kv-events-config: of a fleet's engines each would tell of its own cache alone"
+        raise UserError(message, "kv_events_config")

@@ -1,0 +1,365 @@
+"""From an EngineConfig to a Deployment: loads, cuts, checks that it fits, packs, and binds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from corepipe.engine.assembly.device_plan import (
+    DevicePlan,
+    batch_policy,
+    batch_tokens,
+    plan_device,
+    scheduler_config,
+)
+from corepipe.engine.assembly.draft_host import (
+    bind_draft,
+    check_tokens,
+    draft_cost,
+    draft_weights,
+    load_draft,
+    with_draft_here,
+)
+from corepipe.engine.assembly.draft_plan import no_way_back
+from corepipe.engine.assembly.host_limits import HostCpus, host_cpus, host_memory
+from corepipe.engine.assembly.host_plan import HostPlan, faithful, of_another_kind, plan_host
+from corepipe.engine.assembly.snapshots import keeps_snapshots, most_states, state_blocks, states_beside
+from corepipe.engine.batch.encoding import Encoding
+from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.drafters.speculation import speculation_of
+from corepipe.engine.heartbeat import Counter
+from corepipe.engine.loop.deployment import Deployment, ReplicaParts
+from corepipe.engine.messages import Ready
+from corepipe.errors import UserError
+from corepipe.kernels import check_same_bits, native
+from corepipe.models import hub, registry
+from corepipe.models.registry import Architecture, Model
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.executor import NativeExecutor
+from corepipe.neuron.host.weights import PackedWeights, packed_weights
+from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.timing.clock import Clock, HostClock, PacedClock, VirtualClock
+from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.request import Drafter
+
+if TYPE_CHECKING:  # the compiled module may be missing
+    from corepipe.kernels import _native
+
+Progress = Callable[[str, float], None]
+
+DEFAULT_KV_BYTES = 1 << 30
+"""Host memory for KV caches, all replicas together, unless the config says otherwise (touched as used)."""
+
+FAITHFUL_SHARE = 2
+"""Where the device sets the pace or another model the limits, the KV caches may have one part in so many of
+the host's memory: fewer blocks than on the device would be other decisions than on the device."""
+
+IDLE_CACHE_SHARE = 12
+"""One block in so many is kept for the prefix cache when no request holds it: host memory is touched by what
+runs, and not filled with prompts that may never come again."""
+
+
+def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = None) -> Deployment:
+    """Loads what `config` names; `beats` grows while batches are computed.
+
+    Raises UserError for what does not exist, is broken, or does not fit.
+    """
+    started = time.perf_counter()
+    native()  # says what is missing before anything large is read
+    if config.bits == "same":
+        check_same_bits()
+    path = hub.resolve(config.model, progress)
+    model = registry.load(path)
+    config = with_draft_here(config, progress)
+    draft = load_draft(config)
+    task = model.task(config.task)
+    device = _device(config, model, task, draft)  # before the weights are asked for
+    host = plan_host(config, model, device, task, draft)
+    model.check(host.graph)
+    if draft is not None:
+        check_tokens(model, draft)
+    blocks, beside = _host_blocks(config, host, device)
+    cache = config.cache_dir or hub.cache_dir()
+    cpus = HostCpus(config.threads) if config.threads else host_cpus()
+    weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress, cpus.count)
+    guessing = draft_weights(host, draft, cache, progress, cpus.count)
+    pool = _pool(cpus.count, beats)
+    replicas = _replicas(config, host, device, (blocks, beside), (weights, guessing), pool)
+    encoding = None if host.graph.generates else Encoding.of(host.graph)
+    _warm_up(replicas, encoding)
+    ready = Ready(
+        placement={
+            "task": task.task.value,
+            **_describe(config, host, device, blocks),
+            **({"state_blocks_per_replica": beside} if beside else {}),
+        },
+        blocks=blocks * host.placement.data,
+        block_size=replicas[0].scheduler.block_size,
+        max_model_len=host.graph.max_positions,
+        isa=native().isa(),
+        kernels_left_out=native().left_out(),
+        load_seconds=time.perf_counter() - started,
+        pid=os.getpid(),
+        threads=str(cpus),
+        task=task.task.value,
+        weights=weights.digest,
+    )
+    return Deployment(
+        replicas,
+        _clock(config),
+        host.graph.vocab_size,
+        config.seed,
+        ready,
+        tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
+        encoding=encoding,
+        drafter=partial(_speculation, config, host.graph, draft_cost(host)),
+        assumes=_assumed(config) is not None,
+    )
+
+
+def _assumed(config: EngineConfig) -> tuple[float, ...] | None:
+    """Of each place, how often a guess is taken to be right; None: that is found out."""
+    return None if config.speculative_config is None else config.speculative_config.assumed_rates
+
+
+def _speculation(
+    config: EngineConfig, graph: Graph, cost: float | None, request: SampledRequest
+) -> Drafter | None:
+    """Who guesses for it; cost: of a guess of the draft model.  Raises ValueError for a prediction that is of
+    no use here."""
+    if request.prediction and graph.is_recurrent:
+        raise ValueError(f"prediction: {no_way_back(graph)}")
+    return speculation_of(request, config.speculative_config, cost)
+
+
+def _device(config: EngineConfig, model: Model, task: TaskInfo, draft: Model | None) -> DevicePlan:
+    """The emulated side, for the served model's task, or where another one is timed that does not do it for
+    what that does."""
+    config = config.model_copy(update={"task": task.task.value})
+    if config.timing_model is None:
+        return plan_device(config, model, draft)
+    timed = timing_model(config.timing_model)
+    try:
+        timed.task(config.task)
+    except UserError:
+        if task.task is Task.GENERATE:
+            raise of_another_kind(timed.name, "decoder") from None
+        config = config.model_copy(update={"task": "auto"})
+    return plan_device(config, timed, draft)
+
+
+def _pool(threads: int, beats: Counter | None) -> _native.Pool:
+    """Raises UserError where the system does not start so many."""
+    try:
+        pool: _native.Pool = native().Pool(threads, beats)
+    except RuntimeError as error:
+        raise UserError(f"threads: {error}; ask for fewer", "threads") from error
+    return pool
+
+
+def timing_model(source: str) -> Architecture:
+    """The model whose times are told.  Raises UserError where there is none, or it generates nothing."""
+    try:
+        return registry.architecture(source)
+    except UserError as error:
+        raise UserError(f"--timing-model: {error.message}", "timing_model") from error
+
+
+def _replicas(
+    config: EngineConfig,
+    host: HostPlan,
+    device: DevicePlan,
+    room: tuple[int, int],
+    weights: tuple[PackedWeights, PackedWeights | None],
+    pool: _native.Pool,
+) -> tuple[ReplicaParts, ...]:
+    """room: KV blocks, and those of states beside them.  weights: of the model, and of the one that guesses
+    for it, if one does."""
+    blocks, beside = room
+    rows, same = batch_tokens(config, host.graph), config.bits == "same"
+    groups, (own, guessing) = host.layer_groups, weights
+    states = state_blocks(config, host.graph, blocks, beside)
+    are_states = states.stay and not states.beside
+    scheduler = scheduler_config(
+        config,
+        device,
+        blocks,
+        host.graph.max_positions,
+        states.kept if are_states else _kept_idle(config, blocks),
+        groups.windows,
+        states,
+    )
+    executors = [
+        NativeExecutor(
+            host.programs,
+            own,
+            blocks,
+            scheduler.block_size,
+            rows,
+            pool,
+            same_bits=same,
+            layer_groups=groups,
+            int8_cache=config.kv_cache_dtype == "int8",
+            states=beside or None,
+        )
+        for _ in range(host.placement.data)
+    ]
+    goes_on = _goes_on(config, host, scheduler)
+    return tuple(
+        ReplicaParts(
+            executor=executor,
+            timeline=device.timeline(number),
+            scheduler=scheduler,
+            policy=batch_policy(config, device),
+            max_batch_delay=config.max_batch_delay,
+            together=None if guessing is None else bind_draft(config, host, guessing, blocks, pool),
+            going_on=executor if goes_on else None,
+        )
+        for number, executor in enumerate(executors)
+    )
+
+
+def _goes_on(config: EngineConfig, host: HostPlan, scheduler: SchedulerConfig) -> bool:
+    """Whether steps may be queued before they are asked for: where the host sets the pace and would wait for
+    what is between two steps, as nothing else is computed then; and where what a step has done that nobody
+    wants changes nothing, as of states it would, and where blocks are given back."""
+    alone = host.placement.data == 1 and scheduler.most_in_flight == 1
+    keeps_positions = scheduler.keeps_state and scheduler.windows == (None,) and not host.graph.is_recurrent
+    return config.clock == "host" and alone and keeps_positions
+
+
+def _kept_idle(config: EngineConfig, blocks: int) -> int | None:
+    """How many of these the prefix cache keeps that no request holds; None: all."""
+    return None if faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
+
+
+def _warm_up(replicas: Sequence[ReplicaParts], encoding: Encoding | None) -> None:
+    """A step of one token: who has loaded can compute.  It also maps the weights, and would be late by the
+    time of many others."""
+    zero = np.zeros(1, np.int32)
+    kept = encoding is None or encoding.keeps_state
+    table = np.zeros((replicas[0].scheduler.tables, int(kept)), np.int32)
+    types = zero if encoding is not None and encoding.types else zero[:0]
+    image = None if encoding is None else encoding.image
+    patch = np.zeros((0, 0) if image is None else (1, prod(image.shape)), np.float32)
+    step = StepInputs(zero, zero, np.array([0, 1], np.int32), table, zero, types, patch)
+    for replica in replicas:
+        replica.executor.wait(replica.executor.submit(step, None))
+
+
+def default_kv_bytes(config: EngineConfig) -> int:
+    """Host memory for the KV caches of a deployment that has the host for itself."""
+    return host_memory() // FAITHFUL_SHARE if faithful(config) else DEFAULT_KV_BYTES
+
+
+def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> tuple[int, int]:
+    """KV blocks of a replica, and those of states beside them: what the device holds, as far as the host
+    spends memory on it; none, where nothing is kept in them.  What is asked for, and what the device has, are
+    blocks of all layers: one of each group.  Where states stay to be found, the host has some more."""
+    if not host.keeps_state:
+        return 0, 0
+    room = (config.kv_cache_bytes or default_kv_bytes(config)) // host.placement.data
+    beside = states_beside(config, host.graph, room // 2 // max(1, host.state_bytes))
+    if not faithful(config):
+        room -= beside * host.state_bytes
+    budget = room // host.block_bytes(config)
+    sequence, groups = host.sequence_blocks(config), len(host.layer_groups.windows)
+    asked = config.num_blocks and config.num_blocks * groups
+    held = device.memory.num_blocks * groups
+    are_states = host.graph.is_recurrent and not beside
+    most = most_states(held) if are_states and keeps_snapshots(config, host.graph) else held
+    wanted = min(asked or max(budget, sequence), most)
+    if wanted < sequence:
+        raise UserError(
+            f"--num-blocks {wanted // groups} holds less than one sequence of --max-model-len "
+            f"{host.graph.max_positions}; use at least {-(-sequence // groups)}",
+            "num_blocks",
+        )
+    return wanted, beside
+
+
+def _clock(config: EngineConfig) -> Clock:
+    if config.clock == "virtual":
+        return VirtualClock()
+    return PacedClock(config.time_scale) if config.clock == "device" else HostClock()
+
+
+def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: int) -> dict[str, object]:
+    """What /v1/placement serves and `corepipe serve` prints."""
+    placement = host.placement
+    return {
+        "model": host.graph.name,
+        "timing_model": config.timing_model and device.graph.name,
+        **device.describe(),
+        "kv_blocks_per_replica": blocks,
+        **_kept_apart(host),
+        **_told_of_guesses(config),
+        **_kept_otherwise(config, host, device),
+        "clock": config.clock,
+        "time_scale": config.time_scale,
+        "bits": config.bits,
+        "host": {
+            "model": host.graph.name,
+            **placement.degrees,
+        },
+        "host_limits": _host_limits(host, device, blocks),
+    }
+
+
+def _told_of_guesses(config: EngineConfig) -> dict[str, object]:
+    """What is assumed of guesses, so that nobody takes it for what was found."""
+    rates = _assumed(config)
+    return {} if rates is None else {"assumed_acceptance_rates": list(rates)}
+
+
+def _kept_apart(host: HostPlan) -> dict[str, object]:
+    """The groups of layers, where some keep blocks for the latest positions alone."""
+    groups = host.layer_groups
+    if groups.windows == (None,):
+        return {}
+    layers = range(host.graph.num_layers)
+    return {
+        "kv_layer_groups": [
+            {"layers": [layer for layer in layers if groups[layer] == group], "positions": window}
+            for group, window in enumerate(groups.windows)
+        ]
+    }
+
+
+def _kept_otherwise(config: EngineConfig, host: HostPlan, device: DevicePlan) -> dict[str, object]:
+    """Where the host keeps keys and values as the device does not: Neuron's software has no int8 for them."""
+    kept = host.keeps_state and (host.graph.is_hybrid or not host.graph.is_recurrent)
+    if config.kv_cache_dtype == "auto" or not kept:
+        return {}
+    return {
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "kv_cache_dtype_on_device": device.graph.format.compute.value,
+        "kv_cache_bytes_per_token": host.block_bytes(config)
+        * len(host.layer_groups.windows)
+        // config.block_size,
+    }
+
+
+def _host_limits(host: HostPlan, device: DevicePlan, blocks: int) -> list[str]:
+    """Where the host cannot follow the device, in words."""
+    limits = []
+    if host.graph.max_positions < device.graph.max_positions:
+        limits.append(
+            f"{device.graph.name} takes {device.graph.max_positions} tokens a request here; "
+            f"{host.graph.name}, which the host computes, takes {host.graph.max_positions}"
+        )
+    whole = blocks // len(host.layer_groups.windows)
+    if whole < device.memory.num_blocks:
+        limits.append(
+            f"the device holds {device.memory.num_blocks} KV blocks a replica, the host keeps {whole}: "
+            "--kv-cache-memory-bytes"
+        )
+    return limits

@@ -1,0 +1,373 @@
+"""The emulated side of a deployment: the model that is timed, where its parts are, and what else fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from corepipe.engine.assembly.draft_plan import no_way_back, plan_draft
+from corepipe.engine.batch.encoding import Encoding
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.speculative_config import SpeculativeConfig
+from corepipe.errors import UserError
+from corepipe.models.registry import Architecture
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.hardware import Instance, hypothetical
+from corepipe.neuron.chips.padding import graphs_of
+from corepipe.neuron.chips.profiles import RuntimeProfile, profile
+from corepipe.neuron.compile.layer_groups import block_positions
+from corepipe.neuron.compile.memory import CoreMemory, Limits, MemoryPlan, plan_memory
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.timing import modes
+from corepipe.neuron.timing.cost import CostModel
+from corepipe.neuron.timing.description import describe
+from corepipe.neuron.timing.draft import Draft
+from corepipe.neuron.timing.draft_times import DraftTimes
+from corepipe.neuron.timing.timeline import Timeline
+from corepipe.neuron.timing.uncertainty import (
+    LEVEL,
+    Figure,
+    Interval,
+    Point,
+    architecture_of,
+    interval,
+    kind_of,
+)
+from corepipe.neuron.values import InputKind, OutputKind
+from corepipe.scheduler.policy import Policy, policy
+from corepipe.scheduler.scheduler import SchedulerConfig
+
+DEFAULT_MODEL_LEN = 8192
+"""Longest sequence of a model that takes more, unless the config says otherwise."""
+
+HOST_DRAFT_ROWS = 14
+"""Of a batch on the host, whose weights are read once for so many (docs/kernels.md); on a device guesses cost
+less the more are in a batch, and everybody has as many as are asked for."""
+
+HOST_PROFILE, DEVICE_PROFILE, ONCE_PROFILE = "async", "vllm-neuron", "traced"
+"""Of a server that runs as fast as the host can, and of one that behaves like the deployment to come: of a
+model that generates, and of one that is run once over its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """How a replica keeps states of sequences: `beside` KV blocks so many (0: there are none of these, or no
+    states), a place each `span` positions (None: one for a whole sequence); those there `stay` to be found,
+    `kept` of them at most when no sequence has them (None: all)."""
+
+    beside: int = 0
+    span: int | None = None
+    stay: bool = False
+    kept: int | None = None
+
+
+NO_STATES = StateBlocks()
+"""A block is a state, if there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """A model on the cores of an instance.  `programs` are those of one replica; all replicas are alike.
+
+    batch: sequences that its decode graphs are compiled for; chunk: tokens of a prefill step.  draft: of a
+    smaller model on the same cores, that guesses.
+    """
+
+    graph: Graph
+    instance: Instance
+    placement: Placement
+    reason: str
+    programs: tuple[Program, ...]
+    memory: MemoryPlan
+    profile: RuntimeProfile
+    batch: int
+    chunk: int | None = None
+    draft: Draft | None = None
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What it makes of an input, where it generates nothing; None: it generates."""
+        return None if self.graph.generates else Encoding.of(self.graph)
+
+    def timeline(self, replica: int) -> Timeline:
+        """An idle replica's."""
+        return Timeline(self._cost(replica), draft=self._draft_times(replica))
+
+    def timelines(self) -> list[Timeline]:
+        """Those of all replicas, idle, which share the times of steps where their cores are as fast."""
+        costs, draft = self._costs(), self._draft_times(0)
+        return [
+            Timeline(cost, draft=None if draft is None else DraftTimes(draft.cost.on_replica(replica)))
+            for replica, cost in enumerate(costs)
+        ]
+
+    def _costs(self) -> Sequence[CostModel]:
+        """The cost models of all replicas."""
+        first = self._cost(0)
+        return [first.on_replica(replica) for replica in range(self.placement.data)]
+
+    def _cost(self, replica: int) -> CostModel:
+        cost = CostModel(self.programs, self.instance, self.profile, self.placement.data, replica)
+        return cost.with_batch(self.batch, self.chunk)
+
+    def _draft_times(self, replica: int) -> DraftTimes | None:
+        if self.draft is None:
+            return None
+        programs = self.draft.programs(self.placement.tensor)
+        cost = CostModel(programs, self.instance, self.profile, self.placement.data, replica)
+        return DraftTimes(cost.with_batch(self.batch, self.chunk))
+
+    def interval(
+        self, figure: Figure, tokens: int, *, load: bool = True, tail: bool = False, level: float = LEVEL
+    ) -> Interval:
+        """By how much a figure of this deployment may turn out otherwise than predicted, for sequences of so
+        many tokens."""
+        architecture = architecture_of(self.graph)
+        point = Point(
+            kind_of(figure, architecture, load=load),
+            self.instance.name,
+            self.profile.stack,
+            architecture,
+            self.placement.tensor,
+            tokens,
+            tail,
+            self.placement.expert > 1,
+        )
+        return interval(point, self.profile, level)
+
+    def intervals(self) -> dict[str, object]:
+        """Of each figure under load, for sequences as long as they get, what /v1/placement serves."""
+        longest = self.graph.max_positions
+        if not self.graph.causal:
+            return {Figure.BATCH.value: self.interval(Figure.BATCH, longest, load=False).as_json()}
+        figures = (figure for figure in Figure if figure is not Figure.BATCH)
+        return {figure.value: self.interval(figure, longest).as_json() for figure in figures}
+
+    def describe(self) -> dict[str, object]:
+        """What /v1/placement serves of it."""
+        return {
+            "emulated": True,
+            "format": self.graph.format.name,
+            "format_on_device": self.instance.support(self.graph.format).value,
+            "instance": self.instance.name,
+            **hypothetical(self.instance),
+            "logical_neuroncore_config": self.instance.lnc,
+            **self._part(),
+            "runtime_profile": self.profile.name,
+            **self.placement.degrees,
+            "reason": self.reason,
+            "intervals": self.intervals(),
+            **self._buckets(),
+            **self._drafts(),
+            "cores": [
+                {**core, "memory_bytes": self._memory(memory)}
+                for core, memory in zip(describe(self.programs), self.memory.cores, strict=True)
+            ],
+        }
+
+    def _part(self) -> dict[str, object]:
+        """Which cores of the instance they are, where other models have others."""
+        if self.instance.part is None:
+            return {}
+        first = self.instance.part.start
+        return {"neuroncore_ids": [*range(first, first + self.placement.cores)]}
+
+    def _drafts(self) -> dict[str, object]:
+        """Who guesses, and on which of a replica's cores."""
+        if self.draft is None:
+            return {}
+        return {"draft_model": {"model": self.draft.graph.name, "cores": [*range(self.placement.tensor)]}}
+
+    def _buckets(self) -> dict[str, object]:
+        """The graphs that are compiled, where whole inputs are padded to them."""
+        if self.graph.causal:
+            return {}
+        lengths, batches = graphs_of(self.profile, self.graph.max_positions, self.batch)
+        if any(given.kind is InputKind.PATCHES for given in self.graph.inputs):
+            lengths = lengths[-1:]  # all images are of one size
+        return {"buckets": {"lengths": lengths, "batches": batches}}
+
+    def _memory(self, core: CoreMemory) -> dict[str, int]:
+        """What a core holds: KV blocks and states are there from the start, used or not."""
+        kv = core.block * self.memory.num_blocks + core.states
+        return {"weights": core.weights, "kv_cache": kv, "buffers": core.buffers}
+
+
+def plan_device(config: EngineConfig, model: Architecture, draft: Architecture | None = None) -> DevicePlan:
+    """Places `model` as `config` asks; reads no weights.  draft: the model that guesses, where the caller has
+    it.
+
+    Raises UserError for an instance or a profile that does not exist, for a task that the model does not do,
+    for more positions than the model has, and for what does not fit the instance.
+    """
+    instance = find_instance(config.instance)
+    if config.lnc is not None:
+        instance = instance.with_lnc(config.lnc)
+    if config.first_core or config.cores is not None:
+        instance = _part(config, instance)
+    graph = graph_of(config, model, timed_task(config.task, model))
+    if config.max_batch_delay and graph.generates:
+        raise UserError(
+            f"--max-batch-delay: {graph.name} generates, and its batches take a request in when it comes",
+            "max_batch_delay",
+        )
+    if config.speculative_config is not None:
+        _check_speculation(config, graph, config.speculative_config)
+    guesses = plan_draft(config, graph, draft)
+    runtime = runtime_profile(config, graph)
+    limits = _limits(config, graph, runtime, guesses)
+    degrees = modes.Degrees(config.pipeline, config.tensor, config.data, config.expert)
+    placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
+    cut = modes.compiler(graph, instance, runtime)
+    programs = cut(placement)
+    memory = plan_memory(programs, placement, instance, limits, cut)
+    batch, chunk = config.max_num_seqs, batch_tokens(config, graph)
+    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk, guesses)
+
+
+def _check_speculation(config: EngineConfig, graph: Graph, asked: SpeculativeConfig) -> None:
+    """Raises UserError where nobody can guess, and where guesses are assumed of what is no device."""
+    why = None
+    if not graph.generates:
+        why = f"{graph.name} generates nothing that could be guessed"
+    elif graph.is_recurrent:
+        why = no_way_back(graph)
+    elif asked.assumed_rates is not None and config.clock == "host" and config.timing_model is None:
+        why = "the host is no faster for what is assumed, the emulated device is; add --clock device"
+    if why is not None:
+        raise UserError(f"--speculative-config: {why}", "speculative_config")
+
+
+def _part(config: EngineConfig, instance: Instance) -> Instance:
+    """The cores of it that are asked for.  Raises UserError where it has none such."""
+    left = instance.cores - config.first_core
+    count = left if config.cores is None else config.cores
+    if not 0 < count <= left:
+        raise UserError(
+            f"first_core {config.first_core}, cores {config.cores}: {instance.name} has {instance.cores} "
+            "NeuronCores, counted from 0",
+            "cores",
+        )
+    return instance.with_part(config.first_core, count)
+
+
+def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile, beside: Draft | None) -> Limits:
+    size = block_positions(graph, config.block_size)
+    sequence = -(-graph.max_positions // size)
+    most = config.num_blocks or config.max_num_seqs * sequence
+    return Limits(
+        graph.max_positions,
+        config.max_num_seqs,
+        batch_tokens(config, graph),
+        size,
+        most,
+        runtime.kv_budget,
+        beside,
+    )
+
+
+def timed_task(asked: str, model: Architecture) -> TaskInfo | None:
+    """The task that is timed; None: what the model gives by itself, as those of images that are told apart by
+    nobody, and those that guess masked words.
+
+    Raises UserError for a task that is asked for by name, and that the model does not do.
+    """
+    if asked != "auto":
+        return model.task(asked)
+    try:
+        found = model.task()
+    except UserError:
+        return None
+    return None if found.task is Task.EMBED and _guesses_words(model.graph(FORMATS["bf16"])) else found
+
+
+def _guesses_words(graph: Graph) -> bool:
+    return not graph.causal and graph.outputs[0].kind is OutputKind.LOGITS
+
+
+def graph_of(
+    config: EngineConfig, model: Architecture, task: TaskInfo | None, most: int = DEFAULT_MODEL_LEN
+) -> Graph:
+    """A model's graph for a task, for as many positions as are asked for, and else as texts may have.
+
+    Raises UserError for images of which a part is asked for.
+    """
+    if task is not None and task.images is not None:
+        if config.max_model_len not in (None, task.images.rows):
+            raise UserError(
+                f"--max-model-len {config.max_model_len}: {model.name} reads whole images, of "
+                f"{task.images.rows} rows; leave it out",
+                "max_model_len",
+            )
+        return model.graph(TIMED_FORMATS[config.format], task.images.rows, task)
+    longest = model.max_positions if task is None else min(task.max_tokens, model.max_positions)
+    return model.graph(TIMED_FORMATS[config.format], config.max_model_len or min(longest, most), task)
+
+
+def batch_tokens(config: EngineConfig, graph: Graph) -> int:
+    """Tokens of a batch: as asked for, but no fewer than the longest text that is computed whole; of images,
+    which are all of one size, as many as there may be images."""
+    asked, longest = config.max_num_batched_tokens, graph.max_positions
+    if graph.causal:
+        return asked
+    texts = any(given.kind is InputKind.TOKENS for given in graph.inputs)
+    return max(asked, longest if texts else config.max_num_seqs * longest)
+
+
+def runtime_profile(config: EngineConfig, graph: Graph) -> RuntimeProfile:
+    """The device's software stack.  Raises UserError for what is neither a profile's name nor its file."""
+    if config.clock == "host" and config.timing_model is None:
+        return profile(config.profile or HOST_PROFILE)
+    return profile(config.profile or (DEVICE_PROFILE if graph.causal else ONCE_PROFILE))
+
+
+def batch_policy(config: EngineConfig, device: DevicePlan) -> Policy:
+    """The policy that was asked for, or the profile's."""
+    return policy(config.policy or device.profile.policy)
+
+
+def scheduler_config(
+    config: EngineConfig,
+    device: DevicePlan,
+    blocks: int,
+    max_model_len: int,
+    max_cached_blocks: int | None,
+    windows: tuple[int | None, ...] = (None,),
+    states: StateBlocks = NO_STATES,
+) -> SchedulerConfig:
+    """The limits of one replica with `blocks` KV blocks; a device's software has its layers in one group.
+
+    A prefix of a recurrent model's sequence is found again where states stay: otherwise there is the latest
+    alone.
+    """
+    keeps, recurrent = any(True for _ in device.graph.states()), device.graph.is_recurrent
+    only_states = recurrent and not device.graph.is_hybrid
+    size = max_model_len if only_states else config.block_size
+    return SchedulerConfig(
+        num_blocks=blocks,
+        block_size=states.span if only_states and states.span is not None else size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=batch_tokens(config, device.graph),
+        max_model_len=max_model_len,
+        prefix_cache=config.prefix_cache and keeps and (not recurrent or states.stay),
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        stages=device.placement.pipeline,
+        max_cached_blocks=max_cached_blocks,
+        whole_prompts=not device.graph.causal,
+        keeps_state=keeps,
+        windows=windows,
+        state_span=states.span,
+        num_states=states.beside,
+        max_cached_states=states.kept,
+        draft_rows=HOST_DRAFT_ROWS if config.clock == "host" and not _assumes(config) else None,
+    )
+
+
+def _assumes(config: EngineConfig) -> bool:
+    """Whether guesses are the device's alone."""
+    return config.speculative_config is not None and config.speculative_config.assumed_rates is not None

@@ -1,0 +1,1 @@
+"""A batch: its requests, sampling parameters and masks, and the call that computes it."""

@@ -1,0 +1,203 @@
+"""Batches of requests that generate nothing: texts as the executor takes them, and what it made of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.engine.batch.block_table import BlockTable, join_tables
+from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.batch.runner import (
+    Failure,
+    Join,
+    OnStart,
+    Step,
+    StepResult,
+    positions_of,
+    tokens_of,
+)
+from corepipe.engine.batch.sampling import NO_IDS, Ids
+from corepipe.engine.messages import Started, Submit
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.inputs import Executor, StepInputs
+from corepipe.neuron.ops import patches_of
+from corepipe.neuron.timing.cost import StepShape
+from corepipe.neuron.values import TOKENS, Input, InputKind, image_shape
+from corepipe.scheduler.request import Batch, Chunk, Request
+
+OVERFLOW = (
+    "What the model computes overflowed: instead of numbers it gave infinity or NaN. Its weights do not fit "
+    "the number format that it is served in."
+)
+
+LITTLE_ENDIAN = np.dtype("<f4")
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What a graph that generates nothing gives, and what it asks for.
+
+    per_token: it gives a row for each token; otherwise one a sequence, at the first of its rows, or where
+    each token only sees those before it (`causal`) at the last.  keeps_state: in KV blocks.  types: it is
+    told which of two texts a token is of.  image: what it is given of images, each of `rows` rows (None: it
+    reads texts).
+    """
+
+    per_token: bool = False
+    causal: bool = False
+    keeps_state: bool = False
+    types: bool = False
+    image: Input | None = None
+    rows: int = 0
+
+    @classmethod
+    def of(cls, graph: Graph) -> Self:
+        """Of a graph's first output."""
+        image = next((given for given in graph.inputs if given.kind is InputKind.PATCHES), None)
+        return cls(
+            per_token=graph.outputs[0].value.rows == TOKENS,
+            causal=graph.causal,
+            keeps_state=any(True for _ in graph.states()),
+            types=any(given.kind is InputKind.TYPES for given in graph.inputs),
+            image=image,
+            rows=0 if image is None else graph.max_positions,
+        )
+
+    def check(self, submit: Submit) -> None:
+        """Raises ValueError for a request that has no image where one is read, or one of another size."""
+        wanted = 0 if self.image is None else prod(image_shape(self.image, self.rows))
+        if len(submit.image) != wanted * LITTLE_ENDIAN.itemsize:
+            raise ValueError(f"an image of {wanted} numbers is wanted, not of {len(submit.image)} bytes")
+        if self.image is not None and len(submit.prompt) != self.rows:
+            raise ValueError(f"an image has {self.rows} rows here, not {len(submit.prompt)}")
+
+    def shape(self, chunks: Sequence[Chunk], results: int) -> StepShape:
+        """What of a batch decides its time."""
+        if self.keeps_state:
+            return StepShape.of([(c.start, c.count) for c in chunks], results)
+        return StepShape.whole([c.count for c in chunks], results)
+
+
+class EncodingRunner:
+    """Hands batches to one replica's executor; implements `replica.BatchRunner` for requests that generate
+    nothing.  on_start, join: see `runner.Runner`."""
+
+    def __init__(
+        self, executor: Executor, encoding: Encoding, on_start: OnStart, join: Join = join_tables
+    ) -> None:
+        self._executor = executor
+        self._encoding = encoding
+        self._on_start = on_start
+        self._join = join
+        self._started: set[str] = set()
+        self._tables: dict[str, BlockTable] = {}
+
+    def add(self, request: Request) -> None:
+        """Takes on a request before its first batch."""
+        self._tables[request.id] = BlockTable()
+
+    def remove(self, request_id: str) -> None:
+        """Forgets a request that has ended; batches in flight may still hold it."""
+        del self._tables[request_id]
+        self._started.discard(request_id)
+
+    def submit(self, batch: Batch) -> Step:
+        """Starts a batch and does not wait."""
+        chunks = batch.chunks
+        self._tell_started(chunks)
+        starts = np.array([0, *accumulate([chunk.count for chunk in chunks])], np.int32)
+        wanted = self._wanted_rows(chunks, starts)
+        inputs = StepInputs(
+            tokens=tokens_of(chunks),
+            positions=positions_of(chunks, starts),
+            sequence_starts=starts,
+            block_tables=self._block_tables(chunks),
+            logit_rows=wanted,
+            types=_types(chunks, starts) if self._encoding.types else NO_IDS,
+            patches=self._patches(chunks),
+        )
+        ticket = self._executor.submit(inputs, None)
+        shape = self._encoding.shape(chunks, len(wanted))
+        nothing: list[int | None] = [None] * len(chunks)
+        return Step(ticket, batch, nothing, {}, NO_IDS, shape, value_rows=self._value_rows(chunks, starts))
+
+    def wait(self, step: Step) -> StepResult:
+        """Waits for a batch; batches are waited for in the order in which they were submitted."""
+        output = self._executor.wait(step.ticket)
+        assert output.values is not None
+        finite = np.isfinite(output.values)
+        failures = [] if finite.all() else _overflows(step, finite)
+        return StepResult(step, output, [()] * len(step.drawn_rows), failures)
+
+    def _wanted_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Ids:
+        """One row of each sequence whose last token is among its rows."""
+        rows = starts[1:] - 1 if self._encoding.causal else starts[:-1]
+        samples = [chunk.samples for chunk in chunks]
+        return rows.copy() if all(samples) else rows[samples]
+
+    def _value_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Sequence[range]:
+        """Where the values of each chunk are in a result; nowhere, where more of its prompt is to come."""
+        if self._encoding.per_token:
+            return [range(start, end) for start, end in pairwise(starts.tolist())]
+        ends = accumulate([int(chunk.samples) for chunk in chunks])
+        return [range(end - chunk.samples, end) for chunk, end in zip(chunks, ends, strict=True)]
+
+    def _block_tables(self, chunks: Sequence[Chunk]) -> Ids:
+        """Of each group of layers in turn [S, B]; no columns where nothing is kept."""
+        if not self._encoding.keeps_state:
+            return np.empty((len(chunks), 0), np.int32)
+        return self._join([self._tables[chunk.request.id].follow(chunk.request) for chunk in chunks])
+
+    def _patches(self, chunks: Sequence[Chunk]) -> F32:
+        """What each row is made of [M, width]; [0, 0] where texts are read."""
+        given, rows = self._encoding.image, self._encoding.rows
+        if given is None:
+            return np.empty((0, 0), np.float32)
+        shape = image_shape(given, rows)
+        images = (np.frombuffer(_sampled(chunk.request).image, LITTLE_ENDIAN) for chunk in chunks)
+        return np.concatenate([patches_of(image.reshape(shape), given) for image in images])
+
+    def _tell_started(self, chunks: Sequence[Chunk]) -> None:
+        fresh = [chunk.request for chunk in chunks if chunk.request.id not in self._started]
+        if fresh:
+            self._on_start([Started(request.id, _sampled(request).seed) for request in fresh])
+            self._started.update(request.id for request in fresh)
+
+
+def values_of(result: StepResult, chunk: int) -> tuple[bytes, int]:
+    """What was made of a chunk's text: fp32 in little-endian order, and in how many rows."""
+    values, rows = result.output.values, result.step.value_rows[chunk]
+    assert values is not None
+    found: npt.NDArray[np.float32] = values[rows.start : rows.stop]
+    return found.astype(LITTLE_ENDIAN, copy=False).tobytes(), len(rows)
+
+
+def _overflows(step: Step, finite: npt.NDArray[np.bool_]) -> list[Failure]:
+    """The requests whose rows are not all numbers."""
+    return [
+        Failure(chunk.request, "overflow", OVERFLOW)
+        for chunk, rows in zip(step.batch.chunks, step.value_rows, strict=True)
+        if not finite[rows.start : rows.stop].all()
+    ]
+
+
+def _types(chunks: Sequence[Chunk], starts: Ids) -> Ids:
+    """0 for rows of a request's first text, 1 for those of its second [M]."""
+    types = np.zeros(starts[-1], np.int32)
+    for chunk, start, end in zip(chunks, starts[:-1], starts[1:], strict=True):
+        if second := _sampled(chunk.request).second:
+            types[start + max(0, second - chunk.start) : end] = 1
+    return types
+
+
+def _sampled(request: Request) -> SampledRequest:
+    assert isinstance(request, SampledRequest)
+    return request

@@ -1,0 +1,154 @@
+"""Compiles the grammars of requests that wait, on threads of its own: nobody else waits for that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from corepipe.engine.batch.masks import Constraint, GrammarError
+from corepipe.engine.batch.requests import SampledRequest
+from corepipe.errors import shown
+from corepipe.scheduler.request import Status
+
+THREADS = 2
+"""Grammars that are compiled at a time."""
+
+COMPILE_SECONDS = 5.0
+"""Processor time of a grammar that is waited for; its limits (`masks`) should end what would take longer."""
+
+MOST_THREADS = 6
+"""... with those that still compile what nobody waits for any more, in whose place there are others."""
+
+Compile = Callable[[SampledRequest], Constraint]
+"""The constraint of a request that has taken what was generated.  Raises GrammarError."""
+
+
+@dataclass(slots=True, eq=False)
+class Compilation:
+    """constraint or error: what came of it.  spent: tells the seconds that it has taken; None: none yet.
+
+    given_up: it takes too long, and another thread has taken the place of the one that is at it.
+    """
+
+    request: SampledRequest
+    spent: Callable[[], float] | None = None
+    constraint: Constraint | None = None
+    error: str | None = None
+    given_up: bool = False
+
+
+def thread_seconds() -> Callable[[], float]:
+    """A clock of the processor time of the calling thread, for other threads; of time, where the system does
+    not tell that."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic
+    return partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
+
+
+class GrammarPool:
+    """`on_done` is called, by another thread, when there is something to take.
+
+    clock: gives a thread of the pool, which calls it, its clock.  Threads are started as they are needed and
+    end with the process, whatever they are at.
+    """
+
+    def __init__(
+        self,
+        compile_: Compile,
+        on_done: Callable[[], None],
+        clock: Callable[[], Callable[[], float]] = thread_seconds,
+    ) -> None:
+        self._compile = compile_
+        self._on_done = on_done
+        self._clock = clock
+        self._asked: SimpleQueue[Compilation] = SimpleQueue()
+        self._done: SimpleQueue[Compilation] = SimpleQueue()
+        self._open: dict[SampledRequest, Compilation] = {}
+        self._threads = 0
+        self._given_up = 0
+
+    def __len__(self) -> int:
+        """Requests that are waited for."""
+        return len(self._open)
+
+    def start(self, request: SampledRequest) -> None:
+        """Compiles a request's grammar."""
+        self._open[request] = asked = Compilation(request)
+        self._asked.put(asked)
+        self._add_thread()
+
+    def patience(self) -> float | None:
+        """Seconds until one can have taken too long; None: that cannot be before another one is done."""
+        spent = [each.spent() for each in self._open.values() if each.spent is not None]
+        return max(0.0, COMPILE_SECONDS - max(spent)) if spent else None
+
+    def take(self) -> list[Compilation]:
+        """Those that are done, or have taken too long, since the last call."""
+        found = []
+        while not self._done.empty():
+            done = self._done.get()
+            if done.given_up:
+                self._given_up -= 1
+            elif self._open.pop(done.request, None) is not None:
+                found.append(done)
+        return found + [self._give_up(each) for each in list(self._open.values()) if _is_late(each)]
+
+    def wait(self) -> None:
+        """Waits for one of those that are under way."""
+        if self._open:
+            patience = self.patience()
+            try:
+                self._done.put(self._done.get(timeout=0.1 if patience is None else patience))
+            except Empty:
+                """Time to look for what is late, or for what has begun."""
+
+    def _give_up(self, each: Compilation) -> Compilation:
+        """The result of one that has taken too long; who waits in line must not wait for it as well."""
+        each.given_up = True
+        self._given_up += 1
+        del self._open[each.request]
+        self._add_thread()
+        return Compilation(
+            each.request,
+            error=f"the grammar is not compiled after {COMPILE_SECONDS:g} seconds of processor time",
+        )
+
+    def _add_thread(self) -> None:
+        """Another thread, where the open ones have fewer than they may have."""
+        wanted = min(len(self._open), THREADS) + self._given_up
+        if self._threads < min(wanted, MOST_THREADS):
+            self._threads += 1
+            threading.Thread(target=self._work, name="grammars", daemon=True).start()
+
+    def _work(self) -> None:
+        clock = self._clock()
+        while True:
+            asked = self._asked.get()
+            began = clock()
+            asked.spent = partial(_since, clock, began)
+            if asked.request.status is Status.FINISHED:
+                asked.error = "nobody waits for it"
+            else:
+                self._try(asked)
+            self._done.put(asked)
+            self._on_done()
+
+    def _try(self, asked: Compilation) -> None:
+        try:
+            asked.constraint = self._compile(asked.request)
+        except GrammarError as error:
+            asked.error = str(error)
+        except BaseException as error:  # a panic of the library's is no Exception
+            asked.error = f"the grammar cannot be compiled: {shown(str(error), 200)}"
+
+
+def _is_late(each: Compilation) -> bool:
+    return each.spent is not None and each.spent() >= COMPILE_SECONDS
+
+
+def _since(clock: Callable[[], float], began: float) -> float:
+    return clock() - began

@@ -1,0 +1,278 @@
+"""From requests' sampling parameters to the arrays of a SamplingBatch.
+
+Each request packs its scalars once; a step joins the packed rows.  Lists (biases, seen tokens) are kept
+only by the requests that ask for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.engine.messages import Sampling
+from corepipe.neuron.inputs import SamplingBatch
+from corepipe.scheduler.request import Request
+
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+N = TypeVar("N", bound=np.generic)
+
+SCALARS = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("repetition", np.float32),
+        ("presence", np.float32),
+        ("frequency", np.float32),
+        ("top_k", np.int32),
+        ("top_logprobs", np.int32),
+        ("seed", np.uint64),
+    ]
+)
+"""One row's scalars, named as in SamplingBatch."""
+
+NO_IDS: Ids = np.empty(0, np.int32)
+NO_VALUES: Floats = np.empty(0, np.float32)
+
+INT32_MAX = (1 << 31) - 1
+_MASK64 = (1 << 64) - 1
+
+
+def derive_seed(seed: int, number: int) -> int:
+    """Seed of the `number`-th request under an engine's `seed`: one splitmix64 step (Steele et al. 2014)."""
+    z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
+
+def pack_scalars(params: Sampling, seed: int) -> bytes:
+    """A drawn row's scalars, of parameters that `requests.to_request` lets through; `seed` modulo 2**64."""
+    row = np.zeros((), SCALARS)
+    row["temperature"] = params.temperature
+    row["top_p"] = params.top_p
+    row["min_p"] = params.min_p
+    row["repetition"] = params.repetition_penalty
+    row["presence"] = params.presence_penalty
+    row["frequency"] = params.frequency_penalty
+    row["top_k"] = min(max(params.top_k, 0), INT32_MAX)
+    row["top_logprobs"] = -1 if params.logprobs is None else params.logprobs
+    row["seed"] = seed & _MASK64
+    return row.tobytes()
+
+
+def pack_prompt_scalars(top_logprobs: int) -> bytes:
+    """Scalars of a prompt's row: nothing is drawn, only the next token's logprob is asked for."""
+    return pack_scalars(Sampling(temperature=0.0, logprobs=top_logprobs), seed=0)
+
+
+class SeenTokens:
+    """Distinct tokens of a sequence, and how often each occurs in the output (0: in the prompt only)."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        distinct = sorted(set(prompt))
+        self._index = {token: i for i, token in enumerate(distinct)}
+        self._ids = np.array(distinct, np.int32)
+        self._counts = np.zeros(len(distinct), np.int32)
+        self._known = len(prompt)
+
+    def follow(self, tokens: Sequence[int]) -> tuple[Ids, Ids]:
+        """Counts what `tokens`, the whole sequence, has gained; ids [n] and counts [n]."""
+        for position in range(self._known, len(tokens)):
+            self._count(tokens[position])
+        self._known = len(tokens)
+        size = len(self._index)
+        return self._ids[:size], self._counts[:size]
+
+    def ahead(self, tokens: Sequence[int], drafts: Sequence[int]) -> tuple[Ids, Ids]:
+        """As `follow`, of what would be counted if the drafts were known; they are not counted for good."""
+        ids, counts = self.follow(tokens)
+        counts, others = counts.copy(), Counter[int]()
+        for token in drafts:
+            if token in self._index:
+                counts[self._index[token]] += 1
+            else:
+                others[token] += 1
+        more = np.array([*others.items()], np.int32).reshape(-1, 2)
+        return np.append(ids, more[:, 0]), np.append(counts, more[:, 1])
+
+    def _count(self, token: int) -> None:
+        at = self._index.setdefault(token, len(self._index))
+        if at == len(self._ids):
+            more = np.zeros(max(16, at), np.int32)
+            self._ids, self._counts = np.append(self._ids, more), np.append(self._counts, more)
+        self._ids[at] = token
+        self._counts[at] += 1
+
+
+class Banned:
+    """The tokens that would complete one of some sequences of tokens."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        self._always = {one[0] for one in sequences if len(one) == 1}
+        self._longer = [(list(one[:-1]), one[-1]) for one in sequences if len(one) > 1]
+        self._longest = max((len(start) for start, _ in self._longer), default=0)
+
+    def next(self, request: Request, drafts: Sequence[int] = ()) -> Ids:
+        """What must not follow the tokens of the answer so far and these drafts; those of the prompt do not
+        count."""
+        said = [*request.tokens[max(len(request.prompt), len(request.tokens) - self._longest) :], *drafts]
+        ending = {last for start, last in self._longer if said[-len(start) :] == start}
+        return np.array(sorted(self._always | ending), np.int32)
+
+
+class RowLists:
+    """The lists of a request's rows: biases, tokens and words that are banned, seen tokens.
+
+    Stop ids are banned `early`, before `min_tokens`.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        params: Sampling,
+        bad_words: Sequence[Sequence[int]],
+        early: Sequence[int],
+    ) -> None:
+        self._request = request
+        self._banned = Banned(bad_words) if bad_words else None
+        bias = sorted(params.logit_bias.items())
+        self._bias_ids = np.array([token for token, _ in bias], np.int32)
+        self._bias = np.array([value for _, value in bias], np.float32)
+        self._early_ids = np.append(self._bias_ids, np.array(early, np.int32))
+        self._early_bias = np.append(self._bias, np.full(len(early), -np.inf, np.float32))
+        self._seen = SeenTokens(request.prompt) if _penalises(params) else None
+
+    @staticmethod
+    def of(
+        request: Request,
+        params: Sampling,
+        bad_words: Sequence[Sequence[int]] = (),
+        *,
+        masked: bool = False,
+    ) -> RowLists | None:
+        """None where the request needs no lists, as most do.  masked: its masks ban the stop ids."""
+        early = sorted(request.stop_ids) if request.min_tokens and not masked else []
+        needed = params.logit_bias or bad_words or early or _penalises(params)
+        return RowLists(request, params, bad_words, early) if needed else None
+
+    def ahead(self, drafts: Sequence[int]) -> RowLists | ListsAhead:
+        """The lists of the row that draws what follows these drafts."""
+        return ListsAhead(self, drafts) if drafts else self
+
+    def bias(self, drafts: Sequence[int] = ()) -> tuple[Ids, Floats]:
+        """Ids and what to add to their logits at the next draw, or at that behind some drafts."""
+        early = self._request.num_generated + len(drafts) < self._request.min_tokens
+        ids, values = (self._early_ids, self._early_bias) if early else (self._bias_ids, self._bias)
+        if self._banned is None:
+            return ids, values
+        banned = self._banned.next(self._request, drafts)
+        return np.append(ids, banned), np.append(values, np.full(len(banned), -np.inf, np.float32))
+
+    def seen(self, drafts: Sequence[int] = ()) -> tuple[Ids, Ids]:
+        """Ids and counts for the penalties of the next draw, or of that behind some drafts."""
+        if self._seen is None:
+            return NO_IDS, NO_IDS
+        tokens = self._request.tokens
+        return self._seen.ahead(tokens, drafts) if drafts else self._seen.follow(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ListsAhead:
+    """The lists of a row behind drafts."""
+
+    lists: RowLists
+    drafts: Sequence[int]
+
+    def bias(self) -> tuple[Ids, Floats]:
+        """As of RowLists."""
+        return self.lists.bias(self.drafts)
+
+    def seen(self) -> tuple[Ids, Ids]:
+        """As of RowLists."""
+        return self.lists.seen(self.drafts)
+
+
+def _penalises(params: Sampling) -> bool:
+    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
+
+
+@dataclass(slots=True)
+class LogitRows:
+    """The rows of a batch whose logits are wanted, as parallel lists; `rows` ascend.
+
+    positions: index of the drawn token in its sequence; chosen: a prompt's next token, or -1 to draw.
+    masked: which of the rows have a mask.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    scalars: list[bytes] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    lists: list[RowLists | ListsAhead | None] = field(default_factory=list)
+    masked: list[int] = field(default_factory=list)
+
+    def draw(self, row: int, scalars: bytes, position: int, lists: RowLists | ListsAhead | None) -> None:
+        self.rows.append(row)
+        self.scalars.append(scalars)
+        self.positions.append(position)
+        self.chosen.append(-1)
+        self.lists.append(lists)
+
+    def mask(self) -> None:
+        """The last row has a mask."""
+        self.masked.append(len(self.rows) - 1)
+
+    def report(self, row: int, scalars: bytes, prompt: Sequence[int], position: int) -> None:
+        """A prompt's row, whose next token is known: `prompt[position]`."""
+        self.rows.append(row)
+        self.scalars.append(scalars)
+        self.positions.append(position)
+        self.chosen.append(prompt[position])
+        self.lists.append(None)
+
+    def sampling(self) -> SamplingBatch:
+        """The SamplingBatch of these rows; R may be 0."""
+        rows = np.frombuffer(bytearray().join(self.scalars), SCALARS)
+        bias_offsets, bias_ids, bias_values = self._biases()
+        seen_offsets, seen_ids, seen_counts = self._seen()
+        return SamplingBatch(
+            **{name: np.ascontiguousarray(rows[name]) for name in SCALARS.names or ()},
+            position=np.array(self.positions, np.int64),
+            chosen=np.array(self.chosen, np.int32),
+            masked=self._masked(),
+            bias_offsets=bias_offsets,
+            bias_ids=bias_ids,
+            bias_values=bias_values,
+            seen_offsets=seen_offsets,
+            seen_ids=seen_ids,
+            seen_counts=seen_counts,
+        )
+
+    def _masked(self) -> Ids:
+        places = np.full(len(self.rows), -1, np.int32)
+        places[self.masked] = range(len(self.masked))
+        return places
+
+    def _biases(self) -> tuple[Ids, Ids, Floats]:
+        if not any(self.lists):
+            return np.zeros(len(self.rows) + 1, np.int32), NO_IDS, NO_VALUES
+        return _ragged([lists.bias() if lists else (NO_IDS, NO_VALUES) for lists in self.lists])
+
+    def _seen(self) -> tuple[Ids, Ids, Ids]:
+        if not any(self.lists):
+            return np.zeros(len(self.rows) + 1, np.int32), NO_IDS, NO_IDS
+        return _ragged([lists.seen() if lists else (NO_IDS, NO_IDS) for lists in self.lists])
+
+
+def _ragged(pairs: Sequence[tuple[Ids, npt.NDArray[N]]]) -> tuple[Ids, Ids, npt.NDArray[N]]:
+    """Offsets [R + 1] of each pair when all are laid end to end, and the two long arrays."""
+    offsets = np.cumsum([0, *(len(ids) for ids, _ in pairs)], dtype=np.int32)
+    return offsets, np.concatenate([ids for ids, _ in pairs]), np.concatenate([other for _, other in pairs])

@@ -1,0 +1,132 @@
+"""Guesses of a smaller model: what it would answer itself, its likeliest token each time.
+
+All who want guesses have them from the same batches: one that computes what the draft model has not seen of
+them, and another for each further guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from corepipe.engine.batch.block_table import join_tables
+from corepipe.engine.batch.sampling import LogitRows, pack_scalars
+from corepipe.engine.drafters.draft_cache import DraftCache, Followed
+from corepipe.engine.drafters.speculation import Speculation
+from corepipe.engine.messages import Sampling
+from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs
+from corepipe.scheduler.request import Request
+
+GREEDY = pack_scalars(Sampling(temperature=0.0), seed=0)
+
+
+@dataclass(slots=True, eq=False)
+class _Guessing:
+    """A request, and `most` guesses that it wants; rows: those of it that are computed first."""
+
+    request: Request
+    has: Followed
+    most: int
+    rows: int = 0
+    guesses: list[int] = field(default_factory=list)
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether nothing that is known is unseen once its first rows are computed."""
+        return self.has.right + self.rows == self.request.num_tokens
+
+    @property
+    def end(self) -> int:
+        """Of the positions that are computed with as many guesses as it wants."""
+        return self.has.right + self.rows + (self.most - 1 if self.catches_up else 0)
+
+
+class DraftModel:
+    """Implements `drafts.BatchDrafter` for requests whose Drafter is a `Speculation`.
+
+    executor: the draft model's, with blocks of `block_size` positions of the same numbers as the served
+    model's; most_rows: of a batch of it.
+    """
+
+    def __init__(self, executor: Executor, block_size: int, most_rows: int) -> None:
+        self._executor = executor
+        self._cache = DraftCache(block_size)
+        self._most_rows = most_rows
+        self._sampling: dict[int, SamplingBatch] = {}
+
+    def depth(self, request: Request, most: int) -> int:
+        return _speculation(request).depth_together(request, most)
+
+    def propose(self, asked: Sequence[tuple[Request, int]]) -> Sequence[Sequence[int]]:
+        """Those of whom there is more to compute than a batch holds get none, and some of it computed; those
+        of whom somebody else has the same to compute wait for that."""
+        guessing = [_Guessing(request, _speculation(request).followed, most) for request, most in asked]
+        going = self._catch_up(guessing)
+        while going := [each for each in going if len(each.guesses) < each.most]:
+            going = self._guess(going, [each.guesses[-1:] for each in going])
+        for each in guessing:
+            end = each.has.right + each.rows + max(0, len(each.guesses) - 1)
+            self._cache.note(each.request, each.has, each.guesses, end)
+        return [_speculation(each.request).take(each.request, each.guesses) for each in guessing]
+
+    def _catch_up(self, guessing: Sequence[_Guessing]) -> list[_Guessing]:
+        """Computes what is unseen, as far as a batch holds it, who has the least before others; those of whom
+        nothing is, with a guess."""
+        for each in guessing:
+            self._cache.follow(each.request, each.has)
+        left, computed, written = self._most_rows, [], set[int]()
+        for each in sorted(guessing, key=lambda one: one.has.until - one.has.right):
+            each.rows = min(each.has.until - each.has.right, left)
+            blocks = self._cache.blocks(each.request, each.has, each.end)
+            if each.rows == 0 or not written.isdisjoint(blocks):
+                each.rows = 0
+                continue
+            written.update(blocks)
+            left -= each.rows
+            computed.append(each)
+        rows = [each.request.tokens[each.has.right : each.has.right + each.rows] for each in computed]
+        return self._guess(computed, rows)
+
+    def _guess(self, guessing: Sequence[_Guessing], tokens: Sequence[Sequence[int]]) -> list[_Guessing]:
+        """Computes these tokens of each, and guesses one more of those who have no unseen ones then; who has
+        got one."""
+        counts = np.array([len(each) for each in tokens], np.int32)
+        starts = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        first = np.array([_position(each) for each in guessing], np.int32)
+        wanting = [at for at, each in enumerate(guessing) if each.guesses or each.catches_up]
+        inputs = StepInputs(
+            tokens=np.array([token for each in tokens for token in each], np.int32),
+            positions=np.arange(starts[-1], dtype=np.int32) + np.repeat(first - starts[:-1], counts),
+            sequence_starts=starts,
+            block_tables=join_tables([each.has.blocks.follow(each.request) for each in guessing]),
+            logit_rows=starts[1:][wanting] - 1,
+        )
+        output = self._executor.wait(self._executor.submit(inputs, self._greedy(len(wanting))))
+        found = []
+        for row, (at, token) in enumerate(zip(wanting, output.tokens.tolist(), strict=True)):
+            if row not in output.overflowed:
+                guessing[at].guesses.append(token)
+                found.append(guessing[at])
+        return found
+
+    def _greedy(self, rows: int) -> SamplingBatch:
+        """The likeliest tokens of so many rows."""
+        if rows not in self._sampling:
+            wanted = LogitRows()
+            for row in range(rows):
+                wanted.draw(row, GREEDY, 0, None)
+            self._sampling[rows] = wanted.sampling()
+        return self._sampling[rows]
+
+
+def _position(each: _Guessing) -> int:
+    """Of the first token that is computed of it next."""
+    return each.request.num_tokens + len(each.guesses) - 1 if each.guesses else each.has.right
+
+
+def _speculation(request: Request) -> Speculation:
+    assert isinstance(request.drafter, Speculation)
+    return request.drafter

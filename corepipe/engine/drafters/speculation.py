@@ -1,0 +1,120 @@
+"""Who guesses for a request: its client, its grammar, its own text, or a smaller model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.batch.sampling import derive_seed
+from corepipe.engine.drafters.assumed import Assumed
+from corepipe.engine.drafters.depth import Depth
+from corepipe.engine.drafters.draft_cache import Followed
+from corepipe.engine.drafters.forced import Forced
+from corepipe.engine.drafters.ngram import NGram
+from corepipe.engine.drafters.prediction import Prediction
+from corepipe.engine.speculative_config import SpeculativeConfig
+from corepipe.scheduler.request import Request
+
+PREDICTED_TOKENS = 12
+"""Of a prediction that are computed at once, where nobody has said how many."""
+
+
+class Guesser(Protocol):
+    """One way to guess; see `drafts.Drafter.propose`."""
+
+    def propose(self, request: Request, most: int) -> Sequence[int]: ...
+
+
+class Speculation:
+    """Implements `drafts.Drafter`: the first of its guessers that has an idea, as deep as those of its ideas
+    before were good.  Where a draft model guesses for several requests in one go, `followed` is what that has
+    of this one, and it comes after the guessers.
+
+    draft_cost: what a guess of the draft model costs, of a step of one; None: there is no such model.
+    accepted, rejected: by the place of the guesser, how many of its guesses were drawn, and how many not.
+    """
+
+    def __init__(self, guessers: Sequence[Guesser], most: int, draft_cost: float | None = None) -> None:
+        self._guessers = guessers
+        self._depths = [Depth(most) for _ in guessers]
+        self._together = None if draft_cost is None else Depth(most, draft_cost)
+        self._last = 0
+        self.followed = Followed()
+        self.accepted = [0] * (len(guessers) + 1)
+        self.rejected = [0] * (len(guessers) + 1)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether its first guesser knows what the client has predicted."""
+        return bool(self._guessers) and isinstance(self._guessers[0], Prediction)
+
+    def propose(self, request: Request, most: int) -> Sequence[int]:
+        for place, (guesser, depth) in enumerate(zip(self._guessers, self._depths, strict=True)):
+            wanted = min(most, depth.next(request.num_tokens))
+            found = _allowed(request, guesser.propose(request, wanted)) if wanted else ()
+            if found:
+                self._last = place
+                return found
+        return ()
+
+    def depth_together(self, request: Request, most: int) -> int:
+        """How many of at most so many guesses of the draft model are worth it."""
+        return 0 if self._together is None else min(most, self._together.next(request.num_tokens))
+
+    def take(self, request: Request, guess: Sequence[int]) -> Sequence[int]:
+        """As much of the draft model's guess as can be right; it knows of no grammar, and learns by it."""
+        self._last = len(self._guessers)
+        found = _allowed(request, guess)
+        if guess and not found and self._together is not None:
+            self._together.verified(1, 0)
+        return found
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        depth = self._together if self._last == len(self._guessers) else self._depths[self._last]
+        if depth is not None:
+            depth.verified(drafts, accepted)
+        self.accepted[self._last] += accepted
+        self.rejected[self._last] += drafts - accepted
+
+
+def speculation_of(
+    request: SampledRequest, config: SpeculativeConfig | None, draft_cost: float | None = None
+) -> Speculation | Assumed | None:
+    """Who guesses for it; None where nobody is to.  draft_cost: as a Speculation has it.  Raises ValueError
+    for a prediction where it is assumed how often guesses are right."""
+    if not request.speculation:
+        return None
+    rates = None if config is None else config.assumed_rates
+    if rates is not None:
+        if request.prediction:
+            raise ValueError("prediction: this server assumes how often guesses are right; leave it out")
+        return Assumed(rates, request.seed)
+    guessers: list[Guesser] = []
+    if request.prediction:
+        guessers.append(Prediction(request.prediction))
+    if config is not None and request.grammar:
+        guessers.append(Forced())
+    if config is not None and config.method == "ngram" and request.max_tokens:
+        guessers.append(NGram(*config.lookups))
+    if not guessers and draft_cost is None:
+        return None
+    most = PREDICTED_TOKENS if config is None else config.num_speculative_tokens
+    return Speculation(guessers, most, draft_cost)
+
+
+def assumed_drafters(config: SpeculativeConfig | None, seed: int) -> Callable[[int], Assumed] | None:
+    """Makes the drafter of the n-th request that an engine with this `seed` takes on, as for a request that
+    brings no seed; None where no rates of right guesses are assumed."""
+    rates = None if config is None else config.assumed_rates
+    if rates is None:
+        return None
+    return lambda number: Assumed(rates, derive_seed(seed, number))
+
+
+def _allowed(request: Request, guess: Sequence[int]) -> Sequence[int]:
+    """As much of it as the request's grammar allows."""
+    assert isinstance(request, SampledRequest)
+    if not guess or request.constraint is None:
+        return guess
+    return guess[: request.constraint.allows(guess)]

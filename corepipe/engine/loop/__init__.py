@@ -1,0 +1,1 @@
+"""The loop: replicas with a scheduler each, the order of their steps, and the outputs of requests."""

@@ -1,0 +1,246 @@
+"""Messages in, outputs out: runs the replicas of a deployment for those who submit requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+
+from corepipe.engine.batch.encoding import EncodingRunner
+from corepipe.engine.batch.grammar_pool import GrammarPool
+from corepipe.engine.batch.masks import Constraint, Vocabulary
+from corepipe.engine.batch.queued_step import Ahead
+from corepipe.engine.batch.requests import SampledRequest, to_request
+from corepipe.engine.batch.runner import Failure, OnStart, Runner, joining
+from corepipe.engine.batch.sampling import derive_seed
+from corepipe.engine.loop.assumed_acceptance import AssumingRunner
+from corepipe.engine.loop.batch_delay import replica_of
+from corepipe.engine.loop.deployment import Deployment, ReplicaParts
+from corepipe.engine.loop.kv_events import CacheEvents
+from corepipe.engine.loop.loop import LEAD_SECONDS, Loop, Source
+from corepipe.engine.loop.replica import BatchRunner, Completed, InFlight, Replica
+from corepipe.engine.loop.replica_stats import ReplicaStats
+from corepipe.engine.loop.reporter import Reporter
+from corepipe.engine.loop.router import Router, load_margin
+from corepipe.engine.messages import Abort, Output, Started, Stats, Submit
+from corepipe.scheduler.kv_cache import CacheListener
+from corepipe.scheduler.request import FinishReason, Status
+from corepipe.scheduler.scheduler import QueueFull, Scheduler
+
+
+def _nothing(_started: list[Started]) -> None:
+    """For those whose requests go down with the engine."""
+
+
+def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> Replica:
+    scheduler = Scheduler(parts.scheduler, parts.policy, parts.timeline.rounds, parts.together)
+    runner = _runner(parts, deployment, on_start, scheduler)
+    paced, delay = deployment.clock.paced, parts.max_batch_delay
+    return replica_of(number, scheduler, runner, parts.timeline, paced=paced, delay=delay)
+
+
+def _runner(
+    parts: ReplicaParts, deployment: Deployment, on_start: OnStart, scheduler: Scheduler
+) -> BatchRunner:
+    join = joining(parts.scheduler)
+    if deployment.encoding is None:
+        ahead = None if parts.going_on is None else Ahead(parts.going_on, scheduler.repeats)
+        runner = Runner(parts.executor, deployment.vocab_size, on_start, join, ahead)
+        return AssumingRunner(runner) if deployment.assumes else runner
+    return EncodingRunner(parts.executor, deployment.encoding, on_start, join)
+
+
+class Driver:
+    """Runs a deployment; implements `loop.Listener`.
+
+    A turn is: `complete` what is due, `handle` what has come in, `submit`, and, while the batches compute,
+    tell the `outputs`.  `patience` says how long there is nothing else to do.  `on_start`: see `Runner`.
+    `on_compiled` is called by another thread when there is something to `release`.  `cache_events` hears what
+    the prefix caches hold, and tells it with each turn's outputs.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        on_start: OnStart = _nothing,
+        on_compiled: Callable[[], None] = lambda: None,
+        cache_events: CacheEvents | None = None,
+    ) -> None:
+        limits = deployment.replicas[0].scheduler
+        replicas = [
+            _replica(number, parts, deployment, on_start) for number, parts in enumerate(deployment.replicas)
+        ]
+        self._deployment = deployment
+        self._max_model_len = limits.max_model_len
+        self._task = deployment.ready.task
+        router = Router([replica.scheduler for replica in replicas], load_margin(limits.max_num_seqs))
+        self._loop = Loop(replicas, deployment.clock, self, router)
+        self._stats = [ReplicaStats(replica, encodes=deployment.encoding is not None) for replica in replicas]
+        self._cache_events = cache_events
+        if cache_events is not None:
+            for replica in replicas:
+                replica.scheduler.listen(cache_events.log.of_replica(replica.number))
+        self._reporter = Reporter()
+        self._grammars = GrammarPool(self._constrain, on_compiled)
+        self._vocabulary = Vocabulary(deployment.tokenizer, deployment.vocab_size)
+        self._accepted = 0
+        self._untold: deque[Completed] = deque()
+        self._outputs: list[Output] = []
+
+    def listen(self, listener: CacheListener) -> None:
+        """From now on it hears what each replica's prefix cache can find; there is none that does yet."""
+        for replica in self.replicas:
+            replica.scheduler.listen(listener)
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """By number."""
+        return self._loop.replicas
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has not ended, a batch is in flight, or outputs wait to be told."""
+        return bool(self._untold or self._outputs) or any(
+            replica.in_flight or replica.scheduler.unfinished for replica in self.replicas
+        )
+
+    def next_event(self) -> float:
+        """When the next turn has anything to do, on the clock; infinity: not before a command comes."""
+        return self._loop.next_event()
+
+    def patience(self) -> float | None:
+        """Host seconds to wait for commands before the next turn; None: as long as it takes."""
+        if self._untold or self._outputs:
+            return 0.0
+        known = [each for each in (self._loop.patience(), self._grammars.patience()) if each is not None]
+        return min(known, default=None)
+
+    def turns(self, source: Source) -> Iterator[None]:
+        """Runs until the source is at its end; after each turn there may be `outputs`."""
+        return self._loop.turns(source)
+
+    def turn(self) -> list[Output]:
+        """A whole turn, for those who wait for no commands: the next event, however far off it is."""
+        if self._loop.next_event() == inf and not self._outputs:
+            self._grammars.wait()
+        self.complete(within=inf)
+        self.release()
+        self.submit()
+        return self.outputs()
+
+    def complete(self, within: float = LEAD_SECONDS) -> None:
+        """Takes the next event, if it is not more than `within` host seconds off."""
+        self._loop.complete(within)
+
+    def submit(self) -> None:
+        """Starts a batch wherever a replica accepts one."""
+        self._loop.submit()
+
+    def outputs(self) -> list[Output]:
+        """The news since the last call."""
+        self._tell()
+        if self._cache_events is not None:
+            self._cache_events.tell()
+        news, self._outputs = self._outputs, []
+        return news
+
+    def handle(self, command: Submit | Abort) -> None:
+        """Takes a request on, refuses it, or gives requests up; the news of it comes with `outputs`.
+
+        Commands between two calls of `submit` come at the same moment of the device's time.
+        """
+        if isinstance(command, Submit):
+            self._admit(command)
+        else:
+            self._abort(command.ids)
+
+    def release(self) -> None:
+        """Lets requests start whose grammars have been compiled, and refuses those whose cannot be."""
+        for done in self._grammars.take():
+            request = done.request
+            if request.status is Status.FINISHED:
+                continue
+            if done.constraint is None:
+                self._loop.abort(request.id)
+                self._outputs.append(self._reporter.fail(Failure(request, "invalid", done.error or "")))
+            else:
+                request.constraint = done.constraint
+                replica, seconds = self._loop.release(request), done.constraint.compile_seconds
+                if seconds is not None:
+                    self._stats[replica.number].compiled(seconds)
+
+    def abort_all(self) -> None:
+        """Gives every request up."""
+        self._abort([id_ for replica in self.replicas for id_ in replica.scheduler.request_ids])
+
+    def stats(self) -> list[Stats]:
+        """One for each replica; what counts since the last call starts anew."""
+        return [stats.stats() for stats in self._stats]
+
+    def forget_stats(self) -> None:
+        """Instead of `stats`, for who reads none: what they are made of does not grow."""
+        for stats in self._stats:
+            stats.forget()
+
+    def close(self) -> None:
+        """Frees the deployment; batches in flight are dropped."""
+        self._deployment.close()
+
+    def submitted(self, _replica: Replica, batch: InFlight) -> None:
+        """See `loop.Listener`."""
+        self._reporter.schedule(batch.step.batch, batch.timing.submitted_at)
+
+    def completed(self, replica: Replica, batch: Completed, behind: float | None) -> None:
+        """See `loop.Listener`."""
+        self._stats[replica.number].count(batch, behind)
+        self._untold.append(batch)
+
+    def _tell(self) -> None:
+        while self._untold:
+            self._outputs += self._reporter.outputs(self._untold.popleft())
+
+    def _admit(self, submit: Submit) -> None:
+        try:
+            if any(submit.id in replica.scheduler for replica in self.replicas):
+                raise ValueError(f"request {submit.id} is already here")
+            self._add(submit)
+        except QueueFull as error:
+            self._refuse(submit.id, str(error), "overloaded")
+        except ValueError as error:
+            self._refuse(submit.id, str(error), "invalid")
+
+    def _add(self, submit: Submit) -> None:
+        seed = derive_seed(self._deployment.seed, self._accepted)
+        vocab_size = self._deployment.vocab_size
+        if self._deployment.encoding is not None:
+            self._deployment.encoding.check(submit)
+        request = to_request(submit, self._loop.moment(), seed, vocab_size, self._max_model_len, self._task)
+        request.held = bool(request.grammar)
+        request.drafter = self._deployment.drafter(request)
+        replica = self._loop.add(request)
+        self._reporter.add(request, replica.device_now)
+        self._accepted += 1
+        if request.held:
+            self._compile(request)
+
+    def _compile(self, request: SampledRequest) -> None:
+        """In virtual time that takes none: what happens next must not depend on how long it takes here."""
+        self._grammars.start(request)
+        while self._deployment.clock.virtual and len(self._grammars):
+            self._grammars.wait()
+            self.release()
+
+    def _constrain(self, request: SampledRequest) -> Constraint:
+        """See `grammar_pool.Compile`; called by its threads."""
+        return self._vocabulary.constraint(request.grammar, request.tokens[request.num_prompt :])
+
+    def _refuse(self, request_id: str, error: str, kind: str) -> None:
+        ended = FinishReason.ERROR.value
+        self._outputs.append(Output(request_id, finish_reason=ended, error=error, error_kind=kind))
+
+    def _abort(self, ids: Iterable[str]) -> None:
+        self._tell()  # news of a step that has ended come before the end
+        for request_id in ids:
+            request = self._loop.abort(request_id)
+            if request is not None:
+                self._outputs.append(self._reporter.end(request, FinishReason.ABORT))

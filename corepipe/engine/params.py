@@ -1,0 +1,163 @@
+"""How to answer a prompt, as the library is told it; and of each number what any sampler can follow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+from numbers import Integral, Real
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from corepipe.engine.messages import Sampling
+from corepipe.errors import UserError, shown
+from corepipe.structured.constraints import Constraint, StructuredOutputsParams, constraint_of
+
+FLOAT32_MAX = 3.4e38
+FLOAT32_TINY = 1.2e-38
+"""What is smaller may be 0 to the sampler, which has no more than a float32."""
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+MAX_TOKENS = 2**31 - 1
+
+
+class Limits(NamedTuple):
+    """Of a number: the least and the most that it may be, and whether it is whole, or may be None."""
+
+    least: float
+    most: float
+    whole: bool = False
+    optional: bool = False
+
+    def allow(self, value: object) -> bool:
+        """Whether a value is such a number; a bool is none."""
+        if value is None:
+            return self.optional
+        kind: type = Integral if self.whole else Real
+        return isinstance(value, kind) and not isinstance(value, bool) and self.least <= value <= self.most  # type: ignore[operator]
+
+    @property
+    def wanted(self) -> str:
+        """In words."""
+        what = "a whole number" if self.whole else "a number"
+        ends = {FLOAT32_TINY: "above 0", -FLOAT32_MAX: "finite"}
+        least = ends.get(self.least, f"of at least {self.least:g}")
+        most = f" and at most {self.most:g}" if self.most <= 1 else ""
+        return f"{what} {least}{most}{' or None' if self.optional else ''}"
+
+
+NUMBERS: Mapping[str, Limits] = MappingProxyType(
+    {
+        "temperature": Limits(0, FLOAT32_MAX),
+        "top_p": Limits(0, 1),
+        "top_k": Limits(-1, MAX_TOKENS, whole=True),
+        "min_p": Limits(0, 1),
+        "repetition_penalty": Limits(FLOAT32_TINY, FLOAT32_MAX),
+        "presence_penalty": Limits(-FLOAT32_MAX, FLOAT32_MAX),
+        "frequency_penalty": Limits(-FLOAT32_MAX, FLOAT32_MAX),
+        "seed": Limits(MIN_SEED, MAX_SEED, whole=True, optional=True),
+        "max_tokens": Limits(1, MAX_TOKENS, whole=True, optional=True),
+        "min_tokens": Limits(0, MAX_TOKENS, whole=True),
+        "logprobs": Limits(0, MAX_TOKENS, whole=True, optional=True),
+        "prompt_logprobs": Limits(0, MAX_TOKENS, whole=True, optional=True),
+    }
+)
+"""What any sampler can follow: the library takes it, the engine refuses the rest, and HTTP takes less."""
+
+FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculation")
+
+
+class SamplingParams(Sampling, frozen=True, kw_only=True):
+    """How to answer a prompt; names and defaults as in vLLM.  How its tokens are drawn is in `Sampling`.
+
+    max_tokens None: as many as fit.  stop: strings that end the text, which are not part of it unless
+    `include_stop_str_in_output`.  bad_words: what the text must not have.  allowed_token_ids: the only tokens
+    that it may have.  logprobs, prompt_logprobs:
+    alternatives to report for each token (0: of the token alone).  logit_bias: added to the logits of these
+    tokens; -inf bans one.
+    structured_outputs: what the answer must look like.
+    speculation: whether anybody may guess it ahead, where there is a speculative_config; it is the same.
+
+    Raises UserError, which names the field, for a value that no model could honour.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    speculation: bool = True
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, limits in NUMBERS.items():
+            if not limits.allow(getattr(self, name)):
+                raise _wrong(name, limits.wanted, getattr(self, name))
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong(name, "True or False", getattr(self, name))
+        if not isinstance(self.stop, str) and not _all(self.stop, str):
+            raise _wrong("stop", "a string, or several", self.stop)
+        if not _all(self.bad_words, str) or not all(word.strip() for word in self.bad_words):
+            raise _wrong("bad_words", "several words", self.bad_words)
+        if not _are_tokens(self.stop_token_ids):
+            raise _wrong("stop_token_ids", "token ids", self.stop_token_ids)
+        allowed = self.allowed_token_ids
+        if allowed is not None and (not allowed or not _are_tokens(allowed)):
+            raise _wrong("allowed_token_ids", "token ids or None", allowed)
+        self._check_bias()
+        self.constraint()
+
+    def constraint(self) -> Constraint | None:
+        """What the answer is held to, if anything."""
+        asked = self.structured_outputs
+        if asked is None:
+            return None
+        fields = msgspec.structs.asdict(asked) if isinstance(asked, StructuredOutputsParams) else asked
+        if not isinstance(fields, Mapping):
+            raise _wrong("structured_outputs", "StructuredOutputsParams, or its fields", asked)
+        for name in fields:
+            if name not in StructuredOutputsParams.__struct_fields__:
+                raise UserError(f"{shown(name)} is no field of StructuredOutputsParams", "structured_outputs")
+        try:
+            return constraint_of(msgspec.convert(dict(fields), StructuredOutputsParams))
+        except msgspec.ValidationError as error:
+            raise UserError(f"structured_outputs: {error}", "structured_outputs") from None
+
+    def _check_bias(self) -> None:
+        bias = self.logit_bias
+        if not isinstance(bias, Mapping) or not _all(bias, Integral) or not _all([*bias.values()], Real):
+            raise _wrong("logit_bias", "a mapping from token ids to numbers", bias)
+        if not all(abs(value) <= FLOAT32_MAX or value == -inf for value in bias.values()):
+            raise _wrong("logit_bias", "finite, or -inf to ban a token", bias)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings; an empty one stops nothing."""
+        return tuple(filter(None, (self.stop,) if isinstance(self.stop, str) else self.stop))
+
+    def sampling(self) -> Sampling:
+        """The part that concerns the draw of a token, as the engine takes it."""
+        allowed = self.allowed_token_ids
+        ids = None if allowed is None else [int(token) for token in allowed]
+        return Sampling.of(self, logit_bias=dict(self.logit_bias), allowed_token_ids=ids)
+
+
+def _all(values: object, kind: type) -> bool:
+    """Whether these are several, all of one kind; a bool is no number."""
+    return (
+        isinstance(values, Collection)
+        and not isinstance(values, str | bytes)
+        and all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
+    )
+
+
+def _are_tokens(values: object) -> bool:
+    return _all(values, Integral) and all(value >= 0 for value in values)  # type: ignore[attr-defined]
+
+
+def _wrong(name: str, wanted: str, value: object) -> UserError:
+    return UserError(f"{name} must be {wanted}, not {shown(repr(value))}", name)

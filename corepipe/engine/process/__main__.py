@@ -1,0 +1,22 @@
+"""The engine's process: `python -m corepipe.engine.process FD PULSE`, two file descriptors.
+
+FD: its end of a socket pair; PULSE: the memory that its server watches (`pulse`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from corepipe.imports import uncollected
+
+
+def main(fd: int, pulse_fd: int) -> int:
+    """Runs the engine; the exit code."""
+    with uncollected():
+        from corepipe.engine.assembly.assembly import assemble  # noqa: PLC0415 -- all that an engine is made of
+        from corepipe.engine.process.session import attend  # noqa: PLC0415 -- as above
+    return attend(fd, pulse_fd, assemble)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

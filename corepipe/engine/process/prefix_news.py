@@ -1,0 +1,60 @@
+"""What the prefix caches of an engine hold, for a front that gives it requests: keys that come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from typing import cast
+
+from corepipe.engine.loop.deployment import Deployment
+from corepipe.engine.messages import KEY_BYTES, Prefixes
+from corepipe.scheduler.request import Request
+
+
+class PrefixNews:
+    """All replicas' caches as one; implements `CacheListener` for each of them.
+
+    A key is the first `KEY_BYTES` of a block's: who takes two for the same sends a request to where its
+    prompt must be computed.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._holders: Counter[bytes] = Counter()
+        self._found: dict[bytes, bool] = {}
+
+    def stored(self, request: Request, index: int) -> None:
+        """See `CacheListener`."""
+        key = _short(request.block_key(index, self._block_size))
+        self._holders[key] += 1
+        if self._holders[key] == 1:
+            self._found[key] = True
+
+    def removed(self, key: Hashable) -> None:
+        """See `CacheListener`."""
+        short = _short(key)
+        self._holders[short] -= 1
+        if not self._holders[short]:
+            del self._holders[short]
+            self._found[short] = False
+
+    def take(self) -> Prefixes | None:
+        """What is otherwise than at the last call; None where nothing is."""
+        if not self._found:
+            return None
+        found, self._found = self._found, {}
+        stored = b"".join(key for key, there in found.items() if there)
+        return Prefixes(stored, b"".join(key for key, there in found.items() if not there))
+
+
+def prefix_news(deployment: Deployment) -> PrefixNews | None:
+    """None where no block stays, each is behind a window some time, or a prefix has more than blocks."""
+    limits = deployment.replicas[0].scheduler
+    blocks = limits.keeps_state and limits.prefix_cache and limits.state_span is None
+    if not blocks or None not in limits.windows:
+        return None
+    return PrefixNews(limits.block_size)
+
+
+def _short(key: Hashable) -> bytes:
+    return cast("bytes", key)[:KEY_BYTES]

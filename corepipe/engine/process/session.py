@@ -1,0 +1,157 @@
+"""An engine and its server over a socket: first comes a Start, then Commands, and Events go back.
+
+It ends when it is told to, or when its parent is gone.  Signals that may go to a whole group of processes are
+the parent's to answer: what is under way is to come to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.freeze_heap import freeze_heap
+from corepipe.engine.heartbeat import BEAT_SECONDS, Pulse
+from corepipe.engine.loop.deployment import Assemble
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Command, Event, Failed, Outputs, Progress, Start, Started
+from corepipe.engine.process.frames import command_decoder, encode_frame, start_decoder
+from corepipe.engine.process.kv_publisher import published_events
+from corepipe.engine.process.prefix_news import prefix_news
+from corepipe.engine.process.serve import serve
+from corepipe.engine.process.stderr import write_without_waiting
+from corepipe.engine.process.wakeup import wake_promptly
+from corepipe.errors import UserError
+from corepipe.signals import leave_to_parent
+
+READ_BYTES = 1 << 18
+SEND_BUFFER_BYTES = 1 << 20
+"""Room for about a thousand steps' Outputs, so that a parent that is briefly busy does not hold us up."""
+
+EXIT_FAULT, EXIT_USER = 1, 2
+
+
+class SocketInbox:
+    """Commands from a socket; beats while it waits for them.  Any thread may `wake` who waits."""
+
+    def __init__(self, connection: socket.socket, pulse: Pulse) -> None:
+        self._connection = connection
+        self._pulse = pulse
+        self._frames = command_decoder()
+        self._woken, self._waker = socket.socketpair()
+        self._woken.settimeout(0.0)
+        self._waker.settimeout(0.0)
+
+    @property
+    def files(self) -> tuple[int, int]:
+        """What can be read when there is something to receive."""
+        return self._connection.fileno(), self._woken.fileno()
+
+    def wake(self) -> None:
+        """Ends the wait of `receive`, or the next one."""
+        with contextlib.suppress(BlockingIOError):  # so often that it will be heard
+            self._waker.send(b"\0")
+
+    def receive(self, timeout: float | None) -> list[Command]:
+        """See `serve.Inbox`.  Raises FrameError for what is not a command."""
+        commands: list[Command] = []
+        while self._readable(timeout):
+            data = self._connection.recv(READ_BYTES)
+            if not data:
+                raise EOFError
+            commands += self._frames.feed(data)
+            timeout = 0.0 if commands else timeout
+        return commands
+
+    def _readable(self, timeout: float | None) -> bool:
+        while True:
+            self._pulse.beat()
+            wait = BEAT_SECONDS if timeout is None else min(timeout, BEAT_SECONDS)
+            ready = select.select([self._connection, self._woken], [], [], wait)[0]
+            if self._woken in ready:
+                self._woken.recv(READ_BYTES)
+            if ready:
+                return self._connection in ready
+            if timeout is not None:
+                timeout -= wait
+                if timeout <= 0.0:
+                    return False
+
+
+def attend(fd: int, pulse_fd: int, assemble: Assemble) -> int:
+    """Runs an engine over the socket `fd`; the exit code of its process."""
+    leave_to_parent()
+    write_without_waiting()
+    end_with_parent()
+    with socket.socket(fileno=fd) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+        def send(event: Event) -> None:
+            connection.sendall(encode_frame(event))
+
+        try:
+            run(connection, Pulse(pulse_fd), assemble, send)
+        except (EOFError, ConnectionError):
+            return 0  # nobody is left to tell
+        except UserError as error:
+            return _fail(send, Failed(error.message, user_error=True), EXIT_USER)
+        except Exception as error:  # whatever it is, the parent must hear of it
+            traceback.print_exc()
+            return _fail(send, Failed(f"{type(error).__name__}: {error}", user_error=False), EXIT_FAULT)
+    return 0
+
+
+def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Callable[[Event], None]) -> None:
+    """Reads the config, loads, and serves until it is over."""
+    start = read_start(connection)
+    config = EngineConfig.model_validate(start.config)
+    deployment = assemble(config, lambda what, done: send(Progress(what, done)), pulse.native)
+    inbox = SocketInbox(connection, pulse)
+
+    def on_start(started: list[Started]) -> None:
+        send(Outputs(started=started, epoch=start.epoch))
+
+    with ExitStack() as held:
+        held.callback(deployment.close)
+        events = held.enter_context(published_events(config, deployment))
+        driver = Driver(deployment, on_start, inbox.wake, events)
+        prefixes = prefix_news(deployment) if start.tells_prefixes else None
+        if prefixes is not None:
+            driver.listen(prefixes)
+        deployment.heed(inbox.files)
+        freeze_heap()
+        wake_promptly()
+        send(deployment.ready)
+        serve(driver, inbox, send, epoch=start.epoch, prefixes=prefixes)
+
+
+def read_start(connection: socket.socket) -> Start:
+    """The first frame.  Raises EOFError and FrameError."""
+    frames = start_decoder()
+    while True:
+        missing = frames.missing
+        data = connection.recv(missing)
+        if not data:
+            raise EOFError
+        for start in frames.feed(data):
+            return start
+
+
+def end_with_parent() -> None:
+    """Asks Linux to end this process with its parent; elsewhere the end of the stream does it."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _fail(send: Callable[[Event], None], failed: Failed, code: int) -> int:
+    with contextlib.suppress(OSError):  # the parent may be gone, too
+        send(failed)
+    return code

@@ -1,0 +1,1 @@
+"""The engine as a Python library: `LLM(model).generate(prompts)`."""

@@ -1,0 +1,343 @@
+"""The engine as a library: `LLM(model).generate(prompts)` or `.embed(texts)`, in this process and without a
+thread."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from corepipe.answers.banned_tokens import require_some, spelled
+from corepipe.answers.chat_variables import begins_turn, checked_variables
+from corepipe.answers.detokenizer import Pieces
+from corepipe.answers.parsing.choose import AUTO
+from corepipe.answers.parsing.tools import offered_by
+from corepipe.answers.text_answer import TextAnswer
+from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.config import EngineConfig, validated
+from corepipe.engine.loop.deployment import Deployment
+from corepipe.engine.loop.driver import Driver
+from corepipe.engine.messages import Abort, Submit
+from corepipe.engine.params import SamplingParams
+from corepipe.errors import UserError, shown
+from corepipe.library.answers import GrowingAnswer, RequestOutput
+from corepipe.library.images import Picture
+from corepipe.library.prompts import Asked, ChatPrompts, Conversation, Prompt, Rendering, listed, several
+from corepipe.library.texts import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    EncodedText,
+    ScoreOutput,
+    Texts,
+    as_many,
+)
+from corepipe.models import hub, registry
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.models.text.tokenizer import Tokenizer
+from corepipe.structured.grammars import grammar_of
+from corepipe.structured.spelling import Spelling
+
+OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "dtype": "format",
+        "kv-cache-memory-bytes": "kv_cache_bytes",
+        "enable-prefix-caching": "prefix_cache",
+        "max-num-queued-reqs": "max_queued_requests",
+        "max-num-queued-tokens": "max_queued_tokens",
+    }
+)
+"""The commands' flags whose option has another name."""
+FLAG = re.compile(r"--([a-z][a-z-]*[a-z])(?: ([\w./-]*\d(?:[\w./-]*\w)?))?")
+"""A flag in a message, and what it is given where that has a digit, as numbers and most names have."""
+
+
+class LLM:
+    """A model, loaded and ready; use it in a `with` statement, or `close` it.
+
+    `options` are the fields of EngineConfig.  How the model writes tool calls and reasoning is what its files
+    say, unless the parsers are named.  Raises UserError where the model or an option is at fault.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = hub.DEFAULT_MODEL,
+        *,
+        tool_call_parser: str = AUTO,
+        reasoning_parser: str = AUTO,
+        **options: object,
+    ) -> None:
+        with _options_for_flags():
+            _check_names(options)
+            path = str(model) if isinstance(model, Path) else model
+            config = validated(EngineConfig, {"model": path, **options})
+            if config.max_batch_delay:
+                raise UserError(
+                    "max_batch_delay: a library has all of its texts at once, and waits for none",
+                    "max_batch_delay",
+                )
+            if config.kv_events_config is not None:
+                raise UserError(
+                    "kv_events_config: a library is behind no gateway that would listen", "kv_events_config"
+                )
+            loaded = registry.load(hub.resolve(config.model))
+            tokenizer, task = loaded.tokenizer(), loaded.task(config.task)
+            chats = ChatPrompts(tokenizer, (tool_call_parser, reasoning_parser))
+            self._open(assemble(config, lambda _what, _done: None), tokenizer, chats, task)
+
+    @classmethod
+    def of(cls, deployment: Deployment, tokenizer: Tokenizer, task: TaskInfo | None = None) -> LLM:
+        """Takes a deployment over that is loaded already, for what else than generating its `task` is."""
+        llm = cls.__new__(cls)
+        llm._open(deployment, tokenizer, ChatPrompts(tokenizer), task)
+        return llm
+
+    def _open(
+        self, deployment: Deployment, tokenizer: Tokenizer, chats: ChatPrompts, task: TaskInfo | None
+    ) -> None:
+        longest = deployment.ready.max_model_len
+        task = task or TaskInfo(Task.GENERATE, longest, deployment.vocab_size)
+        self._texts = Texts(task, tokenizer, longest)
+        self._tokenizer = tokenizer
+        self._chats = chats
+        self._driver = Driver(deployment)
+        self._max_model_len = deployment.ready.max_model_len
+        self._window = 2 * sum(replica.scheduler.max_num_seqs for replica in deployment.replicas)
+        self._numbers = 0
+        self._closed = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers all prompts together, in their order; `params` for all, or one for each.
+
+        Raises UserError for a prompt, parameters or a constraint that cannot be honoured, for logits that
+        overflow, and after `close`.
+        """
+        self._check_open()
+        self._texts.require("generate", Task.GENERATE)
+        return self._answers([Asked(prompt) for prompt in listed(prompts)], params)
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+    ) -> list[EmbeddingOutput]:
+        """A vector of each text, or list of token ids, in their order.
+
+        A text that is too long is cut at its end, as sentence-transformers does.  dimensions: vectors cut to
+        so many, of a model that is made for it.  prompt_name: which of the model's prompts is put before each
+        text, instead of its default one.
+
+        Raises UserError for a model that does not embed, for what is no text, and after `close`.
+        """
+        self._check_open()
+        self._texts.require("embed", Task.EMBED)
+        self._texts.check_dimensions(dimensions)
+        read = self._encoded(self._texts.read(texts, prompt_name))
+        return [self._texts.embedding(text, dimensions) for text in read]
+
+    def classify(
+        self, inputs: Prompt | Picture | Sequence[Prompt | Picture], *, use_activation: bool = True
+    ) -> list[ClassificationOutput]:
+        """The classes of each text, or of each of its tokens, as probabilities or (`use_activation=False`) as
+        the model computes them; of a model that reads images those of each image: its path, the bytes of its
+        file, or a Pillow image.  Raises UserError as `embed`."""
+        self._check_open()
+        self._texts.require("classify", Task.CLASSIFY)
+        read = self._encoded(self._texts.read_classified(inputs))
+        return [self._texts.classification(text, use_activation=use_activation) for text in read]
+
+    def score(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[ScoreOutput]:
+        """How well the first text goes with each of the second, or each of the first with its second.
+
+        A cross-encoder reads both as one; of a model that embeds it is the cosine of their vectors.
+        Raises UserError as `embed`.
+        """
+        self._check_open()
+        self._texts.require("score", Task.SCORE, Task.EMBED)
+        if self._texts.task is Task.SCORE:
+            return [self._texts.score(pair) for pair in self._encoded(self._texts.read_pairs(first, second))]
+        firsts, seconds = as_many(first, second)
+        both = self._encoded(self._texts.read(firsts) + self._texts.read(seconds))
+        return self._texts.similarities(both[: len(firsts)], both[len(firsts) :])
+
+    def _encoded(self, texts: list[EncodedText]) -> list[EncodedText]:
+        with _options_for_flags():
+            try:
+                self._run(deque(texts))
+            finally:
+                self._drop_rest()
+        return texts
+
+    def _answers(
+        self, asked: Sequence[Asked], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[RequestOutput]:
+        each = _for_each(SamplingParams() if params is None else params, len(asked))
+        with _options_for_flags():
+            grammars = _grammars(each, lambda: self._chats.spelling)
+            sequences = [
+                self._sequence(prompt, one, grammars[id(one)])
+                for prompt, one in zip(asked, each, strict=True)
+            ]
+            try:
+                self._run(deque(sequences))
+            finally:
+                self._drop_rest()
+        return [sequence.result() for sequence in sequences]
+
+    def chat(  # noqa: PLR0913 -- as many as there are fields of a chat
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        allow_special_tokens_in_text: bool = False,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several, put into words by the model's chat template.
+
+        What the messages say is encoded as text, special tokens that they spell (`<|im_end|>`) too, unless
+        these are allowed.  `tools`, `tool_choice` and `parallel_tool_calls` are those of the OpenAI API.
+        chat_template: in place of the model's.  The prompt ends where the assistant begins to speak, or
+        (`continue_final_message`) within the last message, or (`add_generation_prompt=False`) after it.
+        chat_template_kwargs: variables for the template.
+        """
+        self._check_open()
+        self._texts.require("chat", Task.GENERATE)
+        chats = self._chats if chat_template is None else self._chats.with_template(chat_template)
+        rendering = Rendering(
+            begins_turn(add_generation_prompt, continue_final_message),
+            continue_final_message,
+            checked_variables(chat_template_kwargs or {}),
+            allow_special_tokens_in_text,
+        )
+        offer = offered_by(tools, tool_choice, parallel=parallel_tool_calls)
+        return self._answers(chats.asked(messages, rendering, offer), params)
+
+    def close(self) -> None:
+        """Frees the model; once is enough."""
+        if not self._closed:
+            self._closed = True
+            self._texts.close()
+            self._driver.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("this LLM is closed and its model freed: make another one")
+
+    def __enter__(self) -> LLM:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, waiting: deque[GrowingAnswer] | deque[EncodedText]) -> None:
+        """Keeps enough requests in the queue, without filling it."""
+        running: dict[str, GrowingAnswer | EncodedText] = {}
+        while waiting or running:
+            while waiting and len(running) < self._window:
+                sequence = waiting.popleft()
+                running[sequence.submit.id] = sequence
+                self._driver.handle(sequence.submit)
+            for output in self._driver.turn():
+                sequence = running[output.id]
+                sequence.take(output)
+                if output.finish_reason is not None:
+                    del running[output.id]
+                elif sequence.ended:  # at a stop string, of which the engine knows nothing
+                    self._driver.handle(Abort([output.id]))
+        self._driver.forget_stats()
+
+    def _drop_rest(self) -> None:
+        self._driver.abort_all()
+        while self._driver.busy:
+            self._driver.turn()
+
+    def _sequence(self, asked: Asked, params: SamplingParams, wanted: str) -> GrowingAnswer:
+        prompt, grammar = asked.prompt, asked.grammar(self._tokenizer.added_tokens, wanted)
+        text = prompt if isinstance(prompt, str) else None
+        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        number, self._numbers = self._numbers, self._numbers + 1
+        submit = Submit(
+            id=str(number),
+            prompt=ids,
+            max_tokens=self._max_model_len if params.max_tokens is None else params.max_tokens,
+            sampling=params.sampling(),
+            stop_ids=sorted(
+                {
+                    *params.stop_token_ids,
+                    *(() if params.ignore_eos and not grammar else self._tokenizer.eos_ids),
+                }
+            ),
+            min_tokens=params.min_tokens,
+            bad_words=spelled(params.bad_words, self._tokenizer),
+            grammar=grammar,
+            speculation=params.speculation,
+        )
+        marks = asked.reading.marks(self._tokenizer.added_tokens) if asked.reading else frozenset[int]()
+        pieces = Pieces(self._tokenizer, params.skip_special_tokens, keep=marks)
+        answer = TextAnswer(0, submit, params, pieces, reading=asked.reading)
+        return GrowingAnswer(text, require_some(submit), answer)
+
+
+def _for_each(params: object, count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if not several(params) or not all(isinstance(one, SamplingParams) for one in params):
+        raise UserError(
+            f"params must be SamplingParams, or a list of them, not {shown(repr(params))}", "params"
+        )
+    if len(params) != count:
+        raise UserError(f"{count} prompts, but {len(params)} sampling parameters", "params")
+    return list(params)
+
+
+def _grammars(params: Sequence[SamplingParams], spelling: Callable[[], Spelling]) -> dict[int, str]:
+    """What each holds its answers to, by its identity; empty where that is nothing."""
+    grammars: dict[int, str] = {}
+    for one in params:
+        if id(one) not in grammars:
+            constraint = one.constraint()
+            grammars[id(one)] = "" if constraint is None else grammar_of(constraint, spelling())
+    return grammars
+
+
+def _check_names(options: Mapping[str, object]) -> None:
+    for name in options:
+        if name not in EngineConfig.model_fields:
+            near = get_close_matches(name, EngineConfig.model_fields, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EngineConfig.model_fields)}"
+            raise UserError(f"{name} is no option of LLM; {hint}", name)
+
+
+@contextmanager
+def _options_for_flags() -> Iterator[None]:
+    """What the engine says of flags of the command line is said of options."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(FLAG.sub(_option, error.message), error.param) from error
+
+
+def _option(flag: re.Match[str]) -> str:
+    name, value = OPTIONS.get(flag[1], flag[1].replace("-", "_")), flag[2]
+    if name not in EngineConfig.model_fields:
+        return flag[0]
+    return name if value is None else f"{name}={value if value.isdigit() else repr(value)}"

@@ -1,0 +1,152 @@
+"""What the library is given to answer: prompts, and conversations put into words by a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral
+from typing import Any, TypeGuard
+
+import msgspec
+
+from corepipe.answers.parsing.choose import AUTO, choose
+from corepipe.answers.parsing.forcing import answer_grammar, writes_calls
+from corepipe.answers.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
+from corepipe.answers.parsing.reading import Reading
+from corepipe.answers.parsing.tools import Offer
+from corepipe.errors import UserError, shown
+from corepipe.models.text.tokenizer import Tokenizer
+from corepipe.structured.constraints import Constraint
+from corepipe.structured.grammars import grammar_of, schema_of
+from corepipe.structured.schemas import Schema
+from corepipe.structured.spelling import Spelling
+
+Prompt = str | list[int]
+"""Text, or token ids."""
+Conversation = Sequence[Mapping[str, object]]
+"""Messages of a chat: {"role": ..., "content": ...}."""
+
+
+class Tools:
+    """Those of a chat; their schemas are narrowed once for all its conversations.
+
+    spelling: tells what the model can write.
+    """
+
+    def __init__(self, offer: Offer, spelling: Callable[[], Spelling] = Spelling) -> None:
+        self.offer = offer
+        self._spelling = spelling
+
+    @cached_property
+    def narrowed(self) -> Mapping[str, Schema]:
+        """By name.  Raises UserError for what no call can be held to."""
+        found = {}
+        for name, where, schema in self.offer.arguments:
+            text = msgspec.json.encode(schema).decode()
+            constraint = Constraint(kind="json_schema", text=text, field=where)
+            found[name] = schema_of(grammar_of(constraint, self._spelling()))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt, and how its answer is read."""
+
+    prompt: Prompt
+    reading: Reading | None = None
+    tools: Tools | None = None
+
+    def grammar(self, tokens: Mapping[str, int], wanted: str) -> str:
+        """What the whole answer is, if `wanted` is what its text must be.  Raises UserError."""
+        if self.tools is None or not writes_calls(self.reading, self.tools.offer, tokens, wanted):
+            return answer_grammar(self.reading, None, tokens, wanted)
+        return answer_grammar(self.reading, self.tools.offer, tokens, wanted, self.tools.narrowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How conversations become prompts: `begins`, the assistant then speaks; `continues`, within the last
+    message.  variables: for the template; special_tokens: messages may spell them."""
+
+    begins: bool = True
+    continues: bool = False
+    variables: Mapping[str, object] | None = None
+    special_tokens: bool = False
+
+
+class ChatPrompts:
+    """Makes prompts of conversations with a model, which calls and reasons as its files or `parsers` say."""
+
+    def __init__(self, tokenizer: Tokenizer, parsers: tuple[str, str] = (AUTO, AUTO)) -> None:
+        self._tokenizer = tokenizer
+        self._parsers = parsers
+        self._dialect = choose(tokenizer, *parsers)
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """What the model can write."""
+        return Spelling.of(self._tokenizer)
+
+    def with_template(self, text: str) -> ChatPrompts:
+        """By another template.  Raises UserError if it is not valid."""
+        return ChatPrompts(self._tokenizer.with_chat_template(text), self._parsers)
+
+    def asked(self, messages: object, rendering: Rendering, offer: Offer | None) -> list[Asked]:
+        """One for each conversation, if there are several.  Raises UserError."""
+        with_tools = self._tokenizer.with_tools
+        if offer is not None and with_tools is not self._tokenizer:
+            return ChatPrompts(with_tools, self._parsers).asked(messages, rendering, offer)
+        check_callable(self._dialect, offer)
+        tools = None if offer is None else Tools(offer, lambda: self.spelling)
+        return [self._asked(turns, rendering, tools) for turns in _conversations(messages)]
+
+    def _asked(self, messages: Conversation, rendering: Rendering, tools: Tools | None) -> Asked:
+        offer, tokenizer = None if tools is None else tools.offer, self._tokenizer
+        turns, told = template_input(messages, offer, self._dialect)
+        free = rendering.special_tokens
+        render = tokenizer.apply_chat_template if free else tokenizer.render_chat
+        encode = tokenizer.encode if free else tokenizer.encode_chat
+        variables = {**(rendering.variables or {}), **told}
+        text = render(turns, rendering.begins, rendering.continues, **variables)
+        prompt = encode(text, add_special_tokens=False)
+        tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
+        return Asked(prompt, reading_of(self._dialect, offer, tail), tools)
+
+
+def listed(prompts: object) -> list[Prompt]:
+    """A single prompt as a list of one.  Raises UserError for what is no prompt."""
+    if isinstance(prompts, str) or _are_ids(prompts):
+        return [prompts]  # type: ignore[list-item]
+    if not several(prompts) or not all(isinstance(one, str) or one == [] or _are_ids(one) for one in prompts):
+        raise UserError(
+            f"prompts must be a text, a list of token ids, or a list of these, not {shown(repr(prompts))}",
+            "prompts",
+        )
+    return list(prompts)
+
+
+def several(values: object) -> TypeGuard[Sequence[Any]]:
+    """Whether these are values one after the other, and no text."""
+    return isinstance(values, Sequence) and not isinstance(values, str | bytes)
+
+
+def _are_ids(prompt: object) -> bool:
+    return (
+        several(prompt)
+        and bool(prompt)
+        and all(isinstance(token, Integral) and not isinstance(token, bool) for token in prompt)
+    )
+
+
+def _conversations(messages: object) -> list[Conversation]:
+    """A single conversation as a list of one.  Raises UserError for what is none."""
+    if several(messages):
+        given = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        if all(several(turns) and all(isinstance(turn, Mapping) for turn in turns) for turns in given):
+            return given
+    raise UserError(
+        'messages must be a list of {"role": ..., "content": ...}, or several, '
+        f"not {shown(repr(messages))}",
+        "messages",
+    )

@@ -1,0 +1,1 @@
+"""Emulated hardware and its software: chips, instances, runtime profiles and rates."""

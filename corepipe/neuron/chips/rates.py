@@ -1,0 +1,196 @@
+"""How fast a core is in a deployment: what its data sheet says times what the constants say it sustains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+from corepipe.neuron.chips.constants import IDEAL, Constants
+from corepipe.neuron.chips.hardware import Instance, Topology
+from corepipe.neuron.chips.profiles import AttentionStyle
+from corepipe.neuron.formats import DType, Format
+
+TILE = 128
+"""Rows and columns of the systolic array (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
+
+MIN_CYCLES = 64
+"""Of any instruction of TensorE, VectorE and ScalarE: nki/api/nki/isa."""
+
+PLAIN = AttentionStyle()
+"""One causal kernel for all lengths, and a copy of keys and values that lies token by token."""
+
+STEP_STARTS = 3
+"""Semaphores of a step around a ring: receive, reduce, send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Between cores: seconds until the first byte arrives, and bytes a second of one core."""
+
+    seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Cores that exchange values: how many, how they reach one another, seconds of a way around the ring."""
+
+    degree: int
+    link: Link
+    ring: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRates:
+    """Speeds of one core in one deployment; operations, elements or bytes a second.
+
+    `array`: whether matrices are cut into 128 x 128 tiles; `contraction`: elements of the inner dimension in
+    a tile.  `exponentials`: of VectorE, where it has them (0: it has not).  `read_share`: of the matrices,
+    what a step reads from memory; the rest stays on chip.  `on_chip`: bytes of the core's own memory, where
+    an image's largest map stays, or a prompt's scores (inf: not published).
+    `group` joins the `degree` tensor ranks, `stage` all cores of a stage that has more (None: it has not).
+    `style`: how the software runs attention.
+    `sequence_parallel`: between the collectives of a prefill a rank has its part of the rows.
+    """
+
+    matmul: float
+    attention: float
+    vector: float
+    scalar: float
+    memory: float
+    min_rows: int
+    read_share: float
+    degree: int
+    group: Link
+    array: bool = True
+    pass_seconds: float = 0.0
+    start: float = 0.0
+    descriptor: float = 0.0
+    exchange: float = 0.0
+    ring: float = 0.0
+    style: AttentionStyle = PLAIN
+    on_chip: float = inf
+    contraction: int = TILE
+    exponentials: float = 0.0
+    sequence_parallel: bool = False
+    stage: Mesh | None = None
+
+    @property
+    def mesh(self) -> Mesh:
+        """The tensor ranks."""
+        return Mesh(self.degree, self.group, self.ring)
+
+    def pieces(self, size: int) -> float:
+        """Seconds of a byte that is moved in pieces of `size` bytes."""
+        return (1 + self.descriptor / size) / self.memory
+
+
+def read_share(instance: Instance, matrix_bytes: int) -> float:
+    """Share of a core's matrices that each step reads from memory: those that do not fit the core's on-chip
+    memory for weights, which inf1 alone has."""
+    resident = (instance.chip.core.resident_weight_bytes or 0) * instance.lnc
+    return 1 - min(1.0, resident / matrix_bytes) if matrix_bytes else 0.0
+
+
+def core_rates(
+    instance: Instance,
+    fmt: Format,
+    group: Sequence[int],
+    *,
+    sharing: float,
+    read_share: float,
+    constants: Constants = IDEAL,
+    attention: AttentionStyle = PLAIN,
+) -> CoreRates:
+    """Speeds of a core of the tensor group `group` (core numbers in the instance).
+
+    `sharing`: cores that draw on the core's memory bank at once, itself included; those that read less than
+    it count in part (`sharing_of`).
+    """
+    silicon = instance.chip.core
+    memory = constants.memory_efficiency * instance.bank_bytes_per_second / sharing
+    memory = min(memory, instance.lnc * constants.core_bytes_per_second)
+    speed = constants.engine_efficiency
+    vector = instance.lnc * silicon.vector.elements_per_second * speed
+    return CoreRates(
+        matmul=instance.peak(fmt.multiplied) * speed,
+        attention=instance.peak(fmt.multiplied if fmt.compute is DType.FP32 else fmt.compute) * speed,
+        vector=vector,
+        scalar=instance.lnc * silicon.scalar.elements_per_second * speed,
+        memory=memory,
+        min_rows=silicon.tensor.min_rows,
+        read_share=read_share,
+        degree=len(group),
+        group=_group_link(instance, group, memory, constants),
+        array=silicon.tensor.array is not None,
+        pass_seconds=MIN_CYCLES / (silicon.vector.clock_hz * speed),
+        start=constants.start_seconds,
+        descriptor=constants.descriptor_bytes,
+        exchange=constants.collective_seconds,
+        ring=_ring_seconds(instance, group, constants),
+        style=attention,
+        on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
+        contraction=(silicon.tensor.contraction or {}).get(fmt.multiplied, TILE),
+        exponentials=instance.lnc * silicon.vector.exponentials_per_second * speed,
+    )
+
+
+def stage_mesh(instance: Instance, cores: Sequence[int], memory: float, constants: Constants) -> Mesh:
+    """All cores of a stage, in whose memory a core reads so many bytes a second."""
+    link = _group_link(instance, cores, memory, constants)
+    return Mesh(len(cores), link, _ring_seconds(instance, cores, constants))
+
+
+def _ring_seconds(instance: Instance, group: Sequence[int], constants: Constants) -> float:
+    step = (instance.chip.hop_seconds or 0.0) + STEP_STARTS * constants.start_seconds
+    return ring_steps(instance, group) * step
+
+
+def sharing_of(reads: float, others: Iterable[float]) -> float:
+    """Among how many cores a memory bank's bandwidth is shared, for a core that reads `reads` bytes a step
+    beside `others`, itself not among them.
+
+    Bandwidth is shared evenly by those that still read: when a core has read r bytes, every other one has
+    read as many, or all that it wanted.  One that reads nothing draws keys and values beside all readers.
+    """
+    if not reads:
+        return 1.0 + sum(1 for other in others if other)
+    return 1 + sum(min(other, reads) for other in others) / reads
+
+
+def _group_link(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> Link:
+    """A rank's part of the links, and then what it takes to add what has come and to hand it on.
+
+    One after the other: neuron-runtime/explore/intranode-collective-comm.rst.
+    """
+    way = link(instance, group, memory)
+    return Link(way.seconds, 1 / (1 / way.bytes_per_second + 1 / constants.collective_bytes_per_second))
+
+
+def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:
+    """How `cores` reach one another: the longest way, and a core's part of its chip's links.
+
+    Cores of one chip exchange through its memory, at `on_chip` bytes a second.
+    """
+    by_chip = [instance.chip_of(core) for core in cores]
+    chips = sorted(set(by_chip))
+    hops = max((instance.hops(chips[0], chip) for chip in chips[1:]), default=1)
+    seconds = hops * (instance.chip.hop_seconds or 0.0)
+    if len(chips) == 1 or instance.link_bytes_per_second is None:
+        return Link(seconds, on_chip)
+    crowd = max(by_chip.count(chip) for chip in chips)
+    return Link(seconds, instance.link_bytes_per_second / crowd)
+
+
+def ring_steps(instance: Instance, cores: Sequence[int]) -> int:
+    """Steps of an exchange in which every core passes parts on to its neighbour.
+
+    On a ring of chips one for each further core; on a torus along one dimension after the other.
+    """
+    ranks = len(cores)
+    if instance.topology is not Topology.TORUS_4X4:
+        return ranks - 1
+    chips = len({instance.chip_of(core) for core in cores})
+    rows = ceil(chips / 4)
+    return (rows - 1) + (ceil(chips / rows) - 1) + (ceil(ranks / chips) - 1)

@@ -1,0 +1,1 @@
+"""The compiler: from a Graph and a Placement to a Program for each core."""

@@ -1,0 +1,130 @@
+"""Layers in groups of which each has KV blocks of its own: those with a window keep less of a sequence.
+
+All groups take their blocks from one pool, so a block has the same size in each: it is that of `size`
+layers, and a group with fewer leaves the rest unused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from corepipe.neuron.compile.program import Program
+from corepipe.neuron.formats import DType
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.ops.base import Op
+from corepipe.neuron.values import StateKind
+
+KEY_BLOCK = 64
+"""Keys that the kernels of attention take together, at positions that are multiples of it."""
+
+MOST_GROUPS = 8
+"""A sequence has a block table for each group, which is made, copied and checked in each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroups:
+    """windows: how many of the latest positions the layers of each group need blocks for (None: of all).
+    of_layer: the group of each layer that is not in the first one.
+    states: which of a sequence's block tables has the states of recurrent layers."""
+
+    windows: tuple[int | None, ...] = (None,)
+    of_layer: Mapping[int, int] = field(default_factory=dict)
+    states: int = 0
+
+    def __getitem__(self, layer: int) -> int:
+        return self.of_layer.get(layer, 0)
+
+
+ONE_GROUP = LayerGroups()
+"""All layers keep whole sequences."""
+
+HYBRID = LayerGroups(states=1)
+"""All layers with attention do, and beside their blocks there are those of states."""
+
+
+def group_layers(graph: Graph) -> LayerGroups:
+    """Layers with one window apart from those with another, in groups of a size that leaves the least unused.
+
+    A window that no sequence outgrows is none.  The layers of several groups with one window take turns, so
+    that each stage of a pipeline has about as many of each.
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for op in graph.ops:
+        if op.state is not None and op.state.kind is StateKind.TOKENS:
+            kinds.setdefault(_reach(op.state.window, graph.max_positions), []).append(op.layer)
+    if not kinds:
+        return ONE_GROUP
+    size = _size([len(layers) for layers in kinds.values()])
+    windows: list[int | None] = []
+    of_layer: dict[int, int] = {}
+    for window, layers in kinds.items():
+        count = -(-len(layers) // size)
+        of_layer |= {layer: len(windows) + place % count for place, layer in enumerate(layers)}
+        windows += [window] * count
+    return LayerGroups(tuple(windows), of_layer)
+
+
+def _reach(window: int | None, max_positions: int) -> int | None:
+    """Positions that are read: all of a block of keys of which a row sees one."""
+    if window is None or window + KEY_BLOCK > max_positions:
+        return None
+    return window + KEY_BLOCK - 1
+
+
+def _size(counts: Sequence[int]) -> int:
+    """Layers of a group, where there are so many of each kind."""
+
+    def groups(size: int) -> int:
+        return sum(-(-count // size) for count in counts)
+
+    most = max(MOST_GROUPS, len(counts))
+    sizes = [size for size in range(1, max(counts) + 1) if groups(size) <= most]
+    return min(sizes, key=lambda size: (groups(size) * size, groups(size)))
+
+
+def block_positions(graph: Graph, asked: int) -> int:
+    """Positions of a block: those asked for, but where nothing is kept for each token it has the state of a
+    whole sequence."""
+    return graph.max_positions if graph.is_recurrent and not graph.is_hybrid else asked
+
+
+class Place(NamedTuple):
+    """Of a layer: its group, and its number among those of the group that a cache holds."""
+
+    group: int
+    slot: int
+
+
+Heads = tuple[int, int, int]
+"""How many key/value heads, of what size, and how many elements of a key are its value, too."""
+
+
+def places(program: Program, groups: LayerGroups) -> dict[Heads, dict[int, Place]]:
+    """Where a core's layers have their keys and values: for each kind of heads, by layer."""
+    taken: Counter[tuple[Heads, int]] = Counter()
+    found: dict[Heads, dict[int, Place]] = {}
+    for op in program.ops:
+        if op.state is not None and _pages(op):
+            heads, group = (*op.state.keys, op.state.shared), groups[op.layer]
+            found.setdefault(heads, {})[op.layer] = Place(group, taken[heads, group])
+            taken[heads, group] += 1
+    return found
+
+
+def _pages(op: Op) -> bool:
+    """Whether it keeps something for each token."""
+    return op.state is not None and op.state.kind is not StateKind.SEQUENCE
+
+
+def slots(layers: Mapping[int, Place]) -> int:
+    """Layers of a block, where these have one cache: those of the group with most."""
+    return 1 + max(place.slot for place in layers.values())
+
+
+def bytes_of_position(program: Program, groups: LayerGroups, dtype: DType) -> int:
+    """Bytes of keys and values of one position of a block on a core, used or not, kept as `dtype`."""
+    kept = {op.layer: op.state.nbytes(dtype) for op in program.ops if op.state is not None and _pages(op)}
+    return sum(slots(layers) * kept[min(layers)] for layers in places(program, groups).values())

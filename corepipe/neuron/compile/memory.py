@@ -1,0 +1,286 @@
+"""What a deployment needs of each core's device memory, how many KV blocks fit, and what to use if none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import groupby
+from math import inf
+from typing import Protocol
+
+from corepipe.errors import UserError
+from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips.hardware import GIB, MIB, Instance
+from corepipe.neuron.chips.native_plugin import KvBudget
+from corepipe.neuron.compile.compiler import kv_bytes_per_token, state_bytes, weight_bytes_by_format
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.compile.program import Program, of_each
+from corepipe.neuron.ops.transfers import Transfer
+from corepipe.neuron.values import WANTED, Value
+
+Compile = Callable[[Placement], Sequence[Program]]
+"""The Programs of one replica under a placement, as `compiler.compile_graph` makes them."""
+
+
+class Beside(Protocol):
+    """Another model on the same cores, with as many KV blocks."""
+
+    def add(self, cores: Sequence[CoreMemory], tensor: int, limits: Limits) -> tuple[CoreMemory, ...]:
+        """What the cores of a replica hold of both, of which the first stage has `tensor`.  Raises UserError
+        where the model cannot be cut into so many ranks."""
+
+    def check(self, tensor: int) -> None:
+        """Raises UserError as `add` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the deployment must hold at once, as in EngineConfig; `max_blocks` bounds the KV blocks, and so
+    does the software's `kv_budget`, if it has one.  beside: another model that it holds, too."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    max_blocks: int
+    kv_budget: KvBudget | None = None
+    beside: Beside | None = None
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """KV blocks of the longest sequence."""
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreMemory:
+    """Bytes on one core: weights, one KV block of all its layers or a sequence's state, buffers of a step;
+    states of all sequences where there are blocks beside them."""
+
+    weights: int
+    block: int
+    buffers: int
+    states: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What fits: `num_blocks` KV blocks a replica, none where nothing is kept in them; `cores` are those of
+    one replica."""
+
+    num_blocks: int
+    cores: tuple[CoreMemory, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block on all cores of a replica."""
+        return sum(core.block for core in self.cores)
+
+
+def plan_memory(
+    programs: Sequence[Program],
+    placement: Placement,
+    instance: Instance,
+    limits: Limits,
+    recompile: Compile | None = None,
+) -> MemoryPlan:
+    """Lays the deployment out on the instance, its replicas on consecutive cores from core 0.
+
+    `recompile` lets the refusal suggest another tensor degree too.  Raises UserError where the instance
+    has too few cores, or cannot hold one sequence of `max_model_len`: a line that says what to use, and
+    then a table of where the bytes would go.
+    """
+    cores = measure(programs, limits)
+    if placement.cores <= instance.cores:
+        blocks = blocks_that_fit(cores, placement.data, instance, limits.kv_budget)
+        if blocks >= limits.blocks_per_sequence:
+            kept = any(core.block for core in cores)
+            return MemoryPlan(min(blocks, limits.max_blocks) if kept else 0, cores)
+    advice = _advice(programs, placement, limits, recompile)
+    if placement.cores > instance.cores:
+        raise UserError(_too_few_cores(placement, instance, advice), "instance")
+    raise UserError(_too_little_memory(cores, placement, instance, limits, advice), "instance")
+
+
+def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ...]:
+    """Bytes needed on each core of a replica."""
+    cores = of_replica(of_each(programs, Footprint.of), limits)
+    if limits.beside is None:
+        return cores
+    return limits.beside.add(cores, sum(program.stage == 0 for program in programs), limits)
+
+
+def of_replica(footprints: Sequence[Footprint], limits: Limits) -> tuple[CoreMemory, ...]:
+    """Bytes needed on each core: where any keeps something for each token, states are beside the blocks."""
+    paged = any(footprint.token for footprint in footprints)
+    known = {one: one.core(limits, paged=paged) for one in dict.fromkeys(footprints)}
+    return tuple(known[footprint] for footprint in footprints)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a core holds, for any limits.
+
+    token: bytes of keys and values of one token; state: of what recurrent layers keep of a sequence.
+    alive, moved: bytes of activations, alive at once and of one payload that leaves or comes in, as (of each
+    row of logits, of each other row): the most counts.
+    """
+
+    weights: int
+    token: int
+    state: int
+    alive: frozenset[tuple[int, int]]
+    moved: frozenset[tuple[int, int]]
+
+    @classmethod
+    def of(cls, program: Program) -> Footprint:
+        moved = (op.out for op in program.ops if isinstance(op, Transfer))
+        return cls(
+            weights=sum(weight_bytes_by_format(program).values()),
+            token=kv_bytes_per_token(program),
+            state=state_bytes(program),
+            alive=frozenset(_alive(program)),
+            moved=frozenset(_row_bytes(value, program) for value in moved),
+        )
+
+    def core(self, limits: Limits, *, paged: bool = True) -> CoreMemory:
+        """With the most bytes of activations alive at once, and two of the largest payload.  A block is of
+        tokens if `paged`, and else a state."""
+        rows = limits.max_num_seqs, limits.max_num_batched_tokens
+        alive, moved = (
+            max((rows[0] * logits + rows[1] * others for logits, others in parts), default=0)
+            for parts in (self.alive, self.moved)
+        )
+        buffers = alive + 2 * moved
+        if not paged:
+            return CoreMemory(self.weights, self.state, buffers)
+        return CoreMemory(
+            self.weights, self.token * limits.block_size, buffers, self.state * limits.max_num_seqs
+        )
+
+
+def blocks_that_fit(
+    cores: Sequence[CoreMemory], data: int, instance: Instance, budget: KvBudget | None = None
+) -> int:
+    """KV blocks that each of `data` replicas can have; negative where even weights and buffers do not fit."""
+    fixed, weights, growing = Counter[int](), Counter[int](), Counter[int]()
+    for i in range(len(cores) * data):
+        core, bank = cores[i % len(cores)], instance.bank_of(i)
+        fixed[bank] += core.weights + core.buffers + core.states
+        weights[bank] += core.weights
+        growing[bank] += core.block
+    left = {bank: instance.room(bank) - used for bank, used in fixed.items()}
+    if budget is not None:
+        left = {
+            bank: min(room, budget.bytes(instance.room(bank), weights[bank])) for bank, room in left.items()
+        }
+    return min(left[bank] // max(1, growing[bank]) for bank in left)
+
+
+def _alive(program: Program) -> Iterator[tuple[int, int]]:
+    """Bytes of the values that are alive after each Op: of each row of logits, of each other row."""
+    last_use = {value.id: i for i, op in enumerate(program.ops) for value in (op.out, *op.inputs)}
+    alive: dict[int, tuple[int, int]] = {}
+    logits = others = 0
+    for i, op in enumerate(program.ops):
+        size = alive.get(op.out.id, (0, 0))
+        alive[op.out.id] = there = _row_bytes(op.out, program, op.device_width)
+        logits, others = logits + there[0] - size[0], others + there[1] - size[1]
+        yield logits, others
+        for value in (op.out, *op.inputs):
+            if last_use[value.id] == i:
+                size = alive.pop(value.id, (0, 0))
+                logits, others = logits - size[0], others - size[1]
+
+
+def _row_bytes(value: Value, program: Program, width: int | None = None) -> tuple[int, int]:
+    """Bytes of a value, or of so many elements a row, for each row of logits, and for each other row: one of
+    them is 0."""
+    size = (value.width if width is None else width) * value.rows.each * program.format.compute.bytes
+    return (size, 0) if value.rows == WANTED else (0, size)
+
+
+def _advice(
+    programs: Sequence[Program], placement: Placement, limits: Limits, recompile: Compile | None
+) -> str:
+    """Flags of the cheapest instance that fits; of several at one price the one with the fewest cores."""
+
+    @cache
+    def measured(candidate: Placement) -> tuple[CoreMemory, ...] | None:
+        if candidate == placement:
+            return measure(programs, limits)
+        try:
+            return measure(recompile(candidate), limits) if recompile else None
+        except UserError:  # the model cannot be cut so: not a candidate
+            return None
+
+    budget = limits.kv_budget
+    for instance in sorted(INSTANCES, key=lambda i: (bool(i.hypothetical), i.price_per_hour or inf, i.cores)):
+        for candidate in _candidates(placement, instance):
+            cores = measured(candidate)
+            fitting = blocks_that_fit(cores, candidate.data, instance, budget) if cores else 0
+            if fitting >= limits.blocks_per_sequence:
+                return f"use {flags(instance, candidate)}"
+    return "no instance of the catalogue holds it so: use fewer bytes a weight (--dtype) or more cores"
+
+
+def _candidates(placement: Placement, instance: Instance) -> Iterator[Placement]:
+    for tensor in sorted({placement.tensor, *instance.tensor_degrees}):
+        for expert in _experts(placement, tensor):
+            candidate = replace(placement, tensor=tensor, expert=expert)
+            if candidate.cores <= instance.cores:
+                yield candidate
+
+
+def _experts(placement: Placement, tensor: int) -> list[int]:
+    """Among how many cores experts may be divided that are to be: as was asked, or among the tensor ranks."""
+    if placement.expert == 1:
+        return [1]
+    return sorted(expert for expert in {placement.expert, tensor} - {1} if expert % tensor == 0)
+
+
+def flags(instance: Instance, placement: Placement) -> str:
+    """The flags that ask for this deployment; degrees of 1 are left out."""
+    asked = (f"--{name} {degree}" for name, degree in placement.degrees.items() if degree > 1)
+    return " ".join([f"--instance {instance.name}", *asked])
+
+
+def _too_few_cores(placement: Placement, instance: Instance, advice: str) -> str:
+    degrees = " x ".join(f"{name} {degree}" for name, degree in placement.degrees.items())
+    return f"{degrees} needs {placement.cores} NeuronCores, {instance.name} has {instance.cores}; {advice}"
+
+
+def _too_little_memory(
+    cores: Sequence[CoreMemory], placement: Placement, instance: Instance, limits: Limits, advice: str
+) -> str:
+    fits = blocks_that_fit(cores, placement.data, instance, limits.kv_budget) * limits.block_size
+    shorter = f", or --max-model-len {fits}" if fits > 1 else ""
+    head = f"the deployment does not fit the memory of {instance.name}; {advice}{shorter}"
+    return "\n".join((head, "", *_table(cores, placement.data, instance, limits)))
+
+
+def _table(cores: Sequence[CoreMemory], data: int, instance: Instance, limits: Limits) -> Iterator[str]:
+    """One row a core of the first replica; runs of equal rows become one."""
+    sharing = Counter(instance.bank_of(i) for i in range(len(cores) * data))
+    rows = []
+    for i, core in enumerate(cores):
+        sequence = core.block * limits.blocks_per_sequence + core.states
+        sizes = (core.weights, sequence, core.buffers, core.weights + sequence + core.buffers)
+        share = sharing[instance.bank_of(i)]
+        note = "" if share == 1 else f" for {share} cores"
+        rows.append((i, (*map(_size, sizes), _size(instance.room(instance.bank_of(i))) + note)))
+    columns = ("weights", f"KV of {limits.max_model_len} tokens", "buffers", "total", "available")
+    yield _row("core", columns)
+    for cells, run in groupby(rows, key=lambda row: row[1]):
+        numbers = [i for i, _ in run]
+        yield _row(f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]), cells)
+
+
+def _row(core: str, cells: Sequence[str]) -> str:
+    return f"{core:<7}" + "".join(f"{cell:>22}" for cell in cells)
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

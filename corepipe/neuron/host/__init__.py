@@ -1,0 +1,1 @@
+"""The host: executors of Programs, and weights packed for the kernels."""

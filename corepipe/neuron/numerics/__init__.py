@@ -1,0 +1,1 @@
+"""Arithmetic of the reference executor, in numpy."""

@@ -1,0 +1,381 @@
+"""The cost model: how long a step takes on each emulated core, what bounds it, what it costs.
+
+`ops` have the formulas, `constants` what is fitted, `profiles` what the software adds.  A Program is
+compiled once into a small table of distinct costs, so that a step's time is a few look-ups.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from corepipe.neuron.chips.constants import HOST_LINK_BYTES_PER_SECOND, Constants
+from corepipe.neuron.chips.engines import Engines
+from corepipe.neuron.chips.hardware import ENGINES, Instance
+from corepipe.neuron.chips.native_plugin import takes_flash
+from corepipe.neuron.chips.padding import pad, pad_contexts
+from corepipe.neuron.chips.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
+from corepipe.neuron.chips.rates import CoreRates, core_rates, link, read_share, sharing_of, stage_mesh
+from corepipe.neuron.chips.scales import Scales, Site
+from corepipe.neuron.compile.program import Program, of_each
+from corepipe.neuron.ops import Receive
+from corepipe.neuron.step import StepShape
+from corepipe.neuron.timing.tables import (
+    Bottleneck,
+    Breakdown,
+    OpTime,
+    Table,
+    groups,
+    one_after_another,
+    shared_tables,
+)
+from corepipe.neuron.values import OutputKind, WeightRole, weight_bytes
+
+__all__ = [
+    "ENGINES",
+    "PROFILES",
+    "Bottleneck",
+    "Breakdown",
+    "CostModel",
+    "OpTime",
+    "RuntimeProfile",
+    "StepShape",
+    "dollars_per_million_tokens",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """Seconds for a step's activations to reach a stage."""
+
+    fixed: float
+    row: float
+
+
+class CostModel:
+    """Times the Programs of one replica on an instance.
+
+    programs: the compiler's, index stage * cores of a stage + rank.  profile: the software; its constants, or
+    `constants` instead of them.  data: replicas in the deployment, placed on consecutive cores; replica:
+    which of them this is.  batch: the sequences that decode graphs are compiled for, where the profile
+    pads to them (None: as many as a step has); longest: tokens of the longest sequence that they are compiled
+    for (None: the Programs' own).  `lone` times the same replica where one batch alone is in its pipe.
+    Raises ValueError where the instance has too few cores.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        instance: Instance,
+        profile: RuntimeProfile,
+        data: int = 1,
+        replica: int = 0,
+        batch: int | None = None,
+        longest: int | None = None,
+        constants: Constants | None = None,
+    ) -> None:
+        in_use = len(programs) * data
+        if in_use > instance.cores:
+            raise ValueError(f"{in_use} cores are needed and {instance.name} has {instance.cores}")
+        self.instance = instance
+        self.profile = profile
+        self.tensor = sum(program.stage == 0 for program in programs)
+        self.stages = len(programs) // self.tensor
+        self._batch = batch
+        self._programs = programs
+        self._longest = longest or programs[0].max_positions
+        self._padding = _with_its_kernel(profile, programs, self._longest)
+        self._outputs = programs[-1].outputs
+        self._keeps = any(op.state is not None for program in programs for op in program.ops)
+        self._given = [(op.out.rows, op.given()) for op in programs[0].ops if op.given()]
+        self._place = (data, replica)
+        self._groups = groups(programs)
+        self._matrices = of_each(programs, _matrix_bytes)
+        self._scales = profile.scales
+        self._rates: list[CoreRates] = []
+        self._use(constants or profile.constants_of(instance.chip.core.version))
+
+    def with_constants(self, constants: Constants) -> CostModel:
+        """The same deployment with other constants: far quicker than a new CostModel."""
+        other = copy(self)
+        other._use(constants)
+        return other
+
+    def with_scales(self, scales: Scales) -> CostModel:
+        """The same whose steps take so many times as long, copies included."""
+        other = copy(self)
+        other._scales, other._graphs, other._graph_totals = scales, {}, {}
+        other.lone = other if self.lone is self else self.lone.with_scales(scales)
+        return other
+
+    def with_batch(self, batch: int | None, chunk: int | None = None) -> CostModel:
+        """The same deployment with graphs for other batches, and for prefill steps of `chunk` tokens where
+        the profile computes prompts in chunks (None: the profile's): far quicker than a new CostModel."""
+        other = copy(self)
+        other._batch = batch
+        if chunk is not None:
+            other._padding = replace(self._padding, chunk=chunk)
+        other.lone = other if self.lone is self else self.lone.with_batch(batch, chunk)
+        return other
+
+    def on_replica(self, replica: int) -> CostModel:
+        """The same on the cores of another replica: where they are as fast, the two share times of steps."""
+        other = copy(self)
+        other._place = (self._place[0], replica)
+        other._use(self._constants)
+        return other
+
+    def same_times(self, other: CostModel) -> bool:
+        """Whether every stage of every step takes as long in both, as on replicas whose cores are as fast."""
+        graphs = self._batch == other._batch and self._padding == other._padding
+        return graphs and self._graphs is other._graphs
+
+    def _use(self, constants: Constants) -> None:
+        self._constants = constants
+        self.lone = self
+        self._time(self._core_rates(constants))
+        if self.stages > 1 and self.instance.cores_per_bank > 1:
+            self.lone = copy(self)
+            self.lone.lone = self.lone
+            self.lone._time(self._core_rates(constants, lone=True))
+
+    def _time(self, rates: list[CoreRates]) -> None:
+        before, self._rates = self._rates, rates
+        self._transfers = self._stage_transfers(self._place[1] * len(self._programs))
+        if before == rates:
+            return
+        self._tables = shared_tables(self._programs, self._groups, rates)
+        self._distinct = [list(dict.fromkeys(self._stage_tables(s))) for s in range(self.stages)]
+        self._graphs: dict[StepShape, list[float]] = {}
+        self._graph_totals: dict[StepShape, list[tuple[float, Engines]]] = {}
+
+    def padded(self, shape: StepShape) -> StepShape:
+        """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
+        return pad(shape, self._padding, self._longest, self._batch, self.instance.lnc)
+
+    def site(self, shape: StepShape) -> Site:
+        """Where a step stands among those that a fit has measured."""
+        return self._site(self.padded(shape))
+
+    def _site(self, padded: StepShape) -> Site:
+        version = self.instance.chip.core.version
+        return Site(padded.decodes, version, self.instance.name, max(1, padded.rows))
+
+    def _scale(self, padded: StepShape) -> float:
+        """What a step takes beside what its Ops do."""
+        if not self._scales.learnt:
+            return self._scales.flat(padded.decodes)
+        return self._scales.of(self._site(padded))
+
+    def seconds(self, core: int, shape: StepShape) -> float:
+        """Time of a step on core `core` of the replica, without the transfer from the stage before."""
+        padded = self.padded(shape)
+        return self._tables[core].seconds(padded) * self._scale(padded)
+
+    def stage_seconds(self, shape: StepShape) -> list[float]:
+        """Time of a step on each stage: that of its slowest core."""
+        padded = self.padded(shape)
+        if padded is shape:
+            return self._stage_seconds(shape)
+        if padded not in self._graphs:
+            self._graphs[padded] = self._stage_seconds(padded)
+        return self._graphs[padded]
+
+    def _stage_seconds(self, shape: StepShape) -> list[float]:
+        """Of a step that is padded."""
+        scale = self._scale(shape)
+        known: dict[Table, float] = {}
+        for tables in self._distinct:
+            for table in tables:
+                if table not in known:
+                    known[table] = table.seconds(shape)
+        return [scale * max(known[t] for t in tables) for tables in self._distinct]
+
+    def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """[stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of context
+        in all of them; the same numbers to the last bit."""
+        running, contexts = pad_contexts(sequences, kv_tokens, self.profile, self._longest, self._batch)
+        known: dict[Table, npt.NDArray[np.float64]] = {}
+        for tables in self._distinct:
+            for table in tables:
+                if table not in known:
+                    known[table] = table.decode_seconds(running, contexts)
+        slowest = (np.maximum.reduce([known[t] for t in tables]) for tables in self._distinct)
+        return self._scale(StepShape.decode(running, 1)) * np.stack(list(slowest))
+
+    def transfer_seconds(self, stage: int, shape: StepShape) -> float:
+        """Time for the activations of `stage - 1` to reach `stage`; 0 for the first."""
+        if stage == 0:
+            return 0.0
+        transfer = self._transfers[stage]
+        return transfer.fixed + transfer.row * self.padded(shape).rows
+
+    def sampling_seconds(self, shape: StepShape) -> float:
+        """Time from a step's logits to its tokens, where they are drawn on the host."""
+        if self.profile.sampling is Sampling.DEVICE or not shape.logit_rows:
+            return 0.0
+        width = sum(o.value.width for o in self._outputs if o.kind is OutputKind.LOGITS)
+        logits = self.padded(shape).logit_rows * width
+        return logits * (4 / HOST_LINK_BYTES_PER_SECOND + self.profile.host_seconds_per_logit)
+
+    def input_seconds(self, shape: StepShape) -> float:
+        """Time to copy a step's inputs to the device: images; the ids of tokens take none."""
+        if not self._given:
+            return 0.0
+        elements = sum(shape.rows_of(rows.number) * rows.each * width for rows, width in self._given)
+        size = elements * self._programs[0].format.compute.bytes
+        return self._scale(self.padded(shape)) * size / HOST_LINK_BYTES_PER_SECOND
+
+    def output_seconds(self, shape: StepShape) -> float:
+        """Time to copy to the host what a model returns that is run once over its input: the first output,
+        and others of its kind."""
+        kind = self._outputs[0].kind
+        returned = [output.value for output in self._outputs if output.kind is kind]
+        elements = sum(shape.rows_of(v.rows.number) * v.rows.each * v.width for v in returned)
+        size = self.profile.result_copies * elements * self._programs[-1].format.compute.bytes
+        return self._scale(self.padded(shape)) * size / HOST_LINK_BYTES_PER_SECOND
+
+    def result_seconds(self, shape: StepShape) -> float:
+        """Time until the host has what a step gives, of a model that is run once over its input; else 0."""
+        return 0.0 if self._keeps else self.output_seconds(shape)
+
+    def latency(self, shape: StepShape) -> float:
+        """Time of a step through all stages of an idle replica, without the host."""
+        moved = sum(self.transfer_seconds(stage, shape) for stage in range(self.stages))
+        return sum(self.lone.stage_seconds(shape)) + moved
+
+    def explain(self, core: int, shape: StepShape) -> Breakdown:
+        """Where the time of `seconds(core, shape)` goes."""
+        return self._tables[core].explain(self.padded(shape))
+
+    def engine_seconds(self, core: int, shape: StepShape) -> dict[str, float]:
+        """How long each engine of core `core` works in a step."""
+        return self._tables[core].engine_seconds(self.padded(shape))
+
+    def stage_totals(self, shape: StepShape) -> list[tuple[float, Engines]]:
+        """Of the first core of each stage: its time of a step, and what its engines do in it."""
+        padded = self.padded(shape)
+        if padded is shape:
+            return self._stage_totals(shape)
+        if padded not in self._graph_totals:
+            self._graph_totals[padded] = self._stage_totals(padded)
+        return self._graph_totals[padded]
+
+    def _stage_totals(self, padded: StepShape) -> list[tuple[float, Engines]]:
+        """Of a step that is padded."""
+        firsts = self._tables[:: self.tensor]
+        scale = self._scale(padded)
+        known = {t: (scale * t.seconds(padded), t.totals(padded)) for t in dict.fromkeys(firsts)}
+        return [known[table] for table in firsts]
+
+    def op_times(self, core: int, shape: StepShape) -> list[OpTime]:
+        """What each Op of core `core` takes in a step, in the order of its Program."""
+        padded = self.padded(shape)
+        program, rates = self._programs[core], self._rates[core]
+        costs = ((op, op.cost(program.format, rates).engines(padded)) for op in program.ops)
+        return list(one_after_another(costs))
+
+    def _core_rates(self, constants: Constants, lone: bool = False) -> list[CoreRates]:
+        """Speeds of the cores of one replica, beside the others.
+
+        The cores of a memory bank that read weights at each step share its bandwidth, as if they always
+        worked at the same time; of a `lone` batch the stages of a replica take turns.
+        """
+        instance, programs = self.instance, self._programs
+        first = self._place[1] * len(programs)
+        shares = [read_share(instance, size) for size in self._matrices]
+        demands = self._demands(shares, lone)
+        known: dict[tuple[int, float, float], CoreRates] = {}  # by the first core of a tensor group
+        rates = []
+        for program, share, matrices in zip(programs, shares, self._matrices, strict=True):
+            core = first + program.core
+            beside = demands[instance.bank_of(core)]
+            others = (reads for turn, reads in beside.items() if turn != self._turn(core, lone))
+            sharing = sharing_of(share * matrices, others)
+            group, stage = (range(first + c.start, first + c.stop) for c in self._joined(program))
+            key = (group.start, sharing, share)
+            if key not in known:
+                own = core_rates(
+                    instance,
+                    program.format,
+                    group,
+                    sharing=sharing,
+                    read_share=share,
+                    constants=constants,
+                    attention=self.profile.attention,
+                )
+                mesh = stage_mesh(instance, stage, own.memory, constants) if len(stage) > len(group) else None
+                known[key] = replace(own, sequence_parallel=self.profile.sequence_parallel, stage=mesh)
+            rates.append(known[key])
+        return rates
+
+    def _joined(self, program: Program) -> tuple[range, range]:
+        """The cores of its tensor group, and of its stage."""
+        return program.group(self.tensor), program.stage_cores(self.tensor)
+
+    def _demands(self, shares: Sequence[float], lone: bool) -> dict[int, dict[int, float]]:
+        """Bytes of weights that a step reads from each memory bank, by those that read at the same time."""
+        demands: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        reads = [share * size for share, size in zip(shares, self._matrices, strict=True)]
+        for core, wanted in enumerate(reads * self._place[0]):
+            bank, turn = demands[self.instance.bank_of(core)], self._turn(core, lone)
+            bank[turn] = max(bank.get(turn, 0.0), wanted)
+        return demands
+
+    def _turn(self, core: int, lone: bool) -> int:
+        """A number that is the same for cores that wait for one another: the stages of a lone batch."""
+        if not lone:
+            return core
+        replica, within = divmod(core, len(self._programs))
+        return replica * self.tensor + within % self.tensor
+
+    def _stage_tables(self, stage: int) -> list[Table]:
+        return self._tables[stage * self.tensor : (stage + 1) * self.tensor]
+
+    def _stage_transfers(self, first: int) -> list[_Transfer]:
+        slowest = [_Transfer(0.0, 0.0)] * self.stages
+        if self.stages == 1:
+            return slowest
+        for program, rate in zip(self._programs, self._rates, strict=True):
+            there = _transfer(program, rate, self.instance, first)
+            worst = slowest[program.stage]
+            slowest[program.stage] = _Transfer(max(worst.fixed, there.fixed), max(worst.row, there.row))
+        return slowest
+
+
+def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longest: int) -> RuntimeProfile:
+    """The profile with plain attention, where its flash kernel does not take the model's heads."""
+    if profile.prefill_buckets is not Buckets.CHUNKS:
+        return profile
+    layouts = {layout for program in programs for layout in program.head_layouts}
+    if all(takes_flash(layout.heads, layout.head_dim, longest) for layout in layouts):
+        return profile
+    return replace(profile, attention=replace(profile.attention, causal_from=(NEVER, NEVER)))
+
+
+def _matrix_bytes(program: Program) -> int:
+    """Bytes of the matrices of a Program."""
+    shards = (s for s in program.shards.values() if s.spec.role is WeightRole.MATRIX)
+    return sum(weight_bytes(s.shape, s.spec.role, program.format) for s in shards)
+
+
+def _transfer(program: Program, rate: CoreRates, instance: Instance, first: int) -> _Transfer:
+    fixed = row = 0.0
+    for op in program.ops:
+        if isinstance(op, Receive):
+            way = link(instance, (first + op.peer, first + program.core), rate.memory)
+            fixed = max(fixed, way.seconds)
+            row += op.out.width * op.out.rows.each * program.format.compute.bytes / way.bytes_per_second
+    return _Transfer(fixed, row)
+
+
+def dollars_per_million_tokens(price_per_hour: float, tokens_per_second: float) -> float:
+    """Dollars for a million tokens at a price in dollars an hour.  Raises ValueError for no tokens."""
+    if not tokens_per_second > 0:
+        raise ValueError(f"tokens_per_second must be positive, not {tokens_per_second}")
+    return 1e6 / tokens_per_second * price_per_hour / 3600

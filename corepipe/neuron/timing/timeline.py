@@ -1,0 +1,193 @@
+"""Emulated device time of one replica: when each core runs each batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from corepipe.neuron.timing.cost import CostModel, RuntimeProfile, StepShape
+from corepipe.neuron.timing.draft_times import DraftTimes
+from corepipe.neuron.timing.rounds import Rounds
+
+
+@dataclass(slots=True)  # not frozen, as one is made for each step
+class Timing:
+    """When a batch runs, in seconds of device time.
+
+    submitted_at: the scheduler hands it over; starts_at: the first stage begins; accepts_at: the earliest
+    moment at which to submit the next batch so that it starts without delay; ready_at: the last stage is done
+    and the tokens are drawn.
+    stages: (start, end) of each; `tensor` cores run it.
+    """
+
+    submitted_at: float
+    starts_at: float
+    accepts_at: float
+    ready_at: float
+    stages: tuple[tuple[float, float], ...]
+    tensor: int
+
+    @property
+    def spans(self) -> tuple[tuple[int, float, float], ...]:
+        """(core, start, end), one a core, by core."""
+        cores = (span for span in self.stages for _ in range(self.tensor))
+        return tuple((core, start, end) for core, (start, end) in enumerate(cores))
+
+
+class Timeline:
+    """Runs batches through the stages in the order in which they are submitted.
+
+    A stage begins when its cores are free and the activations of the stage before have arrived.  The
+    cores of a stage run together and wait for the slowest.  A batch that finds the pipe empty is timed as a
+    lone one.  The host takes the profile's time for each
+    batch, one after the other, beside the device's work on earlier ones.  `draft`: of a draft model, whose
+    passes the first stage runs before those of a batch.
+    """
+
+    def __init__(
+        self, cost: CostModel, profile: RuntimeProfile | None = None, draft: DraftTimes | None = None
+    ) -> None:
+        self._cost = cost
+        self._draft = draft
+        self.draft_seconds = 0.0
+        self._profile = profile or cost.profile
+        self._rounds = Rounds(cost, self._profile)
+        self._host_free = 0.0
+        self._free = [0.0] * cost.stages
+        self._busy = [0.0] * cost.stages
+        self._overlap = _Overlap(cost.stages)
+        self._hand_over_seconds = 0.0
+        self._work_until = 0.0
+        self._work_seconds = 0.0
+        self._decoding = 0
+
+    def submit(self, shape: StepShape, now: float) -> Timing:
+        """Places a batch that the scheduler hands over at `now`; never moves what is already placed."""
+        host = self._host_seconds(shape, self._decoding)
+        self._decoding = shape.sequences if shape.decodes else 0
+        self._host_free = max(self._host_free, now) + host
+        arrives = self._host_free
+        cost = self._cost.lone if arrives >= self._free[-1] else self._cost
+        times = cost.stage_seconds(shape)
+        if self._draft is not None:
+            times = [self._drafting(self._draft, shape) + times[0], *times[1:]]
+        if len(self._free) == 1:
+            return self._on_one_stage(shape, now, host, times[0])
+        stages: list[tuple[float, float]] = []
+        for stage, seconds in enumerate(times):
+            moved = cost.transfer_seconds(stage, shape)
+            self._hand_over_seconds += moved
+            arrives += moved
+            start = max(arrives, self._free[stage])
+            arrives = start + seconds
+            self._run(stage, start, arrives)
+            stages.append((start, arrives))
+        starts_at = stages[0][0]
+        self._count_work(starts_at, arrives)
+        accepts_at = max(self._host_free, self._free[0] - host)
+        ready_at = arrives + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
+        return Timing(now, starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
+
+    def _drafting(self, draft: DraftTimes, shape: StepShape) -> float:
+        """Seconds of the first stage for the draft model."""
+        seconds = draft.seconds(shape)
+        self.draft_seconds += seconds
+        return seconds
+
+    def _on_one_stage(self, shape: StepShape, now: float, host: float, seconds: float) -> Timing:
+        """As `submit`, once the host has it: there is nothing to hand over, and what is busy is all of it."""
+        start = max(self._host_free, self._free[0])
+        self._free[0] = end = start + seconds
+        worked = end - start
+        self._busy[0] += worked
+        self._overlap.seconds += max(0.0, worked)
+        self._count_work(start, end)
+        accepts_at = max(self._host_free, end - host)
+        ready_at = end + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
+        return Timing(now, start, accepts_at, ready_at, ((start, end),), self._cost.tensor)
+
+    def _host_seconds(self, shape: StepShape, before: int) -> float:
+        """Of the host for the next batch, before the device has all of it: more where its sequences are not
+        those of the one before, in which so many generated and nobody else was.
+
+        As many sequences that generate are taken to be the same ones: whoever joins has had a prompt between.
+        """
+        sent, changed = self._cost.input_seconds(shape), self._profile.change_seconds
+        if changed is None or (shape.decodes and before == shape.sequences):
+            return self._profile.host_seconds + sent
+        return changed + sent
+
+    @property
+    def cost(self) -> CostModel:
+        """What times the steps."""
+        return self._cost
+
+    @property
+    def profile(self) -> RuntimeProfile:
+        """What the host takes."""
+        return self._profile
+
+    def ran(self, busy: float, overlap: float, work: float) -> None:
+        """Of a single stage: it has run, in its place, what takes so many seconds of it, of all stages at
+        once, and of time in which there is anything to do."""
+        self._busy, self._overlap.seconds, self._work_seconds = [busy], overlap, work
+
+    @property
+    def rounds(self) -> Rounds:
+        """How long it takes to give every sequence a token."""
+        return self._rounds
+
+    @property
+    def busy_seconds(self) -> tuple[float, ...]:
+        """Busy time of each core of the replica."""
+        return tuple(busy for busy in self._busy for _ in range(self._cost.tensor))
+
+    @property
+    def hand_over_seconds(self) -> float:
+        """Time in which batches were between stages, all told."""
+        return self._hand_over_seconds
+
+    @property
+    def work_seconds(self) -> float:
+        """Time in which at least one batch was in the pipe."""
+        return self._work_seconds
+
+    @property
+    def fill(self) -> float:
+        """Share of `work_seconds` in which all stages were busy; 0 before the first batch."""
+        return self._overlap.seconds / self._work_seconds if self._work_seconds else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """Busy share of `work_seconds`, mean over the stages; 0 before the first batch."""
+        whole = self._work_seconds * len(self._busy)
+        return sum(self._busy) / whole if whole else 0.0
+
+    def _run(self, stage: int, start: float, end: float) -> None:
+        self._free[stage] = end
+        self._busy[stage] += end - start
+        self._overlap.add(stage, start, end)
+
+    def _count_work(self, start: float, end: float) -> None:
+        self._work_seconds += end - max(start, self._work_until)
+        self._work_until = end
+
+
+class _Overlap:
+    """Adds up the time in which all stages are busy, while their spans come in, each stage's in order."""
+
+    def __init__(self, stages: int) -> None:
+        self._spans: list[deque[tuple[float, float]]] = [deque() for _ in range(stages)]
+        self.seconds = 0.0
+
+    def add(self, stage: int, start: float, end: float) -> None:
+        self._spans[stage].append((start, end))
+        while all(self._spans):
+            self._take()
+
+    def _take(self) -> None:
+        """Counts what the oldest span of each stage has in common, and drops the one that ends first."""
+        first = min(self._spans, key=lambda spans: spans[0][1])
+        end = first[0][1]
+        self.seconds += max(0.0, end - max(spans[0][0] for spans in self._spans))
+        first.popleft()

@@ -1,0 +1,384 @@
+"""How far a measurement may be from a predicted figure: 90 % intervals, from the errors of earlier ones.
+
+`residuals.json` has the errors of published measurements, each family of models predicted with constants
+that were fitted to the other families (benchmarks/residuals.py writes it).  An interval is the spread of the
+errors of figures of its kind.  It grows with each step by which a case lies outside of what was measured:
+another instance, generation, software stack or kind of model; each doubling beyond the longest sequence and
+the most tensor ranks.
+
+Errors are logarithms of measured / predicted *time*: above 0 the device was slower.  A rate's is the other
+way round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from math import exp, log, log2
+from pathlib import Path
+from typing import Any
+
+from corepipe.errors import UserError
+from corepipe.neuron.chips.catalog import instance as find_instance
+from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.values import SOURCE, InputKind
+
+FILE = Path(__file__).with_name("residuals.json")
+
+LEVEL = 0.9
+"""Of an interval, unless another is asked for."""
+
+LEAST_SCALE = 0.02
+"""Of an error: repeats of a measurement are no nearer to one another."""
+
+FAR = log(5.0)
+"""Errors beyond it count as this for the size of others: such rows are mistaken about what was measured."""
+
+SEEN = 3
+"""Runs from which on an instance, a stack or a kind of model counts as measured."""
+
+GUESSED = ", guessed"
+"""Behind the profile of a case of which not all is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """What is chosen of intervals (planning/calibration/widths.py).
+
+    growth: times that a width grows (on a logarithm) with each step away from what was measured.
+    own_families: a stack's own errors count as much as all stacks' together when they are of so many families
+    of models.  others: how many of its own errors the shape of all kinds' errors counts as, for a kind (its
+    tails apart) with few.
+    """
+
+    growth: float
+    own_families: float
+    others: float
+
+
+class Figure(StrEnum):
+    """What a figure is of: a step between tokens, a time to a first one, a whole answer or so many of them a
+    second, an encoder's batch."""
+
+    DECODE = "decode"
+    FIRST_TOKEN = "first token"  # noqa: S105
+    THROUGHPUT = "throughput"
+    BATCH = "encoder"
+
+
+class Architecture(StrEnum):
+    """Models whose errors are alike."""
+
+    DECODER = "decoder"
+    MIXTURE = "mixture of experts"
+    RECURRENT = "recurrent"
+    ENCODER = "encoder"
+    VISION = "vision transformer"
+    ENCODER_DECODER = "encoder-decoder"
+    CONVOLUTION = "convolutional network"
+
+
+APART = frozenset({Architecture.ENCODER_DECODER, Architecture.CONVOLUTION})
+"""Those whose figures, whatever they are of, are a kind of their own."""
+
+UNDER_LOAD = ", under load"
+
+
+def architecture_of(graph: Graph) -> Architecture:
+    """What a graph is, by what it declares: its inputs, rows, states and weights."""
+    read = {given.kind for given in graph.inputs}
+    if InputKind.PIXELS in read:
+        return Architecture.CONVOLUTION
+    if SOURCE in graph.rows:
+        return Architecture.ENCODER_DECODER
+    if InputKind.PATCHES in read:
+        return Architecture.VISION
+    if not graph.causal:
+        return Architecture.ENCODER
+    if graph.is_recurrent:
+        return Architecture.RECURRENT
+    return Architecture.MIXTURE if graph.experts else Architecture.DECODER
+
+
+def kind_of(figure: Figure, architecture: Architecture, *, load: bool = False) -> str:
+    """The kind of a figure: whose errors are its own."""
+    return str(architecture) if architecture in APART else figure + (UNDER_LOAD if load else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a figure stands.  tail: a percentile above the median; tokens: of a whole sequence; divided:
+    cores divide the experts of a mixture."""
+
+    kind: str
+    instance: str
+    profile: str
+    architecture: str
+    tensor: int
+    tokens: int
+    tail: bool = False
+    divided: bool = False
+
+    @property
+    def shape(self) -> tuple[str, bool]:
+        """Whose errors are spread alike, by their size: of tails more are far off than of medians."""
+        return self.kind, self.tail
+
+    @property
+    def generation(self) -> str:
+        """Of its cores; empty for an instance that is not in the catalogue."""
+        return _generation(self.instance)
+
+
+@cache
+def _generation(instance: str) -> str:
+    try:
+        return find_instance(instance).chip.core.version
+    except UserError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The error of a run's figures of one kind: of the one that was predicted worst.
+
+    predicted, unit: that figure, in seconds or a second.  score: the error by the spread that the other
+    families' errors say.
+    """
+
+    point: Point
+    family: str
+    run: str
+    error: float
+    predicted: float
+    unit: str
+    score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """By which factors of the predicted *time* a measured one may be off.
+
+    steps: how far from what was measured; measured: runs that it is known from.
+    """
+
+    low: float
+    high: float
+    steps: float
+    measured: int
+    level: float = LEVEL
+
+    def around(self, value: float, *, rate: bool = False) -> tuple[float, float]:
+        """The least and the most that a figure may turn out to be."""
+        return (value / self.high, value / self.low) if rate else (value * self.low, value * self.high)
+
+    @property
+    def basis(self) -> str:
+        """What it is known from, in words."""
+        away = f", {self.steps:.2g} steps from them" if self.steps else ""
+        return f"{self.measured} measured runs{away}"
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "level": self.level,
+            "time_factor_low": self.low,
+            "time_factor_high": self.high,
+            "measured_runs": self.measured,
+            "steps_away": self.steps,
+        }
+
+
+class _Kind:
+    """What was measured of one kind of figure, and how large its errors are."""
+
+    def __init__(self, residuals: Sequence[Residual]) -> None:
+        points = [one.point for one in residuals]
+        self.runs = len(residuals)
+        self.instances = _seen(point.instance for point in points)
+        self.generations = _seen(point.generation for point in points)
+        self.profiles = _seen((point.profile, point.tail) for point in points)
+        self.architectures = _seen(point.architecture for point in points)
+        self.divided = any(point.divided for point in points)
+        self.tensor = max(point.tensor for point in points)
+        self.tokens = max(point.tokens for point in points)
+        self.scale = _size(residuals)[0]
+        own: defaultdict[tuple[str, bool], list[Residual]] = defaultdict(list)
+        for one in residuals:
+            own[one.point.profile, one.point.tail].append(one)
+        self._own = {key: _size(group) for key, group in own.items()}
+
+    def own(self, point: Point) -> tuple[float, int]:
+        """Mean size of the errors of a point's stack, and of how many families they are."""
+        return self._own.get((point.profile, point.tail), (0.0, 0))
+
+    def steps(self, point: Point) -> float:
+        """How far a point lies outside of what was measured."""
+        unseen = (
+            point.instance not in self.instances,
+            point.generation not in self.generations,
+            (point.profile, point.tail) not in self.profiles,
+            point.architecture not in self.architectures,
+            point.divided and not self.divided,
+        )
+        beyond = (point.tokens / self.tokens, point.tensor / self.tensor)
+        return sum(unseen) + sum(log2(ratio) for ratio in beyond if ratio > 1)
+
+
+def _seen(values: Iterable[Hashable]) -> set[Hashable]:
+    """Those that enough runs had."""
+    return {value for value, runs in Counter(values).items() if runs >= SEEN}
+
+
+def _size(residuals: Sequence[Residual]) -> tuple[float, int]:
+    """Mean size of the errors, and of how many families they are."""
+    errors = [min(FAR, abs(one.error)) for one in residuals]
+    return max(LEAST_SCALE, sum(errors) / len(errors)), len({one.family for one in residuals})
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large errors were at a point: on its stack, of so many families; of all of its kind; and how many
+    steps away the point is from them."""
+
+    own: float
+    families: int
+    kind: float
+    steps: float
+
+    def with_widths(self, widths: Widths) -> float:
+        """The size of an error there."""
+        families, drawn = self.families, widths.own_families
+        near = (families * self.own + drawn * self.kind) / (families + drawn)
+        return near * float(widths.growth**self.steps)
+
+
+class Spread:
+    """How large errors are, at any point, by those of some families.  Raises ValueError for none."""
+
+    def __init__(self, residuals: Sequence[Residual]) -> None:
+        kinds: defaultdict[str, list[Residual]] = defaultdict(list)
+        for one in residuals:
+            kinds[one.point.kind].append(one)
+        self._kinds = {kind: _Kind(group) for kind, group in kinds.items()}
+        self._all = _Kind(residuals)
+
+    def at(self, point: Point) -> Sizes:
+        """Of errors there."""
+        known = self._kinds.get(point.kind)
+        if known is None:  # no figure of its kind was ever measured
+            return Sizes(0.0, 0, self._all.scale, 1 + self._all.steps(point))
+        return Sizes(*known.own(point), known.scale, known.steps(point))
+
+    def runs(self, kind: str) -> int:
+        """That were measured of a kind."""
+        return self._kinds[kind].runs if kind in self._kinds else 0
+
+
+def scored(residuals: Sequence[Residual], widths: Widths) -> list[Residual]:
+    """With the score of each: its error by the spread of the other families' errors."""
+    found = []
+    for family in dict.fromkeys(one.family for one in residuals):
+        others = [one for one in residuals if one.family != family]
+        if not others:
+            continue
+        spread = Spread(others)
+        found += [
+            Residual(
+                one.point, one.family, one.run, one.error, one.predicted, one.unit,
+                one.error / spread.at(one.point).with_widths(widths),
+            )
+            for one in residuals
+            if one.family == family
+        ]  # fmt: skip
+    return found
+
+
+class Uncertainty:
+    """Intervals from residuals that have their scores.  Raises ValueError for none."""
+
+    def __init__(self, residuals: Sequence[Residual], widths: Widths) -> None:
+        self.residuals, self.widths = residuals, widths
+        self._spread = Spread(residuals)
+        self._scores = sorted(((abs(one.score), one.point.shape) for one in residuals), reverse=True)
+        self._quantile = cache(self._find_quantile)
+
+    def interval(self, point: Point, level: float = LEVEL, narrowed: float = 1.0) -> Interval:
+        """Where a measured figure is with a probability of `level`: as much above as below, on a logarithm,
+        since to which side a family lies says little of the next.
+
+        narrowed: the share of its width that is left where such figures of this very model were measured.
+        """
+        sizes = self._spread.at(point)
+        reach = sizes.with_widths(self.widths) * self._quantile(point.shape, level) * narrowed
+        return Interval(exp(-reach), exp(reach), sizes.steps, self._spread.runs(point.kind), level)
+
+    def _find_quantile(self, shape: tuple[str, bool], level: float) -> float:
+        own = [found == shape for _, found in self._scores]
+        return exceeded([score for score, _ in self._scores], own, self.widths.others, level)
+
+
+def exceeded(scores: Sequence[float], own: Sequence[bool], others: float, level: float) -> float:
+    """The size of scores that no more of a kind exceed than the level leaves.
+
+    scores: of all kinds, the largest first; own: which are the kind's; others: how many of these all the
+    others count as.
+    """
+    borrowed = len(scores) - sum(own)
+    other = others / max(1, borrowed)
+    room = (1 - level) * (1 + sum(own) + min(others, borrowed))
+    reached = scores[0]
+    for score, mine in zip(scores, own, strict=True):
+        room -= 1.0 if mine else other
+        if room < 0:
+            break
+        reached = score
+    return reached
+
+
+def interval(point: Point, profile: RuntimeProfile, level: float = LEVEL) -> Interval:
+    """Of a figure that is predicted with a profile: narrower where that was fitted to such figures."""
+    return shipped_uncertainty().interval(point, level, dict(profile.narrowed).get(point.kind, 1.0))
+
+
+COLUMNS = (
+    "kind", "instance", "profile", "architecture", "tensor", "tokens", "tail", "family", "run", "error",
+    "predicted", "unit", "score",
+)  # fmt: skip
+
+
+def as_rows(residuals: Iterable[Residual]) -> list[list[object]]:
+    """The residuals for a file, in the order of COLUMNS."""
+    return [
+        [*(getattr(one.point, name) for name in COLUMNS[:7]), one.family, one.run, round(one.error, 5),
+         float(f"{one.predicted:.5g}"), one.unit, round(one.score, 4)]
+        for one in residuals
+    ]  # fmt: skip
+
+
+def from_rows(rows: Iterable[Sequence[Any]]) -> list[Residual]:
+    """What `as_rows` wrote."""
+    return [Residual(Point(*row[:7]), *row[7:]) for row in rows]
+
+
+@cache
+def record() -> dict[str, Any]:
+    """The whole file that comes with corepipe."""
+    found: dict[str, Any] = json.loads(FILE.read_text())
+    return found
+
+
+def fold_widths() -> dict[str, Widths]:
+    """By family of models, what the others alone chose of intervals."""
+    return {family: Widths(*values) for family, values in record()["fold_widths"].items()}
+
+
+@cache
+def shipped_uncertainty() -> Uncertainty:
+    """That of the constants and rules that come with corepipe."""
+    found = record()
+    return Uncertainty(from_rows(found["residuals"]), Widths(**found["widths"]))

@@ -1,1 +1,0 @@
-"""`corepipe bench`: a load generator for any OpenAI-compatible server, and what it reports."""

@@ -1,0 +1,264 @@
+"""The cheapest instances for a model that is run once over its input: encoders, and what classifies images.
+
+Every core has a copy of the model, as torch_neuronx's DataParallel makes them, and copies share the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil, inf
+from statistics import fmean
+
+import numpy as np
+
+from corepipe.engine.assembly.device_plan import DevicePlan, plan_device
+from corepipe.engine.config import EngineConfig
+from corepipe.errors import UserError
+from corepipe.models.registry import Architecture
+from corepipe.neuron.chips.hardware import Instance, Support
+from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.compile.placement import Placement
+from corepipe.neuron.formats import Format
+from corepipe.neuron.step import StepShape
+from corepipe.planning.planner.evaluate import QUEUE
+from corepipe.planning.planner.search import INTERRUPTED, MOST_INSTANCES
+from corepipe.planning.planner.search_result import Stopped
+from corepipe.planning.planner.space import (
+    BLOCK_SIZE,
+    MOST_TOKENS,
+    BatchLimits,
+    Candidate,
+    PlannedDeployment,
+    Shape,
+)
+from corepipe.simulation.report import GROWS, Latencies, Report
+from corepipe.simulation.simulate import SimulationConfig, simulate
+from corepipe.workload.arrivals import Arrivals
+from corepipe.workload.lengths import Lengths
+from corepipe.workload.workload import Synthetic, first_requests
+
+SEATS = (1, 2, 4, 8, 16, 32)
+"""Requests of a batch."""
+
+LEAST_TOKENS = 16
+"""Of a batch, as `corepipe serve` takes it."""
+
+REQUESTS = 1000
+"""Of a simulation, unless it is said."""
+
+OPTIMISM = 1.1
+"""By how much a simulation may do better than full batches one after the other."""
+
+MORE = 1.1
+"""Of many instances that are too few, so many times as many are tried next."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Requests a second of so many tokens, and seconds in which a percentile of them is to be answered (None:
+    any, as long as no queue grows)."""
+
+    rate: float
+    input_len: Lengths
+    seconds: float | None
+    percentile: float
+    seed: int
+    requests: int = REQUESTS
+
+    def workload(self, rate: float) -> Synthetic:
+        """Of one instance."""
+        arrivals, one = Arrivals(rate), Lengths.parse("1", "output-len")
+        return Synthetic(self.input_len, one, self.requests, arrivals=arrivals, seed=self.seed)
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each request."""
+        load = self.workload(1.0).workload()
+        return [turn.prompt_tokens for turn in first_requests(load, self.requests)]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An instance with its price in dollars an hour, and a format and software for it."""
+
+    instance: Instance
+    price: float
+    format: Format
+    profile: RuntimeProfile
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A deployment that meets the demand: dollars an hour, seconds at the percentile, and one instance's
+    simulation."""
+
+    deployment: PlannedDeployment
+    offer: Offer
+    price: float
+    seconds: float
+    report: Report
+
+    @property
+    def shape(self) -> Shape:
+        return self.deployment.candidate.shape
+
+
+@dataclass(slots=True)
+class Found:
+    """Options, the best first, one a shape; shapes that fail, with the reason.
+
+    cut_short: why the search ended before its end, if it did.
+    """
+
+    options: list[Option] = field(default_factory=list)
+    failed: dict[Shape, str] = field(default_factory=dict)
+    simulations: int = 0
+    cut_short: str | None = None
+
+    def tell(self) -> None:
+        """Sorts the options, and keeps the best of each shape."""
+        self.options.sort(key=lambda option: (option.price, option.seconds))
+        shapes = {option.shape: option for option in reversed(self.options)}
+        self.options = sorted(shapes.values(), key=lambda option: (option.price, option.seconds))
+        self.failed = {shape: why for shape, why in self.failed.items() if shape not in shapes}
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A candidate on its instance.  least: instances below which the rate cannot be kept up."""
+
+    offer: Offer
+    candidate: Candidate
+    engine: EngineConfig
+    device: DevicePlan
+    alone: float
+    least: int
+
+
+def offers(
+    instances: Sequence[Instance],
+    prices: Mapping[str, float],
+    formats: Sequence[Format],
+    stacks: Mapping[str, RuntimeProfile],
+) -> Iterator[Offer]:
+    """Each instance that has a price, in each format that its chip has."""
+    for instance in instances:
+        for fmt in formats:
+            if instance.name in prices and instance.support(fmt) is Support.NATIVE:
+                for stack, profile in stacks.items():
+                    yield Offer(instance, prices[instance.name], fmt, profile, stack)
+
+
+def search(
+    architecture: Architecture,
+    demand: Demand,
+    offered: Sequence[Offer],
+    positions: int,
+    watch: Callable[[float], None],
+) -> Found:
+    """Simulates what may be the cheapest, the least price first.  `watch` is told which share is done, and
+    may end it (`Stopped`).
+
+    positions: the longest text that is provided for.  Raises UserError where nothing is offered."""
+    if not offered:
+        raise UserError("nothing to choose from: give other --instance, --dtype or --prices", "instance")
+    found = Found()
+    placed = list(_placed(architecture, demand, offered, positions, found))
+    placed.sort(key=lambda one: (one.least * one.offer.price, one.alone))
+    try:
+        for number, one in enumerate(placed):
+            watch(number / len(placed))
+            best = min((option.price for option in found.options), default=inf)
+            if one.least * one.offer.price <= best:
+                _try(one, demand, best, found)
+    except Stopped as stop:
+        found.cut_short = str(stop)
+    except KeyboardInterrupt:
+        found.cut_short = INTERRUPTED
+    found.tell()
+    return found
+
+
+def _placed(
+    architecture: Architecture, demand: Demand, offered: Sequence[Offer], positions: int, found: Found
+) -> Iterator[_Placed]:
+    """What fits, and may be in time."""
+    tokens = round(fmean(demand.lengths))
+    for offer in offered:
+        for seats in SEATS:
+            candidate = _candidate(offer, seats, positions)
+            engine = _engine(architecture.name, candidate, offer.stack)
+            try:
+                device = plan_device(engine, architecture)
+            except UserError as error:
+                found.failed.setdefault(candidate.shape, error.message.splitlines()[0])
+                break
+            cost = device.timeline(0).cost
+            alone, full = (cost.latency(StepShape.of([(0, tokens)] * n, n)) for n in (1, seats))
+            if demand.seconds is not None and alone > demand.seconds:
+                found.failed.setdefault(candidate.shape, f"a request alone takes {alone * 1e3:.4g} ms")
+                break
+            capacity = OPTIMISM * device.placement.data * seats / full
+            yield _Placed(offer, candidate, engine, device, alone, ceil(demand.rate / capacity))
+
+
+def _candidate(offer: Offer, seats: int, positions: int) -> Candidate:
+    shape = Shape(offer.instance.name, offer.format, Placement(data=offer.instance.cores), offer.profile)
+    return Candidate(
+        shape, BatchLimits(positions, seats, max(LEAST_TOKENS, min(MOST_TOKENS, seats * positions)))
+    )
+
+
+def _engine(model: str, candidate: Candidate, stack: str) -> EngineConfig:
+    shape, limits = candidate.shape, candidate.limits
+    return EngineConfig.model_validate(
+        {
+            "model": model,
+            "instance": shape.instance,
+            "format": shape.format.name,
+            "profile": stack,
+            **shape.placement.degrees,
+            "max_model_len": limits.max_model_len if limits.max_model_len > 1 else None,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "block_size": BLOCK_SIZE,
+            "clock": "virtual",
+            "max_queued_requests": QUEUE,
+            "max_queued_tokens": QUEUE,
+        }
+    )
+
+
+def _try(one: _Placed, demand: Demand, best: float, found: Found) -> None:
+    """With ever more instances, until they do or cost more than the best."""
+    why, count = "", one.least
+    while count <= MOST_INSTANCES and count * one.offer.price <= best:
+        report = simulate(
+            SimulationConfig(one.engine), demand.workload(demand.rate / count).workload(), device=one.device
+        )
+        found.simulations += 1
+        seconds = float(np.percentile(Latencies.of(report.requests).e2e, demand.percentile))
+        why = _failure(report, seconds, demand)
+        if not why:
+            deployment = PlannedDeployment(one.candidate, count)
+            found.options.append(Option(deployment, one.offer, count * one.offer.price, seconds, report))
+            return
+        count = max(count + 1, ceil(MORE * count))
+    more = f"; {count} instances would cost {count * one.offer.price:.4g} $/h"
+    found.failed.setdefault(one.candidate.shape, f"{why}{more}")
+
+
+def _failure(report: Report, seconds: float, demand: Demand) -> str:
+    if report.growth > GROWS:
+        return "the queue grows"
+    if demand.seconds is not None and seconds > demand.seconds:
+        return f"a request takes {seconds * 1e3:.4g} ms"
+    return ""
+
+
+def tightened(demand: Demand, margin: float) -> Demand:
+    """With what a prediction must be below: the margin, a share, taken off."""
+    return demand if demand.seconds is None else replace(demand, seconds=demand.seconds * (1 - margin))

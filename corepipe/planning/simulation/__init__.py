@@ -1,1 +1,0 @@
-"""A workload through a deployment in virtual time, and what it found."""

@@ -1,0 +1,1 @@
+"""Shared by the endpoints: from a plan to an answer, streamed or whole."""

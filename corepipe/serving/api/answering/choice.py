@@ -1,0 +1,150 @@
+"""One choice of an answer over HTTP: its parts, when they came, and how it failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from corepipe.answers.parts import Prompt, Said, Tokens
+from corepipe.answers.text_answer import TextAnswer, prompt_entries
+from corepipe.engine.messages import Output
+from corepipe.serving.api.bodies.protocol import GenerationRequest
+from corepipe.serving.api.http.errors import (
+    ApiError,
+    contradicted,
+    expired,
+    internal,
+    invalid,
+    overflowed,
+    overloaded,
+    unavailable,
+    unconstrained,
+)
+from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.telemetry.requests import Finished, RequestMetrics
+
+AnswerPart = Said | Prompt | Tokens
+"""What a choice consists of."""
+
+_FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
+    "expired": (expired, "It has waited too long."),
+    "unavailable": (unavailable, "The engine has stopped."),
+    "invalid": (invalid, "The engine refused the request."),
+    "overflow": (overflowed, "The model's logits overflowed."),
+    "contradiction": (contradicted, "The answer's grammar allows none of allowed_token_ids."),
+    "constraint": (unconstrained, "The answer could not go on as its grammar wants."),
+}
+"""What is answered for an Output's `error_kind`, and what is said where it says nothing."""
+
+
+class Details(NamedTuple):
+    """What is told of an answer beside its text: token ids, and so many alternatives for the prompt's."""
+
+    token_ids: bool
+    prompt_logprobs: int | None
+
+    @staticmethod
+    def of(body: GenerationRequest) -> Details | None:
+        """None where nothing was asked for, as mostly."""
+        if body.return_token_ids or body.prompt_logprobs is not None:
+            return Details(body.return_token_ids, body.prompt_logprobs)
+        return None
+
+    def prompt(self, answer: TextAnswer, output: Output) -> Prompt:
+        """Of the first news."""
+        tokens = answer.submit.prompt if self.token_ids else None
+        wanted = self.prompt_logprobs
+        return Prompt(answer.choice, tokens, None if wanted is None else prompt_entries(output, wanted))
+
+
+class Choice:
+    """Follows one sequence.  `failure`: "error" or "abort", where it has come to no end of its own."""
+
+    def __init__(
+        self, answer: TextAnswer, arrival: float, metrics: RequestMetrics, details: Details | None = None
+    ) -> None:
+        self.answer = answer
+        self.failure: str | None = None
+        self._details = details
+        self._begun = False
+        self._arrival = arrival
+        self._metrics = metrics
+        self._first_at: float | None = None
+        self._last_at = 0.0
+
+    @property
+    def index(self) -> int:
+        return self.answer.choice
+
+    @property
+    def ended(self) -> bool:
+        return self.answer.finish is not None or self.failure is not None
+
+    def take(self, output: Output) -> Sequence[AnswerPart]:
+        """The parts that `output` adds; raises ApiError if it says that the request failed."""
+        answer = self.answer
+        if output.finish_reason in ("error", "abort"):
+            answer.last, self.failure = output, output.finish_reason
+            raise failure(output)
+        before = answer.generated
+        parts = answer.take(output)
+        if answer.generated > before:
+            self._clock(answer.generated - before)
+        if self._details is None:
+            return parts
+        return [*self._told(self._details, output, answer.generated - before), *parts]
+
+    def _told(self, details: Details, output: Output, count: int) -> Iterator[AnswerPart]:
+        """What is told beside the text, `count` tokens of it."""
+        if not self._begun:
+            self._begun = True
+            yield details.prompt(self.answer, output)
+        if details.token_ids:
+            yield Tokens(self.index, output.tokens[:count])
+
+    def finished(self, otherwise: str, n: int, stream: OutputStream) -> Finished:
+        """What the metrics are told at the end, times by the server's own clock, whatever the engine's is.
+
+        `otherwise`: the reason of one that neither ended nor failed.
+        """
+        answer, started, first = self.answer, stream.started_at, self._first_at
+        return Finished(
+            reason=answer.finish.finish_reason if answer.finish else self.failure or otherwise,
+            prompt_tokens=len(answer.submit.prompt),
+            cached_tokens=answer.cached,
+            generated_tokens=answer.generated,
+            max_tokens=0 if answer.silent else answer.submit.max_tokens,
+            n=n,
+            seconds=perf_counter() - self._arrival,
+            queue_seconds=None if started is None else started - stream.opened_at,
+            prefill_seconds=None if started is None or first is None else first - started,
+            first_token_seconds=None if first is None else first - self._arrival,
+            decoding_seconds=None if first is None else self._last_at - first,
+            last=answer.last,
+        )
+
+    def _clock(self, count: int) -> None:
+        """So many tokens have come together: each after the first has a gap before it."""
+        now = perf_counter()
+        if self._first_at is None:
+            self._first_at = self._last_at = now
+            self._metrics.time_to_first_token.observe(now - self._arrival)
+            count -= 1
+        if count:
+            self._metrics.inter_token_latency.observe((now - self._last_at) / count, count)
+        self._last_at = now
+
+
+def failure(output: Output) -> ApiError:
+    """What is answered where this is the engine's last word."""
+    if output.finish_reason == "abort":
+        return unavailable("The request was aborted by the server.")
+    if output.error_kind == "overloaded":
+        return overloaded(output.error or "The queue is full.", output.retry_seconds)
+    if output.error_kind in _FAILURES:
+        make, reason = _FAILURES[output.error_kind]
+        return make(output.error or reason)
+    logging.getLogger(__name__).error("request %s failed: %s", output.id, output.error)
+    return internal()

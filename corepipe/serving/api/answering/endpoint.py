@@ -1,0 +1,167 @@
+"""An endpoint that has the model answer: from a body to plans, and from the parts of an answer to bytes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import ClassVar, Generic, TypeVar
+
+from starlette.types import Message, Receive, Scope, Send
+
+from corepipe.models.tasks import Task
+from corepipe.serving.api.answering.generation import Exchange, Generation, Plan
+from corepipe.serving.api.answering.rendering import ChoicesRenderer, Envelope, Renderer, Shape
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.submission import TRACE
+from corepipe.serving.api.answering.token_details import NamedById, Vocabulary
+from corepipe.serving.api.bodies.client_settings import IGNORED, settle
+from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest, Neutral, decode, read
+from corepipe.serving.api.http.errors import invalid
+from corepipe.serving.api.http.limits import read_body
+from corepipe.serving.api.http.tenants import tenant_of
+
+PREDICTED_CHARACTERS = 16
+"""Of a prediction, so many for each token of the context: few answers have more."""
+
+R = TypeVar("R", bound=ModelRequest)
+B = TypeVar("B", bound=GenerationRequest)
+
+
+async def read_request(
+    service: Service, receive: Receive, request: type[R], neutral: Mapping[str, Neutral]
+) -> tuple[R, list[str]]:
+    """The body of a request to a model that is served, and the names of its fields without effect.
+
+    Where one model is served, a body need not name it; to a strict server it must.
+    Raises ApiError for what is wrong, and for another model.
+    """
+    sent = await read_body(receive)
+    fields = decode(sent)
+    ignored = settle(fields, sent, request, strict=service.strict)
+    if not (service.strict or service.listed) and fields.get("model") is None:
+        fields["model"] = service.names[0]
+    body = read(fields, request, neutral)
+    service.require_model(body.model)
+    return body, ignored
+
+
+def naming(send: Send, ignored: Sequence[str]) -> Send:
+    """`send`, with a header that names the fields without effect, if there are any."""
+    if not ignored:
+        return send
+    header = (IGNORED.encode(), ", ".join(ignored).encode())
+
+    async def told(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], header]}
+        await send(message)
+
+    return told
+
+
+class Endpoint(ABC, Generic[B]):
+    """As plain ASGI: request and response objects would cost more than all the rest.
+
+    `request` and `neutral` say what bodies may be; the ids of answers begin with `prefix`; traces call it
+    `operation`.
+    """
+
+    request: type[B]
+    neutral: Mapping[str, Neutral]
+    prefix: ClassVar[str]
+    operation: ClassVar[str]
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    @abstractmethod
+    async def plan(self, body: B, grammar: str) -> list[Plan]:
+        """One for each prompt; `grammar` is what its text must be, if anything.  Raises ApiError."""
+
+    @abstractmethod
+    def renderer(self, body: B, envelope: Envelope) -> Renderer:
+        """What writes the answer."""
+
+    async def without_effect(self, body: B) -> Sequence[str]:  # noqa: ARG002
+        """Names of fields that the model makes nothing of.  Raises ApiError where the server is strict."""
+        return ()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = await self.exchange(scope, receive)
+        await Generation(self.service, exchange).answer(receive, naming(send, exchange.ignored))
+
+    async def exchange(self, scope: Scope, receive: Receive) -> Exchange:
+        """What is asked, made ready.  Raises ApiError."""
+        arrival, service = perf_counter(), self.service
+        body, ignored = await read_request(service, receive, self.request, self.neutral)
+        service.require_task(Task.GENERATE)
+        service.require_ready()
+        body.check(service.vocab_size, service.engine.max_num_seqs)
+        ignored += await self.without_effect(body)
+        plans = await self.plan(body, await service.grammar(body))
+        prediction = await self._predicted(body)
+        drawn = secrets.token_hex(12)
+        envelope = Envelope(
+            id=f"{self.prefix}-{body.request_id or drawn}",
+            created=int(time.time()),
+            model=body.model,
+            fingerprint=service.fingerprint,
+        )
+        return Exchange(
+            id=envelope.id,
+            sequences=f"{self.prefix}-{drawn}",
+            body=body,
+            plans=plans,
+            prediction=prediction,
+            renderer=self.renderer(body, envelope),
+            operation=self.operation,
+            arrival=arrival,
+            device_metrics=asks_device(body.device_metrics, scope),
+            tenant=tenant_of(scope),
+            trace=scope.get(TRACE),
+            ignored=ignored,
+        )
+
+    async def _predicted(self, body: GenerationRequest) -> list[int]:
+        """What its client has predicted, as far as an answer could have it.  Raises ApiError."""
+        if body.prediction is None:
+            return []
+        if not body.speculation:
+            raise invalid("prediction is a guess, which speculation: false forbids.", "speculation")
+        context, tokenizer = self.service.require_ready().max_model_len, self.service.tokenizer
+        text = body.prediction.text[: PREDICTED_CHARACTERS * context]
+        ids = await self.service.beside(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))
+        return ids[:context]
+
+
+class ChoicesEndpoint(Endpoint[B]):
+    """One whose answers list choices; their tokens are named by their texts, or by their ids."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._shape = self.shape(service.tokenizer)
+        self._shape_by_id = self.shape(NamedById(service.tokenizer))
+
+    @abstractmethod
+    def shape(self, vocabulary: Vocabulary) -> Shape:
+        """How choices are written."""
+
+    def kind(self, body: B) -> type[ChoicesRenderer]:  # noqa: ARG002
+        """The renderer of an answer to this body."""
+        return ChoicesRenderer
+
+    def renderer(self, body: B, envelope: Envelope) -> Renderer:
+        return self.kind(body)(
+            self._shape_by_id if body.return_tokens_as_token_ids else self._shape,
+            self.service.tokenizer,
+            envelope,
+            usage_chunk=body.usage_chunk and not body.usage_everywhere,
+        )
+
+
+def asks_device(in_body: bool, scope: Scope) -> bool:
+    """Whether the device's times are asked for: in the body, or by the header `x-corepipe-device: 1`."""
+    return in_body or (b"x-corepipe-device", b"1") in scope["headers"]

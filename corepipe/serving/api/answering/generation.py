@@ -1,0 +1,285 @@
+"""From plans to an answer: submit, follow the sequences, send their parts, abort what nobody awaits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from starlette.types import Receive, Send
+
+from corepipe.answers.banned_tokens import require_some, spelled
+from corepipe.answers.parsing.reading import Reading
+from corepipe.answers.parts import Prompt
+from corepipe.answers.text_answer import Echo, TextAnswer
+from corepipe.engine.messages import Predicted, Submit
+from corepipe.serving.api.answering.choice import Choice, Details
+from corepipe.serving.api.answering.news import News, news_of
+from corepipe.serving.api.answering.rendering import Emulated, Part, Renderer, Usage
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.submission import Trace, charged, followed
+from corepipe.serving.api.bodies.protocol import GenerationRequest
+from corepipe.serving.api.http.errors import ApiError, internal, invalid
+from corepipe.serving.api.http.tenants import ANYONE, Tenant
+from corepipe.serving.supervision.streams import OutputStream
+
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A prompt made ready, and how to answer it; `source` is the field of the body that it came from.
+
+    `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
+    `prompt_logprobs` are as in `Sampling`.  echo: what the answer begins with, if it begins with the prompt.
+    grammar: what the answer must be, as in `Submit`.
+    reading: how calls and reasoning are told from its text.
+    """
+
+    prompt: list[int]
+    source: str
+    max_tokens: int | None
+    default_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: Echo | None = None
+    grammar: str = ""
+    reading: Reading | None = None
+
+    def tokens_within(self, context: int) -> int:
+        """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
+        wanted, room = self.max_tokens, context - len(self.prompt)
+        if wanted is None and room > 0:
+            return room if self.default_tokens is None else min(self.default_tokens, room)
+        if room <= 0 or (wanted or 0) > room:
+            message = (
+                f"This model's maximum context length is {context} tokens. However, you requested "
+                f"{len(self.prompt) + (wanted or 1)} tokens ({len(self.prompt)} in the {self.source}, "
+                f"{wanted or 1} for the answer)."
+            )
+            raise invalid(message, self.source, "context_length_exceeded")
+        return wanted or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request made ready: what was asked, what to compute for it, and who writes the answer.
+
+    `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
+    names of its sequences in the engine begin with `sequences`.  prediction: tokens that answers may have.
+    ignored: names of what was asked without effect.
+    """
+
+    id: str
+    sequences: str
+    body: GenerationRequest
+    plans: Sequence[Plan]
+    prediction: list[int]
+    renderer: Renderer
+    operation: str
+    arrival: float
+    device_metrics: bool = False
+    tenant: Tenant = ANYONE
+    trace: Trace | None = None
+    ignored: Sequence[str] = ()
+
+
+class Generation:
+    """One answer in the making.
+
+    Raises ApiError, before anything is submitted, if a prompt does not fit the context.
+    """
+
+    def __init__(self, service: Service, exchange: Exchange) -> None:
+        exchange.tenant.check(len(exchange.plans) * exchange.body.n, exchange.body.priority)
+        self._service = service
+        self._exchange = exchange
+        self._renderer = exchange.renderer
+        self._bad_words = spelled(exchange.body.bad_words, service.tokenizer)
+        details = Details.of(exchange.body)
+        self._choices = [
+            Choice(answer, exchange.arrival, service.metrics.requests, details) for answer in self._answers()
+        ]
+        self._left = len(self._choices)
+
+    @property
+    def submits(self) -> list[Submit]:
+        """What the engine is asked: of each prompt, one for each of its choices."""
+        return [choice.answer.submit for choice in self._choices]
+
+    async def answer(self, receive: Receive, send: Send) -> None:
+        """Send the answer.  Raises ApiError if it fails before anything was sent.
+
+        The sequences are aborted as soon as the client goes away.
+        """
+        prompts = sum(len(plan.prompt) for plan in self._exchange.plans)
+        with charged(self._exchange.tenant.quota, len(self._choices), prompts, self._generated):
+            streams = [self._service.client.submit(submit) for submit in self.submits]
+            news = news_of(streams)
+            async with followed(streams, receive, lambda: self._tell(streams)):
+                answered = self._stream if self._exchange.body.stream else self._whole
+                try:
+                    await answered(news, send)
+                finally:
+                    await news.close()
+
+    def _generated(self) -> int:
+        return sum(choice.answer.generated for choice in self._choices)
+
+    def _answers(self) -> Iterator[TextAnswer]:
+        exchange, service = self._exchange, self._service
+        context = service.require_ready().max_model_len
+        skip = exchange.body.skip_special_tokens
+        for at, plan in enumerate(exchange.plans):
+            most = plan.tokens_within(context)
+            pieces = service.pieces(plan.reading) if skip else service.raw
+            for copy in range(exchange.body.n):
+                index = at * exchange.body.n + copy
+                submit = self._submission(index, copy, plan, max(most, 1))
+                yield TextAnswer(
+                    index,
+                    submit,
+                    exchange.body,
+                    pieces,
+                    plan.echo,
+                    silent=most == 0,
+                    reading=plan.reading,
+                )
+
+    def _submission(self, index: int, copy: int, plan: Plan, max_tokens: int) -> Submit:
+        body, tenant = self._exchange.body, self._exchange.tenant
+        if body.min_tokens > max_tokens:
+            raise invalid(f"min_tokens is more than max_tokens, {max_tokens}.", "min_tokens")
+        stop_ids = set(body.stop_token_ids)
+        if not body.ignore_eos or plan.grammar:  # a grammar's end is the answer's
+            stop_ids |= self._service.tokenizer.eos_ids
+        submit = Submit(
+            id=f"{self._exchange.sequences}-{index}",
+            prompt=plan.prompt,
+            max_tokens=max_tokens,
+            sampling=body.sampling(copy, plan.logprobs, plan.prompt_logprobs),
+            stop_ids=sorted(stop_ids),
+            min_tokens=body.min_tokens,
+            priority=body.priority,
+            owner=tenant.turn,
+            cache_salt=tenant.salt + body.cache_salt,
+            told_salt=body.cache_salt,
+            bad_words=self._bad_words,
+            grammar=plan.grammar,
+            prediction=self._exchange.prediction,
+            speculation=body.speculation,
+        )
+        return require_some(submit)
+
+    async def _whole(self, news: News, send: Send) -> None:
+        parts: list[Part] = []
+        while self._left:
+            parts += await self._next(news)
+        body = self._renderer.whole([*parts, *self._of_all()])
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, news: News, send: Send) -> None:
+        """Wait for the first news, so that a refusal still has its own status; then send events."""
+        parts = await self._next(news)
+        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+        body = self._renderer.opening(len(self._choices), self._known(parts))
+        try:
+            body += self._event(parts)
+            while self._left:
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                body = self._event(await self._next(news))
+            body += self._renderer.closing(self._of_all() if self._exchange.body.usage_chunk else ())
+        except ApiError as error:
+            body = _error_event(error)
+        except Exception:
+            await send({"type": "http.response.body", "body": _error_event(internal())})
+            raise
+        await send({"type": "http.response.body", "body": body})
+
+    async def _next(self, news: News) -> Sequence[Part]:
+        """What is next added to a choice that has not ended; what comes after a choice's end is dropped."""
+        while True:
+            index, output = await news.next()
+            choice = self._choices[index]
+            if not choice.ended:
+                break
+        parts: Sequence[Part] = choice.take(output)
+        if parts and self._exchange.body.usage_everywhere:
+            parts = [*parts, _usage_of(choice.answer, choice.answer.generated)]
+        if choice.answer.finish is not None:
+            self._left -= 1
+            if choice.answer.cut:
+                await news.drop(index)
+        return parts
+
+    def _known(self, parts: Sequence[Part]) -> list[Part]:
+        """What a stream can tell before its text; `parts` are the first."""
+        known: list[Part] = [part for part in parts if isinstance(part, Prompt)]
+        if self._exchange.body.usage_everywhere:
+            known.append(_usage_of(self._choices[0].answer, 0))
+        return known
+
+    def _event(self, parts: Sequence[Part]) -> bytes:
+        """The event of these parts; where nothing closes the stream the last one tells of the device."""
+        if self._left or self._exchange.body.usage_chunk:
+            return self._renderer.event(parts)
+        return self._renderer.event([*parts, *self._emulated()])
+
+    def _of_all(self) -> list[Part]:
+        return [self._usage(), *self._emulated()]
+
+    def _usage(self) -> Usage:
+        firsts = [choice.answer for choice in self._choices[:: self._exchange.body.n]]
+        return Usage(
+            prompt=sum(len(answer.submit.prompt) for answer in firsts),
+            completion=sum(choice.answer.generated for choice in self._choices),
+            cached=sum(answer.cached for answer in firsts),
+            predicted=_sum([choice.answer for choice in self._choices]),
+        )
+
+    def _emulated(self) -> list[Emulated]:
+        """What the emulated device would have taken, if that was asked for."""
+        if not self._exchange.device_metrics:
+            return []
+        lasts = [choice.answer.last for choice in self._choices]
+        times = [last.device if last else None for last in lasts]
+        guesses = [last.speculated if last else None for last in lasts]
+        return [Emulated(self._service.engine.instance, times, self._service.lateness.verdict, guesses)]
+
+    def _tell(self, streams: Sequence[OutputStream]) -> None:
+        """Tell the metrics, and the trace if there is one, how each choice ended.
+
+        What has no end of its own was given up: with the choice that failed, else by the client.
+        """
+        exchange, failures = self._exchange, [choice.failure for choice in self._choices]
+        given_up = "error" if "error" in failures else "abort"
+        parts = [
+            choice.finished(given_up, exchange.body.n, stream)
+            for choice, stream in zip(self._choices, streams, strict=True)
+        ]
+        self._service.metrics.requests.finish(parts)
+        if exchange.trace is not None:
+            exchange.trace.answered(exchange.operation, exchange.body, exchange.id, parts)
+
+
+def _usage_of(answer: TextAnswer, completion: int) -> Usage:
+    prompt, cached = len(answer.submit.prompt), answer.cached
+    return Usage(prompt, completion, cached, _sum([answer]))
+
+
+def _sum(answers: Sequence[TextAnswer]) -> Predicted | None:
+    """What has become of their prediction; None where they have none."""
+    if not answers[0].submit.prediction:
+        return None
+    known = [answer.predicted for answer in answers if answer.predicted is not None]
+    return Predicted(sum(one.accepted for one in known), sum(one.rejected for one in known))
+
+
+def _error_event(error: ApiError) -> bytes:
+    return b"data: " + error.body() + b"\n\n"

@@ -1,0 +1,113 @@
+"""The engine's news of all sequences of an answer, for as long as its client is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from starlette.types import Receive
+
+from corepipe.engine.messages import Output
+from corepipe.serving.api.http.errors import unavailable
+from corepipe.serving.supervision.streams import MAX_PENDING, OutputStream
+
+
+class News(Protocol):
+    """News of all sequences of an answer: (index of the sequence, output)."""
+
+    async def next(self) -> tuple[int, Output]: ...
+
+    async def drop(self, index: int) -> None:
+        """Abort one sequence, unless it has ended."""
+
+    async def close(self) -> None:
+        """Abort all that have not ended."""
+
+
+def news_of(streams: Sequence[OutputStream]) -> News:
+    """What these tell."""
+    return Single(streams[0]) if len(streams) == 1 else Merged(streams)
+
+
+class Single:
+    """News of one sequence: no task, no queue."""
+
+    def __init__(self, stream: OutputStream) -> None:
+        self._stream = stream
+
+    async def next(self) -> tuple[int, Output]:
+        return 0, await _next_output(self._stream)
+
+    async def drop(self, index: int) -> None:  # noqa: ARG002
+        await self._stream.aclose()
+
+    async def close(self) -> None:
+        await self._stream.aclose()
+
+
+class Merged:
+    """News of several sequences, in the order they come; first of all those that were refused at once."""
+
+    def __init__(self, streams: Sequence[OutputStream]) -> None:
+        self._streams = streams
+        self._queue: asyncio.Queue[tuple[int, Output] | Exception] = asyncio.Queue(MAX_PENDING)
+        refused_first = sorted(enumerate(streams), key=lambda item: not item[1].has_news)
+        self._tasks = [asyncio.create_task(self._pump(*item)) for item in refused_first]
+
+    async def next(self) -> tuple[int, Output]:
+        item = await self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def drop(self, index: int) -> None:
+        await self._streams[index].aclose()
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            await stream.aclose()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _pump(self, index: int, stream: OutputStream) -> None:
+        try:
+            finish_reason = None
+            while finish_reason is None:
+                output = await _next_output(stream)
+                finish_reason = output.finish_reason
+                await self._queue.put((index, output))
+        except Exception as error:  # handed to the one who waits for news
+            await self._queue.put(error)
+
+
+async def _next_output(stream: OutputStream) -> Output:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        raise unavailable("The engine stopped before the end of the answer.") from None
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Run the body for as long as the client is there; leave it, quietly, when the client goes away."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone or task.uncancel() > 0:
+            raise
+    finally:
+        watcher.cancel()

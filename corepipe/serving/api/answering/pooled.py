@@ -1,0 +1,334 @@
+"""Endpoints that answer with what a model computes for its prompts: vectors, scores; nothing is generated."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+from starlette.types import Receive, Scope, Send
+
+from corepipe.engine.messages import Output, Submit
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.serving.api.answering.choice import failure
+from corepipe.serving.api.answering.cut import Cut
+from corepipe.serving.api.answering.endpoint import asks_device, naming, read_request
+from corepipe.serving.api.answering.rendering import Emulated
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.submission import TRACE, Trace, charged, followed
+from corepipe.serving.api.answering.texts import Prompt, Reading
+from corepipe.serving.api.bodies.protocol import MAX_TOKENS, REQUEST_ID, ModelRequest, Neutral
+from corepipe.serving.api.http.errors import invalid, unavailable
+from corepipe.serving.api.http.tenants import Tenant, tenant_of
+from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.telemetry.requests import Finished
+
+MOST_AT_ONCE = 256
+"""Prompts of one request that are in the engine at a time."""
+SHARE = 4
+"""The part of the queue, one in so many, that one request takes at most."""
+
+NEUTRAL_POOLED: Mapping[str, Neutral] = {
+    "user": Neutral(type=Annotated[str, Meta(max_length=512)]),
+    "embed_dtype": Neutral(("float32",)),
+    "endianness": Neutral(("native", "little")),
+}
+
+JSON_HEADER = (b"content-type", b"application/json")
+
+
+class PooledRequest(ModelRequest, frozen=True, kw_only=True):
+    """What they share.  Null stands for the default everywhere."""
+
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None,
+        Meta(description="keep so many tokens of each text; -1 = as many as the model reads"),
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"], Meta(description="where it is cut: `right` keeps its beginning")
+    ] = "right"
+    priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS, description="lower goes first")] = 0
+    device_metrics: Annotated[
+        bool, Meta(description="add what the emulated device would have taken, as `corepipe`")
+    ] = False
+    request_id: Annotated[
+        Annotated[str, Meta(pattern=REQUEST_ID)] | None,
+        Meta(description="the answer's `id` ends with it; 1 to 128 letters, digits and `._:-`"),
+    ] = None
+
+    def check(self, task: TaskInfo) -> None:
+        """Rules between fields, and those that depend on the deployment; raises ApiError."""
+        if task.images is not None and self.truncate_prompt_tokens is not None:
+            raise invalid(
+                "truncate_prompt_tokens is for texts; this model reads images.", "truncate_prompt_tokens"
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "truncate_prompt_tokens")
+        if self.request_id is not None and self.request_id.endswith("\n"):  # which a pattern's end lets pass
+            raise invalid("request_id must not end with a line break.", "request_id")
+
+
+B = TypeVar("B", bound=PooledRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request whose prompts are to be computed; `operation` is what traces call it.
+
+    `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
+    names of its sequences in the engine begin with `sequences`.
+    """
+
+    id: str
+    sequences: str
+    body: ModelRequest
+    operation: str
+    priority: int
+    arrival: float
+    tenant: Tenant
+    trace: Trace | None
+
+    @staticmethod
+    def by(scope: Scope, body: ModelRequest, priority: int, arrival: float, name: Naming) -> Asked:
+        """What a client asks for, by its scope."""
+        drawn = secrets.token_hex(12)
+        return Asked(
+            id=f"{name.prefix}-{name.request_id or drawn}",
+            sequences=f"{name.prefix}-{drawn}",
+            body=body,
+            operation=name.operation,
+            priority=priority,
+            arrival=arrival,
+            tenant=tenant_of(scope),
+            trace=scope.get(TRACE),
+        )
+
+
+class Naming(NamedTuple):
+    """What a kind of request is called; `request_id`: what its client calls it."""
+
+    prefix: str
+    operation: str
+    request_id: str | None = None
+
+
+class Result(NamedTuple):
+    """What was computed for a prompt."""
+
+    prompt: Prompt
+    output: Output
+
+
+class Pooling:
+    """Has prompts computed, so many at a time that others keep their places in the queue."""
+
+    def __init__(self, service: Service, asked: Asked) -> None:
+        asked.tenant.check(1, asked.priority)
+        self._service = service
+        self._asked = asked
+        self._streams: list[OutputStream] = []
+        self._outputs: list[Output] = []
+        self._ends: list[float] = []
+
+    async def results(self, prompts: Sequence[Prompt], receive: Receive) -> list[Result] | None:
+        """In the order of the prompts; None where the client has gone away.
+
+        Raises ApiError where one fails; nothing goes on then.
+        """
+        quota, most = self._asked.tenant.quota, self._most()
+        tokens = sum(len(prompt.ids) for prompt in prompts)
+        with charged(quota, min(len(prompts), most), tokens):
+            async with followed(self._streams, receive, lambda: self._tell(prompts)):
+                await self._compute(prompts, most)
+        if len(self._outputs) < len(prompts):
+            return None
+        return [*map(Result, prompts, self._outputs)]
+
+    def _most(self) -> int:
+        """Prompts that may be in the engine at a time."""
+        quota = self._asked.tenant.quota
+        held = None if quota is None else quota.most()
+        share = max(self._service.engine.max_queued_requests // SHARE, 1)
+        return min(MOST_AT_ONCE, share, MOST_AT_ONCE if held is None else held)
+
+    async def _compute(self, prompts: Sequence[Prompt], most: int) -> None:
+        room = max(self._service.engine.max_queued_tokens // SHARE, 1)
+        waiting: deque[tuple[OutputStream, int]] = deque()
+        for number, prompt in enumerate(prompts):
+            size = len(prompt.ids)
+            while waiting and (len(waiting) == most or size > room):
+                stream, its = waiting.popleft()
+                room += its
+                await self._take(stream)
+            room -= size
+            waiting.append((self._submitted(number, prompt), size))
+        for stream, _ in waiting:
+            await self._take(stream)
+
+    def _submitted(self, number: int, prompt: Prompt) -> OutputStream:
+        asked = self._asked
+        stream = self._service.client.submit(
+            Submit(
+                id=f"{asked.sequences}-{number}",
+                prompt=prompt.ids,
+                max_tokens=0,
+                second=prompt.second,
+                image=prompt.image,
+                priority=asked.priority,
+                owner=asked.tenant.turn,
+                cache_salt=asked.tenant.salt,
+            )
+        )
+        self._streams.append(stream)
+        return stream
+
+    async def _take(self, stream: OutputStream) -> None:
+        try:
+            output = await anext(stream)
+        except StopAsyncIteration:
+            raise unavailable("The engine stopped before the end of the answer.") from None
+        self._outputs.append(output)
+        self._ends.append(perf_counter())
+        if output.finish_reason in ("error", "abort"):
+            raise failure(output)
+
+    def _tell(self, prompts: Sequence[Prompt]) -> None:
+        """Tell the metrics, and the trace if there is one, how each prompt ended that was submitted.
+
+        What has no end of its own was given up: with the prompt that failed, else by the client.
+        """
+        asked, failures = self._asked, [output.finish_reason for output in self._outputs]
+        given_up = "error" if "error" in failures else "abort"
+        ends = [*zip(self._outputs, self._ends, strict=True)]
+        parts = []
+        for number, stream in enumerate(self._streams):
+            output, at = ends[number] if number < len(ends) else (None, perf_counter())
+            parts.append(self._finished(stream, len(prompts[number].ids), output, at, given_up))
+        if not parts:
+            return
+        self._service.metrics.requests.finish(parts)
+        if asked.trace is not None:
+            asked.trace.answered(asked.operation, asked.body, asked.id, parts)
+
+    def _finished(
+        self, stream: OutputStream, tokens: int, output: Output | None, at: float, given_up: str
+    ) -> Finished:
+        started = stream.started_at
+        return Finished(
+            reason=(output and output.finish_reason) or given_up,
+            prompt_tokens=tokens,
+            cached_tokens=output.cached if output else 0,
+            generated_tokens=0,
+            max_tokens=0,
+            n=1,
+            seconds=at - self._asked.arrival,
+            queue_seconds=None if started is None else started - stream.opened_at,
+            prefill_seconds=None if started is None or output is None else at - started,
+            first_token_seconds=None,
+            decoding_seconds=None,
+            last=output,
+            generates=False,
+        )
+
+
+class Told(NamedTuple):
+    """What every answer says beside its values; `device`: what the emulated device would have taken."""
+
+    id: str
+    created: int
+    model: str
+    tokens: int
+    device: Mapping[str, Any] | None
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """Fields of an answer that asked for them."""
+        return {} if self.device is None else {"corepipe": self.device}
+
+    def listing(self, data: Sequence[bytes]) -> bytes:
+        """An object `list` of what is JSON already."""
+        head = {"id": self.id, "object": "list", "created": self.created, "model": self.model}
+        tail = {"usage": self.usage, **self.more}
+        return b'%b,"data":[%b],%b' % (_encode(head)[:-1], b",".join(data), _encode(tail)[1:])
+
+
+class PooledEndpoint(ABC, Generic[B]):
+    """As plain ASGI, as `endpoint.Endpoint`; `tasks` are those that it does."""
+
+    request: type[ModelRequest]
+    neutral: Mapping[str, Neutral]
+    prefix: ClassVar[str]
+    operation: ClassVar[str]
+    tasks: ClassVar[tuple[Task, ...]]
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def meant(self, sent: Any) -> B:  # noqa: ANN401 -- a `request`
+        """What a body comes to; of other servers' forms that is another one."""
+        body: B = sent
+        return body
+
+    @abstractmethod
+    async def plan(self, body: B, reading: Reading) -> list[Prompt]:
+        """What is to be computed.  Raises ApiError."""
+
+    @abstractmethod
+    def render(self, body: B, results: Sequence[Result], told: Told) -> bytes:
+        """The body of the answer.  Raises ApiError."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrival, service = perf_counter(), self.service
+        sent, ignored = await read_request(service, receive, self.request, self.neutral)
+        body = self.meant(sent)
+        service.require_task(*self.tasks)
+        most = service.most_tokens
+        body.check(service.task)
+        reading = Reading(most, Cut.of(body, most, 0))
+        prompts = await self.plan(body, reading)
+        named = Naming(self.prefix, self.operation, body.request_id)
+        asked = Asked.by(scope, body, body.priority, arrival, named)
+        results = await Pooling(service, asked).results(prompts, receive)
+        if results is None:
+            return
+        outputs = [result.output for result in results]
+        told = Told(
+            id=asked.id,
+            created=int(time.time()),
+            model=body.model or service.names[0],
+            tokens=sum(len(prompt.ids) for prompt in prompts),
+            device=emulated(service, outputs) if asks_device(body.device_metrics, scope) else None,
+        )
+        size = sum(len(output.values) for output in outputs) // 4
+        await answer(
+            naming(send, ignored), await service.beside(size, lambda: self.render(body, results, told))
+        )
+
+
+def emulated(service: Service, outputs: Sequence[Output]) -> dict[str, Any]:
+    """What the emulated device would have taken for these."""
+    times = [output.device for output in outputs]
+    return Emulated(service.engine.instance, times, service.lateness.verdict).fields()
+
+
+async def answer(send: Send, body: bytes, *others: tuple[bytes, bytes]) -> None:
+    """Status 200, and JSON unless `others` say what it is."""
+    kind = () if any(name == b"content-type" for name, _ in others) else (JSON_HEADER,)
+    headers = [*kind, (b"content-length", b"%d" % len(body)), *others]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _encode(fields: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(fields)

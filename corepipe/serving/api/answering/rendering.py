@@ -1,0 +1,283 @@
+"""From the parts of an answer to its JSON, streamed or whole.
+
+A stream's events with text alone are made from a template in which only the text changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Protocol
+
+import msgspec
+
+from corepipe.answers.parts import (
+    Finish,
+    Logprobs,
+    Prompt,
+    Said,
+    Text,
+    Tokens,
+    joined_logprobs,
+    joined_text,
+)
+from corepipe.engine.messages import DeviceTimes, Predicted, Speculated
+from corepipe.serving.api.answering.choice import AnswerPart
+from corepipe.serving.api.answering.token_details import Vocabulary, prompt_fields
+from corepipe.serving.telemetry.lateness import Verdict
+
+encode = msgspec.json.encode
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens counted over all choices, each prompt once; predicted: where there was a prediction."""
+
+    prompt: int
+    completion: int
+    cached: int
+    predicted: Predicted | None = None
+
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+        if self.predicted is not None:
+            fields["completion_tokens_details"] = {
+                "accepted_prediction_tokens": self.predicted.accepted,
+                "rejected_prediction_tokens": self.predicted.rejected,
+            }
+        return fields
+
+
+class Emulated(msgspec.Struct, frozen=True):
+    """What the emulated device would have taken for each choice; `verdict`: does the host keep its pace?
+    `speculated`: what came of guesses about each."""
+
+    instance: str
+    times: Sequence[DeviceTimes | None]
+    verdict: Verdict
+    speculated: Sequence[Speculated | None] = ()
+
+    def fields(self) -> dict[str, Any]:
+        """Over several choices, the arrival and the first token are the earliest, and the time per token is
+        the mean.  Null where no choice has one."""
+        known = [one for one in self.times if one is not None]
+        per_token = [t.time_per_output_token_ms for t in known if t.time_per_output_token_ms is not None]
+        return {
+            "device": self.instance,
+            "emulated": True,
+            "valid": self.verdict.valid,
+            "time_scale_needed": None if self.verdict.valid else self.verdict.time_scale_needed,
+            "arrived_at_s": min((one.arrived_at_s for one in known), default=None),
+            "time_to_first_token_ms": min((one.time_to_first_token_ms for one in known), default=None),
+            "time_per_output_token_ms": sum(per_token) / len(per_token) if per_token else None,
+            **_guesses([one for one in self.speculated if one is not None]),
+        }
+
+
+def _guesses(known: Sequence[Speculated]) -> dict[str, Any]:
+    """What came of guesses about several choices, in vLLM's words; nothing where nobody guessed."""
+    if not known:
+        return {}
+    histogram = [sum(steps) for steps in zip_longest(*(one.histogram for one in known), fillvalue=0)]
+    steps, tokens = sum(histogram), sum(one.tokens for one in known)
+    accepted = sum(right * count for right, count in enumerate(histogram))
+    told = {
+        "mean_acceptance_length": 1 + accepted / steps if steps else None,
+        "draft_acceptance_rate": accepted / tokens if tokens else None,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": steps,
+        "assumed": known[0].assumed,
+    }
+    return {"speculative_decoding": told}
+
+
+Part = AnswerPart | Usage | Emulated
+"""Of what answers consist.  A choice's parts bear its index, the others are of the whole answer."""
+
+
+class Renderer(Protocol):
+    """Writes the answer to one request."""
+
+    def opening(self, choices: int, parts: Sequence[Part]) -> bytes:
+        """What a stream of so many choices begins with; `parts`: what is known by then beside the text."""
+        ...
+
+    def event(self, parts: Sequence[Part]) -> bytes:
+        """Parts of a stream that came together, of one choice; empty where they say nothing of it."""
+        ...
+
+    def closing(self, parts: Sequence[Part]) -> bytes:
+        """What a stream ends with; `parts`: what is told of the whole answer in an event of its own."""
+        ...
+
+    def whole(self, parts: Sequence[Part]) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+
+class Shape(Protocol):
+    """How one of OpenAI's APIs writes a choice."""
+
+    whole_kind: str
+    chunk_kind: str
+    one_prompt: bool
+    """Whether all choices answer the same one, of which the answer tells, not each choice."""
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The choice that opens a stream, if the API has one."""
+        ...
+
+    def piece(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text of a chunk without logprobs or end, inside `choices`."""
+        ...
+
+    def chunk(
+        self, index: int, text: str, logprobs: Logprobs | None, finish: Finish | None
+    ) -> dict[str, Any]: ...
+
+    def whole(self, index: int, text: str, logprobs: Logprobs | None, finish: Finish) -> dict[str, Any]: ...
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """What every object of one answer says: who answers, when, and in which configuration."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+class ChoicesRenderer:
+    """Answers that list `choices`.  With `usage_chunk` every chunk but that one says `"usage": null`."""
+
+    def __init__(
+        self, shape: Shape, vocabulary: Vocabulary, envelope: Envelope, *, usage_chunk: bool
+    ) -> None:
+        self._shape = shape
+        self._vocabulary = vocabulary
+        self._envelope = envelope
+        self._head = b"data: " + encode(envelope.fields(shape.chunk_kind))[:-1]
+        self._no_usage = b',"usage":null' if usage_chunk else b""
+        self._pieces: dict[int, tuple[bytes, bytes]] = {}
+
+    def opening(self, choices: int, parts: Sequence[Part]) -> bytes:
+        opened = [one for one in map(self._opened, range(choices)) if one is not None]
+        if not opened:
+            return b""
+        told, fields = _sorted(parts)
+        rest = [rest_of(fields | self._of_answer(told)), *[rest_of(fields)] * (len(opened) - 1)]
+        return b"".join(map(self._chunk, opened, rest))
+
+    def _opened(self, index: int) -> dict[str, Any] | None:
+        return self._shape.opening(index)
+
+    def event(self, parts: Sequence[Part]) -> bytes:
+        if len(parts) == 1 and type(only := parts[0]) is Text and only.logprobs is None:
+            return self._piece(only.choice, only.text) if only.text else b""
+        choices, fields = _sorted(parts)
+        if not choices:
+            return b""
+        rest = rest_of(fields)
+        ((index, told),) = choices.items()
+        text, logprobs, finish = joined_text(told.texts), joined_logprobs(told.texts), told.finish
+        details = self._of_choice(told)
+        if not text and logprobs is None and finish is None and not any(details.values()):
+            return b""
+        return self._chunk(self._shape.chunk(index, text, logprobs, finish) | details, rest)
+
+    def closing(self, parts: Sequence[Part]) -> bytes:
+        _, fields = _sorted(parts)
+        told = self._head + b',"choices":[]' + rest_of(fields) + b"}\n\n" if fields else b""
+        return told + b"data: [DONE]\n\n"
+
+    def whole(self, parts: Sequence[Part]) -> bytes:
+        told, fields = _sorted(parts)
+        choices = [self._whole(index, one) for index, one in sorted(told.items())]
+        envelope = self._envelope.fields(self._shape.whole_kind)
+        return encode({**envelope, "choices": choices, **fields, **self._of_answer(told)})
+
+    def _whole(self, index: int, told: Told) -> dict[str, Any]:
+        assert told.finish is not None
+        text, logprobs = joined_text(told.texts), joined_logprobs(told.texts)
+        return self._shape.whole(index, text, logprobs, told.finish) | self._of_choice(told)
+
+    def _of_choice(self, told: Told) -> dict[str, Any]:
+        """Fields of a choice beside its text."""
+        fields: dict[str, Any] = {} if told.tokens is None else {"token_ids": told.tokens}
+        if told.prompt is not None and not self._shape.one_prompt:
+            fields |= prompt_fields(told.prompt, self._vocabulary)
+        return fields
+
+    def _of_answer(self, choices: Mapping[int, Told]) -> dict[str, Any]:
+        """Fields of the whole answer, of which one choice knows as well as any."""
+        prompts = [one.prompt for one in choices.values() if one.prompt is not None]
+        return prompt_fields(prompts[0], self._vocabulary) if prompts and self._shape.one_prompt else {}
+
+    def _piece(self, index: int, text: str) -> bytes:
+        """An event with text alone: what a stream mostly consists of."""
+        ends = self._pieces.get(index)
+        if ends is None:
+            before, after = self._shape.piece(index)
+            ends = self._pieces[index] = (
+                self._head + b',"choices":[' + before,
+                after + b"]" + self._no_usage + b"}\n\n",
+            )
+        return ends[0] + encode(text) + ends[1]
+
+    def _chunk(self, choice: dict[str, Any], rest: bytes) -> bytes:
+        return self._head + b',"choices":[' + encode(choice) + b"]" + self._no_usage + rest + b"}\n\n"
+
+
+@dataclass(slots=True)
+class Told:
+    """The parts of one choice, by what becomes of them."""
+
+    texts: list[Text] = field(default_factory=list)
+    finish: Finish | None = None
+    prompt: Prompt | None = None
+    tokens: list[int] | None = None
+    others: list[Said] = field(default_factory=list)
+
+    def add(self, part: AnswerPart) -> None:
+        if isinstance(part, Text):
+            self.texts.append(part)
+        elif isinstance(part, Finish):
+            self.finish = part
+        elif isinstance(part, Prompt):
+            self.prompt = part
+        elif isinstance(part, Tokens):
+            self.tokens = self.tokens or []
+            self.tokens += part.tokens
+        else:
+            self.others.append(part)
+
+
+def _sorted(parts: Iterable[Part]) -> tuple[dict[int, Told], dict[str, Any]]:
+    """What is told of each choice, and fields of the whole object."""
+    choices: dict[int, Told] = {}
+    fields: dict[str, Any] = {}
+    for part in parts:
+        if isinstance(part, Usage | Emulated):
+            fields["usage" if isinstance(part, Usage) else "corepipe"] = part.fields()
+        else:
+            choices.setdefault(part.choice, Told()).add(part)
+    return choices, fields
+
+
+def rest_of(fields: Mapping[str, Any]) -> bytes:
+    """Further fields of an object whose first are written."""
+    return b"," + encode(fields)[1:-1] if fields else b""

@@ -1,0 +1,359 @@
+"""What every route needs: the engine, the tokenizer, the names, the metrics, and whether all is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from corepipe.answers.detokenizer import Pieces
+from corepipe.answers.parsing.choose import Dialect, choose
+from corepipe.answers.parsing.formats import CallFormat, ReasoningFormat
+from corepipe.answers.parsing.reading import Reading
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import Progress, Ready, Stats
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.models.vision.reader import ImageReader, Setting
+from corepipe.serving.api.bodies.protocol import GenerationRequest
+from corepipe.serving.api.bodies.request_templates import RequestTemplates
+from corepipe.serving.api.http.errors import ApiError, echo, invalid, overloaded, unavailable
+from corepipe.serving.config import ServerConfig
+from corepipe.serving.telemetry.lateness import Lateness
+from corepipe.serving.telemetry.metrics import Metrics
+from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
+from corepipe.structured.constraints import Constraint, ConstraintError
+from corepipe.structured.grammar_checker import GrammarChecker
+from corepipe.structured.grammars import schema_of
+from corepipe.structured.schemas import Schema
+from corepipe.structured.spelling import ANY_TEXT, Spelling
+
+if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
+    from corepipe.models.text.tokenizer import Tokenizer
+    from corepipe.serving.supervision.client import EngineClient
+
+ROUTES_OF: Mapping[Task, str] = {
+    Task.GENERATE: "/v1/chat/completions or /v1/completions",
+    Task.EMBED: "/v1/embeddings, /score or /rerank",
+    Task.CLASSIFY: "/classify or /pooling",
+    Task.SCORE: "/rerank or /score",
+}
+"""Where a task is asked for."""
+
+GENERATES = TaskInfo(Task.GENERATE, max_tokens=0, dimensions=0)
+"""Where nothing else is said."""
+
+STATES = {
+    "loading": "The engine is loading.",
+    "ready": "Requests are taken.",
+    "restarting": "The engine was lost; another one is loading.",
+    "draining": "The server is about to end.",
+    "failed": "The engine has stopped.",
+}
+"""What the server can be, and what it tells of that."""
+
+NO_MODEL_LOADED = "Answers are replayed here; no model is loaded."
+
+LONG_TEXT = 16_384
+"""Characters or tokens from which a thread works on them, so that other requests go on."""
+WORK_SECONDS = 10.0
+"""In which work on long text must be done, its turn awaited."""
+WORKERS = 2
+"""Threads that long texts and images may take from the engine."""
+
+Encode = Callable[[str], list[int]]
+"""From text to token ids; raises UserError for what is no text."""
+
+R = TypeVar("R")
+
+
+class Service:
+    """One deployment behind a server, which may have others: `models`.  `ready` is None until the engine has
+    loaded.
+
+    `task` is what the model does, and what is known of it.
+
+    Where answers are replayed alone there is no tokenizer, and no engine behind the client.
+    `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
+    server is about to end; what is under way goes on, and nothing more is taken.  `listed`: the names of all
+    models, where there are others.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer | None,
+        engine: EngineConfig,
+        server: ServerConfig,
+        version: str,
+        task: TaskInfo = GENERATES,
+    ) -> None:
+        self.client = client
+        self.task = task
+        self._tokenizer = tokenizer
+        self.engine = engine
+        self.version = version
+        self.created = int(time.time())
+        self.names = server.served_model_names or (engine.model,)
+        self.strict = server.strict
+        self.special_tokens_in_text = server.allow_special_tokens_in_text
+        trusted = tokenizer is not None and server.trust_request_chat_template
+        self.request_templates = RequestTemplates(self.tokenizer) if trusted else None
+        self.lateness = Lateness(engine.time_scale)
+        self.metrics = Metrics(client, self.names[0], engine, self.lateness)
+        self.neuron = NeuronMetrics(self.names[0], engine)
+        client.on_stats = self._take
+        client.on_ready = self.set_ready
+        client.on_failure = self._fail
+        self.ready: Ready | None = None
+        self.progress: Progress | None = None
+        self.failure: Exception | None = None
+        self.draining = False
+        self.listed: tuple[str, ...] = ()
+        self.on_failure: Callable[[], None] = _nothing
+        self._parsers = (server.tool_call_parser, server.reasoning_parser)
+        self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)
+        self._marked: dict[tuple[CallFormat | None, ReasoningFormat | None], Pieces] = {}
+        self._workers = ThreadPoolExecutor(WORKERS, "text")
+        self._grammars = GrammarChecker(spelling=self._spelling)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ApiError (503) where there is none."""
+        if self._tokenizer is None:
+            raise unavailable(NO_MODEL_LOADED)
+        return self._tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Bound of token ids: the model's rows, for some of which the tokenizer may have no text."""
+        return self.task.vocab_size or self.tokenizer.vocab_size
+
+    @cached_property
+    def shown(self) -> Pieces:
+        """Of tokens in texts that leave special ones out."""
+        return Pieces(self.tokenizer, skip_special_tokens=True)
+
+    @cached_property
+    def raw(self) -> Pieces:
+        """Of tokens in texts that have them all."""
+        return Pieces(self.tokenizer, skip_special_tokens=False)
+
+    @cached_property
+    def images(self) -> ImageReader:
+        """Of a model that reads images, and says how they are made ready."""
+        images = self.task.images
+        assert images is not None
+        assert images.preprocessing is not None
+        return ImageReader(Setting(images.preprocessing, images.size))
+
+    def _spelling(self) -> Spelling:
+        return ANY_TEXT if self._tokenizer is None else Spelling.of(self._tokenizer)
+
+    async def start(self) -> None:
+        """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""
+        try:
+            self.set_ready(await self.client.start(self._note))
+        except Exception as error:
+            self._fail(error)
+
+    def _note(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def _take(self, stats: Stats) -> None:
+        self.metrics.observe(stats)
+        self.neuron.take(stats)
+        self.lateness.take(stats)
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self.on_failure()
+
+    def drain(self) -> None:
+        """From now on nothing more is taken."""
+        self.draining = True
+
+    def set_ready(self, ready: Ready) -> None:
+        """From now on requests are taken."""
+        self.ready = ready
+        self.metrics.set_ready(ready)
+        self.neuron.set_ready(ready)
+
+    @property
+    def state(self) -> str:
+        """A key of `STATES`."""
+        if self.failure is not None:
+            return "failed"
+        if self.draining:
+            return "draining"
+        if self.ready is None:
+            return "loading"
+        if self.client.alive:
+            return "ready"
+        return "restarting" if self.client.restarting else "failed"
+
+    def require_ready(self) -> Ready:
+        """Raises ApiError (503) in every other state."""
+        state = self.state
+        if self.ready is None or state != "ready":
+            raise unavailable(f"{self.names[0]}: {STATES[state]}" if self.listed else STATES[state])
+        return self.ready
+
+    def require_model(self, name: str | None) -> str:
+        """The name to answer with; raises ApiError (404) for one that is not served."""
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            known = f"these do: {', '.join(self.listed)}" if self.listed else "/v1/models lists those that do"
+            message = f"The model {echo(name)} does not exist; {known}."
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return name
+
+    def require_task(self, *tasks: Task) -> None:
+        """Raises ApiError (400) unless the model does one of these; it says what the model does, where."""
+        task = self.task.task
+        if task not in tasks:
+            wanted = " or ".join(f"--task {one}" for one in tasks)
+            message = (
+                f"The model {echo(self.names[0])} is served with --task {task}: ask {ROUTES_OF[task]}. "
+                f"This route needs a server that was started with {wanted}."
+            )
+            raise invalid(message, "model", "task_not_served")
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a text that something is made of: as many as the model reads, and the engine takes."""
+        return min(self.task.max_tokens, self.require_ready().max_model_len)
+
+    def dialect_of(self, tokenizer: Tokenizer) -> Dialect:
+        """How the model writes under this tokenizer's template, which may be a request's own."""
+        return self.dialect if tokenizer is self.tokenizer else choose(tokenizer, *self._parsers)
+
+    def pieces(self, reading: Reading | None) -> Pieces:
+        """The bytes of tokens without the special ones, but for those that tell calls from text."""
+        if reading is None:
+            return self.shown
+        formats = (reading.calls, reading.reasoning)
+        if formats not in self._marked:
+            marks = reading.marks(self.tokenizer.added_tokens)
+            self._marked[formats] = Pieces(self.tokenizer, skip_special_tokens=True, keep=marks)
+        return self._marked[formats]
+
+    async def encode(self, text: str, field: str, most: int, encode: Encode) -> list[int]:
+        """Token ids of `text`, which came in `field`; long text is encoded beside the event loop.
+
+        Raises ApiError (400) for text that is sure to have more than `most` tokens, and (429) where it takes
+        too long.
+        """
+
+        return await self.beside(len(text), lambda: encoded(text, field, most, encode))
+
+    async def beside(self, size: int, work: Callable[[], R]) -> R:
+        """What `work` returns; where it has `size` characters or tokens to go through, beside the event loop.
+
+        Raises ApiError (429) where that takes too long, its turn awaited.
+        """
+        if size < LONG_TEXT:
+            return work()
+        try:
+            async with asyncio.timeout(WORK_SECONDS):
+                return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        except TimeoutError:
+            raise overloaded("Too much long text, or too many images, are being worked on.") from None
+
+    async def grammar(self, asked: GenerationRequest) -> str:
+        """What the answer is held to, checked; empty where it is free.
+
+        Raises ApiError: 400 where it is wrong or cannot be honoured, 429 where checking it takes too long.
+        """
+        with self._refusals():
+            constraint = asked.constraint()
+        if constraint is None:
+            return ""
+        grammar = await self._checked(constraint)
+        self.metrics.constraints.taken(constraint.kind)
+        return grammar
+
+    async def narrowed(self, schema: Mapping[str, Any], field: str) -> Schema:
+        """A schema as grammars have it.  Raises ApiError as `grammar` does, for one that none can have."""
+        text = msgspec.json.encode(schema).decode()
+        return schema_of(await self._checked(Constraint(kind="json_schema", text=text, field=field)))
+
+    async def _checked(self, constraint: Constraint) -> str:
+        """Its grammar.  Raises ApiError as `grammar` does."""
+        metrics = self.metrics.constraints
+        with self._refusals():
+            try:
+                verdict = await self._grammars.check(constraint)
+            except TimeoutError:
+                metrics.refused("rate_limit_exceeded")
+                raise overloaded("Too many constraints are being checked.") from None
+            if verdict.seconds:
+                metrics.took(verdict.seconds)
+            if verdict.error:
+                raise ConstraintError(verdict.error, verdict.param, verdict.code)
+        return verdict.grammar
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Counts a ConstraintError, and makes an ApiError of it."""
+        try:
+            yield
+        except ConstraintError as error:
+            self.metrics.constraints.refused(error.code)
+            raise invalid(error.message, error.param, error.code) from None
+
+    def close(self) -> None:
+        """Ends what works beside the event loop, its processes too."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
+        if "images" in self.__dict__:
+            self.images.close()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Stable for a configuration: the same one gives the same answers to the same seeds."""
+        facts: Mapping[str, Any] = {
+            "version": self.version,
+            "engine": self.engine.model_dump(
+                mode="json", exclude={"cache_dir", "threads", "first_core", "cores", "kv_events_config"}
+            ),
+            "placement": self.require_ready().placement,
+        }
+        digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))
+        return f"fp_{digest.hexdigest()[:10]}"
+
+
+def encoded(text: str, field: str, most: int, encode: Encode) -> list[int]:
+    """As `Service.encode`, wherever it is called."""
+    check_length(text, field, most, encode)
+    return encode(text)
+
+
+def check_length(text: str, field: str, most: int, encode: Encode) -> None:
+    """Tells far too much text without the time, and the 350 bytes a token, to encode it whole.
+
+    Where it is cut, tokens may be cut: there are fewer of them in the whole, but not half as many.
+    Raises ApiError (400).
+    """
+    if len(text) <= max(most, LONG_TEXT):
+        return
+    count = 0
+    for at in range(0, len(text), LONG_TEXT):
+        count += len(encode(text[at : at + LONG_TEXT]))
+        if count > 2 * most:
+            message = (  # litellm knows a context that is exceeded by these words
+                f"The text of {field}, {len(text)} characters, is longer than the model's context length: "
+                f"it has more than the {most} tokens that fit."
+            )
+            raise invalid(message, field, "context_length_exceeded")
+
+
+def _nothing() -> None:
+    """What happens at a failed start where nobody runs the server through `run_server`."""

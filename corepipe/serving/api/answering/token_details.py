@@ -1,0 +1,70 @@
+"""Tokens, as vLLM tells of them beside an answer's text: by id, and the prompt's with their logprobs."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from msgspec import UNSET, UnsetType
+
+from corepipe.answers.parts import Prompt
+from corepipe.engine.messages import TokenLogprobs
+from corepipe.serving.api.answering.answers import Strict
+
+
+class Vocabulary(Protocol):
+    """What answers need of a tokenizer."""
+
+    def decode_token(self, token: int, /) -> str: ...
+
+    def token_bytes(self, token: int, /) -> bytes: ...
+
+
+class NamedById:
+    """A vocabulary in which tokens are called `token_id:N`: several may have the same text."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    def decode_token(self, token: int, /) -> str:
+        return f"token_id:{token}"
+
+    def token_bytes(self, token: int, /) -> bytes:
+        return self._vocabulary.token_bytes(token)
+
+
+class PromptLogprob(Strict):
+    """Of a token at a place of the prompt; `rank` 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class PromptDetails(Strict):
+    """What is told of a prompt; `prompt_logprobs` are by token id, the prompt's own token first."""
+
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+
+
+def prompt_fields(prompt: Prompt, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The fields of `PromptDetails` that were asked for."""
+    fields: dict[str, Any] = {}
+    if prompt.tokens is not None:
+        fields["prompt_token_ids"] = prompt.tokens
+    if prompt.logprobs is not None:
+        fields["prompt_logprobs"] = [entry and _by_id(entry, vocabulary) for entry in prompt.logprobs]
+    return fields
+
+
+def _by_id(entry: TokenLogprobs, vocabulary: Vocabulary) -> dict[str, dict[str, Any]]:
+    told = {entry.token: (entry.logprob, entry.rank)}
+    told |= {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}
+    return {
+        str(token): {
+            "logprob": logprob,
+            "rank": rank,
+            "decoded_token": vocabulary.token_bytes(token).decode(errors="replace"),
+        }
+        for token, (logprob, rank) in told.items()
+    }

@@ -1,0 +1,30 @@
+"""What a model computed for a prompt, as an array, and as JSON."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from corepipe.answers.values import F32
+from corepipe.engine.messages import Output
+from corepipe.serving.api.http.errors import overflowed
+
+Encoding = Literal["float", "base64"]
+
+
+def array(output: Output) -> F32:
+    """[rows, width].  Raises ApiError (500) for what are no numbers: JSON has no word for them."""
+    found = np.frombuffer(output.values, "<f4")
+    if not np.isfinite(found).all():
+        raise overflowed("The model computed infinity or NaN.")
+    return found.reshape(output.rows, -1)
+
+
+def to_json(values: F32, encoding: Encoding) -> bytes:
+    """A list of numbers, of lists of them, or the string that stands for their bytes, little-endian fp32."""
+    if encoding == "base64":
+        return b'"' + b64encode(values.astype("<f4", copy=False).tobytes()) + b'"'
+    return msgspec.json.encode(values.tolist())

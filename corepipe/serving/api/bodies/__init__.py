@@ -1,0 +1,1 @@
+"""Bodies of requests: how they are read and checked, and settings of other servers."""

@@ -1,0 +1,375 @@
+"""Settings of other servers that clients send and cannot leave out: a table of what each comes to here.
+
+A setting that changes no answer is taken without effect, and named in the answer's header `IGNORED`; one that
+has another name here is read by that.  Anything else stays in the body, for `protocol` to refuse by name.  A
+strict server refuses them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from corepipe.serving.api.bodies.protocol import Neutral, ShortText
+from corepipe.serving.api.http.errors import ApiError, echo, invalid
+
+IGNORED = "x-corepipe-ignored"
+"""The header of an answer that names what was taken without effect: fields with their paths, by commas."""
+
+
+class Place(Enum):
+    """An object that a setting may stand in: its path in a body, and the schemas of the API document that
+    describe it.  One without a path is the body itself."""
+
+    CHAT = ("", "ChatRequest")
+    COMPLETION = ("", "CompletionRequest")
+    TEXTS = ("", "EmbeddingRequest", "PoolingRequest", "ClassifyRequest", "ScoreRequest", "RerankRequest")
+    STREAM_OPTIONS = ("stream_options.", "StreamOptions")
+    MESSAGE = ("messages[].", "Message", "AssistantMessage", "ToolMessage")
+    PART = ("messages[].content[].", "TextPart")
+    CALL = ("messages[].tool_calls[].", "MessageCall")
+    TOOL = ("tools[].", "Tool")
+    FUNCTION = ("tools[].function.", "FunctionDefinition")
+
+    def __init__(self, path: str, *schemas: str) -> None:
+        self.path = path
+        self.schemas = schemas
+        self.steps = tuple(path.replace("[]", ".[]").rstrip(".").split(".")) if path else ()
+
+    @property
+    def told(self) -> str:
+        """In words, for the API's page."""
+        words = {Place.CHAT: "chats", Place.COMPLETION: "completions", Place.TEXTS: "vectors, ranks, classes"}
+        return words.get(self, f"`{self.path.rstrip('.')}`")
+
+
+class Setting(NamedTuple):
+    """Fields that clients send; null stands for the default in each.
+
+    takes: the values that are taken.  why: why they change no answer, or what they mean.  clients: who sends
+    them.  read_as: the name here of a setting that is honoured; its own, where it is a parameter here.
+    by_template: honoured where the chat template has a variable of that name, else without effect.
+    """
+
+    fields: tuple[str, ...]
+    takes: Neutral
+    places: tuple[Place, ...]
+    why: str
+    clients: str
+    read_as: str = ""
+    by_template: bool = False
+
+
+_GENERATION = (Place.CHAT, Place.COMPLETION)
+_EVERYWHERE = (*_GENERATION, Place.TEXTS)
+_MARKED = (Place.MESSAGE, Place.PART, Place.CALL, Place.TOOL, Place.FUNCTION)
+
+_Flag = bool
+_Number = int | float
+_Name = Annotated[str, Meta(max_length=64)]
+_Options = Annotated[dict[_Name, _Name | int | None], Meta(max_length=8)]
+_Scalar = ShortText | float | bool
+_Extras = Annotated[
+    dict[_Name, _Scalar | Annotated[list[_Scalar], Meta(max_length=1024)]], Meta(max_length=64)
+]
+
+SETTINGS: Sequence[Setting] = (
+    Setting(
+        ("store",),
+        Neutral((True,)),
+        _GENERATION,
+        "nothing is kept, asked or not",
+        "openai and its Agents SDK, ai (npm)",
+    ),
+    Setting(
+        ("service_tier",),
+        Neutral(("flex", "scale", "priority", "fast")),
+        _GENERATION,
+        "there is one tier; `priority` says who goes first",
+        "openai, pydantic-ai, ai (npm), Codex",
+    ),
+    Setting(
+        ("prompt_cache_retention",),
+        Neutral(("24h", "in-memory")),
+        _GENERATION,
+        "the prefix cache changes no answer, and keeps what fits",
+        "openai and its Agents SDK, ai (npm), LiveKit, Unsloth Studio",
+    ),
+    Setting(
+        ("prompt_cache_options",),
+        Neutral(type=_Options),
+        _GENERATION,
+        "the same",
+        "openai",
+    ),
+    Setting(
+        ("prompt_cache_breakpoint",),
+        Neutral(type=_Options),
+        (Place.PART,),
+        "the same: prefixes are found wherever they end",
+        "openai",
+    ),
+    Setting(
+        ("cache_control",),
+        Neutral(type=_Options),
+        (*_GENERATION, *_MARKED),
+        "the same: Anthropic's marks",
+        "litellm, langchain, LibreChat, pi",
+    ),
+    Setting(
+        ("cache_prompt",),
+        Neutral(type=_Flag),
+        _GENERATION,
+        "the same",
+        "clients of llama.cpp: SillyTavern",
+    ),
+    Setting(
+        ("id_slot",),
+        Neutral(type=Annotated[int, Meta(ge=-1)]),
+        _GENERATION,
+        "the scheduler chooses; no answer depends on it",
+        "clients of llama.cpp",
+    ),
+    Setting(
+        ("session_id",),
+        Neutral(type=ShortText),
+        _EVERYWHERE,
+        "a name for routers and logs",
+        "clients of vLLM and OpenRouter",
+    ),
+    Setting(
+        ("keep_alive",),
+        Neutral(type=ShortText | _Number),
+        _EVERYWHERE,
+        "the model stays loaded",
+        "clients of Ollama: opencode, Open WebUI",
+    ),
+    Setting(
+        ("ttl",),
+        Neutral(type=_Number),
+        _EVERYWHERE,
+        "the model stays loaded",
+        "clients of LM Studio",
+    ),
+    Setting(
+        ("stream_interval",),
+        Neutral(type=Annotated[int, Meta(ge=1)]),
+        _GENERATION,
+        "how a stream is cut into chunks changes no answer",
+        "clients of vLLM",
+    ),
+    Setting(
+        ("vllm_xargs",),
+        Neutral(type=_Extras),
+        _GENERATION,
+        "they are for extensions of vLLM; there are none here",
+        "clients of vLLM",
+    ),
+    Setting(
+        ("include_obfuscation",),
+        Neutral((True,)),
+        (Place.STREAM_OPTIONS,),
+        "chunks are not padded, and say the same",
+        "openai",
+    ),
+    Setting(
+        ("timings_per_token", "return_progress"),
+        Neutral(type=_Flag),
+        _GENERATION,
+        "figures beside the answer; `device_metrics` and `usage` have those that there are",
+        "clients of llama.cpp: its web page",
+    ),
+    Setting(
+        ("reasoning_format",),
+        Neutral(("auto", "deepseek")),
+        (Place.CHAT,),
+        "reasoning is told from the text anyway",
+        "clients of llama.cpp: its web page",
+    ),
+    Setting(
+        ("typical_p", "typ_p", "tfs_z"),
+        Neutral((1,)),
+        _GENERATION,
+        "1 is off; another value is refused",
+        "clients of llama.cpp: its web page, SillyTavern",
+    ),
+    Setting(
+        ("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "top_a"),
+        Neutral((0,)),
+        _GENERATION,
+        "0 is off; another value is refused",
+        "clients of llama.cpp and Ollama: their web pages, SillyTavern",
+    ),
+    Setting(
+        (
+            "mirostat_tau",
+            "mirostat_eta",
+            "dynatemp_exponent",
+            "xtc_threshold",
+            "dry_base",
+            "dry_allowed_length",
+            "dry_penalty_last_n",
+        ),
+        Neutral(type=_Number),
+        _GENERATION,
+        "they belong to samplers that are off",
+        "the same",
+    ),
+    Setting(
+        ("reasoning_effort",),
+        Neutral(("minimal", "low", "medium", "high", "xhigh", "max")),
+        (Place.CHAT,),
+        "a parameter; without effect where the chat template has no reasoning to switch",
+        "openai, crewAI, cognee, marimo, VS Code",
+        read_as="reasoning_effort",
+        by_template=True,
+    ),
+    Setting(
+        ("verbosity",),
+        Neutral(("low", "high")),
+        (Place.CHAT,),
+        "a parameter; without effect where the chat template has no such variable",
+        "openai, langchain, ai (npm), ag2",
+        read_as="verbosity",
+        by_template=True,
+    ),
+    Setting(
+        ("verbosity",),
+        Neutral(("low", "medium", "high")),
+        (Place.COMPLETION,),
+        "there is no chat template",
+        "the same",
+    ),
+    Setting(
+        ("include_reasoning",),
+        Neutral(type=_Flag),
+        (Place.CHAT,),
+        "a parameter: false leaves the reasoning out of the answer",
+        "clients of vLLM and OpenRouter",
+        read_as="include_reasoning",
+    ),
+    Setting(
+        ("repeat_penalty",),
+        Neutral(type=Annotated[float, Meta(ge=0.01, le=10)]),
+        _GENERATION,
+        "`repetition_penalty`",
+        "clients of llama.cpp, Ollama and LM Studio",
+        read_as="repetition_penalty",
+    ),
+    Setting(
+        ("n_predict",),
+        Neutral(type=Annotated[int, Meta(ge=-1, le=2**31 - 1)]),
+        _GENERATION,
+        "`max_tokens`",
+        "clients of llama.cpp: its web page, SillyTavern",
+        read_as="max_tokens",
+    ),
+    Setting(
+        ("max_tokens",),
+        Neutral((-1,)),
+        _GENERATION,
+        "no limit but the context's",
+        "clients of LM Studio and llama.cpp, langchain",
+        read_as="max_tokens",
+    ),
+    Setting(
+        ("max_completion_tokens",),
+        Neutral((-1,)),
+        (Place.CHAT,),
+        "the same",
+        "the same",
+        read_as="max_completion_tokens",
+    ),
+)
+
+Rows = Mapping[str, Setting]
+
+_ROWS: Mapping[Place, Rows] = {
+    place: {
+        name: one for one in SETTINGS if place in one.places and not one.by_template for name in one.fields
+    }
+    for place in Place
+}
+_OF_BODIES: Mapping[str, Place] = {
+    schema: place for place in Place if not place.steps for schema in place.schemas
+}
+_MARKS = tuple(f'"{name}"'.encode() for name in {name for place in _MARKED for name in _ROWS[place]})
+"""What a body has somewhere that has a setting within its messages or tools."""
+
+
+def taken_by_schema() -> Mapping[str, Mapping[str, Neutral]]:
+    """What is taken that is no parameter, by the schemas of the API document and the field's name."""
+    return {
+        schema: {name: row.takes for name, row in _ROWS[place].items() if row.read_as != name}
+        for place in Place
+        for schema in place.schemas
+    }
+
+
+def settle(
+    fields: dict[str, Any], body: bytes, request: type[msgspec.Struct], *, strict: bool = False
+) -> list[str]:
+    """Takes the settings of the table out of the fields of a body, or puts them under their names here.
+
+    fields: what `body` decodes to; changed in place.  Returns the names, with their paths, of those without
+    effect.  Raises ApiError for two values of one setting; of a strict server, for each setting.
+    """
+    ignored: dict[str, None] = {}
+    own = _OF_BODIES.get(request.__name__)
+    if own is not None:
+        _settle(fields, own, ignored, strict)
+    if isinstance(options := fields.get("stream_options"), dict):
+        _settle(options, Place.STREAM_OPTIONS, ignored, strict)
+    if any(mark in body for mark in _MARKS):
+        for place in _MARKED:
+            for one in _objects(fields, place.steps):
+                _settle(one, place, ignored, strict)
+    return list(ignored)
+
+
+def _settle(fields: dict[str, Any], place: Place, ignored: dict[str, None], strict: bool) -> None:
+    rows = _ROWS[place]
+    for name in [name for name in fields if name in rows]:
+        row, value = rows[name], fields[name]
+        if value is not None and not row.takes.accepts(value):
+            continue
+        if strict:
+            if value is not None:
+                raise _refusal(row, name, place.path + name)
+        elif row.read_as != name:
+            del fields[name]
+            if row.read_as:
+                _rename(fields, name, row.read_as, value)
+            elif value is not None:
+                ignored[place.path + name] = None
+
+
+def _rename(fields: dict[str, Any], name: str, here: str, value: object) -> None:
+    if value is None:
+        return
+    if fields.get(here, value) not in (None, value):
+        raise invalid(f"{name} is another name of {here}, and says something else: send one.", name)
+    fields[here] = value
+
+
+def _objects(value: object, steps: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The objects at the end of a path."""
+    if not steps:
+        if isinstance(value, dict):
+            yield value
+    elif steps[0] == "[]":
+        for one in value if isinstance(value, list) else ():
+            yield from _objects(one, steps[1:])
+    elif isinstance(value, dict):
+        yield from _objects(value.get(steps[0]), steps[1:])
+
+
+def _refusal(row: Setting, name: str, where: str) -> ApiError:
+    """Of a strict server."""
+    hint = f"Use {row.read_as}" if row.read_as not in ("", name) else "Leave it out"
+    message = f"Unsupported value for parameter {echo(where)}. {hint}: this server is strict (--strict)."
+    return invalid(message, where, "unsupported_parameter")

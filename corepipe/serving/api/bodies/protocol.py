@@ -1,0 +1,415 @@
+"""How bodies are read, and what those of the OpenAI API share: honoured, asks for nothing, or refused.
+
+Three lists, here and in the endpoints' files.  The fields of the request types are honoured.  A name in the
+`Neutral` tables is accepted with null or with the values that ask for nothing.  Everything else is refused by
+name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from corepipe.engine.messages import Sampling
+from corepipe.serving.api.bodies.structured import JsonSchemaFormat, ResponseFormat, requested
+from corepipe.serving.api.bodies.whole_numbers import convert
+from corepipe.serving.api.http.errors import ApiError, echo, invalid
+from corepipe.structured.constraints import SCHEMA_OR_TEXT, Constraint, StructuredOutputsParams
+
+MAX_CHOICES = 128
+MAX_STOPS = 4
+MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 128
+MAX_ALLOWED = 2**18
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MIN_SEED = -(2**63)
+MAX_SEED = 2**63 - 1
+MAX_TOKENS = 2**31 - 1
+MAX_MESSAGES = 2048
+REQUEST_ID = r"^[A-Za-z0-9._:\-]{1,128}$"
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""UTF-8's, which some clients put before JSON."""
+
+# What a body may hold.  Making Python objects of more would hold up everybody else.
+LIGHT_BODY = 64 * 1024
+"""Bytes up to which a body is not weighed: there is no room in it for too much."""
+# 300,000 token ids are what embeddings may be asked for at once.
+MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 327_680}
+
+GUIDED = ("json", "json_object", "regex", "choice", "grammar", "whitespace_pattern")
+"""Fields that vLLM once had, after `guided_`."""
+CONSTRAINING = ("response_format", "structured_outputs", *(f"guided_{name}" for name in GUIDED))
+
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+NO_LIMIT = -1
+"""For `max_tokens`: as many as the context has room for."""
+Limit = Annotated[int, Meta(ge=NO_LIMIT, le=MAX_TOKENS)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What else a stream carries."""
+
+    include_usage: Annotated[bool, Meta(description="a last chunk has the usage")] = False
+    continuous_usage_stats: Annotated[
+        bool, Meta(description="so has each chunk, of its choice so far; needs `include_usage`")
+    ] = False
+
+
+class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a model."""
+
+    model: Annotated[str | None, Meta(description="a name listed by `/v1/models`")] = None
+
+
+class PredictedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a prediction's text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the client expects the answer to be, for speed alone: the answer is the same without it."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictedPart], Meta(max_length=MAX_MESSAGES)]
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
+class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
+    """What completions and chat completions share.  Null stands for the default everywhere."""
+
+    model: Annotated[str, Meta(description="a name listed by `/v1/models`")]
+    stream: Annotated[bool, Meta(description="server-sent events, a chunk for the tokens at hand")] = False
+    stream_options: Annotated[
+        StreamOptions | None,
+        Meta(description="`include_usage`, `continuous_usage_stats`; only with `stream`"),
+    ] = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="choices a prompt, at most max_num_seqs")] = 1
+    temperature: Annotated[float, Meta(ge=0, le=2, description="0 = greedy")] = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1, description="0 = greedy")] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS, description="0 or -1 = all")] = 0
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    seed: Annotated[
+        Annotated[int, Meta(ge=MIN_SEED, le=MAX_SEED)] | None,
+        Meta(description="choice i draws with seed + i"),
+    ] = None
+    logit_bias: Annotated[
+        dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS, description="token id to a bias of -100 to 100")
+    ] = {}
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
+        Meta(description=f"up to {MAX_STOPS} strings of up to {MAX_STOP_LENGTH} characters"),
+    ] = []
+    stop_token_ids: Annotated[list[Count], Meta(max_length=64, description="tokens that end the answer")] = []
+    bad_words: Annotated[
+        list[BadWord],
+        Meta(max_length=MAX_BAD_WORDS, description="words that the answer must not have"),
+    ] = []
+    allowed_token_ids: Annotated[
+        Annotated[list[Count], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
+        Meta(description="tokens that the answer may have, and no others"),
+    ] = None
+    include_stop_str_in_output: Annotated[bool, Meta(description="show what ended the answer")] = False
+    ignore_eos: Annotated[bool, Meta(description="go on after the model's end token")] = False
+    prediction: Annotated[
+        Prediction | None,
+        Meta(description="text that the answer may be, or have much of: it comes sooner, and is the same"),
+    ] = None
+    speculation: Annotated[
+        bool, Meta(description="false: nobody guesses how the answer goes on; it is the same")
+    ] = True
+    min_tokens: Annotated[Count, Meta(description="no stop before this many tokens")] = 0
+    skip_special_tokens: Annotated[bool, Meta(description="leave special tokens out of the text")] = True
+    priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS, description="lower goes first")] = 0
+    cache_salt: Annotated[str, Meta(max_length=128, description="keeps prefix-cache entries apart")] = ""
+    device_metrics: Annotated[
+        bool, Meta(description="add what the emulated device would have taken, as `corepipe`")
+    ] = False
+    prompt_logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
+        Meta(description="alternatives for each token of the prompt, told as `prompt_logprobs`"),
+    ] = None
+    return_token_ids: Annotated[bool, Meta(description="add `prompt_token_ids` and `token_ids`")] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, Meta(description="name the tokens of `logprobs` by id: `token_id:N`")
+    ] = False
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None,
+        Meta(description="keep so many tokens of the prompt; -1 = as leave room for the answer"),
+    ] = None
+    truncation_side: Annotated[
+        Literal["left", "right"], Meta(description="where it is cut: `left` keeps its end")
+    ] = "left"
+    request_id: Annotated[
+        Annotated[str, Meta(pattern=REQUEST_ID)] | None,
+        Meta(description="the answer's `id` ends with it; 1 to 128 letters, digits and `._:-`"),
+    ] = None
+
+    response_format: Annotated[
+        ResponseFormat | None, Meta(description="`text`, `json_object` or `json_schema`")
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputsParams | None, Meta(description="vLLM's: one of `json`, `regex`, `choice`, ...")
+    ] = None
+    guided_json: Annotated[
+        Any, Meta(description="as `structured_outputs.json`", extra_json_schema=SCHEMA_OR_TEXT)
+    ] = None
+    guided_json_object: Annotated[bool | None, Meta(description="as `structured_outputs.json_object`")] = None
+    guided_regex: Annotated[str | None, Meta(description="as `structured_outputs.regex`")] = None
+    guided_choice: Annotated[list[str] | None, Meta(description="as `structured_outputs.choice`")] = None
+    guided_grammar: Annotated[str | None, Meta(description="as `structured_outputs.grammar`")] = None
+    guided_whitespace_pattern: Annotated[
+        str | None, Meta(description="as `structured_outputs.whitespace_pattern`")
+    ] = None
+
+    def constraint(self) -> Constraint | None:
+        """What the answer is held to.  Raises ConstraintError."""
+        if all(getattr(self, name) is None for name in CONSTRAINING):
+            return None
+        guided = {name: getattr(self, f"guided_{name}") for name in GUIDED}
+        return requested(self.response_format, self.structured_outputs, guided)
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def usage_chunk(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def usage_everywhere(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def check(self, vocab_size: int, max_num_seqs: int) -> None:
+        """Rules between fields, and those that depend on the deployment; raises ApiError."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options is only allowed with stream: true.", "stream_options")
+        if self.usage_everywhere and not self.usage_chunk:
+            name = "stream_options.continuous_usage_stats"
+            raise invalid(f"{name} needs include_usage: true.", name)
+        if self.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "truncate_prompt_tokens")
+        if self.request_id is not None and self.request_id.endswith("\n"):  # which a pattern's end lets pass
+            raise invalid("request_id must not end with a line break.", "request_id")
+        if self.n > max_num_seqs:
+            raise invalid(f"n is at most {max_num_seqs} here (max_num_seqs).", "n")
+        if any(token >= vocab_size for token in self.stop_token_ids):
+            raise invalid(
+                f"stop_token_ids must be below the vocabulary's size, {vocab_size}.", "stop_token_ids"
+            )
+        if max(self.allowed_token_ids or (0,)) >= vocab_size:
+            raise invalid(
+                f"allowed_token_ids must be below the vocabulary's size, {vocab_size}.", "allowed_token_ids"
+            )
+        for token in self.logit_bias:
+            if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
+                raise invalid(f"logit_bias: {echo(token)} is no token id below {vocab_size}.", "logit_bias")
+
+    def sampling(self, choice: int, logprobs: int | None, prompt_logprobs: int | None) -> Sampling:
+        """How to draw the tokens of choice number `choice`."""
+        return Sampling.of(
+            self,
+            top_k=max(self.top_k, 0),
+            seed=None if self.seed is None else _later_seed(self.seed, choice),
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+def _later_seed(seed: int, choice: int) -> int:
+    """The seed of a choice; after the largest comes 0."""
+    return (seed + choice) & MAX_SEED if seed >= 0 else seed + choice
+
+
+class Neutral(msgspec.Struct, frozen=True):
+    """What a parameter without effect may be, besides null: one of `values`, or anything of `type`."""
+
+    values: tuple[Any, ...] = ()
+    type: Any = None
+
+    def accepts(self, value: object) -> bool:
+        if any(_same(value, neutral) for neutral in self.values):
+            return True
+        return self.type is not None and _is_a(value, self.type)
+
+
+ShortText = Annotated[str, Meta(max_length=512)]
+_Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)]
+
+NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
+    "user": Neutral(type=ShortText),
+    "metadata": Neutral(type=_Metadata),
+    "safety_identifier": Neutral(type=ShortText),
+    "prompt_cache_key": Neutral(type=ShortText),
+    "service_tier": Neutral(("auto", "default")),
+    "store": Neutral((False,)),
+    "prompt_cache_retention": Neutral(("in_memory",)),
+    "prompt_cache_options": Neutral(),
+    "use_beam_search": Neutral((False,)),
+    "length_penalty": Neutral((1.0,)),
+    "spaces_between_special_tokens": Neutral((True,)),
+    "guided_decoding_backend": Neutral(
+        ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer", "llguidance")
+    ),
+}
+
+NEUTRAL_STREAM_OPTIONS: Mapping[str, Neutral] = {
+    "include_obfuscation": Neutral((False,)),
+}
+
+NEUTRAL_JSON_SCHEMA: Mapping[str, Neutral] = {
+    "strict": Neutral((True, False)),
+    "description": Neutral(type=str),
+}
+NEUTRAL_STRUCTURED_OUTPUTS: Mapping[str, Neutral] = {
+    "disable_fallback": Neutral((True, False)),
+    "disable_additional_properties": Neutral((True, False)),
+}
+
+
+class Nested(NamedTuple):
+    """A field that is an object with fields of its own."""
+
+    request: type[msgspec.Struct]
+    neutral: Mapping[str, Neutral] = {}
+    nested: Mapping[str, Nested] = {}
+
+
+NESTED: Mapping[str, Nested] = {
+    "stream_options": Nested(StreamOptions, NEUTRAL_STREAM_OPTIONS),
+    "response_format": Nested(
+        ResponseFormat, nested={"json_schema": Nested(JsonSchemaFormat, NEUTRAL_JSON_SCHEMA)}
+    ),
+    "structured_outputs": Nested(StructuredOutputsParams, NEUTRAL_STRUCTURED_OUTPUTS),
+}
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def parse(body: bytes, request: type[R], neutral: Mapping[str, Neutral]) -> R:
+    """Read a body strictly: raises ApiError (400) that names the field at fault."""
+    return read(decode(body), request, neutral)
+
+
+def read(fields: Mapping[str, Any], request: type[R], neutral: Mapping[str, Neutral]) -> R:
+    """As `parse`, of a body that is decoded."""
+    kept = _screened(fields, Nested(request, neutral, NESTED))
+    try:
+        converted: R = convert(kept, request)
+    except msgspec.ValidationError as error:
+        raise _explained(error) from None
+    return converted
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """One JSON object, without NaN, Infinity, lone surrogates or numbers out of range.
+
+    A byte order mark may stand before it.
+    """
+    body = body.removeprefix(BYTE_ORDER_MARK)
+    if len(body) > LIGHT_BODY:
+        weigh(body)
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        reason = "nested too deeply" if deep else _no_number(body, str(error))
+        raise invalid(f"The body is not valid JSON: {reason}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object.", code="invalid_type")
+    return value
+
+
+def _no_number(body: bytes, told: str) -> str:
+    """Names a NaN or Infinity at the byte that msgspec has `told`; else repeats what it told."""
+    found = re.search(r"\(byte (\d+)\)$", told)
+    at = int(found[1]) if found else len(body)
+    words = [word for word in ("NaN", "Infinity") if body.startswith(word.encode(), at)]
+    return f"{words[0]} is no JSON number (byte {at})" if words else told
+
+
+def weigh(body: bytes, most: Mapping[str, int] = MOST) -> None:
+    """Raises ApiError (400) for JSON of too many values, without making objects of them: some ms a MiB."""
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    _check_weight("strings", bare.count(b'"') // 2, most)
+    outside = b"".join(bare.split(b'"')[::2])
+    _check_weight("arrays and objects", outside.count(b"[") + outside.count(b"{"), most)
+    _check_weight("values", outside.count(b",") + 1, most)
+
+
+def _check_weight(what: str, count: int, most: Mapping[str, int]) -> None:
+    if count > most[what]:
+        raise invalid(f"The body holds more than {most[what]} {what}.", code="request_too_complex")
+
+
+def _screened(fields: Mapping[str, Any], asked: Nested, prefix: str = "") -> dict[str, Any]:
+    """As `screen`, objects within the object too."""
+    kept = screen(fields, asked.request.__struct_fields__, asked.neutral, prefix)
+    for name, inner in asked.nested.items():
+        if isinstance(kept.get(name), dict):
+            kept[name] = _screened(kept[name], inner, f"{prefix}{name}.")
+    return kept
+
+
+def screen(
+    fields: Mapping[str, Any], honoured: tuple[str, ...], neutral: Mapping[str, Neutral], prefix: str = ""
+) -> dict[str, Any]:
+    """The honoured fields that are not null; raises ApiError at the first that asks for something else."""
+    kept: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in honoured:
+            if value is not None:
+                kept[name] = value
+        elif name not in neutral or not (value is None or neutral[name].accepts(value)):
+            raise _unsupported(prefix + name, value, name in neutral)
+    return kept
+
+
+def _unsupported(name: str, value: object, known: bool) -> ApiError:
+    if known:
+        message = f"Unsupported value for parameter {echo(name)}: {echo(value)}. Leave it out."
+        return invalid(message, name, "unsupported_parameter")
+    message = f"Unsupported parameter: {echo(name)}. Remove it; docs/api.md lists what is honoured."
+    return invalid(message, name, "unsupported_parameter")
+
+
+def _explained(error: msgspec.ValidationError) -> ApiError:
+    text, _, path = str(error).partition(" - at `$")
+    param = path.rstrip("`").lstrip(".")
+    if text.startswith("Object missing required field"):
+        missing = ".".join(filter(None, (param, text.split("`")[1])))
+        return invalid(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
+    code = "invalid_type" if ", got `" in text else "invalid_value"
+    return invalid(f"Invalid '{param}': {text[0].lower()}{text[1:]}.", param, code)
+
+
+def _same(value: object, neutral: object) -> bool:
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
+
+
+def _is_a(value: object, kind: object) -> bool:
+    try:
+        convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""HTTP: connections, limits, hosts, keys, origins, TLS and errors."""

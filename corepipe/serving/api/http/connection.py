@@ -1,0 +1,382 @@
+"""One HTTP/1.1 connection, with the limits that uvicorn has none of: heads, time, pipelines, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import TimerHandle
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NoReturn, cast
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from corepipe.serving.api.http import request_head
+from corepipe.serving.api.http.connection_limit import ConnectionLimit, Entry, Refusal
+from corepipe.serving.api.http.errors import ApiError, on_the_wire
+from corepipe.serving.api.http.http10 import until_close
+from corepipe.serving.api.http.request_head import MAX_HEAD, MAX_HEADERS, MAX_URL, malformed
+from corepipe.serving.api.http.upgrades import without_offer
+
+MAX_PIPELINED = 16
+"""Requests that a connection may have waiting behind the one that is being answered."""
+HEAD_SECONDS = 8.0
+"""From a connection's or a request's first byte to the end of its head."""
+IDLE_SECONDS = 75.0
+"""Between two requests; longer than load balancers wait, so that they are the ones to hang up."""
+BODY_GRACE_SECONDS = 10.0
+"""After these a body must have come at `BODY_RATE` so far."""
+BODY_RATE = 1024
+"""Bytes a second."""
+BODY_SECONDS = 60.0
+"""For a whole body."""
+WRITE_SECONDS = 30.0
+"""In which a client that does not keep up must take what waits for it."""
+LINGER_SECONDS = 2.0
+"""For a client that is still sending to read why it was refused: a close would reset the connection."""
+MAX_DISCARDED = 1024 * 1024
+"""Bytes that are read and dropped meanwhile."""
+
+_BY_STATUS = {408: Refusal.LATE, 414: Refusal.TOO_LARGE, 429: Refusal.PIPELINED, 431: Refusal.TOO_LARGE}
+
+
+class Wire:
+    """The transport as uvicorn's protocol sees it; `close` is ours, so that a refusal is read."""
+
+    __slots__ = ("abort", "close", "get_extra_info", "is_closing", "pause_reading", "resume_reading", "write")
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        self.abort = transport.abort
+        self.close = connection.close
+        self.get_extra_info = transport.get_extra_info
+        self.is_closing = connection.is_closing
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+        self.write = transport.write
+
+    def let_go(self, transport: asyncio.Transport) -> None:
+        """Knows the connection no more, which then is freed without the garbage collector."""
+        self.close = transport.close
+        self.is_closing = transport.is_closing
+
+
+class _Next(Enum):
+    """What is to come from the client."""
+
+    REQUEST = 0
+    HEAD = 1
+    BODY = 2
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol, bounded in all that a client decides.
+
+    A request starts when everything that came with it has been parsed without fault; what follows a fault is
+    never parsed.  A refusal waits for the answers before it, has OpenAI's shape, and ends the connection.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        limit: ConnectionLimit,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(config, server_state, app_state, loop)
+        self._limit = limit
+        self._socket: asyncio.Transport
+        self._next = _Next.REQUEST
+        self._messages = 0
+        self._keep_alive = False
+        self._plain_head = b""
+        self._awaited = (0, _Next.REQUEST)
+        self._head_bytes = 0
+        self._held_back = 0
+        self._body_seen = 0
+        self._body_bytes = 0
+        self._body_since = 0.0
+        self._discarded = 0
+        self._answering: RequestResponseCycle | None = None
+        self._starting: tuple[RequestResponseCycle, ASGI3Application] | None = None
+        self._refusal: ApiError | None = None
+        self._last_answer: bytes | None = None
+        self._closing = False
+        self._timer: TimerHandle | None = None
+        self._write_timer: TimerHandle | None = None
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._socket = cast("asyncio.Transport", transport)
+        self._wire = Wire(self._socket, self)
+        super().connection_made(cast("asyncio.Transport", self._wire))
+        entry = self._limit.enter(self)
+        if entry is Entry.TAKEN:
+            self._after(HEAD_SECONDS, self._head_is_late)
+        elif entry is Entry.DROPPED:
+            self._socket.abort()
+        else:
+            self._next = _Next.HEAD  # it is about to ask, and is to read why not
+            message = "Too many connections."
+            headers = {"retry-after": "1"}
+            self._part_with(on_the_wire(ApiError(503, message, code="service_unavailable", headers=headers)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._limit.leave(self)
+        self._after(None)
+        self._end_write_timer()
+        self._wire.let_go(self._socket)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing or self._last_answer is not None:
+            self._discard(len(data))
+            return
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._plain_head:
+                self._read_again(data[upgrade.args[0] :])
+                return
+            self._last_answer = b""  # answered in HTTP/1.1; what follows is in another protocol
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError:
+            self._reject(self._refusal or malformed("This is not valid HTTP/1.1."))
+        self._start()
+        if not self._closing and self._last_answer is None:
+            self._await_next(len(data))
+
+    def _read_again(self, rest: bytes) -> None:
+        """Reads a request that offers another protocol as one that does not; `rest` came behind its head."""
+        head, self._plain_head = self._plain_head, b""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self.data_received(head + rest)
+
+    def eof_received(self) -> None:
+        """A client that hangs up half-way has left: the transport closes."""
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_SECONDS, self._drop_slow_reader)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_write_timer()
+
+    def close(self) -> None:
+        """Ends the connection when all is written; a client that still sends is given time to read it."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._next is _Next.REQUEST or not self._socket.can_write_eof():
+            self._socket.close()
+            self._after(WRITE_SECONDS, self._socket.abort)
+        else:
+            self._socket.write_eof()
+            self.flow.resume_reading()
+            self._after(LINGER_SECONDS, self._socket.abort)
+
+    def shutdown(self) -> None:
+        self._keep_alive = False
+        super().shutdown()
+
+    def is_closing(self) -> bool:
+        return self._closing or self._socket.is_closing()
+
+    # The parser's side
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._limit.asks(self)
+        self._next = _Next.HEAD
+        self._messages += 1
+        self._head_bytes = self._held_back = self._body_bytes = self._body_seen = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URL:
+            message = f"The request's target is longer than {MAX_URL} bytes."
+            self._refuse(ApiError(414, message, code="uri_too_long"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._next is not _Next.HEAD:
+            return  # a trailer, which is not to be taken for a header
+        super().on_header(name, value)
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > MAX_HEAD or len(self.headers) > MAX_HEADERS:
+            self._refuse(request_head.too_large())
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        if self.parser.should_upgrade() and self.parser.get_method() == b"POST":
+            self._plain_head = without_offer(self.url, self.parser.get_http_version(), self.headers)
+            return  # the parser skips the body of such a request
+        super().on_headers_complete()
+        self.scope["path"] = request_head.path_of(self.scope["raw_path"])
+        self._keep_alive = self.cycle.keep_alive
+        self.cycle.keep_alive = False  # what answers before the body has ended, ends the connection
+        self._next = _Next.BODY
+        self._body_since = self.loop.time()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._plain_head:
+            return
+        super().on_message_complete()
+        if not self.cycle.response_started:  # which has told the client that it is the last
+            self.cycle.keep_alive = self._keep_alive
+        self._next = _Next.REQUEST
+
+    def _check_head(self) -> None:
+        version = self.parser.get_http_version()
+        try:
+            request_head.check(self.parser.get_method(), version, self.headers)
+            self.url = request_head.origin_form(self.url, self.headers)
+        except ApiError as error:
+            self._refuse(error)
+        if version == "1.0":
+            self.expect_100_continue = False  # which such a client does not know
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(
+                ApiError(429, "Too many requests before the first answer.", code="rate_limit_exceeded")
+            )
+
+    # Requests and answers
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Called by the parser: what came with this request may yet turn out to be at fault."""
+        self._starting = (cycle, app)
+
+    def _start(self) -> None:
+        if self._starting is not None:
+            cycle, app = self._starting
+            self._answering, self._starting = cycle, None
+            super()._start_asgi_task(cycle, until_close(cycle, app) if _is_http10(cycle) else app)
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        self._answering = None
+        if self.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._starting = self.pipeline.pop()
+            self._start()
+        elif self._last_answer is not None:
+            self._part_with(self._last_answer)
+        elif self._next is _Next.BODY:  # nobody waits for the rest of it
+            self.close()
+        elif self._next is _Next.REQUEST:
+            self._limit.rests(self)
+            self._after(IDLE_SECONDS, self.close)
+
+    def _refuse(self, error: ApiError) -> NoReturn:
+        """Ends the parsing."""
+        self._refusal = error
+        raise error
+
+    def _reject(self, error: ApiError) -> None:
+        """Answers a request that is not to be executed, after those before it."""
+        self._limit.refusals[_BY_STATUS.get(error.status, Refusal.MALFORMED)] += 1
+        if self._next is _Next.BODY and self._forget(self.cycle):
+            self.close()
+        elif self._answering is not None or self._starting is not None or self.pipeline:
+            self._last_answer = on_the_wire(error)
+        else:
+            self._part_with(on_the_wire(error))
+
+    def _forget(self, cycle: RequestResponseCycle) -> bool:
+        """Takes back the request at fault; whether it has an answer already."""
+        if self._starting is not None and self._starting[0] is cycle:
+            self._starting = None
+        elif self._answering is cycle:
+            self._answering = None
+            cycle.disconnected = True
+            cycle.message_event.set()
+        elif self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        return cycle.response_started
+
+    def _part_with(self, words: bytes) -> None:
+        if words:
+            self.transport.write(words)
+        self.close()
+
+    # Time
+
+    def _await_next(self, fed: int) -> None:
+        """Sets the time for what is to come, if it began to come with the `fed` bytes just now."""
+        awaits = (self._messages, self._next)
+        if awaits != self._awaited:
+            self._awaited = awaits
+            self._set_time()
+        elif self._body_bytes != self._body_seen:
+            self._body_seen, self._held_back = self._body_bytes, 0
+        else:
+            self._held_back += fed  # the parser keeps a header, or a trailer, until it is whole
+            if self._held_back > MAX_HEAD:
+                self._reject(request_head.too_large())
+
+    def _set_time(self) -> None:
+        if self._next is _Next.REQUEST:
+            self._after(None)
+        elif self._next is _Next.BODY:
+            self._after(BODY_GRACE_SECONDS, self._check_body)
+        elif self._messages > 1:  # the first head has its time from the connection on
+            self._after(HEAD_SECONDS, self._head_is_late)
+
+    def _after(self, seconds: float | None, call: Callable[[], None] | None = None) -> None:
+        """Sets the one timer of what the client is to do; None: it need do nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None or call is None else self.loop.call_later(seconds, call)
+
+    def _head_is_late(self) -> None:
+        if self.flow.read_paused:  # our own doing
+            self._after(HEAD_SECONDS, self._head_is_late)
+        elif self._messages == 0:
+            self._limit.refusals[Refusal.LATE] += 1
+            self.close()
+        else:
+            self._reject(_late("The head did not come in time."))
+
+    def _check_body(self) -> None:
+        now = self.loop.time()
+        if self.flow.read_paused:
+            self._body_since = now
+        taken = now - self._body_since
+        if taken >= BODY_SECONDS or self._body_bytes < BODY_RATE * taken:
+            self._reject(_late("The body did not come in time."))
+        else:
+            self._after(BODY_GRACE_SECONDS / 2, self._check_body)
+
+    def _drop_slow_reader(self) -> None:
+        self._limit.refusals[Refusal.SLOW_READER] += 1
+        self._socket.abort()
+
+    def _end_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _discard(self, count: int) -> None:
+        self._discarded += count
+        if self._discarded > MAX_DISCARDED:
+            self._socket.abort()
+
+
+def _is_http10(cycle: RequestResponseCycle) -> bool:
+    return cycle.scope["http_version"] == "1.0"
+
+
+def _late(message: str) -> ApiError:
+    return ApiError(408, message, code="request_timeout")

@@ -1,0 +1,190 @@
+"""What is refused before a route sees it: strangers, wrong hosts, bodies too big, slow or odd."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from corepipe.serving.api.http.errors import ApiError, invalid, send_error
+from corepipe.serving.api.http.listeners import is_loopback
+from corepipe.serving.api.http.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, Tenants
+from corepipe.serving.config import ServerConfig
+from corepipe.serving.keys import bearer
+
+_HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
+
+TENSORS = b"inference-header-content-length"
+"""The header of a body that goes on with binary tensors after its JSON."""
+TENSOR_PATHS = "/v2/models/"
+"""Where bodies need not say that they are JSON: Triton's clients say nothing.  Web pages, which could do that
+too, are kept out by their Origin."""
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body; `connection` sees that it comes in time.  Raises ApiError if the client leaves."""
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        return body
+    parts = [body]
+    while message["type"] == "http.request" and message.get("more_body", False):
+        message = await receive()
+        parts.append(message.get("body", b""))
+    if message["type"] == "http.disconnect":
+        raise invalid("The client left before the end of the body.")
+    return b"".join(parts)
+
+
+def read_again(body: bytes, receive: Receive) -> Receive:
+    """A `receive` for who comes after `read_body`: it gives the whole body first."""
+    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def received() -> Message:
+        nonlocal first
+        message, first = first, None
+        return message or await receive()
+
+    return received
+
+
+class Guard:
+    """Pure ASGI: refuses a request by its headers and, while it is read, by the size of its body.
+
+    host: where the port listens.  keyless: paths that need no API key.  posts: paths that bodies are posted
+    to; of others the application says that they are not there, whatever the body.
+
+    Without API keys a server on a loopback address answers only to loopback names in Host, so that a web page
+    cannot reach it through a name of its own (DNS rebinding).
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        host: str,
+        tenants: Tenants,
+        keyless: Collection[str],
+        posts: Collection[str],
+    ) -> None:
+        self._app = app
+        self._tenants = tenants
+        self._keyless = keyless
+        self._posts = posts
+        self._max_body = config.max_body_bytes
+        self._check_host = is_loopback(host) and not tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            tenant = self._check(scope)
+        except ApiError as error:
+            await send_error(scope, send, error)
+            return
+        scope[SCOPE_KEY] = tenant
+        if scope["method"] == "POST":
+            receive = self._counted(receive)
+            if tenant.quota is not None:
+                await self._rationed(tenant.quota, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _rationed(self, quota: Quota, scope: Scope, receive: Receive, send: Send) -> None:
+        """The answer to a key with limits, which says what is left of them."""
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *quota.headers()]}
+            await send(message)
+
+        with ExitStack() as held:
+            try:
+                held.enter_context(quota.holding())
+            except ApiError as error:
+                await send_error(scope, telling, error)
+                return
+            await self._app(scope, receive, telling)
+
+    def _check(self, scope: Scope) -> Tenant:
+        if self._check_host and not _is_to_loopback(scope):
+            message = "This server answers on loopback only; Host names another place."
+            raise ApiError(421, message, code="misdirected_request")
+        tenant = ANYONE
+        if self._tenants and scope["path"] not in self._keyless:
+            tenant = self._owner(scope["headers"])
+        if scope["method"] == "POST" and scope["path"] in self._posts:
+            self._check_body(scope)
+        return tenant
+
+    def _owner(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant:
+        """Whose key this is, sent as Authorization or x-api-key; two of a kind are nobody's."""
+        given = [bearer(value) for name, value in headers if name == b"authorization"]
+        named = [value.strip() for name, value in headers if name == b"x-api-key"]
+        if not given and not named:
+            raise _unauthorized("Send an API key: Authorization: Bearer KEY.", "missing_api_key")
+        if len(given) > 1 or len(named) > 1:
+            raise _unauthorized("Send one API key.")
+        if len({*given, *named}) > 1:
+            raise _unauthorized("Authorization and x-api-key are not the same key.")
+        key = given[0] if given else named[0]
+        tenant = None if key is None else self._tenants.find(key)
+        if tenant is None:
+            raise _unauthorized("Incorrect API key.")
+        return tenant
+
+    def _check_body(self, scope: Scope) -> None:
+        """By all headers of a name, not by one of them: another reader may take the other one."""
+        given: dict[bytes, set[bytes]] = {b"content-encoding": set(), b"content-type": set()}
+        length = b""
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                length = value
+            elif name in given:
+                given[name].add(value.partition(b";")[0].strip().lower())
+        if length.isdigit() and (len(length) > 18 or int(length) > self._max_body):
+            raise self._too_large()
+        if given[b"content-encoding"] - {b"identity"}:
+            message = "Compressed bodies are not supported: send it as it is."
+            raise ApiError(415, message, code="unsupported_media_type")
+        kind = given[b"content-type"]
+        if scope["path"].startswith(TENSOR_PATHS) and kind <= {b"application/octet-stream"}:
+            return
+        if kind != {b"application/json"} and length != b"0":
+            raise ApiError(415, "Send Content-Type: application/json.", code="unsupported_media_type")
+
+    def _counted(self, receive: Receive) -> Receive:
+        left = self._max_body
+
+        async def counted() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> ApiError:
+        message = f"The body is larger than {self._max_body} bytes."
+        return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
+
+
+def _unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
+    return ApiError(401, message, code=code, headers={"www-authenticate": "Bearer"})
+
+
+def _is_to_loopback(scope: Scope) -> bool:
+    """Whether Host is a loopback name; HTTP/1.0, which no browser speaks, need not have one."""
+    host = next((value for name, value in scope["headers"] if name == b"host"), None)
+    return scope["http_version"] == "1.0" if host is None else is_loopback(_host_name(host))
+
+
+def _host_name(host: bytes) -> str:
+    """The Host header without its port and brackets; empty for what is none (RFC 9110, 7.2)."""
+    matched = _HOST.fullmatch(host.decode("latin-1"))
+    return "" if matched is None else matched["address"] or matched["name"] or ""

@@ -1,0 +1,132 @@
+"""Web pages: which of them may use the server, by the origins that the operator allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from corepipe.serving.api.http.errors import ApiError, echo, send_error
+
+ANY = "*"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""What changes nothing; whether a page may read the answer is decided by its browser."""
+OWN_SITE = frozenset({b"same-origin", b"none"})
+"""What browsers say of a page of this very server, and of what their user does."""
+PREFLIGHT_SECONDS = 600
+"""For which a browser remembers a preflight's answer."""
+EXPOSED = (
+    "retry-after",
+    "traceparent",
+    "www-authenticate",
+    "x-corepipe-ignored",
+    "x-corepipe-injected",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
+    "x-request-id",
+)
+"""Headers of answers that a page may read; browsers show it few of the others."""
+
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+
+_DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+_VARY: Headers = [(b"vary", b"origin")]
+_EXPOSED = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
+_REMEMBERED = (b"access-control-max-age", str(PREFLIGHT_SECONDS).encode())
+
+
+class Origins:
+    """Pure ASGI: pages of `allowed` origins may use the server, others may not.
+
+    A browser tells where a page is from, by `Origin` and `Sec-Fetch-Site`, whatever the page wants.  What has
+    neither is no page, and is let through.  Preflights are answered here, since browsers send no key with
+    them.  Credentials, as cookies, are never allowed: the server has none.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str] = ()) -> None:
+        self._app = app
+        self._any = ANY in allowed
+        self._allowed = frozenset(one.encode() for one in allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: Headers = scope["headers"]
+        origins = [value for name, value in headers if name == b"origin"]
+        told = self._allowing(origins)
+        if scope["method"] == "OPTIONS" and origins and _value(headers, b"access-control-request-method"):
+            await self._preflight(scope, told, send)
+        elif scope["method"] not in SAFE_METHODS and not told and _foreign(headers, origins):
+            await send_error(scope, send, _refusal(origins))
+        elif self._allowed:
+            await self._app(scope, receive, _telling(send, told))
+        else:
+            await self._app(scope, receive, send)
+
+    def _allowing(self, origins: Sequence[bytes]) -> Headers:
+        """What the one of these origins is told, if it is allowed."""
+        if self._any and origins:
+            return [(b"access-control-allow-origin", b"*")]
+        if len(origins) == 1 and origins[0] in self._allowed:
+            return [(b"access-control-allow-origin", origins[0]), *_VARY]
+        return []
+
+    async def _preflight(self, scope: Scope, told: Headers, send: Send) -> None:
+        headers: Headers = scope["headers"]
+        if not told:
+            origins = [value for name, value in headers if name == b"origin"]
+            await send_error(scope, send, _refusal(origins))
+            return
+        answer = [*told, (b"access-control-allow-methods", b"GET, POST"), _REMEMBERED]
+        wanted = _value(headers, b"access-control-request-headers")
+        if _NAMES.fullmatch(wanted):
+            answer.append((b"access-control-allow-headers", wanted))
+        if _value(headers, b"access-control-request-private-network") == b"true":
+            answer.append((b"access-control-allow-private-network", b"true"))
+        await send({"type": "http.response.start", "status": 204, "headers": answer})
+        await send({"type": "http.response.body"})
+
+
+def _telling(send: Send, told: Headers) -> Send:
+    """`send`, with what a page's browser is to know."""
+    more = [*told, _EXPOSED] if told else _VARY
+
+    async def telling(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *more]}
+        await send(message)
+
+    return telling
+
+
+def _value(headers: Headers, name: bytes) -> bytes:
+    """The first of that name; empty where there is none."""
+    return next((value for one, value in headers if one == name), b"")
+
+
+def _foreign(headers: Headers, origins: Sequence[bytes]) -> bool:
+    """Whether a page of another origin asks: by its browser's word, or by its origin."""
+    sites = {value for name, value in headers if name == b"sec-fetch-site"}
+    host = _value(headers, b"host").lower()
+    return not sites <= OWN_SITE or not all(_is_at(one, host) for one in origins)
+
+
+def _is_at(origin: bytes, host: bytes) -> bool:
+    """Whether a page's origin is where the request went; either may leave the scheme's own port out."""
+    scheme, _, place = origin.lower().partition(b"://")
+    port = _DEFAULT_PORTS.get(scheme)
+    return bool(place) and port is not None and place.removesuffix(port) == host.removesuffix(port)
+
+
+def _refusal(origins: Sequence[bytes]) -> ApiError:
+    who = echo(origins[0].decode("latin-1")) if origins else "another site"
+    message = f"Pages of {who} may not use this server; its operator can allow an origin (--allowed-origin)."
+    return ApiError(403, message, code="origin_not_allowed")

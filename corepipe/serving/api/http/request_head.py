@@ -1,0 +1,71 @@
+"""The head of a request: what it must not be, and whom and what it names."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+import httptools
+
+from corepipe.serving.api.http.errors import ApiError
+
+MAX_HEAD = 16 * 1024
+"""Bytes of a request line and its headers."""
+MAX_HEADERS = 100
+MAX_URL = 8 * 1024
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case, and values, in the order in which they came."""
+
+
+def check(method: bytes, version: str, headers: Headers) -> None:
+    """Raises ApiError for a head that is no HTTP/1.1 or 1.0, or asks for what is not met."""
+    if version not in ("1.0", "1.1"):
+        raise malformed("Speak HTTP/1.1.")
+    if method == b"CONNECT":
+        allow = {"allow": "GET, POST"}
+        raise ApiError(405, "This is no proxy.", code="method_not_allowed", headers=allow)
+    hosts = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding" and (value.lower() != b"chunked" or version == "1.0"):
+            raise malformed("The only Transfer-Encoding taken is chunked.")
+        elif name == b"expect" and value.lower() != b"100-continue":
+            raise ApiError(417, "The only Expect met is 100-continue.", code="expectation_failed")
+    if hosts != 1 and (hosts or version == "1.1"):
+        raise malformed("Send one Host header.")
+
+
+def origin_form(url: bytes, headers: Headers) -> bytes:
+    """The target without a host, which goes into `headers`: it decides, not `Host` (RFC 9112, 3.2.2).
+
+    Raises ApiError where the target names a user, or no host of HTTP.
+    """
+    if url.startswith((b"/", b"*")):
+        return url
+    parsed = httptools.parse_url(url)
+    host = parsed.host or b""
+    if (parsed.schema or b"").lower() not in (b"http", b"https") or not host or parsed.userinfo:
+        raise malformed("The request's target is none.")
+    authority = b"[%b]" % host if b":" in host else host
+    if parsed.port:
+        authority += b":%d" % parsed.port
+    headers[:] = [(b"host", authority), *(one for one in headers if one[0] != b"host")]
+    return (parsed.path or b"/") + (b"?" + parsed.query if parsed.query else b"")
+
+
+def path_of(raw: bytes) -> str:
+    """A path as routes know it.  An encoded slash is part of a segment, and stays encoded (`%2F`)."""
+    path = raw.decode("ascii")
+    if "%" not in path:
+        return path
+    return "%2F".join(unquote(part) for part in path.replace("%2f", "%2F").split("%2F"))
+
+
+def malformed(message: str) -> ApiError:
+    return ApiError(400, message, code="invalid_http")
+
+
+def too_large() -> ApiError:
+    message = f"A head has at most {MAX_HEAD} bytes and {MAX_HEADERS} headers."
+    return ApiError(431, message, code="headers_too_large")

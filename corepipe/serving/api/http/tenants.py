@@ -1,0 +1,168 @@
+"""Who asks: each API key's own part of the prefix cache, and how much of the server it may have."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from starlette.types import Scope
+
+from corepipe.serving.api.http.errors import ApiError, invalid
+from corepipe.serving.keys import KeyRing
+
+SCOPE_KEY = "corepipe.tenant"
+"""Where the guard leaves the Tenant for the routes."""
+
+
+class Quota:
+    """What one key may have: `requests` in flight and `tokens` a minute (None: any number).
+
+    Tokens are a bucket that holds a minute's worth and refills evenly.  A prompt is taken from it when it is
+    submitted, an answer when it ends; what the bucket lacks then is owed, and nothing is let in before it is
+    repaid.  So no answer is cut, and over minutes the rate holds exactly.
+    """
+
+    def __init__(
+        self, requests: int | None, tokens: int | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._requests = requests
+        self._tokens = tokens
+        self._clock = clock
+        self._in_flight = 0
+        self._level = float(tokens or 0)
+        self._seen = clock()
+
+    @contextmanager
+    def holding(self, count: int = 1) -> Iterator[None]:
+        """Holds so many requests.  Raises ApiError (429) where the key has all it may, or owes tokens."""
+        if self._requests is not None and self._in_flight + count > self._requests:
+            raise _refused(f"This key has {self._in_flight} of {self._requests} requests in flight.", 1)
+        if self._tokens is not None and self._refilled() <= 0:
+            message = f"This key has used its {self._tokens} tokens a minute."
+            raise _refused(message, self._seconds_until(1))
+        self._in_flight += count
+        try:
+            yield
+        finally:
+            self._in_flight -= count
+
+    def charge(self, tokens: int) -> None:
+        """Takes what a request used."""
+        if self._tokens is not None:
+            self._level = self._refilled() - tokens
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What is left, under OpenAI's names.  Requests have no reset: one is free when an answer ends."""
+        left: list[tuple[str, object]] = []
+        if self._requests is not None:
+            left += [
+                ("limit-requests", self._requests),
+                ("remaining-requests", self._requests - self._in_flight),
+            ]
+        if self._tokens is not None:
+            left += [("limit-tokens", self._tokens), ("remaining-tokens", max(0, int(self._refilled())))]
+            left += [("reset-tokens", _duration(self._seconds_until(self._tokens)))]
+        return [(f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in left]
+
+    def most(self) -> int | None:
+        """Requests that the key may have in flight; None: any number."""
+        return self._requests
+
+    def _refilled(self) -> float:
+        now, full = self._clock(), float(self._tokens or 0)
+        self._level = min(full, self._level + (now - self._seen) * full / 60)
+        self._seen = now
+        return self._level
+
+    def _seconds_until(self, level: float) -> float:
+        return max(0.0, (level - self._refilled()) * 60 / float(self._tokens or 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One API key's owner.  `salt` keeps its prefix-cache entries apart; all salts are of one length.
+
+    turn: whose turn in the queue its requests take; empty where nobody else has a key.
+    """
+
+    salt: str = ""
+    quota: Quota | None = None
+    turn: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether it came with a key."""
+        return bool(self.salt)
+
+    def check(self, sequences: int, priority: int) -> None:
+        """Raises ApiError (400) for what no key may ask for, at whatever time."""
+        most = None if self.quota is None else self.quota.most()
+        if most is not None and sequences > most:
+            raise invalid(f"prompts times n is at most {most} for a key of this server.", "n")
+        if self.known and priority < 0:
+            message = "priority is 0 or more where there are API keys: nobody goes before others."
+            raise invalid(message, "priority")
+
+
+ANYONE = Tenant()
+"""Where there are no keys."""
+
+
+def tenant_of(scope: Scope) -> Tenant:
+    """Whose request this is."""
+    tenant: Tenant = scope.get(SCOPE_KEY, ANYONE)
+    return tenant
+
+
+def make_tenants(digests: Sequence[bytes], requests: int | None, tokens: int | None) -> list[Tenant]:
+    """The owners of the keys of these digests, each with a quota of its own."""
+    limited = requests is not None or tokens is not None
+    tenants = []
+    for digest in digests:
+        salt = hashlib.sha256(b"prefix cache of " + digest).hexdigest()[:32]
+        quota = Quota(requests, tokens) if limited else None
+        tenants.append(Tenant(salt, quota, salt if len(digests) > 1 else ""))
+    return tenants
+
+
+class Tenants:
+    """The owners of a server's keys.  Who keeps a key keeps what it has in flight and what it has used."""
+
+    def __init__(
+        self, entries: Iterable[str], requests: int | None = None, tokens: int | None = None
+    ) -> None:
+        self._limits = (requests, tokens)
+        self._tenants: list[Tenant] = []
+        self.replace(entries)
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def replace(self, entries: Iterable[str]) -> None:
+        """From now on these are the keys."""
+        quotas = {tenant.salt: tenant.quota for tenant in self._tenants}
+        self._keys = KeyRing(entries)
+        made = make_tenants(self._keys.digests, *self._limits)
+        self._tenants = [replace(one, quota=quotas.get(one.salt, one.quota)) for one in made]
+
+    def find(self, key: bytes) -> Tenant | None:
+        """Whose key this is; None: nobody's."""
+        number = self._keys.find(key)
+        return None if number is None else self._tenants[number]
+
+
+def _refused(message: str, seconds: float) -> ApiError:
+    headers = {"retry-after": str(max(1, math.ceil(seconds)))}
+    return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol (KServe): tensors in and out, health and metadata."""

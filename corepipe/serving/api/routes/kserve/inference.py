@@ -1,0 +1,304 @@
+"""The Open Inference Protocol (KServe's second) over HTTP: tensors in and out.
+
+Texts go in as they are, or as the token ids that their client made of them, images as the numbers that it
+made of them; tensors are JSON or binary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, Meta, UnsetType
+from starlette.types import Receive, Scope, Send
+
+from corepipe.answers.values import activated
+from corepipe.models.tasks import Images, Task, TaskInfo
+from corepipe.serving.api.answering.answers import Strict
+from corepipe.serving.api.answering.cut import Cut
+from corepipe.serving.api.answering.images import of_pixels
+from corepipe.serving.api.answering.models import VERSION, named_in_path
+from corepipe.serving.api.answering.pooled import Asked, Naming, Pooling, Result, answer
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.texts import (
+    Pair,
+    Prompt,
+    Reading,
+    check_count,
+    check_ids,
+    check_total,
+    read_entries,
+    read_pairs,
+    too_long,
+)
+from corepipe.serving.api.answering.values import array
+from corepipe.serving.api.bodies.protocol import MAX_TOKENS, ModelRequest, parse
+from corepipe.serving.api.http.errors import invalid
+from corepipe.serving.api.http.limits import TENSORS, read_body
+from corepipe.serving.api.routes.kserve import tensors
+from corepipe.serving.api.routes.kserve.metadata import (
+    IDS,
+    MASK,
+    PIXELS,
+    SECOND,
+    TEXT,
+    TYPES,
+    Outcome,
+    inputs_of,
+    outputs_of,
+)
+from corepipe.serving.api.routes.kserve.tensors import Named, TensorInput, TensorOutput
+from corepipe.serving.api.routes.route import NO_MODEL, Route
+
+BINARY = (b"content-type", b"application/octet-stream")
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is asked of a whole request; `binary_data_output`: outputs are binary that say nothing else."""
+
+    binary_data_output: bool = False
+    priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS)] = 0
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None = None
+    truncation_side: Literal["left", "right"] = "right"
+
+
+class OutputParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether an output follows the JSON."""
+
+    binary_data: bool | None = None
+
+
+class RequestedOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An output that is wanted."""
+
+    name: Annotated[str, Meta(max_length=128)]
+    parameters: OutputParameters | None = None
+
+
+class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v2/models/{model}/infer."""
+
+    inputs: Annotated[
+        list[TensorInput],
+        Meta(
+            min_length=1,
+            max_length=8,
+            description="`text` (and `text_pair`), `input_ids` with what belongs to them, or `pixel_values`",
+        ),
+    ]
+    outputs: Annotated[
+        Annotated[list[RequestedOutput], Meta(max_length=8)] | None, Meta(description="all, if none is named")
+    ] = None
+    id: Annotated[
+        Annotated[str, Meta(max_length=128)] | None, Meta(description="comes back with the answer")
+    ] = None
+    parameters: Annotated[
+        Parameters | None,
+        Meta(description="`binary_data_output`, `priority`, `truncate_prompt_tokens`, `truncation_side`"),
+    ] = None
+
+
+class InferAnswer(Strict):
+    model_name: str
+    model_version: str
+    outputs: list[TensorOutput]
+    id: str | UnsetType = UNSET
+
+
+def computed(task: TaskInfo, results: Sequence[Result]) -> dict[str, Named]:
+    """The outputs of a model, by name.  Rows of tokens end with zeros, and empty labels, where there are no
+    more tokens.  Raises ApiError as `array`."""
+    found = [array(result.output) for result in results]
+    if task.task is Task.EMBED:
+        return _by_name(Named("embedding", "FP32", np.concatenate(found)))
+    scores = [activated(one, task.activation) for one in found]
+    if task.task is Task.SCORE:
+        return _by_name(Named("score", "FP32", np.concatenate(scores)[:, 0]))
+    names = np.array(task.labels, object)
+    if not task.per_token:
+        probs = np.concatenate(scores)
+        return _by_name(Named("probs", "FP32", probs), Named("label", "BYTES", names[probs.argmax(-1)]))
+    longest = max(len(one) for one in scores)
+    padded = np.zeros((len(scores), longest, len(task.labels)), np.float32)
+    labels = np.full((len(scores), longest), "", object)
+    for at, one in enumerate(scores):
+        padded[at, : len(one)] = one
+        labels[at, : len(one)] = names[one.argmax(-1)]
+    return _by_name(Named("probs", "FP32", padded), Named("label", "BYTES", labels))
+
+
+def _by_name(*outputs: Named) -> dict[str, Named]:
+    return {one.name: one for one in outputs}
+
+
+class Infer:
+    """The endpoint, as plain ASGI."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrival, service = perf_counter(), self._service
+        name = service.require_model(named_in_path(scope["path_params"]["model"]))
+        body, binary = _split(await read_body(receive), scope)
+        request = parse(body, InferRequest, {})
+        service.require_task(Task.EMBED, Task.CLASSIFY, Task.SCORE)
+        wanted = self._wanted(request)
+        asked = request.parameters or Parameters()
+        prompts = await self._prompts([*tensors.read(request.inputs, binary)], asked)
+        named = Naming("infer", "infer")
+        pooling = Pooling(service, Asked.by(scope, ModelRequest(model=name), asked.priority, arrival, named))
+        results = await pooling.results(prompts, receive)
+        if results is None:
+            return
+        size = sum(len(result.output.values) for result in results) // 4
+        head, *others = await service.beside(size, lambda: self._written(name, request, wanted, results))
+        whole = b"".join([head, *others])
+        if any(others):
+            await answer(send, whole, BINARY, (TENSORS, b"%d" % len(head)))
+        else:
+            await answer(send, whole)
+
+    def _wanted(self, request: InferRequest) -> dict[str, bool]:
+        """Names of outputs, and whether they are binary.  Raises ApiError for what the model tells not."""
+        everywhere = request.parameters is not None and request.parameters.binary_data_output
+        known = [one.name for one in outputs_of(self._service.task)]
+        if not request.outputs:
+            return dict.fromkeys(known, everywhere)
+        wanted: dict[str, bool] = {}
+        for at, one in enumerate(request.outputs):
+            if one.name not in known:
+                message = f"outputs[{at}]: the model tells {', '.join(known)}."
+                raise invalid(message, f"outputs[{at}].name")
+            said = None if one.parameters is None else one.parameters.binary_data
+            wanted[one.name] = everywhere if said is None else said
+        return wanted
+
+    async def _prompts(self, sent: Sequence[Named], asked: Parameters) -> list[Prompt]:
+        task = self._service.task
+        given = {one.name: one for one in sent}
+        known = {one.name: one for one in inputs_of(task)}
+        for at, one in enumerate(sent):
+            fits = one.name in known and one.datatype == known[one.name].datatype
+            if not fits or given[one.name] is not one:
+                takes = ", ".join(f"{name} ({known[name].datatype})" for name in known)
+                message = f"inputs[{at}]: the model takes {takes}, each once."
+                raise invalid(message, f"inputs[{at}].name")
+        if asked.truncate_prompt_tokens == 0:
+            raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "parameters")
+        if task.images is not None:
+            return _images(given[PIXELS], task.images, asked)
+        most = self._service.most_tokens
+        reading = Reading(most, Cut.of(asked, most, 0))
+        if (TEXT in given) == (IDS in given):
+            raise invalid(f"inputs: send either {TEXT} or {IDS}.", "inputs")
+        if IDS in given:
+            return self._of_ids(given, most)
+        texts = _texts(given[TEXT])
+        if not task.pairs:
+            return await read_entries(self._service, texts, TEXT, reading)
+        if SECOND not in given:
+            raise invalid(f"inputs: the model reads pairs; send {SECOND}, too.", "inputs")
+        seconds = _texts(given[SECOND])
+        if len(seconds) != len(texts):
+            raise invalid(f"{TEXT} and {SECOND} have not the same shape.", "inputs")
+        pairs = [Pair(str(one), str(two), SECOND) for one, two in zip(texts, seconds, strict=True)]
+        return await read_pairs(self._service, pairs, SECOND, reading)
+
+    def _of_ids(self, given: Mapping[str, Named], most: int) -> list[Prompt]:
+        if TEXT in given or SECOND in given:
+            raise invalid(f"inputs: send either {TEXT} or {IDS}.", "inputs")
+        ids = given[IDS].array
+        if ids.ndim != 2 or 0 in ids.shape:
+            raise invalid(f"{IDS} wants a shape of [texts, tokens], neither 0.", IDS)
+        check_count(len(ids), IDS)
+        mask = given[MASK].array if MASK in given else np.ones_like(ids)
+        types = given[TYPES].array if TYPES in given else np.zeros_like(ids)
+        for name, one in ((MASK, mask), (TYPES, types)):
+            if one.shape != ids.shape:
+                raise invalid(f"{name} has not the shape of {IDS}, {list(ids.shape)}.", name)
+        lengths = mask.sum(1)
+        places = np.arange(ids.shape[1])
+        if not (np.array_equal(mask, places < lengths[:, None]) and lengths.all()):
+            raise invalid(f"{MASK} wants ones, one at least, then zeros: padding goes to the right.", MASK)
+        prompts = [
+            Prompt(row[:length].tolist(), _second(kinds[:length]))
+            for row, kinds, length in zip(ids, types, lengths.tolist(), strict=True)
+        ]
+        for prompt in prompts:
+            check_ids(prompt.ids, self._service.vocab_size, IDS)
+            if len(prompt.ids) > most:
+                raise too_long(len(prompt.ids), most, IDS)
+        check_total(int(lengths.sum()), IDS)
+        return prompts
+
+    def _written(
+        self, name: str, request: InferRequest, wanted: Mapping[str, bool], results: Sequence[Result]
+    ) -> list[bytes]:
+        """The JSON of an answer, then its binary tensors."""
+        found = computed(self._service.task, results)
+        written = [tensors.write(found[one], binary=binary) for one, binary in wanted.items()]
+        told = {"model_name": name, "model_version": VERSION, "outputs": [one for one, _ in written]}
+        if request.id is not None:
+            told["id"] = request.id
+        return [msgspec.json.encode(told), *(data for _, data in written)]
+
+
+def _images(tensor: Named, images: Images, asked: Parameters) -> list[Prompt]:
+    """Of images that their client has made ready."""
+    if asked.truncate_prompt_tokens is not None:
+        raise invalid("truncate_prompt_tokens is for texts; this model reads images.", "parameters")
+    pixels = tensor.array
+    if pixels.shape[1:] != images.shape or not len(pixels):
+        wanted = ", ".join(map(str, images.shape))
+        raise invalid(f"{PIXELS} wants a shape of [images, {wanted}], not {list(pixels.shape)}.", PIXELS)
+    check_count(len(pixels), PIXELS)
+    if not np.isfinite(pixels).all():
+        raise invalid(f"{PIXELS} has infinity, or NaN.", PIXELS)
+    return [of_pixels(images, one.astype("<f4", copy=False).tobytes()) for one in pixels]
+
+
+def _second(types: tensors.Array) -> int:
+    """Where zeros become ones (0: they are zeros).  Raises ApiError for other types."""
+    ones = int(types.sum())
+    second = types.size - ones if ones else 0
+    if not np.array_equal(types, np.arange(types.size) >= second if second else np.zeros_like(types)):
+        raise invalid(f"{TYPES} wants zeros, then ones.", TYPES)
+    return second
+
+
+def _texts(tensor: Named) -> list[str | list[int]]:
+    if tensor.array.ndim > 2 or tensor.array.shape[1:] not in ((), (1,)) or not tensor.array.size:
+        raise invalid(f"{tensor.name} wants a shape of [texts] or [texts, 1].", tensor.name)
+    return list(tensor.array.ravel())
+
+
+def _split(body: bytes, scope: Scope) -> tuple[bytes, bytes]:
+    """The JSON, and the binary tensors after it, as a header says."""
+    given = [value for name, value in scope["headers"] if name == TENSORS]
+    if not given:
+        return body, b""
+    if len(given) > 1 or not (given[0].isdigit() and len(given[0]) < 10 and int(given[0]) <= len(body)):
+        raise invalid("Inference-Header-Content-Length is no length of the body's JSON.")
+    return body[: int(given[0])], body[int(given[0]) :]
+
+
+ROUTE = Route(
+    "POST",
+    "/v2/models/{model}/infer",
+    "Tensors of texts, token ids or images to tensors",
+    Infer,
+    "JSON or binary; what KServe's and Triton's clients speak, `/versions/1` after the model or not",
+    request=InferRequest,
+    example={
+        "inputs": [{"name": TEXT, "shape": [2], "datatype": "BYTES", "data": ["a cat sat", "a dog ran"]}]
+    },
+    answer=InferAnswer,
+    failures=(Outcome,),
+    statuses=NO_MODEL,
+    others=("application/octet-stream",),
+    generates=True,
+)

@@ -1,0 +1,190 @@
+"""The Open Inference Protocol's health and metadata: whether a model takes requests, and which tensors."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.serving.api.answering.answers import Strict
+from corepipe.serving.api.answering.models import VERSION, Models, named_in_path
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.http.errors import ApiError, wrong_method
+from corepipe.serving.api.routes.kserve.tensors import Datatype
+from corepipe.serving.api.routes.missing import extension_at
+from corepipe.serving.api.routes.route import NO_MODEL, Audience, Common, Route, plain
+
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+PIXELS = "pixel_values"
+TEXT, SECOND = "text", "text_pair"
+
+
+class Outcome(Strict):
+    """Every failure."""
+
+    error: str
+
+
+class ServerMetadata(Strict):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(Strict):
+    live: bool
+
+
+class ServerReady(Strict):
+    ready: bool
+
+
+class ModelReady(Strict):
+    name: str
+    ready: bool
+
+
+class TensorMetadata(Strict):
+    name: str
+    datatype: Datatype
+    shape: list[int]
+
+
+class ModelMetadata(Strict):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+def inputs_of(task: TaskInfo) -> list[TensorMetadata]:
+    """What a model reads: texts, token ids, or images; -1 is any number."""
+    if task.task is Task.GENERATE:
+        return []
+    if task.images is not None:
+        return [TensorMetadata(name=PIXELS, datatype="FP32", shape=[-1, *task.images.shape])]
+    texts = [TEXT, SECOND] if task.pairs else [TEXT]
+    ids = [IDS, MASK, TYPES] if task.types else [IDS, MASK]
+    return [
+        *(TensorMetadata(name=name, datatype="BYTES", shape=[-1]) for name in texts),
+        *(TensorMetadata(name=name, datatype="INT64", shape=[-1, -1]) for name in ids),
+    ]
+
+
+def outputs_of(task: TaskInfo) -> list[TensorMetadata]:
+    """What a model tells."""
+    rows = [-1, -1] if task.per_token else [-1]
+    if task.task is Task.EMBED:
+        return [TensorMetadata(name="embedding", datatype="FP32", shape=[-1, task.dimensions])]
+    if task.task is Task.SCORE:
+        return [TensorMetadata(name="score", datatype="FP32", shape=[-1])]
+    if task.task is Task.CLASSIFY:
+        return [
+            TensorMetadata(name="probs", datatype="FP32", shape=[*rows, len(task.labels)]),
+            TensorMetadata(name="label", datatype="BYTES", shape=rows),
+        ]
+    return []
+
+
+def _name(service: Service, request: Request) -> str:
+    """The served name in a path.  Raises ApiError for a path that a model's name is only a part of."""
+    told, path = named_in_path(request.path_params["model"]), request.scope["path"]
+    if not told:
+        raise HTTPException(404)
+    if told not in service.names:
+        if extension := extension_at(path):
+            raise ApiError(404, extension, code="not_found")
+        if told.endswith("/infer"):
+            raise wrong_method(request.method, path, "POST")
+    return service.require_model(told)
+
+
+async def _server(models: Models, _: Request) -> Response:
+    version = models.first.version
+    return JSONResponse({"name": "corepipe", "version": version, "extensions": ["binary_tensor_data"]})
+
+
+async def _live(_models: Models, _: Request) -> Response:
+    return JSONResponse({"live": True})
+
+
+async def _ready(models: Models, _: Request) -> Response:
+    ready = models.state in ("ready", "degraded")
+    return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+
+async def _model_ready(service: Service, request: Request) -> Response:
+    name = _name(service, request)
+    ready = service.state == "ready"
+    return JSONResponse({"name": name, "ready": ready}, 200 if ready else 503)
+
+
+async def _model(service: Service, request: Request) -> Response:
+    name = _name(service, request)
+    metadata = ModelMetadata(
+        name=name,
+        versions=[VERSION],
+        platform="corepipe",
+        inputs=inputs_of(service.task),
+        outputs=outputs_of(service.task),
+    )
+    return Response(msgspec.json.encode(metadata), media_type="application/json")
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v2",
+        "The server, by the Open Inference Protocol",
+        Common(_server),
+        answer=ServerMetadata,
+        failures=(Outcome,),
+        keyless=True,
+        counted=False,
+    ),
+    Route(
+        "GET",
+        "/v2/health/live",
+        "Alive",
+        Common(_live),
+        audience=Audience.ALL,
+        answer=Live,
+        failures=(Outcome,),
+        keyless=True,
+        counted=False,
+    ),
+    Route(
+        "GET",
+        "/v2/health/ready",
+        "Whether requests are taken",
+        Common(_ready),
+        audience=Audience.ALL,
+        answer=ServerReady,
+        failures=(Outcome, ServerReady),
+        keyless=True,
+        counted=False,
+    ),
+    Route(
+        "GET",
+        "/v2/models/{model}/ready",
+        "Whether a model takes requests",
+        plain(_model_ready),
+        answer=ModelReady,
+        failures=(Outcome, ModelReady),
+        statuses=NO_MODEL,
+        of_model=True,
+    ),
+    Route(
+        "GET",
+        "/v2/models/{model}",
+        "What a model takes and tells",
+        plain(_model),
+        answer=ModelMetadata,
+        failures=(Outcome,),
+        statuses=NO_MODEL,
+        of_model=True,
+    ),
+)

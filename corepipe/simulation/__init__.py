@@ -1,0 +1,1 @@
+"""Simulations: a workload through a deployment in virtual time, and a report."""

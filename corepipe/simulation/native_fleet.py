@@ -1,0 +1,151 @@
+"""A workload through native replicas: twins of those that serve, for what most simulations are of.
+
+They decide as `Scheduler` does, are routed to as by `Router` and take as long as by `Timeline`, step by step:
+one stage, requests of one priority, and nobody who guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from corepipe.engine.loop.router import load_margin
+from corepipe.errors import UserError
+from corepipe.kernels import native
+from corepipe.neuron.timing.clock import VirtualClock
+from corepipe.neuron.timing.cost import CostModel
+from corepipe.neuron.timing.timeline import Timeline
+from corepipe.scheduler.policy import mixed, segregated
+from corepipe.scheduler.queue import QueueFull
+from corepipe.simulation.packed_record import PackedRecord
+from corepipe.simulation.record import Record
+from corepipe.simulation.scenario import Progress, Scenario, silent
+from corepipe.simulation.simulated_request import SimulatedRequest
+from corepipe.simulation.source import WorkloadSource
+from corepipe.simulation.step_times import StepTimes
+
+if TYPE_CHECKING:
+    from corepipe.kernels import _native
+
+AT_ONCE = 100
+"""Requests after which progress is told."""
+
+MOST_TOKENS = 1 << 30
+"""No request that can run has so many."""
+
+
+def has_twins(scenario: Scenario) -> bool:
+    """Whether there are native replicas of these: the native module may not be built."""
+    limits = scenario.limits
+    has_blocks = limits.keeps_state and not limits.num_states and limits.state_span is None
+    known = limits.stages == 1 and has_blocks and scenario.policy in {mixed, segregated}
+    return scenario.plain and known and _module() is not None
+
+
+@dataclass(slots=True)
+class NativeReplica:
+    """What reports ask of a replica, as its `number`, its `timeline` and its `scheduler`."""
+
+    number: int
+    timeline: Timeline
+    scheduler: _native.SimulatedReplica
+
+
+class NativeSimulation:
+    """One run of a workload over native replicas, of which `has_twins` says that there are."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        module = _module()
+        assert module is not None
+        limits, timelines = scenario.limits, scenario.timelines
+        known: list[tuple[CostModel, _native.SimulatedStepTimes]] = []
+        parts = []
+        for timeline in timelines:
+            cost, profile = timeline.cost, timeline.profile
+            times = next((times for other, times in known if cost.same_times(other)), None)
+            if times is None:
+                times = module.SimulatedStepTimes(StepTimes(cost))
+                known.append((cost, times))
+            parts.append((times, profile.host_seconds, profile.change_seconds))
+        self._told = scenario.told
+        margin = load_margin(limits.max_num_seqs)
+        self._fleet: _native.SimulatedFleet = module.SimulatedFleet(
+            limits, scenario.policy is segregated, parts, margin, self._told
+        )
+        numbered = enumerate(timelines)
+        self._replicas = [NativeReplica(n, each, self._fleet.replica(n)) for n, each in numbered]
+        self._patience = scenario.patience
+        self.record = PackedRecord(limits, self._replicas, self._fleet, self._patience)
+        self._alive: dict[int, SimulatedRequest] = {}
+        self._sent = 0
+        self._source = WorkloadSource(scenario.workload, self, VirtualClock(), self.record)
+
+    def next_event(self) -> float:
+        """When a replica does anything next; infinity: not before a request comes."""
+        return self._fleet.next_event()
+
+    def run(self, progress: Progress = silent) -> Record:
+        """Plays all arrivals and runs until the last request has ended, or the run is lost."""
+        shown = 0
+        while self._play_until_next() < inf:
+            self._source.receive()
+            if self.record.sent >= shown:
+                progress("simulating", self._source.share)
+                shown = self.record.sent + AT_ONCE
+        for replica in self._replicas:
+            ran = replica.scheduler
+            replica.timeline.ran(ran.busy_seconds, ran.overlap_seconds, ran.work_seconds)
+        progress("simulating", 1.0)
+        return self.record
+
+    def _play_until_next(self) -> float:
+        """All that happens before the next request comes; when that is.  Infinity: none does, or the run is
+        lost."""
+        while self._fleet.advance(until := self._source.next_arrival()):
+            self._hear()
+            if self.record.lost:
+                return inf
+        return until
+
+    def add(self, request: SimulatedRequest) -> NativeReplica:
+        """Raises QueueFull, and ValueError for one that can never run."""
+        prompt, asked = len(request.prompt), request.asked
+        if prompt >= MOST_TOKENS:
+            raise ValueError(f"a prompt of {prompt} tokens")
+        number = self._sent
+        self._sent += 1
+        refused = self._fleet.add(
+            number, request.arrival, prompt, request.max_tokens, asked.answer, asked.prompt
+        )
+        if refused == "overloaded":
+            raise QueueFull
+        if refused is not None:
+            raise ValueError("the request can never run")
+        if self._told:
+            self._alive[number] = request
+        return self._replicas[0]
+
+    def _hear(self) -> None:
+        """Takes what has happened to requests."""
+        firsts, ends = self._fleet.news()
+        if self._patience is not None:
+            for number, at in firsts:
+                request = self._alive[number]
+                request.first_at = at
+                self._patience.started(request)
+        for number, tokens, at in ends:
+            request = self._alive.pop(number)
+            request.num_tokens, request.last_at = tokens, at
+            if self._patience is not None:
+                self._patience.ended(request)
+            self._source.ended(request, at)
+
+
+def _module() -> ModuleType | None:
+    """Where it is built."""
+    try:
+        return native()
+    except UserError:
+        return None

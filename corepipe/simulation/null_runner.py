@@ -1,0 +1,56 @@
+"""What stands in for a real runner where nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from corepipe.engine.batch.encoding import Encoding
+from corepipe.engine.batch.runner import Step, StepResult
+from corepipe.engine.loop.assumed_acceptance import shape_of
+from corepipe.neuron.inputs import StepOutput
+from corepipe.scheduler.request import Batch, Chunk, Request
+
+_TOKEN, _NOTHING = (0,), ()
+"""What is drawn of a chunk: each token is 0."""
+
+_NO_IDS = np.empty(0, np.int32)
+_NO_OUTPUT = StepOutput(_NO_IDS, np.empty(0, np.float32), _NO_IDS, np.empty(0, np.float32), None, 0.0)
+
+
+class NullRunner:
+    """Implements `replica.BatchRunner`: every batch is ready at once, every token is 0.
+
+    encoding: of a model that generates nothing (None: it does).
+    """
+
+    def __init__(self, encoding: Encoding | None = None) -> None:
+        self._encoding = encoding
+
+    def add(self, request: Request) -> None:
+        """There is nothing to keep of it."""
+
+    def remove(self, request_id: str) -> None:
+        """Nothing was kept of it."""
+
+    def submit(self, batch: Batch) -> Step:
+        chunks = batch.chunks
+        results = sum([c.samples for c in chunks])
+        if self._encoding is not None:
+            return Step(0, batch, [], {}, _NO_IDS, self._encoding.shape(chunks, results))
+        return Step(0, batch, [], {}, _NO_IDS, shape_of(chunks, results))
+
+    def wait(self, step: Step) -> StepResult:
+        if self._encoding is not None:
+            return StepResult(step, _NO_OUTPUT, [_NOTHING] * len(step.batch.chunks))
+        if step.shape.each > 1:
+            return StepResult(step, _NO_OUTPUT, [_drawn(chunk) for chunk in step.batch.chunks])
+        return StepResult(step, _NO_OUTPUT, [_TOKEN if c.samples else _NOTHING for c in step.batch.chunks])
+
+
+def _drawn(chunk: Chunk) -> Sequence[int]:
+    """What stands of a chunk."""
+    if chunk.drafts:
+        return chunk.verified(_TOKEN * (1 + len(chunk.drafts)))
+    return _TOKEN if chunk.samples else _NOTHING

@@ -1,0 +1,78 @@
+"""One run of a workload in the loop that serves, by the schedulers and time lines that serve."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from corepipe.engine.loop.batch_delay import replica_of
+from corepipe.engine.loop.loop import Loop
+from corepipe.engine.loop.replica import Completed, InFlight, Replica
+from corepipe.engine.loop.router import Router, load_margin
+from corepipe.neuron.timing.clock import VirtualClock
+from corepipe.scheduler.scheduler import Scheduler
+from corepipe.simulation.fast_forward import fast_forward, fast_forward_together
+from corepipe.simulation.null_runner import NullRunner
+from corepipe.simulation.record import Record
+from corepipe.simulation.scenario import Progress, Scenario, silent
+from corepipe.simulation.source import WorkloadSource
+
+PROGRESS_REQUESTS = 100
+"""Progress is told of so many requests at a time."""
+
+
+class LoopedSimulation:
+    """One run of a workload in the loop; implements `loop.Listener`.
+
+    step_by_step: without running through repetitions; the same result, later.
+    """
+
+    def __init__(self, scenario: Scenario, *, step_by_step: bool = False) -> None:
+        self._clock = VirtualClock()
+        limits, timelines = scenario.limits, scenario.timelines
+        runner, delay = NullRunner(scenario.encoding), scenario.max_batch_delay
+        schedulers = [Scheduler(limits, scenario.policy, timeline.rounds) for timeline in timelines]
+        parts = zip(count(), schedulers, timelines, strict=False)
+        replicas = [replica_of(n, s, runner, t, paced=True, delay=delay) for n, s, t in parts]
+        self._loop = Loop(replicas, self._clock, self, Router(schedulers, load_margin(limits.max_num_seqs)))
+        self.record = Record(limits, replicas, scenario.patience)
+        self._source = WorkloadSource(
+            scenario.workload,
+            self._loop,
+            self._clock,
+            self.record,
+            generates=scenario.encoding is None,
+            guess=scenario.guess,
+        )
+        self._lost = False
+        together = len(replicas) > 1 and scenario.told
+        run_through = fast_forward_together if together else fast_forward
+        self._run_through = None if step_by_step else run_through
+
+    def run(self, progress: Progress = silent) -> Record:
+        """Plays all arrivals and runs until the last request has ended, or the run is lost."""
+        shown = 0
+        for _ in self._loop.turns(self._source):
+            if self.record.sent >= shown:
+                progress("simulating", self._source.share)
+                shown = self.record.sent + PROGRESS_REQUESTS
+            self._leave_out_repetitions()
+        progress("simulating", 1.0)
+        return self.record
+
+    def submitted(self, replica: Replica, batch: InFlight) -> None:
+        """See `loop.Listener`."""
+        self.record.submitted(replica, batch, self._clock.now())
+
+    def completed(self, replica: Replica, batch: Completed, _behind: float | None) -> None:
+        """See `loop.Listener`.  What comes after the batch with which the run is lost does not count."""
+        if self._lost:
+            return
+        now = self._clock.now()
+        for request in self.record.completed(replica, batch, now):
+            self._source.ended(request, now)
+        self._lost = self.record.lost
+
+    def _leave_out_repetitions(self) -> None:
+        """Leaves out the steps in which nothing happens but one more token for everyone."""
+        if self._run_through is not None and self._source.waits and not self._lost:
+            self._run_through(self._loop, self._source.next_arrival(), self.record)

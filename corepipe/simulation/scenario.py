@@ -1,0 +1,49 @@
+"""What is simulated: a workload, and the replicas that it is played over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from corepipe.engine.batch.encoding import Encoding
+from corepipe.neuron.timing.timeline import Timeline
+from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.policy import Policy
+from corepipe.simulation.early_stop import Patience
+from corepipe.simulation.source import Guess
+from corepipe.workload.workload import Workload
+
+Progress = Callable[[str, float], None]
+
+
+def silent(_what: str, _done: float) -> None:
+    """Progress that nobody wants to see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run of a workload over replicas: a timeline for each, which it moves on, and the limits and the
+    policy of all.
+
+    patience: ends the run when it is lost.  encoding: of a model that generates nothing (None: it does).
+    max_batch_delay: seconds for which a replica waits for more.  guess: see `WorkloadSource`.
+    """
+
+    limits: SchedulerConfig
+    policy: Policy
+    timelines: Sequence[Timeline]
+    workload: Workload
+    patience: Patience | None = None
+    encoding: Encoding | None = None
+    max_batch_delay: float = 0.0
+    guess: Guess | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether tokens are generated one a step, as soon as they can be."""
+        return self.encoding is None and self.guess is None and not self.max_batch_delay
+
+    @property
+    def told(self) -> bool:
+        """Whether somebody has to be told of what happens to requests, in order, while it does."""
+        return self.workload.chained or self.patience is not None

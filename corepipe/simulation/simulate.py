@@ -1,0 +1,103 @@
+"""A workload through a deployment in virtual time: the scheduler, policy, router and device timelines that
+serve HTTP, with nothing computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from corepipe.engine.assembly.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.drafters.speculation import assumed_drafters
+from corepipe.errors import UserError
+from corepipe.models import registry
+from corepipe.simulation.early_stop import Patience
+from corepipe.simulation.native_fleet import NativeSimulation, has_twins
+from corepipe.simulation.plain_run import LoopedSimulation
+from corepipe.simulation.record import Record
+from corepipe.simulation.report import Report
+from corepipe.simulation.scenario import Progress, Scenario, silent
+from corepipe.workload.slo import NO_SLO, Slo
+from corepipe.workload.workload import Workload
+
+NO_TEXTS = (
+    "--speculative-config: there are no texts to guess at; say how often guesses are right: "
+    '"rejection_sample_method": "synthetic" with synthetic_acceptance_rates'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationConfig:
+    """A deployment, as `corepipe serve` takes it, and what is asked of it.
+
+    Of `engine` its clock, time scale, threads, cache directory and host memory do not matter; `model` is
+    what `registry.architecture` takes.
+    """
+
+    engine: EngineConfig
+    slo: Slo = NO_SLO
+
+
+def simulate(
+    config: SimulationConfig,
+    workload: Workload,
+    progress: Progress | None = None,
+    device: DevicePlan | None = None,
+) -> Report:
+    """Runs the workload to its end and says what its requests saw.
+
+    device: the placed model, where the caller has it (`device_plan.plan_device(config.engine, ...)`); it
+    can be used for any number of workloads.  The same arguments give the same report, byte for byte.
+    Raises UserError for what cannot be deployed, and for what is wrong in the workload.
+    """
+    device = device or plan_device(_virtual(config.engine), registry.architecture(config.engine.model))
+    record = play(config, workload, device, progress)
+    return Report.of(record, device, config.slo, workload, config.engine.speculative_config)
+
+
+def play(
+    config: SimulationConfig,
+    workload: Workload,
+    device: DevicePlan,
+    progress: Progress | None = None,
+    patience: Patience | None = None,
+) -> Record:
+    """Runs the workload to its end, or until it is lost; what happened."""
+    engine = _virtual(config.engine)
+    _check_guesses(engine)
+    most, blocks = device.graph.max_positions, device.memory.num_blocks
+    limits = scheduler_config(engine, device, blocks, most, max_cached_blocks=None)
+    if not workload.shares_prefixes:  # nothing would be found: the same times, without looking
+        limits = replace(limits, prefix_cache=False)
+    scenario = Scenario(
+        limits,
+        batch_policy(engine, device),
+        device.timelines(),
+        workload,
+        patience,
+        encoding=device.encoding,
+        max_batch_delay=engine.max_batch_delay,
+        guess=assumed_drafters(engine.speculative_config, engine.seed),
+    )
+    return run(scenario, progress or silent)
+
+
+def _check_guesses(engine: EngineConfig) -> None:
+    """Raises UserError where somebody is to guess at texts, of which there are none."""
+    speculation = engine.speculative_config
+    if speculation is not None and speculation.assumed_rates is None:
+        raise UserError(NO_TEXTS, "speculative_config")
+
+
+def _virtual(engine: EngineConfig) -> EngineConfig:
+    return engine.model_copy(update={"clock": "virtual", "time_scale": 1.0})
+
+
+def run(scenario: Scenario, progress: Progress = silent, *, step_by_step: bool = False) -> Record:
+    """Plays all arrivals and runs until the last request has ended, or the run is lost.
+
+    step_by_step: in the loop and by the schedulers that serve, without native twins and without running
+    through repetitions; the same result, later.
+    """
+    if has_twins(scenario) and not step_by_step:
+        return NativeSimulation(scenario).run(progress)
+    return LoopedSimulation(scenario, step_by_step=step_by_step).run(progress)

@@ -1,0 +1,1 @@
+"""Structured output: JSON schemas, grammars and structural tags, checked and compiled for llguidance."""

@@ -1,0 +1,175 @@
+"""Grammars of strangers, made and checked beside the event loop in processes of their own, and remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from time import perf_counter
+
+import msgspec
+
+from corepipe.errors import UserError
+from corepipe.sandbox import ANSWER_SECONDS, EndedError, Sandbox
+from corepipe.structured.constraints import Constraint, ConstraintError, too_complex, what
+from corepipe.structured.spelling import ANY_TEXT, Spelling
+
+MODULE = "corepipe.structured.grammar_sandbox"
+CPU_SECONDS = 1.0
+"""For one constraint; nearly all of real schemas take a few milliseconds."""
+PROCESSES = 2
+"""At most; so many bombs at once hold up other constraints, and nothing else."""
+WAIT_SECONDS = 10.0
+"""In which a constraint must be checked, its turn awaited."""
+
+MOST_KNOWN = 1024
+MOST_BYTES = 16 << 20
+"""Of verdicts that are remembered."""
+
+
+class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a process is asked: the constraint, and what the model can write."""
+
+    constraint: Constraint
+    spelling: Spelling = ANY_TEXT
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A grammar, or what is wrong with the constraint: the fields of a ConstraintError.
+
+    seconds: that it took; 0 for one that was remembered.
+    """
+
+    grammar: str = ""
+    error: str = ""
+    param: str = ""
+    code: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A constraint that is being checked, or waits for its turn, as long as somebody waits for it."""
+
+    work: Future[tuple[Verdict, bool]]
+    task: asyncio.Task[Verdict]
+    waiting: int = 0
+
+
+class GrammarChecker:
+    """Its processes start when they are first needed, and again after one was ended.
+
+    spelling: tells what the model can write; asked once, by a thread, when the first process starts.
+    """
+
+    def __init__(
+        self, cpu_seconds: float = CPU_SECONDS, spelling: Callable[[], Spelling] = lambda: ANY_TEXT
+    ) -> None:
+        self._cpu_seconds = cpu_seconds
+        self._tell_spelling = spelling
+        self._threads = ThreadPoolExecutor(PROCESSES, "grammars")
+        self._own = threading.local()
+        self._known = _Known(MOST_KNOWN, MOST_BYTES)
+        self._pending: dict[bytes, _Pending] = {}
+        self._sandboxes: set[Sandbox] = set()
+
+    async def check(self, constraint: Constraint) -> Verdict:
+        """What becomes of it.  Raises TimeoutError where that takes too long, its turn awaited."""
+        key = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
+        if (known := self._known.get(key)) is not None:
+            return known
+        pending = self._pending.get(key) or self._begin(key, constraint)
+        pending.waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                return await asyncio.shield(pending.task)  # which others may wait for, too
+        finally:
+            pending.waiting -= 1
+            if (
+                not pending.waiting and pending.work.cancel()
+            ):  # its turn has not come: others need not wait for it
+                self._forget(key, pending)
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return self._tell_spelling()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for sandbox in list(self._sandboxes):
+            sandbox.close()
+
+    def _begin(self, key: bytes, constraint: Constraint) -> _Pending:
+        work = self._threads.submit(self._ask, constraint)
+        pending = _Pending(work, asyncio.ensure_future(self._found(key, work)))
+        pending.task.add_done_callback(lambda _: self._forget(key, pending))
+        self._pending[key] = pending
+        return pending
+
+    def _forget(self, key: bytes, pending: _Pending) -> None:
+        if self._pending.get(key) is pending:
+            del self._pending[key]
+
+    async def _found(self, key: bytes, work: Future[tuple[Verdict, bool]]) -> Verdict:
+        verdict, lasting = await asyncio.wrap_future(work)
+        if lasting:
+            self._known.put(key, verdict)
+        return verdict
+
+    def _ask(self, constraint: Constraint) -> tuple[Verdict, bool]:
+        """The verdict, and whether it would be the same again."""
+        began = perf_counter()
+        sandbox: Sandbox | None = getattr(self._own, "sandbox", None)
+        if sandbox is None:
+            sandbox = self._own.sandbox = Sandbox(MODULE, self._cpu_seconds)
+            self._sandboxes.add(sandbox)
+        try:
+            question = Question(constraint, self._spelling)  # while the process starts
+            verdict = sandbox.ask(msgspec.msgpack.encode(question), Verdict, ANSWER_SECONDS)
+        except EndedError as error:
+            self._own.sandbox = None
+            self._sandboxes.discard(sandbox)
+            failure = too_complex(f"{what(constraint)}: it is too complex: it {error}.", constraint.field)
+            return failed(failure, perf_counter() - began), error.exhausted
+        return msgspec.structs.replace(verdict, seconds=perf_counter() - began), True
+
+
+class _Known:
+    """The verdicts that were used last."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: bytes) -> Verdict | None:
+        if key not in self._verdicts:
+            return None
+        self._verdicts.move_to_end(key)
+        return self._verdicts[key]
+
+    def put(self, key: bytes, verdict: Verdict) -> None:
+        if key in self._verdicts:
+            return
+        self._verdicts[key] = msgspec.structs.replace(verdict, seconds=0.0)
+        self._bytes += _size(verdict)
+        while len(self._verdicts) > self._most or self._bytes > self._most_bytes:
+            _, oldest = self._verdicts.popitem(last=False)
+            self._bytes -= _size(oldest)
+
+
+def _size(verdict: Verdict) -> int:
+    """Bytes, at most 4 a character."""
+    return 4 * (len(verdict.grammar) + len(verdict.error))
+
+
+def failed(error: UserError, seconds: float = 0.0) -> Verdict:
+    """The verdict that says so."""
+    code = error.code if isinstance(error, ConstraintError) else "unsupported_value"
+    return Verdict(error=error.message, param=error.param or "", code=code, seconds=seconds)

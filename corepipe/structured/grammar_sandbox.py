@@ -1,0 +1,53 @@
+"""`python -m corepipe.structured.grammar_sandbox SECONDS`: the process that `grammar_checker` asks.
+
+Its input is a socket: a Question comes at a time, and a Verdict goes back for each.  Whatever a schema, a
+regular expression or a grammar makes of its time and memory, the kernel ends this process and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import msgspec
+
+from corepipe import sandbox
+from corepipe.errors import UserError
+from corepipe.sandbox import MAX_FRAME, receive, send, time_limit
+from corepipe.structured.constraints import Constraint
+from corepipe.structured.grammar_checker import Question, Verdict, failed
+from corepipe.structured.grammars import grammar_of
+
+MAX_MEMORY = 1 << 30
+"""Bytes of address space."""
+
+WARM = (
+    Constraint("json_object", '{"type":"object"}', ""),
+    Constraint("grammar", 'root ::= "a"', ""),
+)
+"""They have everything imported while files can be opened."""
+
+
+def main(cpu_seconds: float) -> None:
+    """Serves until the other end is closed."""
+    connection = sandbox.connection()
+    for constraint in WARM:
+        _verdict(Question(constraint))
+    sandbox.confine(MAX_MEMORY)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            question = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=Question)
+            with time_limit(cpu_seconds):
+                verdict = _verdict(question)
+            send(connection, msgspec.msgpack.encode(verdict))
+
+
+def _verdict(question: Question) -> Verdict:
+    try:
+        return Verdict(grammar=grammar_of(question.constraint, question.spelling))
+    except UserError as error:
+        return failed(error)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

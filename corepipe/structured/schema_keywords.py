@@ -1,0 +1,270 @@
+"""Keywords of JSON schemas that cannot be honoured: refused where they stand, unless they exclude nothing.
+
+Keywords that no version of JSON Schema defines are annotations, as its specification has it.  All others are
+honoured or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from corepipe.structured.schema_formats import held
+from corepipe.structured.schemas import (
+    MAX_DEPTH,
+    Place,
+    Schema,
+    SchemaError,
+    deeper_than,
+    reachable,
+    resolved,
+    texts,
+    types,
+)
+
+
+class Asked(NamedTuple):
+    """The value of a keyword, and where it stands.  seen: references on the way there."""
+
+    value: Any
+    schema: Schema
+    document: Schema
+    seen: frozenset[str] = frozenset()
+
+    def takes_all(self, schema: object, kind: str = "") -> bool:
+        """Tells whether a schema within the value takes all values, or all of a type."""
+        return _Reader(self.document, kind, self.seen).takes_all(schema)
+
+
+def _takes_all(asked: Asked) -> bool:
+    return asked.takes_all(asked.value)
+
+
+def _names_nothing_new(asked: Asked) -> bool:
+    """Judges a map from properties to those that they need, or to schemas."""
+    needed = asked.value.values() if isinstance(asked.value, dict) else [False]
+    required = texts(asked.schema.get("required"))
+    return all(
+        all(name in required for name in one) if isinstance(one, list) else asked.takes_all(one)
+        for one in needed
+    )
+
+
+def _no_branch_excludes(asked: Asked) -> bool:
+    branches = [asked.schema.get(key) for key in ("then", "else")]
+    return all(branch is None or asked.takes_all(branch) for branch in branches)
+
+
+def _takes_texts(asked: Asked) -> bool:
+    return asked.takes_all(asked.value, "string")
+
+
+def _takes_no_two(asked: Asked) -> bool:
+    most = whole(asked.schema.get("maxItems"))
+    return asked.value is False or (isinstance(most, int) and most < 2)
+
+
+def _contains_none(asked: Asked) -> bool:
+    return whole(asked.schema.get("minContains")) == 0 and "maxContains" not in asked.schema
+
+
+def _counts_nothing(asked: Asked) -> bool:
+    return "contains" not in asked.schema or _contains_none(asked)
+
+
+def _excludes_nobody(asked: Asked) -> bool:
+    denied = asked.value
+    if not isinstance(denied, dict):
+        return denied is False
+    kinds, others = _kinds(asked.schema), _kinds(denied)
+    return denied.get("not") in (True, {}) or bool(kinds and others and kinds.isdisjoint(others))
+
+
+def _never(asked: Asked) -> bool:  # noqa: ARG001 -- as the others have it
+    return False
+
+
+def _always(asked: Asked) -> bool:  # noqa: ARG001 -- as the others have it
+    return True
+
+
+class Refused(NamedTuple):
+    """A keyword: the type of values that it is about ("": all), and when it excludes none of them."""
+
+    about: str
+    nothing: Callable[[Asked], bool]
+
+
+REFUSED: Mapping[str, Refused] = MappingProxyType(
+    {
+        "$dynamicAnchor": Refused("", _always),  # a name, which only a $dynamicRef would follow
+        "$dynamicRef": Refused("", _never),
+        "$recursiveAnchor": Refused("", _always),
+        "$recursiveRef": Refused("", _never),
+        "contains": Refused("array", _contains_none),
+        "contentSchema": Refused("string", _always),  # an annotation, as `contentMediaType` is
+        "dependencies": Refused("object", _names_nothing_new),
+        "dependentRequired": Refused("object", _names_nothing_new),
+        "dependentSchemas": Refused("object", _names_nothing_new),
+        "disallow": Refused("", lambda asked: asked.value == []),
+        "divisibleBy": Refused("number", _never),
+        "else": Refused("", lambda asked: "if" not in asked.schema or _takes_all(asked)),
+        "extends": Refused("", lambda asked: asked.value == [] or _takes_all(asked)),
+        "if": Refused("", _no_branch_excludes),
+        "maxContains": Refused("array", _counts_nothing),
+        "minContains": Refused("array", _counts_nothing),
+        "not": Refused("", _excludes_nobody),
+        "propertyNames": Refused("object", _takes_texts),
+        "then": Refused("", lambda asked: "if" not in asked.schema or _takes_all(asked)),
+        "unevaluatedItems": Refused(
+            "array", lambda asked: isinstance(asked.schema.get("items"), dict | bool) or _takes_all(asked)
+        ),
+        "unevaluatedProperties": Refused(
+            "object", lambda asked: asked.schema.get("additionalProperties") is not None or _takes_all(asked)
+        ),
+        "uniqueItems": Refused("array", _takes_no_two),
+    }
+)
+"""Keywords that no grammar here can hold; `extends`, `disallow` and `divisibleBy` are of old drafts."""
+
+ASSERTED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("$ref", "allOf", "anyOf", "const", "enum", "oneOf", "type"), ""),
+        **dict.fromkeys(("additionalItems", "items", "maxItems", "minItems", "prefixItems"), "array"),
+        **dict.fromkeys(
+            ("exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"), "number"
+        ),
+        **dict.fromkeys(("additionalProperties", "maxProperties", "minProperties"), "object"),
+        **dict.fromkeys(("patternProperties", "properties", "required"), "object"),
+        **dict.fromkeys(("format", "maxLength", "minLength", "pattern"), "string"),
+        **{key: one.about for key, one in REFUSED.items()},
+    }
+)
+"""Keywords by which a schema may exclude something, and the type of values that each is about."""
+
+COUNTS = ("maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties")
+
+
+def check(document: Schema) -> list[Place]:
+    """The schemas within a document that an answer may meet.
+
+    Raises SchemaError for the first thing that cannot be honoured.
+    """
+    if deeper_than(MAX_DEPTH, document):
+        raise SchemaError((), f"it is nested more than {MAX_DEPTH} deep", unsupported=True)
+    if "x-guidance" in document:  # llguidance's own, by which it could be told to ignore keywords
+        raise SchemaError((), "'x-guidance' is not permitted", unsupported=True)
+    places = list(reachable(document))
+    for place in places:
+        _check_keywords(document, place)
+        _check_free_keys(place)
+    return places
+
+
+def simplify(document: Schema, schema: Schema) -> None:
+    """Drops what excludes nothing of a schema that was checked; counts written as `2.0` are whole."""
+    for key in schema.keys() & ASSERTED.keys():
+        if key in REFUSED or _unsaid(key, schema[key]):
+            del schema[key]
+    for key in COUNTS:
+        if key in schema:
+            schema[key] = whole(schema[key])
+    if isinstance(schema.get("additionalProperties"), dict) and takes_all(
+        document, schema["additionalProperties"]
+    ):
+        schema["additionalProperties"] = True
+
+
+def _unsaid(key: str, value: object) -> bool:
+    """Tells the null that writers who leave no field out put in the place of a value."""
+    return value is None and key != "const"
+
+
+def whole(value: object) -> object:
+    """A number without a fraction as an integer; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def takes_all(document: Schema, schema: object, kind: str = "") -> bool:
+    """Tells whether a schema takes all values, or all of a type; False also where that is not easily seen."""
+    return _Reader(document, kind).takes_all(schema)
+
+
+class _Reader(NamedTuple):
+    """Tells whether schemas take all values of a type ("": all); `seen` as in `Asked`."""
+
+    document: Schema
+    kind: str
+    seen: frozenset[str] = frozenset()
+
+    def takes_all(self, schema: object) -> bool:
+        if not isinstance(schema, dict):
+            return schema is True
+        said = [key for key, value in schema.items() if key in ASSERTED and not _unsaid(key, value)]
+        return all(self._passes(key, schema) for key in said if self._concerned(key))
+
+    def _concerned(self, key: str) -> bool:
+        return not self.kind or ASSERTED[key] in ("", self.kind)
+
+    def _passes(self, key: str, schema: Schema) -> bool:
+        value = schema[key]
+        if key == "type":
+            return self.kind in types(schema)
+        if key == "$ref":
+            return self._follows(value)
+        if key in ("allOf", "anyOf"):
+            some = all if key == "allOf" else any
+            return isinstance(value, list) and some(map(self.takes_all, value))
+        if key in REFUSED:
+            return REFUSED[key].nothing(Asked(value, schema, self.document, self.seen))
+        return _says_nothing(key, value)
+
+    def _follows(self, reference: object) -> bool:
+        within = isinstance(reference, str) and reference.startswith("#")
+        if not within or reference in self.seen or len(self.seen) == MAX_DEPTH:
+            return False
+        target, _ = resolved(self.document, str(reference))
+        return self._replace(seen=self.seen | {str(reference)}).takes_all(target)
+
+
+def _says_nothing(key: str, value: object) -> bool:
+    """Tells whether a keyword excludes nothing by its value alone."""
+    if key == "format":
+        return not held(value)
+    if key == "pattern":
+        return value in ("", "^", "$", ".*")
+    if key == "required":
+        return value == []
+    return key in ("minItems", "minLength", "minProperties") and whole(value) == 0
+
+
+def _check_keywords(document: Schema, place: Place) -> None:
+    path, schema = place
+    for key, value in schema.items():
+        refused = REFUSED.get(key)
+        if refused is None or _unsaid(key, value) or not _concerns(schema, refused.about):
+            continue
+        if not refused.nothing(Asked(value, schema, document)):
+            raise SchemaError(path, f"'{key}' is not permitted", unsupported=True)
+
+
+def _concerns(schema: Schema, about: str) -> bool:
+    """Tells whether values of a type may come."""
+    kinds = _kinds(schema)
+    return not about or not kinds or about in kinds
+
+
+def _kinds(schema: Schema) -> set[str]:
+    """The types that it names: of integers and numbers the wider one."""
+    return {"number" if kind == "integer" else kind for kind in types(schema)}
+
+
+def _check_free_keys(place: Place) -> None:
+    """Raises SchemaError for a count of keys that are not listed: two may be alike, and readers see one."""
+    path, schema = place
+    least = whole(schema.get("minProperties"))
+    listed = len(set(texts(schema.get("required"))))
+    if isinstance(least, int) and least > listed + 1 and _concerns(schema, "object"):
+        reason = f"'minProperties' more than one above the number of 'required' ({listed}) is not permitted"
+        raise SchemaError(path, reason, unsupported=True)

@@ -1,0 +1,1 @@
+"""Workloads: arrivals, lengths, objectives and recorded traces."""

@@ -1,0 +1,170 @@
+"""Who guesses, and how deep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
+
+from corepipe.engine.batch.masks import Vocabulary
+from corepipe.engine.batch.requests import to_request
+from corepipe.engine.config import EngineConfig, validated
+from corepipe.engine.drafters.depth import PROBE_TOKENS, Depth
+from corepipe.engine.drafters.forced import Forced
+from corepipe.engine.drafters.lookup import MOST_PLACES, Lookup
+from corepipe.engine.drafters.ngram import NGram
+from corepipe.engine.drafters.prediction import Prediction
+from corepipe.engine.messages import Submit
+from corepipe.errors import UserError
+from corepipe.models import registry
+from corepipe.scheduler.request import Request
+from tests.servers import TINY
+
+
+def searched(tokens: Sequence[int], least: int, most: int) -> int | None:
+    """What a Lookup finds, by comparing with every place."""
+    places = [p for p in range(least, len(tokens)) if tokens[p - least : p] == tokens[len(tokens) - least :]]
+
+    def common(place: int) -> int:
+        length = least
+        while length < min(most, place) and tokens[place - length - 1] == tokens[-length - 1]:
+            length += 1
+        return length
+
+    latest = places[::-1][:MOST_PLACES]
+    return max(latest, key=lambda place: (common(place), place), default=None)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 3), st.integers(0, 4), st.randoms())
+def test_a_lookup_finds_what_a_search_does(tokens: list[int], least: int, more: int, rng: Any) -> None:
+    """However the sequence came; of places that have as much in common the latest."""
+    lookup, at = Lookup(least, least + more), 0
+    while at < len(tokens):
+        at = min(len(tokens), at + rng.randint(1, 9))
+        lookup.follow(tokens[:at])
+        expected = searched(tokens[:at], least, least + more) if at >= least else None
+        assert lookup.find(tokens[:at], tokens[:at]) == expected
+
+
+def test_an_answer_goes_on_as_it_did_before_and_round_and_round() -> None:
+    request = Request("a", [1, 2, 3, 4, 5, 9, 2, 3], 20)
+    assert list(NGram(2, 4).propose(request, 3)) == [4, 5, 9]
+    request.extend([7, 8, 7, 8])
+    assert list(NGram(2, 4).propose(request, 5)) == [7, 8, 7, 8, 7]
+    request.append(6)
+    assert list(NGram(2, 4).propose(request, 5)) == []
+
+
+def test_a_prediction_is_followed_left_and_found_again() -> None:
+    request = Request("a", [50, 51], 40)
+    guesser = Prediction([10, 11, 12, 13, 14, 15, 16])
+    assert list(guesser.propose(request, 2)) == [10, 11]
+    request.extend([10, 11])
+    assert list(guesser.propose(request, 9)) == [12, 13, 14, 15, 16]
+    request.extend([12, 99])
+    assert list(guesser.propose(request, 9)) == []
+    request.extend([13, 14])
+    assert list(guesser.propose(request, 9)) == [15, 16]
+    request.extend([15, 16])
+    assert list(guesser.propose(request, 9)) == []
+    other = Prediction([50, 51, 1])
+    assert list(other.propose(Request("b", [50, 51], 9), 1)) == [50], "the prompt is no part of the answer"
+
+
+def test_a_grammar_forces_what_has_no_choice() -> None:
+    """The same tokens as a tokenizer writes that text in, as far as the grammar has come."""
+    tokenizer = registry.load(TINY).tokenizer()
+    vocabulary = Vocabulary(lambda: tokenizer, tokenizer.vocab_size)
+    grammar = LLMatcher.grammar_from_regex("(yes|no) and then the end[0-9]")
+    request = to_request(Submit("a", [1], 30, grammar=grammar), 0.0, 0, tokenizer.vocab_size, 100)
+    assert list(Forced().propose(request, 9)) == [], "it is not compiled yet"
+    request.constraint = vocabulary.constraint(grammar)
+    assert list(Forced().propose(request, 9)) == []
+    yes = tokenizer.encode("yes", add_special_tokens=False)
+    request.constraint.take_all(yes)
+    guess = list(Forced().propose(request, 30))
+    assert " and then the end".startswith(tokenizer.decode(guess))
+    assert len(guess) > 2
+    assert list(Forced().propose(request, 2)) == guess[:2]
+    assert request.constraint.allows(guess) == len(guess)
+    request.constraint.take_all(guess)
+    assert request.constraint.error is None
+
+
+def test_who_is_right_goes_deep_and_who_is_wrong_stops_and_asks_now_and_then() -> None:
+    good, bad = Depth(16), Depth(16)
+    for known in range(20):
+        good.next(known)
+        good.verified(8, 8)
+        if deep := bad.next(known):
+            bad.verified(deep, 0)
+    assert good.next(20) == 16
+    guesses = 0
+    for known in range(20, 20 + 10 * PROBE_TOKENS):
+        if deep := bad.next(known):
+            assert deep == 1
+            guesses += 1
+            bad.verified(1, 0)
+    assert 9 <= guesses <= 11
+
+
+def test_half_of_the_guesses_right_are_worth_three() -> None:
+    """0.5 ** 3 is more than a row costs, 0.5 ** 4 is not."""
+    depth = Depth(16)
+    for known in range(200):
+        depth.next(known)
+        depth.verified(4, known % 2)
+        depth.verified(4, 2 if known % 2 else 0)
+    assert depth.next(200) in (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ngram", "is not JSON"),
+        ("[]", "is not an object"),
+        ("{}", "method must be ngram or draft_model, not null"),
+        (
+            '{"method": "medusa", "num_speculative_tokens": 2}',
+            'method must be ngram or draft_model, not "medusa"',
+        ),
+        ('{"method": "ngram"}', "num_speculative_tokens: Field required"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens: Input should be gr"),
+        ('{"method": "ngram", "num_speculative_tokens": "4"}', "num_speculative_tokens: Input should be a v"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 4, "quantization": "x"}',
+            "quantization: Extra inputs",
+        ),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 4, "prompt_lookup_max": 2'
+            "}",
+            "prompt_lookup_min is more than prompt_lookup_max",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_said_in_a_line(text: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        validated(EngineConfig, {"model": "m", "speculative_config": text})
+    assert caught.value.message.startswith("speculative_config: ")
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_config_is_read_in_vllms_names_and_crosses_to_the_engine() -> None:
+    def lengths(**given: int) -> tuple[int, int]:
+        text = json.dumps({"method": "ngram", "num_speculative_tokens": 3, **given})
+        config = EngineConfig(model="m", speculative_config=text)  # type: ignore[arg-type]
+        assert EngineConfig(**config.model_dump(mode="json")) == config
+        assert config.speculative_config is not None
+        return config.speculative_config.prompt_lookup_min, config.speculative_config.prompt_lookup_max
+
+    assert lengths() == (5, 5)
+    assert lengths(prompt_lookup_max=3) == (3, 3)
+    assert lengths(prompt_lookup_min=2) == (2, 2)
+    assert lengths(prompt_lookup_min=2, prompt_lookup_max=4) == (2, 4)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corepipe.engine.messages import (
+    MAX_FRAME,
+    Abort,
+    Command,
+    DeviceTimes,
+    Event,
+    Failed,
+    Output,
+    Outputs,
+    Progress,
+    Sampling,
+    Shutdown,
+    Submit,
+    TokenLogprobs,
+)
+from corepipe.engine.process import frames
+from corepipe.engine.process.frames import (
+    FrameError,
+    command_decoder,
+    encode_frame,
+    event_decoder,
+    start_decoder,
+)
+
+ids = st.text(max_size=8)
+tokens = st.lists(st.integers(0, 2**31 - 1), max_size=20)
+floats = st.floats(allow_nan=False, width=64)
+
+samplings = st.builds(
+    Sampling,
+    temperature=floats,
+    seed=st.none() | st.integers(-(2**63), 2**64 - 1),
+    logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), floats, max_size=4),
+    logprobs=st.none() | st.integers(0, 20),
+)
+commands = st.one_of(
+    st.builds(Submit, id=ids, prompt=tokens, max_tokens=st.integers(1, 9), sampling=samplings),
+    st.builds(Abort, ids=st.lists(ids, max_size=5)),
+    st.just(Shutdown()),
+)
+logprobs = st.builds(
+    TokenLogprobs,
+    token=st.integers(0, 9),
+    logprob=floats,
+    top=st.lists(st.tuples(st.integers(0, 9), floats), max_size=3),
+)
+outputs = st.builds(
+    Output,
+    id=ids,
+    tokens=tokens,
+    logprobs=st.lists(logprobs, max_size=3),
+    finish_reason=st.none() | st.sampled_from(["stop", "length"]),
+    device=st.none() | st.builds(DeviceTimes, floats, floats, floats, st.none() | floats, floats),
+)
+events = st.one_of(
+    st.builds(Outputs, outputs=st.lists(outputs, max_size=4)),
+    st.builds(Progress, what=ids, done=floats),
+    st.builds(Failed, message=ids, user_error=st.booleans()),
+)
+
+
+def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
+    """The stream, cut at these places modulo its length."""
+    places = sorted({cut % (len(stream) + 1) for cut in cuts})
+    return [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
+
+
+@settings(deadline=None)
+@given(st.lists(commands, max_size=6), st.lists(st.integers(0, 10_000), max_size=8))
+def test_commands_survive_however_the_stream_is_cut(sent: list[Command], cuts: list[int]) -> None:
+    decoder = command_decoder()
+    stream = b"".join(encode_frame(command) for command in sent)
+    received = [command for piece in pieces(stream, cuts) for command in decoder.feed(piece)]
+    decoder.close()
+    assert received == sent
+
+
+@settings(deadline=None)
+@given(st.lists(events, max_size=6), st.lists(st.integers(0, 10_000), max_size=8))
+def test_events_survive_however_the_stream_is_cut(sent: list[Event], cuts: list[int]) -> None:
+    decoder = event_decoder()
+    stream = b"".join(encode_frame(event) for event in sent)
+    received = [event for piece in pieces(stream, cuts) for event in decoder.feed(piece)]
+    decoder.close()
+    assert received == sent
+
+
+@settings(deadline=None)
+@given(commands, st.data())
+def test_an_end_within_a_frame_is_noticed(command: Command, data: st.DataObject) -> None:
+    stream = encode_frame(command)
+    decoder = command_decoder()
+    assert decoder.feed(stream[: data.draw(st.integers(1, len(stream) - 1))]) == []
+    with pytest.raises(FrameError, match="ended within a frame"):
+        decoder.close()
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_comes() -> None:
+    with pytest.raises(FrameError, match="exceeds"):
+        command_decoder().feed((MAX_FRAME + 1).to_bytes(4, "little"))
+
+
+def test_a_message_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME", 64)
+    with pytest.raises(FrameError, match="exceeds"):
+        encode_frame(Abort(["x" * 64]))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "Nonsense"},
+        {"type": "Submit", "id": "a"},
+        {"type": "Submit", "id": "a", "prompt": ["text"], "max_tokens": 1},
+        [1, 2, 3],
+    ],
+)
+def test_what_is_no_command_is_refused(message: object) -> None:
+    body = msgspec.msgpack.encode(message)
+    with pytest.raises(FrameError, match="not a message"):
+        command_decoder().feed(len(body).to_bytes(4, "little") + body)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=40))
+def test_any_bytes_give_messages_or_a_frame_error(data: bytes) -> None:
+    decoder = command_decoder()
+    try:
+        decoder.feed(data)
+        decoder.close()
+    except FrameError:
+        return
+
+
+def test_missing_never_asks_beyond_the_frame() -> None:
+    stream = encode_frame(Abort(["abc"])) + encode_frame(Shutdown())
+    decoder = command_decoder()
+    received: list[Command] = []
+    at = 0
+    while not received:
+        end = at + decoder.missing
+        received += decoder.feed(stream[at:end])
+        at = end
+    assert received == [Abort(["abc"])]
+    assert stream[at:] == encode_frame(Shutdown())
+
+
+def test_text_that_is_no_utf_8_and_nesting_without_end_are_frame_errors() -> None:
+    for body in (b"\x82\xa4type\xa5Abort\xa3ids\x91\xa1\xff", b"\x81\xa1a" + b"\x91" * 100_000):
+        with pytest.raises(FrameError, match="not a message of this protocol"):
+            start_decoder().feed(len(body).to_bytes(4, "little") + body)
+
+
+def test_what_was_not_computed_takes_no_byte() -> None:
+    news = Output("a", [5])
+    assert msgspec.msgpack.encode(news) == msgspec.msgpack.encode({"id": "a", "tokens": [5]})
+    assert msgspec.msgpack.encode(Output("a")) == msgspec.msgpack.encode({"id": "a"})
+
+
+def test_parameters_are_taken_by_their_names() -> None:
+    asked = Sampling(temperature=0.5, top_p=0.9, seed=7, logit_bias={1: 2.0}, logprobs=3)
+    assert Sampling.of(asked) == asked
+    assert Sampling.of(asked, seed=None, logprobs=None) == msgspec.structs.replace(
+        asked, seed=None, logprobs=None
+    )

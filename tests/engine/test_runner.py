@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.batch.runner import Runner, Step, joining
+from corepipe.engine.messages import Sampling
+from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
+from corepipe.scheduler.request import Batch, Chunk, Request
+from tests.engine.engine_support import scheduler_config
+from tests.null_executor import NullExecutor
+
+VOCAB = 1000
+
+
+class Recorder(NullExecutor):
+    """Keeps what it was given; logprobs are the row's number, alternatives count from it."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB)
+        self.inputs: list[StepInputs] = []
+        self.sampling: list[SamplingBatch] = []
+
+    def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
+        assert sampling is not None
+        self.inputs.append(inputs)
+        self.sampling.append(sampling)
+        return super().submit(inputs, sampling)
+
+    def wait(self, ticket: int) -> StepOutput:
+        out = super().wait(ticket)
+        rows = np.arange(len(out.tokens), dtype=np.float32)
+        width = out.top_ids.shape[1]
+        ids = np.where(np.arange(width) < 2, np.arange(width), -1) + np.zeros_like(out.top_ids)
+        values = -rows[:, None] - np.arange(width, dtype=np.float32)
+        return StepOutput(out.tokens, -rows, ids.astype(np.int32), values, None, out.seconds, ranks=out.ranks)
+
+
+def runner_with(*requests: SampledRequest) -> tuple[Runner, Recorder]:
+    executor = Recorder()
+    runner = Runner(executor, VOCAB, print)
+    for request in requests:
+        runner.add(request)
+    return runner, executor
+
+
+def batch_of(*chunks: Chunk) -> Batch:
+    return Batch(0, chunks)
+
+
+def request_with(
+    name: str, prompt: list[int], blocks: list[int], sampling: Sampling | None = None, **fields: int
+) -> SampledRequest:
+    request = SampledRequest(name, prompt, 100, sampling=sampling or Sampling(), seed=0, **fields)
+    request.block_ids = blocks
+    return request
+
+
+def test_a_mixed_batch_becomes_flat_arrays() -> None:
+    prefill = request_with("a", [10, 11, 12, 13, 14], [3, 4])
+    decode = request_with("b", [20, 21], [7])
+    decode.append(22)
+    partial = request_with("c", [30, 31, 32, 33], [9])
+    runner, executor = runner_with(prefill, decode, partial)
+    step = runner.submit(
+        batch_of(
+            Chunk(prefill, 2, 3, samples=True),
+            Chunk(decode, 2, 1, samples=True),
+            Chunk(partial, 0, 2, samples=False),
+        )
+    )
+    inputs = executor.inputs[0]
+    assert inputs.tokens.tolist() == [12, 13, 14, 22, 30, 31]
+    assert inputs.positions.tolist() == [2, 3, 4, 2, 0, 1]
+    assert inputs.sequence_starts.tolist() == [0, 3, 4, 6]
+    assert inputs.block_tables.tolist() == [[3, 4], [7, 0], [9, 0]]
+    assert inputs.logit_rows.tolist() == [2, 3]
+    kinds = {name: getattr(inputs, name).dtype for name in inputs.__slots__}
+    assert kinds.pop("patches") == np.float32  # of images
+    assert set(kinds.values()) == {np.dtype(np.int32)}
+    assert executor.sampling[0].position.tolist() == [5, 3]
+    assert step.shape.rows == 6
+    assert step.shape.kv_tokens == 5 + 3 + 2
+    assert step.shape.attended == (3 + 4 + 5) + 3 + (1 + 2)
+    tokens = runner.wait(step).tokens
+    assert [[type(token) for token in drawn] for drawn in tokens] == [[int], [int], []]
+
+
+def test_block_tables_follow_growth_and_preemption() -> None:
+    request = request_with("a", [1, 2, 3], [5])
+    runner, executor = runner_with(request)
+    batch = batch_of(Chunk(request, 0, 3, samples=True))
+    runner.submit(batch)
+    request.block_ids = [5, 6, 2]
+    runner.submit(batch)
+    request.num_preemptions += 1
+    request.block_ids = [8, 1, 0]
+    runner.submit(batch)
+    tables = [inputs.block_tables.tolist() for inputs in executor.inputs]
+    assert tables == [[[5]], [[5, 6, 2]], [[8, 1, 0]]]
+
+
+def test_groups_of_layers_have_tables_one_after_the_other() -> None:
+    """A request's table has rows of a block for each group; empty places are 0."""
+    long = request_with("a", [1] * 5, [4, -1, 5, 6, 7, 8])
+    short = request_with("b", [2], [2, 3])
+    executor = Recorder()
+    runner = Runner(executor, VOCAB, print, joining(replace(scheduler_config(), windows=(None, 8))))
+    for request in (long, short):
+        runner.add(request)
+    runner.submit(batch_of(Chunk(long, 4, 1, samples=True), Chunk(short, 0, 1, samples=True)))
+    tables = executor.inputs[0].block_tables
+    assert tables.tolist() == [[4, 5, 7], [2, 0, 0], [0, 6, 8], [3, 0, 0]]
+    assert tables.flags.c_contiguous
+    runner.submit(batch_of(Chunk(short, 0, 1, samples=True)))
+    assert executor.inputs[1].block_tables.tolist() == [[2], [3]]
+    assert executor.inputs[1].block_tables.flags.c_contiguous
+
+
+def test_logprobs_go_to_the_chunks_that_asked() -> None:
+    asks = request_with("a", [1], [0], Sampling(logprobs=3))
+    not_asks = request_with("b", [2], [1])
+    alone = request_with("c", [3], [2], Sampling(logprobs=0))
+    runner, _ = runner_with(not_asks, asks, alone)
+    result = runner.wait(
+        runner.submit(batch_of(*(Chunk(r, 0, 1, samples=True) for r in (not_asks, asks, alone))))
+    )
+    assert result.has_logprobs
+    assert result.logprobs(0) == []
+    (report,) = result.logprobs(1)
+    assert (report.token, report.logprob) == (*result.tokens[1], -1.0)
+    assert report.top == [(0, -1.0), (1, -2.0)]
+    assert result.logprobs(2)[0].top == []
+
+
+def prompt_chunks(request: Request, runner: Runner, sizes: list[int]) -> list[Step]:
+    start, steps = 0, []
+    for size in sizes:
+        samples = start + size == len(request.tokens)
+        steps.append(runner.submit(batch_of(Chunk(request, start, size, samples=samples))))
+        start += size
+    return steps
+
+
+def test_prompt_logprobs_ask_for_each_prompt_token_once() -> None:
+    prompt = [10, 11, 12, 13, 14]
+    request = request_with("a", prompt, [0], Sampling(prompt_logprobs=1), prompt_logits=True)
+    runner, executor = runner_with(request)
+    steps = prompt_chunks(request, runner, [2, 1, 2])
+    assert [inputs.logit_rows.tolist() for inputs in executor.inputs] == [[0, 1], [0], [0, 1]]
+    assert [s.chosen.tolist() for s in executor.sampling] == [[11, 12], [13], [14, -1]]
+    assert [s.top_logprobs.tolist() for s in executor.sampling] == [[1, 1], [1], [1, -1]]
+    results = [runner.wait(step) for step in steps]
+    reports = [report.token for result in results for report in result.prompt_logprobs(0)]
+    assert reports == prompt[1:]
+    assert [len(result.tokens[0]) for result in results] == [0, 0, 1]
+    assert results[2].logprobs(0) == []
+
+
+def test_a_preempted_prompt_is_not_reported_twice() -> None:
+    request = request_with("a", [10, 11, 12, 13], [0], Sampling(prompt_logprobs=0), prompt_logits=True)
+    runner, executor = runner_with(request)
+    prompt_chunks(request, runner, [3])
+    request.num_preemptions += 1
+    prompt_chunks(request, runner, [4])
+    assert executor.sampling[0].chosen.tolist() == [11, 12, 13]
+    assert executor.sampling[1].chosen.tolist() == [-1]
+
+
+def test_a_batch_that_draws_nothing_has_no_logit_rows() -> None:
+    request = request_with("a", [1, 2, 3], [0])
+    runner, executor = runner_with(request)
+    step = runner.submit(batch_of(Chunk(request, 0, 2, samples=False)))
+    assert executor.inputs[0].logit_rows.shape == (0,)
+    assert runner.wait(step).tokens == [[]]
+    assert not runner.wait(runner.submit(batch_of(Chunk(request, 2, 1, samples=True)))).has_logprobs
