@@ -25,7 +25,7 @@ from corepipe.models import hub
 from corepipe.neuron.axes import columns, vocabulary
 from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.neuron.formats import FORMATS
-from corepipe.serving.api.cassettes.recording import CassetteMetrics
+from corepipe.serving.api.cassettes.server_cassettes import CassetteMetrics
 from corepipe.serving.api.http.connection_limit import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.http.inject import InjectedFaults
 from corepipe.serving.api.routes.table import ROUTES

@@ -22,7 +22,7 @@ from corepipe.cli.flags.settings import flag_of
 from corepipe.engine.config import validated
 from corepipe.errors import UserError
 from corepipe.kernels import native
-from corepipe.serving.api.cassettes.recording import Deck
+from corepipe.serving.api.cassettes.server_cassettes import Deck
 from corepipe.serving.config import ServerConfig
 from tests.servers import PATIENCE_SECONDS, TINY, Served, run, served, until
 

@@ -97,10 +97,8 @@ def test_a_server_imports_nothing_that_only_some_servers_need() -> None:
     assert {"corepipe.serving.api.app", "corepipe.models.registry"} < found
     several, engine = "corepipe.cli.start.shares", "corepipe.engine.assembly.assembly"
     assert found & {several, engine, "corepipe.neuron.host.executor", "corepipe.scheduler.scheduler"} == set()
-    assert (
-        found & {"corepipe.serving.api.cassettes.recording", "corepipe.cli.start.replay", "rich.progress"}
-        == set()
-    )
+    cassettes = "corepipe.serving.api.cassettes.server_cassettes"
+    assert found & {cassettes, "corepipe.cli.start.replay", "rich.progress"} == set()
     assert found & {"httpx", "jinja2", "transformers", "llguidance"} == set()
 
 

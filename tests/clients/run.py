@@ -81,7 +81,7 @@ class Client:
     def command(self, heard: Path | None = None) -> list[str]:
         """How it is run; raises LookupError with what is missing.
 
-        heard: where to write down what it hears (`tests.clients.heard`), of a client in Python.
+        heard: where to write down what it hears (`tests.clients.answer_log`), of a client in Python.
         """
         if self.of_node:
             if shutil.which("node") is None:
@@ -94,7 +94,7 @@ class Client:
         python = ENVIRONMENTS / self.environment / "bin" / "python"
         if not python.exists():
             raise LookupError(f"{python.parent.parent.relative_to(ROOT)} is not there: make clients")
-        listening = [] if heard is None else ["tests.clients.heard", str(heard)]
+        listening = [] if heard is None else ["tests.clients.answer_log", str(heard)]
         return [str(python), "-m", *listening, f"tests.clients.{Path(self.file).stem}"]
 
 

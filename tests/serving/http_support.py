@@ -32,7 +32,7 @@ from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.answering.service import GENERATES
 from corepipe.serving.api.app import create_app, make_server
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
-from corepipe.serving.api.cassettes.recording import Deck
+from corepipe.serving.api.cassettes.server_cassettes import Deck
 from corepipe.serving.api.http.listeners import listen_all
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.supervision.streams import OutputStream

@@ -28,7 +28,7 @@ from corepipe.version import __version__
 
 if TYPE_CHECKING:
     from corepipe.cli.start.fleet_client import AnnouncedFleet
-    from corepipe.serving.api.cassettes.recording import Deck
+    from corepipe.serving.api.cassettes.server_cassettes import Deck
 
 
 def launch(start: Starting) -> None:
@@ -100,7 +100,7 @@ def _deck(server: ServerConfig) -> Deck | None:
     """What is recorded or replayed, where something is.  Raises UserError."""
     if server.record is None and server.replay is None:
         return None
-    from corepipe.serving.api.cassettes.recording import Deck  # noqa: PLC0415 -- who has no cassettes does without
+    from corepipe.serving.api.cassettes.server_cassettes import Deck  # noqa: PLC0415 -- who has no cassettes does without
 
     return Deck(server)
 

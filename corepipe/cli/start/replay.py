@@ -10,7 +10,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, serve
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
-from corepipe.serving.api.cassettes.recording import Deck
+from corepipe.serving.api.cassettes.server_cassettes import Deck
 from corepipe.serving.api.http.port_router import Port
 from corepipe.serving.config import ServerConfig
 from corepipe.version import __version__

@@ -59,7 +59,7 @@ from corepipe.signals import Handler, answered
 
 if TYPE_CHECKING:  # heavy
     from corepipe.models.text.tokenizer import Tokenizer
-    from corepipe.serving.api.cassettes.recording import Deck
+    from corepipe.serving.api.cassettes.server_cassettes import Deck
     from corepipe.serving.supervision.client import EngineClient
 
 OTHER_CONNECTIONS = 64

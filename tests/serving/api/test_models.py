@@ -18,7 +18,7 @@ from corepipe.engine.messages import Ready
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.app import create_app_of, make_server
-from corepipe.serving.api.cassettes.recording import Deck
+from corepipe.serving.api.cassettes.server_cassettes import Deck
 from corepipe.serving.api.http.listeners import listen_all
 from corepipe.serving.config import ServerConfig
 from tests.servers import PATIENCE_SECONDS, metric_of, until

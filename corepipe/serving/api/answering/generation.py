@@ -13,7 +13,7 @@ from corepipe.answers.parts import Prompt
 from corepipe.answers.text_answer import Echo, TextAnswer
 from corepipe.engine.messages import Predicted, Submit
 from corepipe.serving.api.answering.choice import Choice, Details
-from corepipe.serving.api.answering.news import News, news_of
+from corepipe.serving.api.answering.output_streams import News, news_of
 from corepipe.serving.api.answering.rendering import Emulated, Part, Renderer, Usage
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import Trace, charged, followed

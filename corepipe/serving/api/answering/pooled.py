@@ -18,12 +18,12 @@ from starlette.types import Receive, Scope, Send
 from corepipe.engine.messages import Output, Submit
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.answering.choice import failure
-from corepipe.serving.api.answering.cut import Cut
 from corepipe.serving.api.answering.endpoint import asks_device, naming, read_request
 from corepipe.serving.api.answering.rendering import Emulated
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import TRACE, Trace, charged, followed
 from corepipe.serving.api.answering.texts import Prompt, Reading
+from corepipe.serving.api.answering.truncation import Cut
 from corepipe.serving.api.bodies.protocol import MAX_TOKENS, REQUEST_ID, ModelRequest, Neutral
 from corepipe.serving.api.http.errors import invalid, unavailable
 from corepipe.serving.api.http.tenants import Tenant, tenant_of

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from starlette.types import Receive
 
-from corepipe.serving.api.answering.news import while_connected
+from corepipe.serving.api.answering.output_streams import while_connected
 from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.http.tenants import Quota
 from corepipe.serving.supervision.streams import OutputStream

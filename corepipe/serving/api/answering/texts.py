@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from corepipe.serving.api.answering.cut import READABLE, Cut
 from corepipe.serving.api.answering.service import Service, check_length, encoded
+from corepipe.serving.api.answering.truncation import READABLE, Cut
 from corepipe.serving.api.http.errors import ApiError, invalid
 
 MAX_ENTRIES = 2048

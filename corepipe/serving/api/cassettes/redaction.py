@@ -27,7 +27,7 @@ from corepipe.errors import UserError
 from corepipe.serving.api.bodies.protocol import decode
 from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece, events_of
 from corepipe.serving.api.cassettes.json_path import parse_path
-from corepipe.serving.api.cassettes.redacting import DEFAULT, Part, Rule, blank, echoes, redact, without
+from corepipe.serving.api.cassettes.replacement import DEFAULT, Part, Rule, blank, echoes, redact, without
 from corepipe.serving.api.http.errors import invalid
 
 MAX_FILE = 64 * 1024

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.errors import shown
 from corepipe.serving.api.answering.models import Models
-from corepipe.serving.api.answering.news import while_connected
+from corepipe.serving.api.answering.output_streams import while_connected
 from corepipe.serving.api.answering.service import STATES
 from corepipe.serving.api.cassettes.exchange import Answered, Asked
 from corepipe.serving.api.cassettes.library import Library

@@ -26,12 +26,12 @@ from corepipe.answers.text_answer import Echo
 from corepipe.models.text.chat import TemplateRefusalError
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.answering.answers import DeviceTimes, FinishReason, Strict, Usage
-from corepipe.serving.api.answering.cut import Cut
 from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
 from corepipe.serving.api.answering.generation import Plan
 from corepipe.serving.api.answering.rendering import ChoicesRenderer, Shape
 from corepipe.serving.api.answering.service import LONG_TEXT, Service
 from corepipe.serving.api.answering.token_details import PromptDetails, Vocabulary
+from corepipe.serving.api.answering.truncation import Cut
 from corepipe.serving.api.bodies.messages import MAX_TEMPLATE, Conversation, Plain, joined, with_objects
 from corepipe.serving.api.bodies.protocol import (
     MAX_LOGPROBS,

@@ -11,12 +11,12 @@ from corepipe.answers.parts import Finish, Logprobs
 from corepipe.answers.text_answer import Echo
 from corepipe.engine.messages import TokenLogprobs
 from corepipe.serving.api.answering.answers import DeviceTimes, FinishReason, Strict, Usage
-from corepipe.serving.api.answering.cut import Cut
 from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
 from corepipe.serving.api.answering.generation import Plan
 from corepipe.serving.api.answering.rendering import Shape
 from corepipe.serving.api.answering.texts import check_ids, entries
 from corepipe.serving.api.answering.token_details import PromptDetails, Vocabulary
+from corepipe.serving.api.answering.truncation import Cut
 from corepipe.serving.api.bodies.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,

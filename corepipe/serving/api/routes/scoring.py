@@ -9,10 +9,10 @@ import numpy as np
 
 from corepipe.answers.values import activated, normalized
 from corepipe.models.tasks import Activation, Task
-from corepipe.serving.api.answering.cut import Cut
 from corepipe.serving.api.answering.pooled import Result
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.texts import Pair, Prompt, Reading, read_entries, read_pairs
+from corepipe.serving.api.answering.truncation import Cut
 from corepipe.serving.api.answering.values import array
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import InputType, named_prompt

@@ -16,8 +16,8 @@ from corepipe.errors import UserError
 from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece
 from corepipe.serving.api.cassettes.file_format import to_text
 from corepipe.serving.api.cassettes.json_path import parse_path, places
-from corepipe.serving.api.cassettes.redacting import Rule
 from corepipe.serving.api.cassettes.redaction import Redaction, read_redaction
+from corepipe.serving.api.cassettes.replacement import Rule
 
 SECRET = "sk-4f9a8b7c6d5e"
 JSON = {"content-type": "application/json"}

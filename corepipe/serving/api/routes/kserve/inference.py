@@ -18,7 +18,6 @@ from starlette.types import Receive, Scope, Send
 from corepipe.answers.values import activated
 from corepipe.models.tasks import Images, Task, TaskInfo
 from corepipe.serving.api.answering.answers import Strict
-from corepipe.serving.api.answering.cut import Cut
 from corepipe.serving.api.answering.images import of_pixels
 from corepipe.serving.api.answering.models import VERSION, named_in_path
 from corepipe.serving.api.answering.pooled import Asked, Naming, Pooling, Result, answer
@@ -34,6 +33,7 @@ from corepipe.serving.api.answering.texts import (
     read_pairs,
     too_long,
 )
+from corepipe.serving.api.answering.truncation import Cut
 from corepipe.serving.api.answering.values import array
 from corepipe.serving.api.bodies.protocol import MAX_TOKENS, ModelRequest, parse
 from corepipe.serving.api.http.errors import invalid

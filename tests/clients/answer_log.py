@@ -1,4 +1,4 @@
-"""Runs a client, and writes down what it hears: `python -m tests.clients.heard FILE MODULE`.
+"""Runs a client, and writes down what it hears: `python -m tests.clients.answer_log FILE MODULE`.
 
 A line of JSON for each answer that came to its end: what was asked, the status, and the SHA-256 of all bytes.
 Runs in the client's own environment: all of them ask by httpx, or by httpx2, which is its like.
