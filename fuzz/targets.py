@@ -276,7 +276,7 @@ def template(data: bytes) -> None:
     gc.disable()  # what others have left ends its processes when it is collected
     watch().looking = True
     try:
-        chat_sandbox.Sandbox(text).render(messages, {"tools": None, "add_generation_prompt": True})
+        chat_sandbox.CompiledTemplate(text).render(messages, {"tools": None, "add_generation_prompt": True})
     except Exception:  # noqa: S110 -- whatever its expressions raise, the process answers with it
         pass
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.models.tasks import Activation
+from corepipe.models.tasks import ScoreActivation
 
 F32 = npt.NDArray[np.float32]
 
@@ -20,13 +20,13 @@ def normalized(vectors: F32) -> F32:
     return unit
 
 
-def activated(scores: F32, activation: Activation) -> F32:
+def activated(scores: F32, activation: ScoreActivation) -> F32:
     """Of rows of scores [rows, labels], added up in float64."""
     wide = scores.astype(np.float64)
-    if activation is Activation.SOFTMAX:
+    if activation is ScoreActivation.SOFTMAX:
         powers = np.exp(wide - wide.max(-1, keepdims=True))
         wide = powers / powers.sum(-1, keepdims=True)
-    elif activation is Activation.SIGMOID:
+    elif activation is ScoreActivation.SIGMOID:
         small = np.exp(-np.abs(wide))  # never overflows
         wide = np.where(wide >= 0, 1, small) / (1 + small)
     return wide.astype(np.float32)

@@ -12,7 +12,7 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
 from corepipe.models.tasks import Images
 from corepipe.models.vision.preprocessing import FILE
-from corepipe.models.vision.reader import ImageReader, Setting
+from corepipe.models.vision.reader import ImageReader, ImageSetting
 from corepipe.sandbox import MAX_FRAME
 
 if TYPE_CHECKING:  # who gives its images has imported it
@@ -55,10 +55,10 @@ class Pictures:
         return ImageReader(self._setting)
 
     @cached_property
-    def _setting(self) -> Setting:
+    def _setting(self) -> ImageSetting:
         if self._images.preprocessing is None:
             raise UserError(f"the model's directory has no {FILE} that says how images are made ready")
-        return Setting(self._images.preprocessing, self._images.size)
+        return ImageSetting(self._images.preprocessing, self._images.size)
 
     def _pixels(self, given: object) -> bytes:
         if isinstance(given, str | Path):

@@ -12,7 +12,7 @@ from corepipe.engine.messages import DeviceTimes, Output, Submit
 from corepipe.errors import UserError, shown
 from corepipe.library.images import Pictures
 from corepipe.library.prompts import Prompt, listed, several
-from corepipe.models.tasks import Activation, Task, TaskInfo
+from corepipe.models.tasks import ScoreActivation, Task, TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.scheduler.request import FinishReason
 
@@ -161,7 +161,7 @@ class Texts:
     def classification(self, text: EncodedText, *, use_activation: bool) -> ClassificationOutput:
         """Of a text that has come back."""
         task = self._task
-        scores = activated(text.values, task.activation if use_activation else Activation.IDENTITY)
+        scores = activated(text.values, task.activation if use_activation else ScoreActivation.IDENTITY)
         labels = [task.labels[at] for at in scores.argmax(axis=1).tolist()]
         ids = text.submit.prompt
         if task.per_token:

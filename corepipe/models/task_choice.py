@@ -11,7 +11,17 @@ from types import MappingProxyType
 from corepipe.errors import UserError, shown
 from corepipe.models.fields import MAX_POSITIONS, MAX_VOCAB, Fields, read_json
 from corepipe.models.sentence_transformers import SentenceModel, read_activation
-from corepipe.models.tasks import Activation, Dense, Head, Images, Normalize, Scores, Task, TaskInfo, Vectors
+from corepipe.models.tasks import (
+    ClassScores,
+    Dense,
+    Head,
+    Images,
+    ScoreActivation,
+    Task,
+    TaskInfo,
+    TextVectors,
+    UnitLength,
+)
 from corepipe.models.vision.preprocessing import COLOURS, read_preprocessing
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import PoolingMode
@@ -23,11 +33,11 @@ MAX_LABEL = 1 << 10
 MAX_IMAGE = 1 << 23
 """Numbers of an image: 1,672 pixels a side, and half a frame of what goes to the engine."""
 
-PROBLEMS: Mapping[str, Activation] = MappingProxyType(
+PROBLEMS: Mapping[str, ScoreActivation] = MappingProxyType(
     {
-        "multi_label_classification": Activation.SIGMOID,
-        "regression": Activation.IDENTITY,
-        "single_label_classification": Activation.SOFTMAX,
+        "multi_label_classification": ScoreActivation.SIGMOID,
+        "regression": ScoreActivation.IDENTITY,
+        "single_label_classification": ScoreActivation.SOFTMAX,
     }
 )
 """Of a classifier, by a config's problem_type."""
@@ -111,7 +121,7 @@ def _embed(subject: Subject) -> TaskInfo:
     if not (subject.encoder or subject.graph.is_decoder):
         raise _refused(subject, Task.EMBED, "it is neither an encoder nor a decoder alone")
     sentence, causal = subject.sentence, subject.graph.causal
-    head = sentence.head or Vectors(PoolingMode.LAST if causal else PoolingMode.MEAN)
+    head = sentence.head or TextVectors(PoolingMode.LAST if causal else PoolingMode.MEAN)
     if causal and head.pooling is not PoolingMode.LAST:
         raise _refused(subject, Task.EMBED, f"{head.pooling} pooling of a decoder is not supported")
     widths = [step.width for step in head.steps if isinstance(step, Dense)]
@@ -122,7 +132,7 @@ def _embed(subject: Subject) -> TaskInfo:
         dimensions=width,
         prompts=sentence.prompts,
         default_prompt=sentence.default_prompt,
-        normalized=any(isinstance(step, Normalize) for step in head.steps[-1:]),
+        normalized=any(isinstance(step, UnitLength) for step in head.steps[-1:]),
         matryoshka=_matryoshka(subject.fields, width),
         types=_types(subject),
         head=head,
@@ -139,13 +149,13 @@ def _classify(task: Task, subject: Subject) -> TaskInfo:
     per_token = subject.architecture.endswith(TOKENS)
     if task is Task.SCORE and (len(labels) != 1 or not subject.architecture.endswith(SEQUENCE)):
         raise _refused(subject, task, f"a score is one number a text, this gives {len(labels)} classes")
-    head: Head = Scores(len(labels), per_token, taught=subject.architecture.endswith(TAUGHT))
+    head: Head = ClassScores(len(labels), per_token, taught=subject.architecture.endswith(TAUGHT))
     return TaskInfo(
         task=task,
         max_tokens=_max_tokens(subject),
         dimensions=len(labels),
         labels=labels,
-        activation=Activation.SOFTMAX if per_token else _activation(task, subject, len(labels)),
+        activation=ScoreActivation.SOFTMAX if per_token else _activation(task, subject, len(labels)),
         prompts=subject.sentence.prompts,
         default_prompt=subject.sentence.default_prompt,
         per_token=per_token,
@@ -200,7 +210,7 @@ def _labels(fields: Fields) -> tuple[str, ...]:
     return names
 
 
-def _activation(task: Task, subject: Subject, labels: int) -> Activation:
+def _activation(task: Task, subject: Subject, labels: int) -> ScoreActivation:
     """What sentence-transformers' files name; else a sigmoid for one label, and for more what the config's
     problem is."""
     fields = subject.fields
@@ -213,8 +223,8 @@ def _activation(task: Task, subject: Subject, labels: int) -> Activation:
     if named is not None:
         return named
     if task is Task.SCORE:
-        return Activation.SIGMOID
-    default = Activation.SIGMOID if labels == 1 else Activation.SOFTMAX
+        return ScoreActivation.SIGMOID
+    default = ScoreActivation.SIGMOID if labels == 1 else ScoreActivation.SOFTMAX
     problem = fields.text("problem_type", "")
     if problem and problem not in PROBLEMS:
         raise fields.error(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from corepipe.models.vision.preprocessing import Preprocessing, Size
+from corepipe.models.vision.preprocessing import ImageSize, Preprocessing
 from corepipe.neuron.formats import Function
 from corepipe.neuron.ops import PoolingMode
 
@@ -20,7 +20,7 @@ class Task(StrEnum):
     SCORE = "score"
 
 
-class Activation(StrEnum):
+class ScoreActivation(StrEnum):
     """What scores go through before they are told."""
 
     SOFTMAX = "softmax"
@@ -39,20 +39,20 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
-class Normalize:
+class UnitLength:
     """Divides a vector by its length."""
 
 
 @dataclass(frozen=True, slots=True)
-class Vectors:
+class TextVectors:
     """A vector of each text: its rows pooled, then so many steps."""
 
     pooling: PoolingMode
-    steps: tuple[Dense | Normalize, ...] = ()
+    steps: tuple[Dense | UnitLength, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ClassScores:
     """So many numbers of each text, or of each of its tokens; `taught`: the mean of two heads (DeiT's)."""
 
     labels: int
@@ -60,7 +60,7 @@ class Scores:
     taught: bool = False
 
 
-Head = Vectors | Scores
+Head = TextVectors | ClassScores
 """What is put on a model's hidden states."""
 
 
@@ -76,8 +76,8 @@ class Images:
     preprocessing: Preprocessing | None
 
     @property
-    def size(self) -> Size:
-        return Size(*self.shape[1:])
+    def size(self) -> ImageSize:
+        return ImageSize(*self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class TaskInfo:
     max_tokens: int
     dimensions: int
     labels: tuple[str, ...] = ()
-    activation: Activation = Activation.IDENTITY
+    activation: ScoreActivation = ScoreActivation.IDENTITY
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     normalized: bool = False

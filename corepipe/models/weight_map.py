@@ -30,7 +30,7 @@ F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorRows:
     """Some rows, in this order, of a tensor with `count` rows; `tensor` None: of the weight's own tensor.
 
     Where a checkpoint keeps what another tensor has in others by itself, it is all of that.
@@ -89,7 +89,7 @@ class WeightMap:
     prefix: str = "model."
     prefixes: tuple[str, ...] = ("",)
     spellings: tuple[tuple[str, str], ...] = ()
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, TensorRows] = field(default_factory=dict)
     transposed: tuple[str, ...] = ()
     less_one: tuple[str, ...] = ()
     stacked: Mapping[str, Stacked] = field(default_factory=dict)
@@ -121,27 +121,27 @@ class WeightMap:
         return digest.hexdigest()
 
 
-def in_turn(tensor: str, widths: Mapping[str, int]) -> dict[str, Part]:
+def in_turn(tensor: str, widths: Mapping[str, int]) -> dict[str, TensorRows]:
     """Modules of these widths, one after the other in a tensor."""
     count, start, parts = sum(widths.values()), 0, {}
     for name, width in widths.items():
-        parts[name] = Part(tensor, np.arange(start, start + width), count)
+        parts[name] = TensorRows(tensor, np.arange(start, start + width), count)
         start += width
     return parts
 
 
-def heads_in_turn(tensor: str, names: Iterable[str], heads: HeadLayout) -> dict[str, Part]:
+def heads_in_turn(tensor: str, names: Iterable[str], heads: HeadLayout) -> dict[str, TensorRows]:
     """All queries, then all keys, then all values."""
     return in_turn(tensor, dict(zip(names, _widths(heads, 1), strict=True)))
 
 
-def heads_by_group(tensor: str, names: Iterable[str], heads: HeadLayout) -> dict[str, Part]:
+def heads_by_group(tensor: str, names: Iterable[str], heads: HeadLayout) -> dict[str, TensorRows]:
     """For each key/value head its queries, its key and its value."""
     widths = _widths(heads, heads.kv_heads)
     ends = np.cumsum((0, *widths))
     rows = np.arange(heads.kv_heads * ends[-1]).reshape(heads.kv_heads, -1)
     return {
-        name: Part(tensor, rows[:, start:end].reshape(-1), rows.size)
+        name: TensorRows(tensor, rows[:, start:end].reshape(-1), rows.size)
         for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)
     }
 
@@ -152,7 +152,7 @@ def _widths(heads: HeadLayout, groups: int) -> tuple[int, int, int]:
     return heads.heads // groups * heads.head_dim, kv, kv
 
 
-def rotated_pairs(heads: HeadLayout, rotary_dim: int | None = None) -> dict[str, Part]:
+def rotated_pairs(heads: HeadLayout, rotary_dim: int | None = None) -> dict[str, TensorRows]:
     """Queries and keys, the first `rotary_dim` elements (None: all) of whose heads are rotated in adjacent
     pairs (0, 1), (2, 3) ...; the graph rotates (0, half), (1, half + 1) ..."""
     rotary = rotary_dim or heads.head_dim
@@ -160,7 +160,7 @@ def rotated_pairs(heads: HeadLayout, rotary_dim: int | None = None) -> dict[str,
     head = np.concatenate((pairs, np.arange(rotary, heads.head_dim)))
     counts = {"q_proj": heads.heads, "k_proj": heads.kv_heads}
     return {
-        name: Part(
+        name: TensorRows(
             None,
             (np.arange(count)[:, None] * heads.head_dim + head).reshape(-1),
             count * heads.head_dim,
@@ -170,11 +170,11 @@ def rotated_pairs(heads: HeadLayout, rotary_dim: int | None = None) -> dict[str,
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _WeightSource:
     """The tensor that has a weight, and what is to be done to it."""
 
     tensor: str
-    part: Part | None
+    part: TensorRows | None
     transposed: bool
     less_one: bool
 
@@ -346,7 +346,7 @@ class MappedCheckpoint:
             f"but the model's configuration asks for {list(wanted)}"
         )
 
-    def _source(self, name: str) -> _Source:
+    def _source(self, name: str) -> _WeightSource:
         """Where a weight of the graph is, or would be."""
         module, _, kind = name.rpartition(".")
         end, part = next((item for item in self._map.parts.items() if _ends(module, item[0])), ("", None))
@@ -355,7 +355,7 @@ class MappedCheckpoint:
         elif part is not None and part.tensor is not None:
             module = module.removesuffix(end) + part.tensor
         matrix = kind == "weight"
-        return _Source(
+        return _WeightSource(
             self._prefixed(f"{module}.{kind}"),
             part,
             transposed=matrix and module.endswith(self._map.transposed),
@@ -366,7 +366,7 @@ class MappedCheckpoint:
         """With the prefix and the spelling that this checkpoint has."""
         return next((other for other in self._map.spelled(name) if other in self._names), name)
 
-    def _present(self, source: _Source) -> str:
+    def _present(self, source: _WeightSource) -> str:
         """The tensor's name; raises UserError where there is none."""
         if source.tensor not in self._names:
             raise missing(self.path, source.tensor)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corepipe.models import package_fetch, registry
-from corepipe.models.cache import Held, Wanted, choose, in_use
+from corepipe.models.cache import CacheEntry, RemovalRule, choose, in_use
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host.weights import packed_weights
 from tests.servers import TINY, run, served, until
@@ -159,10 +159,10 @@ SIZES = st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=8)
 @given(SIZES, st.integers(0, 400))
 def test_the_least_recently_used_go_until_the_rest_fits(sizes: list[tuple[int, bool]], limit: int) -> None:
     held = [
-        Held("packed weights", "m", "int8", Path(str(i)), size, float(i), used)
+        CacheEntry("packed weights", "m", "int8", Path(str(i)), size, float(i), used)
         for i, (size, used) in enumerate(sizes)
     ]
-    chosen = choose(held, Wanted(max_bytes=limit), now=1e9)
+    chosen = choose(held, RemovalRule(max_bytes=limit), now=1e9)
     assert not any(one.in_use for one in chosen)
     kept = [one for one in held if one not in chosen]
     free = [one for one in held if not one.in_use]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from corepipe.engine.messages import Output, Submit
-from corepipe.models.tasks import Activation, Task, TaskInfo
+from corepipe.models.tasks import ScoreActivation, Task, TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from tests.serving.http_support import DEVICE, Script, Step
 
@@ -27,10 +27,10 @@ MATRYOSHKA = TaskInfo(
 )
 ANY_LENGTH = TaskInfo(Task.EMBED, MOST, WIDTH, normalized=True, matryoshka=())
 RAW = TaskInfo(Task.EMBED, MOST, WIDTH)
-CLASSIFY = TaskInfo(Task.CLASSIFY, MOST, 3, labels=LABELS, activation=Activation.SOFTMAX)
-TAG = TaskInfo(Task.CLASSIFY, MOST, 3, labels=LABELS, activation=Activation.SOFTMAX, per_token=True)
+CLASSIFY = TaskInfo(Task.CLASSIFY, MOST, 3, labels=LABELS, activation=ScoreActivation.SOFTMAX)
+TAG = TaskInfo(Task.CLASSIFY, MOST, 3, labels=LABELS, activation=ScoreActivation.SOFTMAX, per_token=True)
 SCORE = TaskInfo(
-    Task.SCORE, MOST, 1, labels=("LABEL_0",), activation=Activation.SIGMOID, pairs=True, types=True
+    Task.SCORE, MOST, 1, labels=("LABEL_0",), activation=ScoreActivation.SIGMOID, pairs=True, types=True
 )
 
 

@@ -70,7 +70,7 @@ def test_nothing_is_found(target: str) -> None:
 
 
 def test_a_template_that_reaches_out_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_sandbox.Sandbox, "render", lambda *_: Path("/dev/null").open().close())
+    monkeypatch.setattr(chat_sandbox.CompiledTemplate, "render", lambda *_: Path("/dev/null").open().close())
     with pytest.raises(FoundError, match=r"the template reached .*open"):
         TARGETS["template"](b"x")
 

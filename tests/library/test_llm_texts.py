@@ -11,12 +11,12 @@ from corepipe.answers.values import activated
 from corepipe.engine.batch.encoding import Encoding
 from corepipe.errors import UserError
 from corepipe.library.llm import LLM
-from corepipe.models.tasks import Activation, Task, TaskInfo
+from corepipe.models.tasks import ScoreActivation, Task, TaskInfo
 from tests.engine.engine_support import BAD, encoder
 from tests.library.test_llm import byte_tokenizer
 
 EMBED = TaskInfo(Task.EMBED, 16, 3, matryoshka=(2,), normalized=True, prompts={"q": "? ", "none": ""})
-CLASSIFY = TaskInfo(Task.CLASSIFY, 64, 3, ("a", "b", "c"), Activation.SOFTMAX)
+CLASSIFY = TaskInfo(Task.CLASSIFY, 64, 3, ("a", "b", "c"), ScoreActivation.SOFTMAX)
 
 
 def library(task: TaskInfo, encoding: Encoding | None = None) -> LLM:
@@ -78,7 +78,7 @@ def test_classes_are_probabilities_unless_asked_otherwise() -> None:
 
 
 def test_each_token_may_have_its_class() -> None:
-    task = TaskInfo(Task.CLASSIFY, 64, 3, ("a", "b", "c"), Activation.SOFTMAX, per_token=True)
+    task = TaskInfo(Task.CLASSIFY, 64, 3, ("a", "b", "c"), ScoreActivation.SOFTMAX, per_token=True)
     with library(task, Encoding(per_token=True)) as llm:
         (output,) = llm.classify([[1, 0, 0, 0]])
     assert output.scores.shape == (4, 3)
@@ -98,7 +98,7 @@ def test_vectors_are_compared_by_their_angle() -> None:
 
 
 def test_a_cross_encoder_reads_both_as_one() -> None:
-    task = TaskInfo(Task.SCORE, 16, 1, activation=Activation.SIGMOID, pairs=True)
+    task = TaskInfo(Task.SCORE, 16, 1, activation=ScoreActivation.SIGMOID, pairs=True)
     with library(task, Encoding(types=True)) as llm:
         outputs = llm.score("ab", ["c", "d" * 30])
     assert [output.prompt_token_ids for output in outputs] == [ids("abc"), ids("ab" + "d" * 14)]
@@ -134,6 +134,8 @@ def test_a_library_waits_for_nobody() -> None:
 
 def test_activations() -> None:
     rows = np.array([[0.0, 1.0, -1000.0]], np.float32)
-    assert activated(rows, Activation.IDENTITY).tolist() == rows.tolist()
-    assert activated(rows, Activation.SIGMOID)[0] == pytest.approx([0.5, 1 / (1 + np.exp(-1)), 0.0])
-    assert activated(rows, Activation.SOFTMAX)[0] == pytest.approx([1 / (1 + np.e), np.e / (1 + np.e), 0.0])
+    assert activated(rows, ScoreActivation.IDENTITY).tolist() == rows.tolist()
+    assert activated(rows, ScoreActivation.SIGMOID)[0] == pytest.approx([0.5, 1 / (1 + np.exp(-1)), 0.0])
+    assert activated(rows, ScoreActivation.SOFTMAX)[0] == pytest.approx(
+        [1 / (1 + np.e), np.e / (1 + np.e), 0.0]
+    )

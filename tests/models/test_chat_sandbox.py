@@ -7,11 +7,11 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 
 from corepipe.models.text import chat_sandbox
-from corepipe.models.text.chat_sandbox import Sandbox
+from corepipe.models.text.chat_sandbox import CompiledTemplate
 
 
 def render(text: str, *messages: dict[str, object], **variables: object) -> str:
-    return Sandbox(text).render(list(messages), variables)
+    return CompiledTemplate(text).render(list(messages), variables)
 
 
 def test_the_globals_and_filters_that_templates_expect() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.models.text.client_text import ClientText, Exchange, Guard
+from corepipe.models.text.client_text import ClientText, ClientTextExchange, PrivateCharacters
 
-EXCHANGE = Exchange(Guard("</>think|_", 0xF0000))
+EXCHANGE = ClientTextExchange(PrivateCharacters("</>think|_", 0xF0000))
 CHARACTERS = "</>tk|_ \nTKx\u00df\u0130"
 
 texts = st.text(CHARACTERS, max_size=8)

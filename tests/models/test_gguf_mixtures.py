@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Type
 from corepipe import LLM, SamplingParams
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.checkpoints.gguf_remade import REMADE
+from corepipe.models.checkpoints.gguf_restored import RESTORED
 from corepipe.models.registry import Model
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host.weights import InMemoryWeights, packed_weights, reader
@@ -125,7 +125,7 @@ def test_a_file_of_mamba_has_its_rates(name: str, tmp_path: Path) -> None:
 def test_any_rate_has_a_logarithm_that_gives_it_again() -> None:
     logarithms = np.random.default_rng(3).uniform(-4, 4, 100_000).astype(np.float32)
     rates = -np.exp(logarithms.astype(np.float64)).astype(np.float32)
-    again = REMADE["ssm_a"].made(rates[:, None])
+    again = RESTORED["ssm_a"].made(rates[:, None])
     np.testing.assert_array_equal(-np.exp(again.astype(np.float64)).astype(np.float32), rates)
 
 

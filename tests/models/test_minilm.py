@@ -8,7 +8,7 @@ import pytest
 from corepipe.models import hub, registry
 from corepipe.models.packaged import PACKAGED, is_there
 from corepipe.models.registry import Model
-from corepipe.models.tasks import Normalize, Task, TaskInfo, Vectors
+from corepipe.models.tasks import Task, TaskInfo, TextVectors, UnitLength
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import PoolingMode
 from tests.parity.texts import LENGTHS, LONG_LENGTHS, make_texts
@@ -25,7 +25,7 @@ def model() -> Model:
 
 def test_it_makes_vectors_of_texts(model: Model) -> None:
     task = model.task()
-    head = Vectors(PoolingMode.MEAN, (Normalize(),))
+    head = TextVectors(PoolingMode.MEAN, (UnitLength(),))
     assert task == TaskInfo(Task.EMBED, 256, 384, normalized=True, types=True, head=head, vocab_size=30522)
     model.check(model.graph(FORMATS["int8"], None, task))
 

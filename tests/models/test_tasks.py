@@ -11,7 +11,7 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.models.sentence_transformers import read_sentence_model
-from corepipe.models.tasks import Activation, Dense, Normalize, Scores, Task, TaskInfo, Vectors
+from corepipe.models.tasks import ClassScores, Dense, ScoreActivation, Task, TaskInfo, TextVectors, UnitLength
 from corepipe.neuron.formats import Function
 from corepipe.neuron.ops import PoolingMode
 
@@ -71,50 +71,52 @@ def test_a_checkpoint_says_what_it_is_for(config: dict[str, Any], task: Task, tm
 
 def test_an_encoder_that_says_nothing_is_pooled_by_the_mean(tmp_path: Path) -> None:
     told = task_of(tmp_path, SMALL)
-    assert told == TaskInfo(Task.EMBED, 64, 48, types=True, head=Vectors(PoolingMode.MEAN), vocab_size=100)
+    assert told == TaskInfo(
+        Task.EMBED, 64, 48, types=True, head=TextVectors(PoolingMode.MEAN), vocab_size=100
+    )
 
 
 def test_a_decoder_embeds_with_its_last_token(tmp_path: Path) -> None:
     told = task_of(tmp_path, LLAMA, "embed")
-    assert told == TaskInfo(Task.EMBED, 64, 48, head=Vectors(PoolingMode.LAST), vocab_size=100)
+    assert told == TaskInfo(Task.EMBED, 64, 48, head=TextVectors(PoolingMode.LAST), vocab_size=100)
 
 
 def test_classes_have_names(tmp_path: Path) -> None:
     labels = {"1": "good", "0": "bad", "2": "fair"}
     told = task_of(tmp_path, named("BertForSequenceClassification", id2label=labels))
-    assert (told.labels, told.dimensions, told.head) == (("bad", "good", "fair"), 3, Scores(3))
-    assert (told.activation, told.pairs, told.per_token) == (Activation.SOFTMAX, True, False)
+    assert (told.labels, told.dimensions, told.head) == (("bad", "good", "fair"), 3, ClassScores(3))
+    assert (told.activation, told.pairs, told.per_token) == (ScoreActivation.SOFTMAX, True, False)
     told = task_of(tmp_path, named("BertForTokenClassification"))
-    assert (told.labels, told.head) == (("LABEL_0", "LABEL_1"), Scores(2, per_token=True))
+    assert (told.labels, told.head) == (("LABEL_0", "LABEL_1"), ClassScores(2, per_token=True))
     assert (told.pairs, told.per_token) == (False, True)
 
 
 @pytest.mark.parametrize(
     ("changes", "files", "activation"),
     [
-        ({"num_labels": 1}, {}, Activation.SIGMOID),
-        ({"problem_type": "multi_label_classification"}, {}, Activation.SIGMOID),
-        ({"problem_type": "single_label_classification"}, {}, Activation.SOFTMAX),
-        ({"problem_type": "regression"}, {}, Activation.IDENTITY),
+        ({"num_labels": 1}, {}, ScoreActivation.SIGMOID),
+        ({"problem_type": "multi_label_classification"}, {}, ScoreActivation.SIGMOID),
+        ({"problem_type": "single_label_classification"}, {}, ScoreActivation.SOFTMAX),
+        ({"problem_type": "regression"}, {}, ScoreActivation.IDENTITY),
         (
             {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
             {},
-            Activation.IDENTITY,
+            ScoreActivation.IDENTITY,
         ),
         (
             {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
             {},
-            Activation.IDENTITY,
+            ScoreActivation.IDENTITY,
         ),
         (
             {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
             {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
-            Activation.SIGMOID,
+            ScoreActivation.SIGMOID,
         ),
     ],
 )
 def test_scores_go_through_what_the_files_name(
-    changes: dict[str, Any], files: dict[str, Any], activation: Activation, tmp_path: Path
+    changes: dict[str, Any], files: dict[str, Any], activation: ScoreActivation, tmp_path: Path
 ) -> None:
     config = named("BertForSequenceClassification", **changes)
     write(tmp_path, {"config_sentence_transformers.json": files})
@@ -177,7 +179,7 @@ def test_a_directory_of_sentence_transformers(tmp_path: Path) -> None:
         },
     )
     told = task_of(tmp_path, {**SMALL, "matryoshka_dimensions": [10, 20]})
-    steps = (Dense("2_Dense", 20, bias=False, function=Function.TANH), Normalize())
+    steps = (Dense("2_Dense", 20, bias=False, function=Function.TANH), UnitLength())
     assert told == TaskInfo(
         task=Task.EMBED,
         max_tokens=40,
@@ -187,7 +189,7 @@ def test_a_directory_of_sentence_transformers(tmp_path: Path) -> None:
         normalized=True,
         matryoshka=(10, 20),
         types=True,
-        head=Vectors(PoolingMode.FIRST, steps),
+        head=TextVectors(PoolingMode.FIRST, steps),
         vocab_size=100,
     )
 
@@ -206,7 +208,7 @@ def test_poolings_of_old_and_new_releases(
     config: dict[str, object], pooling: PoolingMode, tmp_path: Path
 ) -> None:
     write(tmp_path, {"modules.json": MODULES, "1_Pooling/config.json": config})
-    assert read_sentence_model(tmp_path).head == Vectors(pooling)
+    assert read_sentence_model(tmp_path).head == TextVectors(pooling)
 
 
 @pytest.mark.parametrize(

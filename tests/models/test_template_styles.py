@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from corepipe.errors import UserError
-from corepipe.models.text.chat import Answer, ChatTemplate, Job, TemplateRefusalError
-from corepipe.models.text.chat_sandbox import Sandbox
+from corepipe.models.text.chat import ChatTemplate, RenderedChat, RenderJob, TemplateRefusalError
+from corepipe.models.text.chat_sandbox import CompiledTemplate
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.bodies.messages import plain_messages
 from tests.models.template_styles import BOTH, FIRST, MIXED, PARTS, PLAIN_TOKENS, TEXTS, TOKENS
@@ -75,13 +75,13 @@ class Direct(ChatTemplate):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._sandbox = Sandbox(text)
+        self._sandbox = CompiledTemplate(text)
 
-    def _ask(self, asked: Job) -> Answer:
+    def _ask(self, asked: RenderJob) -> RenderedChat:
         try:
-            return Answer(self._sandbox.answer(asked))
+            return RenderedChat(self._sandbox.answer(asked))
         except Exception as error:
-            return Answer(error=str(error))
+            return RenderedChat(error=str(error))
 
 
 @functools.cache

@@ -18,11 +18,11 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from corepipe.errors import UserError
 from corepipe.models.vision.decoding import open_image, pixels_of
-from corepipe.models.vision.preprocessing import Preprocessing, Size, read_preprocessing
-from corepipe.models.vision.reader import ImageReader, Setting
+from corepipe.models.vision.preprocessing import ImageSize, Preprocessing, read_preprocessing
+from corepipe.models.vision.reader import ImageReader, ImageSetting
 from tests.pictures import encoded, hostile, picture, readable
 
-WANTED = Size(48, 48)
+WANTED = ImageSize(48, 48)
 STEPS = Preprocessing(resize=WANTED, resample=3, rescale=1 / 255, normalize=((0.5,) * 3, (0.25,) * 3))
 GOOD, HOSTILE = readable(), hostile()
 MEMORY = 400 << 20
@@ -57,7 +57,7 @@ def test_every_bit_is_transformers(processor: type, options: dict, side: int, tm
     for width, height in ((90, 70), (side, side), (301, 18), (1, 1), (1, 700), (33, 47)):
         data = encoded(picture(width, height))
         wanted = theirs(load_image(Image.open(io.BytesIO(data))), return_tensors="np")["pixel_values"][0]
-        found = pixels_of(open_image(data), steps, Size(side, side))
+        found = pixels_of(open_image(data), steps, ImageSize(side, side))
         assert found.dtype == np.float32
         assert np.array_equal(found, wanted), (width, height)
 
@@ -99,7 +99,7 @@ def test_files_of_the_first_checkpoints_mean_the_same(processor: type, config: d
     theirs = processor.from_pretrained(tmp_path)
     data = encoded(picture(131, 77))
     wanted = theirs(load_image(Image.open(io.BytesIO(data))), return_tensors="np")["pixel_values"][0]
-    assert np.array_equal(pixels_of(open_image(data), steps, Size(224, 224)), wanted)
+    assert np.array_equal(pixels_of(open_image(data), steps, ImageSize(224, 224)), wanted)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_is_not_done_is_refused_by_its_key(config: dict, why: str, tmp_path
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[ImageReader]:
-    with contextlib.closing(ImageReader(Setting(STEPS, WANTED), processes=1)) as reader:
+    with contextlib.closing(ImageReader(ImageSetting(STEPS, WANTED), processes=1)) as reader:
         yield reader
 
 
@@ -155,7 +155,7 @@ def test_hostile_images_are_refused_and_need_no_memory(name: str, reader: ImageR
 
 def test_what_takes_too_long_ends_its_process_alone() -> None:
     large = encoded(picture(3000, 3000), "WEBP")
-    with contextlib.closing(ImageReader(Setting(STEPS, WANTED), 1, cpu_seconds=0.02)) as reader:
+    with contextlib.closing(ImageReader(ImageSetting(STEPS, WANTED), 1, cpu_seconds=0.02)) as reader:
         with pytest.raises(UserError, match=r"takes more than 0\.02 s of processor time"):
             reader.read(large)
         assert len(reader.read(encoded(picture(9, 9))).pixels) == 4 * 3 * 48 * 48

@@ -13,7 +13,7 @@ import pytest
 from corepipe.kernels import native
 from corepipe.models.fields import Fields
 from corepipe.models.registry import Architecture
-from corepipe.models.tasks import Scores, Task, TaskInfo
+from corepipe.models.tasks import ClassScores, Task, TaskInfo
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
@@ -55,7 +55,7 @@ def pool() -> Iterator[Any]:
 def graph_of(shape: str, fmt: str) -> Graph:
     """With classes; those of DeiT are the mean of two heads."""
     config = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80, **SHAPES[shape]}
-    task = TaskInfo(Task.CLASSIFY, 0, CLASSES, head=Scores(CLASSES, taught=shape == "deit"))
+    task = TaskInfo(Task.CLASSIFY, 0, CLASSES, head=ClassScores(CLASSES, taught=shape == "deit"))
     return Architecture(shape, Fields(Path("config.json"), config)).graph(FORMATS[fmt], None, task)
 
 

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from corepipe.models import hub, registry
 from corepipe.models.registry import Model
-from corepipe.models.tasks import Activation
+from corepipe.models.tasks import ScoreActivation
 from tests.parity import formula
 from tests.parity.checkpoints import BOUND
 from tests.parity.encode import Encoder, Text
@@ -98,7 +98,8 @@ def compare_scores(folder: Path, tokenizer: AutoTokenizer, texts: list[str]) -> 
     read = [Text(*own.pair(one, other, most=task.max_tokens)) for one, other in pairs]
     logits = encoded(model, read)[:, 0]
     return (
-        told("a cross-encoder", 1 / (1 + np.exp(-logits)), wanted) and task.activation is Activation.SIGMOID
+        told("a cross-encoder", 1 / (1 + np.exp(-logits)), wanted)
+        and task.activation is ScoreActivation.SIGMOID
     )
 
 

@@ -14,7 +14,7 @@ from corepipe.cli.output.common import errors, print_json, results
 from corepipe.cli.output.tables import Figures
 from corepipe.engine.sizes import BYTES
 from corepipe.errors import UserError
-from corepipe.models.cache import Held, Wanted, choose, holdings, remove
+from corepipe.models.cache import CacheEntry, RemovalRule, choose, holdings, remove
 from corepipe.models.hub import cache_dir
 
 SECONDS: Mapping[str, float] = MappingProxyType({"d": 86400, "h": 3600, "min": 60, "s": 1})
@@ -35,10 +35,10 @@ def run(
 ) -> None:
     """Removes what the flags name and prints it.  Raises UserError for flags that name nothing."""
     limit = _read("--max-size", max_size, BYTES, "2GB")
-    wanted = Wanted(
+    wanted = RemovalRule(
         _read("--older-than", older_than, SECONDS, "30d"), None if limit is None else int(limit), everything
     )
-    if wanted == Wanted():
+    if wanted == RemovalRule():
         raise UserError("say what is to go: --older-than 30d, --max-size 2GB or --all", "all")
     chosen = choose(holdings(cache_dir()), wanted, time.time())
     gone = [one for one in chosen if not one.in_use and (dry_run or remove(one))]
@@ -53,7 +53,7 @@ def run(
             errors().print(f"corepipe: kept, in use: {one.path}", markup=False)
 
 
-def _print(held: Sequence[Held]) -> None:
+def _print(held: Sequence[CacheEntry]) -> None:
     if not held:
         return
     table = Figures(
@@ -66,11 +66,11 @@ def _print(held: Sequence[Held]) -> None:
     results().print(table)
 
 
-def _document(held: Sequence[Held]) -> dict[str, object]:
+def _document(held: Sequence[CacheEntry]) -> dict[str, object]:
     return {"bytes": _total(held), "entries": [_entry(one) for one in held]}
 
 
-def _entry(one: Held) -> dict[str, object]:
+def _entry(one: CacheEntry) -> dict[str, object]:
     return {
         "kind": one.kind,
         "model": one.model,
@@ -82,7 +82,7 @@ def _entry(one: Held) -> dict[str, object]:
     }
 
 
-def _total(held: Sequence[Held]) -> int:
+def _total(held: Sequence[CacheEntry]) -> int:
     return sum(one.nbytes for one in held)
 
 

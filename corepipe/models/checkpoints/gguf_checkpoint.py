@@ -14,7 +14,7 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import fingerprint, gathered, missing
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_families import GgufFamily
-from corepipe.models.checkpoints.gguf_remade import F32, REMADE, TOGETHER, TRANSPOSED, Remade
+from corepipe.models.checkpoints.gguf_restored import F32, RESTORED, TOGETHER, TRANSPOSED, RestoredTensor
 from corepipe.neuron.numerics.int4 import ALL, Int8, Stored, W
 from corepipe.neuron.numerics.numerics import quantize_weight
 
@@ -26,12 +26,12 @@ ASIDE = {"rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _GgufSource:
     """The file's tensors that hold one of the original's, and how it is made of them; None: as it is, but for
     what the family says of rows and gains."""
 
     tensors: tuple[str, ...]
-    remade: Remade | None = None
+    restored: RestoredTensor | None = None
 
 
 class GgufCheckpoint:
@@ -47,14 +47,14 @@ class GgufCheckpoint:
         self._file = file
         self._family = family
         self._heads = heads
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[str, _GgufSource] = {}
         for name in file.tensors:
             if name.endswith(".scale"):
                 raise UserError(
                     f"{file.path}: tensor {shown(name)}: scales of whole tensors are not supported"
                 )
             if (hf := hf_name(family, name)) is not None:
-                self._sources[hf] = _Source((name,), _remade(family, name))
+                self._sources[hf] = _GgufSource((name,), _restored(family, name))
             elif not ASIDE.intersection(name.split(".")):
                 raise UserError(
                     f"{file.path}: tensor {shown(name)} has no place in a model of architecture "
@@ -64,7 +64,7 @@ class GgufCheckpoint:
 
     def _join(self) -> None:
         """Has what two tensors of the file hold together under one name."""
-        for (first, second), (whole, remade) in TOGETHER.items():
+        for (first, second), (whole, restored) in TOGETHER.items():
             for name in [name for name in self._sources if name.endswith(f".{first}")]:
                 stem = name.removesuffix(first)
                 both = (self._sources.pop(name), self._sources.pop(stem + second, None))
@@ -72,7 +72,7 @@ class GgufCheckpoint:
                     raise missing(self.path, stem + second)
                 if stem + whole in self._sources:
                     raise UserError(f"{self.path}: tensor {shown(stem + whole)} is there whole and in parts")
-                self._sources[stem + whole] = _Source((*both[0].tensors, *both[1].tensors), remade)
+                self._sources[stem + whole] = _GgufSource((*both[0].tensors, *both[1].tensors), restored)
 
     def names(self) -> Iterable[str]:
         return self._sources.keys()
@@ -80,10 +80,10 @@ class GgufCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         source = self._source(name)
         shapes = [self._file.tensors[tensor].shape for tensor in source.tensors]
-        if source.remade is None:
+        if source.restored is None:
             return shapes[0]
         try:
-            return source.remade.shape(*shapes)
+            return source.restored.shape(*shapes)
         except (ValueError, IndexError) as error:
             told = " and ".join(f"{shown(t)} {list(s)}" for t, s in zip(source.tensors, shapes, strict=True))
             raise UserError(f"{self.path}: {told}: no {shown(name)} is made of these shapes") from error
@@ -93,18 +93,18 @@ class GgufCheckpoint:
 
     def read(self, name: str, rows: slice = ALL) -> F32:
         source = self._source(name)
-        if source.remade is not None:
+        if source.restored is not None:
             self.shape(name)  # which names the tensors where none is made of theirs
-            return self._made(source, source.remade)[rows]
+            return self._made(source, source.restored)[rows]
         (ours,) = source.tensors
         values = self._in_order(ours, rows, lambda some: self._file.read(ours, some))
         if self._family.plus_one and ours.endswith("norm.weight"):
             values -= np.float32(1)
         return values
 
-    def _made(self, source: _Source, remade: Remade) -> F32:
+    def _made(self, source: _GgufSource, restored: RestoredTensor) -> F32:
         try:
-            return remade.made(*map(self._file.read, source.tensors))
+            return restored.made(*map(self._file.read, source.tensors))
         except ValueError as error:
             told = ", ".join(map(shown, source.tensors))
             raise UserError(f"{self.path}: tensor {told} {error}: the weights are damaged") from error
@@ -120,7 +120,7 @@ class GgufCheckpoint:
         return self._in_order(ours, rows, lambda some: self._file.read_int4(ours, some))
 
     def by_rows(self, name: str) -> bool:
-        return self._source(name).remade is None
+        return self._source(name).restored is None
 
     def _in_order(self, ours: str, rows: slice, read: Callable[[slice], W]) -> W:
         """Some rows of what `read` reads, in the order of a Hugging Face checkpoint."""
@@ -145,13 +145,13 @@ class GgufCheckpoint:
         types = set[str]().union(*map(self._types, self._sources.values()))
         return ", ".join(sorted(types & AS_FLOATS - PLAIN)) or None
 
-    def _types(self, source: _Source) -> set[str]:
+    def _types(self, source: _GgufSource) -> set[str]:
         return {self._file.tensors[name].type.name for name in source.tensors}
 
-    def _keeps_four_bits(self, source: _Source) -> bool:
-        return source.remade is None and self._file.is_four_bits(source.tensors[0])
+    def _keeps_four_bits(self, source: _GgufSource) -> bool:
+        return source.restored is None and self._file.is_four_bits(source.tensors[0])
 
-    def _source(self, name: str) -> _Source:
+    def _source(self, name: str) -> _GgufSource:
         if name not in self._sources:
             raise missing(self.path, name)
         return self._sources[name]
@@ -170,12 +170,12 @@ def hf_name(family: GgufFamily, name: str) -> str | None:
     return f"{family.layers}{layer}.{family.layer[stem]}.{kind}" if stem in family.layer and kind else None
 
 
-def _remade(family: GgufFamily, name: str) -> Remade | None:
+def _restored(family: GgufFamily, name: str) -> RestoredTensor | None:
     """How a tensor is made of the file's of this name."""
     end = name.split(".", 2)[-1]
     if end.removesuffix(".weight") in family.transposed and end.endswith(".weight"):
         return TRANSPOSED
-    return REMADE.get(end)
+    return RESTORED.get(end)
 
 
 def _stem(name: str) -> str:

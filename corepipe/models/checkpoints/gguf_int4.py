@@ -66,13 +66,17 @@ def _q4_k(blocks: U8) -> _Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
+class _BlockFormat:
     offsets: Offsets
     groups: Callable[[U8], _Groups]
 
 
-_FORMATS: Mapping[str, _Format] = MappingProxyType(
-    {"Q4_0": _Format("none", _q4_0), "Q4_1": _Format("minima", _q4_1), "Q4_K": _Format("minima", _q4_k)}
+_FORMATS: Mapping[str, _BlockFormat] = MappingProxyType(
+    {
+        "Q4_0": _BlockFormat("none", _q4_0),
+        "Q4_1": _BlockFormat("minima", _q4_1),
+        "Q4_K": _BlockFormat("minima", _q4_k),
+    }
 )
 
 FOUR_BITS = tuple(_FORMATS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corepipe.models.families import classic, encoder
 from corepipe.models.families.encoder import EncoderConfig
-from corepipe.models.families.heads import ClassHead, Step
+from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
@@ -55,4 +55,4 @@ def weights(config: EncoderConfig) -> WeightMap:
 
 
 def class_head(_config: EncoderConfig) -> ClassHead:
-    return ClassHead((Step("albert.pooler.dense", Function.TANH),), "classifier")
+    return ClassHead((HeadStep("albert.pooler.dense", Function.TANH),), "classifier")

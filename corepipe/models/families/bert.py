@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corepipe.models.families import encoder
 from corepipe.models.families.encoder import EncoderConfig, build, trunk, weights
-from corepipe.models.families.heads import ClassHead, Step
+from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.fields import Fields
 from corepipe.neuron.formats import Function
 
@@ -16,4 +16,4 @@ def configure(fields: Fields) -> EncoderConfig:
 
 
 def class_head(_config: EncoderConfig) -> ClassHead:
-    return ClassHead((Step("bert.pooler.dense", Function.TANH),), "classifier")
+    return ClassHead((HeadStep("bert.pooler.dense", Function.TANH),), "classifier")

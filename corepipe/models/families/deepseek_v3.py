@@ -19,7 +19,7 @@ from corepipe.models.families import moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.fields import MAX_HEAD_DIM, MAX_HIDDEN, MAX_LAYERS, Fields
-from corepipe.models.weight_map import Part, WeightMap
+from corepipe.models.weight_map import TensorRows, WeightMap
 from corepipe.neuron.axes import Axis, HeadLayout, fixed, hidden
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
@@ -183,12 +183,12 @@ def weights(config: DeepseekConfig) -> WeightMap:
     both = rest + config.value_dim
     into, up = "kv_a_proj_with_mqa", "kv_b_proj"
     parts = {
-        "q_proj": Part(None, query, heads * size),
-        "q_b_proj": Part(None, query, heads * size),
-        f"{into}.latent": Part(into, np.arange(rank), rank + rotary),
-        f"{into}.rope": Part(into, rank + order, rank + rotary),
-        f"{up}.k": Part(up, _of_heads(heads, both, np.arange(rest)), heads * both),
-        f"{up}.v": Part(up, _of_heads(heads, both, np.arange(rest, both)), heads * both),
+        "q_proj": TensorRows(None, query, heads * size),
+        "q_b_proj": TensorRows(None, query, heads * size),
+        f"{into}.latent": TensorRows(into, np.arange(rank), rank + rotary),
+        f"{into}.rope": TensorRows(into, rank + order, rank + rotary),
+        f"{up}.k": TensorRows(up, _of_heads(heads, both, np.arange(rest)), heads * both),
+        f"{up}.v": TensorRows(up, _of_heads(heads, both, np.arange(rest, both)), heads * both),
     }
     return replace(moe.weights(config), parts=parts, more_layers=config.more_layers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corepipe.models.families import classic, encoder
 from corepipe.models.families.encoder import EncoderConfig
-from corepipe.models.families.heads import ClassHead, Step
+from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
@@ -53,4 +53,4 @@ def weights(config: EncoderConfig) -> WeightMap:
 
 
 def class_head(_config: EncoderConfig) -> ClassHead:
-    return ClassHead((Step("pre_classifier", Function.RELU),), "classifier")
+    return ClassHead((HeadStep("pre_classifier", Function.RELU),), "classifier")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corepipe.models.families import encoder
 from corepipe.models.families.encoder import EncoderConfig, build, trunk
-from corepipe.models.families.heads import ClassHead, Step
+from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.formats import Function
@@ -24,4 +24,4 @@ def weights(config: EncoderConfig) -> WeightMap:
 
 
 def class_head(_config: EncoderConfig) -> ClassHead:
-    return ClassHead((Step("classifier.dense", Function.GELU),), "classifier.out_proj")
+    return ClassHead((HeadStep("classifier.dense", Function.GELU),), "classifier.out_proj")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from corepipe.models.config import ModelConfig
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.models.tasks import Dense, Head, Scores, Vectors
+from corepipe.models.tasks import ClassScores, Dense, Head, TextVectors
 from corepipe.neuron.axes import Axis, AxisKind, fixed, hidden
 from corepipe.neuron.formats import Function
 from corepipe.neuron.graph import Graph
@@ -18,7 +18,7 @@ EACH = "classifier"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class HeadStep:
     """A matrix on the way to a result, its function, and a norm if it has one."""
 
     matrix: str
@@ -41,10 +41,10 @@ class ClassHead:
     teacher, the matrices of its first and of its second row.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[HeadStep, ...]
     classes: str
     pooling: PoolingMode = PoolingMode.FIRST
-    token_steps: tuple[Step, ...] = ()
+    token_steps: tuple[HeadStep, ...] = ()
     taught: tuple[str, str] | None = None
 
 
@@ -53,7 +53,7 @@ def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> 
 
     classes: the family's own head (None: it has none, and only vectors may be asked for).
     """
-    if isinstance(head, Vectors):
+    if isinstance(head, TextVectors):
         return Output(_vectors(b, x, head), OutputKind.VECTOR)
     if classes is None:
         raise ValueError("a family without classes is asked for some")
@@ -84,7 +84,7 @@ def _before_logits(graph: Graph) -> Value:
     return before.x if isinstance(before, Scale) else head.x
 
 
-def _scores(b: GraphBuilder, x: Value, head: Scores, classes: ClassHead) -> Value:
+def _scores(b: GraphBuilder, x: Value, head: ClassScores, classes: ClassHead) -> Value:
     labels = fixed("labels", head.labels)
     if head.taught:
         return _both(b, x, labels, classes)
@@ -104,7 +104,7 @@ def _both(b: GraphBuilder, x: Value, labels: Axis, classes: ClassHead) -> Value:
     return b.scale(b.add(b.linear(b.select_rows(x), of_class, labels, bias=True), taught), 0.5)
 
 
-def _vectors(b: GraphBuilder, x: Value, head: Vectors) -> Value:
+def _vectors(b: GraphBuilder, x: Value, head: TextVectors) -> Value:
     pooled = _pooled(b, x, head.pooling)
     for step in head.steps:
         if isinstance(step, Dense):

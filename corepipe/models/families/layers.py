@@ -45,7 +45,7 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
 
-class Scores(TypedDict, total=False):
+class ScoreOptions(TypedDict, total=False):
     """What else changes an attention's scores; `Attention` says what it means."""
 
     alibi: tuple[float, ...]
@@ -184,7 +184,7 @@ class GraphBuilder:
         v: Value,
         scale: float | None = None,
         causal: bool = True,
-        **scores: Unpack[Scores],
+        **scores: Unpack[ScoreOptions],
     ) -> Value:
         """Attention over the layer's window; causal, scaled by 1 / sqrt(head size), unless told otherwise."""
         window = self.config.windows[self.layer]

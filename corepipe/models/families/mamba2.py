@@ -9,7 +9,7 @@ from corepipe.models.config import FUNCTIONS, SILU, ModelConfig
 from corepipe.models.families.layers import GraphBuilder, vector
 from corepipe.models.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, MAX_VOCAB, Fields
 from corepipe.models.rope import RopeConfig
-from corepipe.models.weight_map import Part, WeightMap, in_turn
+from corepipe.models.weight_map import TensorRows, WeightMap, in_turn
 from corepipe.neuron.axes import HeadLayout, fixed, hidden
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
@@ -103,7 +103,7 @@ def weights(config: Mamba2Config) -> WeightMap:
     return WeightMap("backbone.", parts=parts)
 
 
-def mixer_parts(config: Mamba2Config) -> dict[str, Part]:
+def mixer_parts(config: Mamba2Config) -> dict[str, TensorRows]:
     """The modules of a mixer that a checkpoint keeps as one."""
     x, bc = config.heads.heads * config.heads.head_dim, config.heads.kv_heads * config.states
     made = {"z": x, "x": x, "b": bc, "c": bc, "dt": config.heads.heads}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from corepipe.models.config import FUNCTIONS, ModelConfig, Norm, common, sliding_windows, without_rope
 from corepipe.models.families import encoder
 from corepipe.models.families.blocks import fused, gated_mlp, output, project
-from corepipe.models.families.heads import ClassHead, Step
+from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.windows import Windows, layer_ropes
 from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
@@ -41,9 +41,9 @@ class ModernBertConfig(ModelConfig):
     pooling: PoolingMode = PoolingMode.FIRST
 
     @property
-    def step(self) -> Step:
+    def step(self) -> HeadStep:
         """On the way to classes, and to masked tokens."""
-        return Step("head.dense", self.step_function, self.step_bias, norm="head.norm")
+        return HeadStep("head.dense", self.step_function, self.step_bias, norm="head.norm")
 
 
 def configure(fields: Fields) -> ModernBertConfig:

@@ -8,7 +8,7 @@ from functools import partial
 from corepipe.models.families import encoder
 from corepipe.models.families.blocks import Projected
 from corepipe.models.families.encoder import EncoderConfig
-from corepipe.models.families.heads import ClassHead, Step
+from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
@@ -64,4 +64,4 @@ def _attend(table: WeightSpec, b: GraphBuilder, qkv: Projected) -> Value:
 
 
 def class_head(_config: MpnetConfig) -> ClassHead:
-    return ClassHead((Step("classifier.dense", Function.TANH),), "classifier.out_proj")
+    return ClassHead((HeadStep("classifier.dense", Function.TANH),), "classifier.out_proj")

@@ -10,7 +10,7 @@ from corepipe.models.families import llama
 from corepipe.models.fields import MAX_POSITIONS, Fields
 from corepipe.models.rope import RopeConfig
 from corepipe.models.rope_fields import NEW, OLD, OUTSIDE, TRAINED, either, rope_section, rope_type
-from corepipe.models.weight_map import Part, WeightMap, heads_in_turn, in_turn
+from corepipe.models.weight_map import TensorRows, WeightMap, heads_in_turn, in_turn
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.numerics import elementary
@@ -73,7 +73,7 @@ def weights(config: ModelConfig) -> WeightMap:
     return WeightMap(parts=heads | gate_up(config))
 
 
-def gate_up(config: ModelConfig) -> dict[str, Part]:
+def gate_up(config: ModelConfig) -> dict[str, TensorRows]:
     """Both matrices into the feed-forward's middle, one after the other."""
     return in_turn("gate_up_proj", {"gate_proj": config.ffn_size, "up_proj": config.ffn_size})
 

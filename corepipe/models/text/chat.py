@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from corepipe.errors import UserError, shown
-from corepipe.models.text.client_text import Guard
+from corepipe.models.text.client_text import PrivateCharacters
 from corepipe.models.text.content_form import TOOLS, ContentForms, dropped, found_forms
 from corepipe.sandbox import ANSWER_SECONDS, MAX_FRAME, START_SECONDS, EndedError, Sandbox
 
@@ -26,17 +26,17 @@ PROBE = {"add_generation_prompt": True, "tools": TOOLS, "documents": None, "bos_
 """Variables while the form of contents is looked for."""
 
 
-class Job(msgspec.Struct):
+class RenderJob(msgspec.Struct):
     """A conversation to put into words."""
 
     messages: list[Any]
     variables: dict[str, Any]
-    guard: Guard | None = None
+    guard: PrivateCharacters | None = None
     given: list[str] = []
     """Names of those variables that clients gave: guarded as their messages are."""
 
 
-class Answer(msgspec.Struct):
+class RenderedChat(msgspec.Struct):
     """`text`, or what was wrong; `hostile` where the template reached out of its sandbox, or for too much."""
 
     text: str | None = None
@@ -67,7 +67,7 @@ class ChatTemplate:
         Raises UserError if it is not valid, reaches out of its sandbox, takes more time, memory or room than
         a conversation may, or drops what users say.  That it refuses these is its good right.
         """
-        answer = self._ask(Job(GREETING, {"add_generation_prompt": True}))
+        answer = self._ask(RenderJob(GREETING, {"add_generation_prompt": True}))
         if answer.hostile:
             raise UserError(f"the chat template is refused: {shown(answer.error, 300)}")
         if self._content_forms().drops:
@@ -77,7 +77,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, object]],
         variables: Mapping[str, object],
-        guard: Guard | None = None,
+        guard: PrivateCharacters | None = None,
         given: Iterable[str] = (),
     ) -> str:
         """The prompt's text.  Raises TemplateRefusalError, and UserError for messages that take too long, or
@@ -90,7 +90,7 @@ class ChatTemplate:
         forms = self._content_forms()
         if forms.drops and any(one.get("content") for one in messages):
             raise dropped()
-        answer = self._ask(Job(forms.adapted(messages), dict(variables), guard, list(given)))
+        answer = self._ask(RenderJob(forms.adapted(messages), dict(variables), guard, list(given)))
         if answer.text is None:
             message = f"the chat template refuses these messages: {shown(answer.error, 300)}"
             raise TemplateRefusalError(message, "messages")
@@ -98,10 +98,10 @@ class ChatTemplate:
 
     def _content_forms(self) -> ContentForms:
         if self._forms is None:
-            self._forms = found_forms(lambda messages: self._ask(Job(list(messages), PROBE)).text)
+            self._forms = found_forms(lambda messages: self._ask(RenderJob(list(messages), PROBE)).text)
         return self._forms
 
-    def _ask(self, asked: Job) -> Answer:
+    def _ask(self, asked: RenderJob) -> RenderedChat:
         try:
             job = msgspec.msgpack.encode(asked)
         except (UnicodeEncodeError, TypeError, RecursionError) as error:
@@ -130,6 +130,6 @@ class _Renderer:
             self.process.close()
             raise UserError(f"the chat template is not valid: {shown(compiled.error, 300)}")
 
-    def ask(self, frame: bytes, seconds: float) -> Answer:
+    def ask(self, frame: bytes, seconds: float) -> RenderedChat:
         """Raises EndedError, and has ended the process, where no answer comes."""
-        return self.process.ask(frame, Answer, seconds)
+        return self.process.ask(frame, RenderedChat, seconds)

@@ -27,8 +27,8 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from corepipe import sandbox
-from corepipe.models.text.chat import MAX_MEMORY, MAX_OUTPUT, Answer, Job
-from corepipe.models.text.client_text import Exchange, Guard
+from corepipe.models.text.chat import MAX_MEMORY, MAX_OUTPUT, RenderedChat, RenderJob
+from corepipe.models.text.client_text import ClientTextExchange, PrivateCharacters
 from corepipe.sandbox import MAX_FRAME, receive, send, time_limit
 
 
@@ -67,7 +67,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
-        self.exchange: Exchange | None = None
+        self.exchange: ClientTextExchange | None = None
         self.filters = {name: self._keeping(one) for name, one in self.filters.items()}
 
     def concat(self, texts: Iterable[str]) -> str:
@@ -87,7 +87,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value if self.exchange is None else self.exchange.kept(value)
 
 
-class Sandbox:
+class CompiledTemplate:
     """A compiled template; raises TemplateError and the like for a text that is no template."""
 
     def __init__(self, text: str) -> None:
@@ -95,13 +95,13 @@ class Sandbox:
         environment.filters["tojson"] = self._tojson
         del environment.globals["lipsum"]  # text as long as one likes
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-        self._guard: Guard | None = None
+        self._guard: PrivateCharacters | None = None
         self._template = environment.from_string(text)
 
-    def answer(self, job: Job) -> str:
+    def answer(self, job: RenderJob) -> str:
         """Up to `MAX_OUTPUT` characters; raises whatever the template's expressions do."""
         self._guard = job.guard
-        self._environment.exchange = exchange = None if job.guard is None else Exchange(job.guard)
+        self._environment.exchange = exchange = None if job.guard is None else ClientTextExchange(job.guard)
         if exchange is None:
             return self.render(job.messages, job.variables)
         given = {name: exchange.exchanged(job.variables[name]) for name in job.given}
@@ -158,33 +158,35 @@ def _strftime_now(pattern: str) -> str:
 def main(cpu_seconds: float) -> None:
     """Serves until the other end is closed."""
     connection = sandbox.connection()
-    Sandbox("{{ strftime_now('%c') }}").render([], {})  # reads what Python reads late: time zone, codecs
+    CompiledTemplate("{{ strftime_now('%c') }}").render(
+        [], {}
+    )  # reads what Python reads late: time zone, codecs
     sandbox.confine(MAX_MEMORY)
     with contextlib.suppress(EOFError, ConnectionError):
         text = receive(connection, MAX_FRAME).decode()
         template, answer = _compile(text, cpu_seconds)
         send(connection, msgspec.msgpack.encode(answer))
         while template is not None:
-            job = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=Job)
+            job = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=RenderJob)
             send(connection, msgspec.msgpack.encode(_answer(template, job, cpu_seconds)))
 
 
-def _compile(text: str, cpu_seconds: float) -> tuple[Sandbox | None, Answer]:
+def _compile(text: str, cpu_seconds: float) -> tuple[CompiledTemplate | None, RenderedChat]:
     try:
         with time_limit(cpu_seconds):
-            return Sandbox(text), Answer("")
+            return CompiledTemplate(text), RenderedChat("")
     except Exception as error:
-        return None, Answer(error=_line(error))
+        return None, RenderedChat(error=_line(error))
 
 
-def _answer(template: Sandbox, job: Job, cpu_seconds: float) -> Answer:
+def _answer(template: CompiledTemplate, job: RenderJob, cpu_seconds: float) -> RenderedChat:
     try:
         with time_limit(cpu_seconds):
-            return Answer(template.answer(job))
+            return RenderedChat(template.answer(job))
     except Exception as error:  # whatever its expressions raise: the messages are not what it expects
         hostile = isinstance(error, SecurityError | MemoryError)
         line = _line(error) if job.guard is None else _line(error).translate(job.guard.back)
-        return Answer(error=line, hostile=hostile)
+        return RenderedChat(error=line, hostile=hostile)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ Table = Mapping[int, int]
 """Code points to code points, as `str.translate` takes them."""
 
 
-class Guard(msgspec.Struct, frozen=True):
+class PrivateCharacters(msgspec.Struct, frozen=True):
     """An exchange of each of `characters` for a private one, from the code point `base` on, and back.
 
     An exchanged text is as long as before and its white space is where it was, so that a template does with
@@ -52,10 +52,10 @@ class Guard(msgspec.Struct, frozen=True):
         return text.translate(escapes)
 
 
-class Exchange:
+class ClientTextExchange:
     """A `Guard` at work on one rendering."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: PrivateCharacters) -> None:
         self.there, self.back = guard.there, guard.back
 
     def exchanged(self, value: object) -> object:
@@ -99,10 +99,10 @@ class ClientText(str):
     What it is compared with or cut by matches either kind; its parts have the characters that it has.
     """
 
-    _exchange: Exchange
+    _exchange: ClientTextExchange
 
     @classmethod
-    def of(cls, text: str, exchange: Exchange) -> ClientText:
+    def of(cls, text: str, exchange: ClientTextExchange) -> ClientText:
         """`text` has been exchanged, or a part of it."""
         made = cls(text)
         made._exchange = exchange

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from corepipe.errors import UserError
-from corepipe.models.text.client_text import Guard, is_role
+from corepipe.models.text.client_text import PrivateCharacters, is_role
 
 PRIVATE = range(0xF0000, 0xFF000, 0x1000)
 """Where a `Guard` may begin, in Unicode's planes for private use."""
@@ -53,7 +53,9 @@ class ControlTokens:
         }
         self._pieces = names.keys() - self._ids.keys() - _unknown_ids(backend)
 
-    def guard(self, messages: Sequence[Mapping[str, object]], given: Mapping[str, object]) -> Guard | None:
+    def guard(
+        self, messages: Sequence[Mapping[str, object]], given: Mapping[str, object]
+    ) -> PrivateCharacters | None:
         """What the texts of messages and further variables are to be exchanged by; None: they spell nothing.
 
         Raises UserError where there is no private character left to exchange them for.
@@ -64,10 +66,10 @@ class ControlTokens:
         used = {ord(one) for text in texts for one in text if ord(one) >= PRIVATE.start}
         for base in PRIVATE:
             if used.isdisjoint(range(base, base + len(self._characters))):
-                return Guard(self._characters, base)
+                return PrivateCharacters(self._characters, base)
         raise UserError("the messages have too many different characters of private use", "messages")
 
-    def mark(self, rendered: str, guard: Guard | None) -> str:
+    def mark(self, rendered: str, guard: PrivateCharacters | None) -> str:
         """What the template rendered of guarded texts, with its control tokens under their other names."""
         marked = self._names.sub(lambda found: self._marks[found[0]], rendered)
         return marked if guard is None else marked.translate(guard.back)

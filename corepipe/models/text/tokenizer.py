@@ -16,8 +16,8 @@ from tokenizers.models import BPE
 
 from corepipe.errors import UserError, shown
 from corepipe.models.text.chat import ChatTemplate
+from corepipe.models.text.continued_message import ContinuedMessage
 from corepipe.models.text.control_tokens import ControlTokens
-from corepipe.models.text.open_end import OpenEnd
 
 FILL_IN_THE_MIDDLE = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -232,7 +232,7 @@ class Tokenizer:
         known = self._variables(add_generation_prompt, variables)
         if not continue_final_message:
             return self._template.render(messages, known)
-        end = OpenEnd(messages)
+        end = ContinuedMessage(messages)
         return end.cut(self._template.render(end.messages, known))
 
     def render_chat(
@@ -244,7 +244,7 @@ class Tokenizer:
     ) -> str:
         """As `apply_chat_template`, for `encode_chat` alone: it knows the template's control tokens from text
         in the messages and variables that is spelled alike."""
-        end = OpenEnd(messages) if continue_final_message else None
+        end = ContinuedMessage(messages) if continue_final_message else None
         said = messages if end is None else end.messages
         guard = self._control.guard(said, variables)
         known = self._variables(add_generation_prompt, variables)

@@ -23,7 +23,7 @@ from PIL import MpoImagePlugin as _MpoImagePlugin  # noqa: F401 -- a JPEG of sev
 from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401 -- EXIF imports it
 
 from corepipe.errors import UserError, shown
-from corepipe.models.vision.preprocessing import Preprocessing, Size, wrong_size
+from corepipe.models.vision.preprocessing import ImageSize, Preprocessing, wrong_size
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -66,7 +66,7 @@ def _broken(error: Exception) -> UserError:
     return UserError(f"it cannot be decoded: {shown(str(error) or type(error).__name__, 120)}")
 
 
-def pixels_of(image: Image.Image, steps: Preprocessing, wanted: Size) -> F32:
+def pixels_of(image: Image.Image, steps: Preprocessing, wanted: ImageSize) -> F32:
     """[channels, height, width] of an RGB image.
 
     Raises UserError where the steps leave it in another size than the model wants.
@@ -82,7 +82,7 @@ def pixels_of(image: Image.Image, steps: Preprocessing, wanted: Size) -> F32:
     return np.ascontiguousarray(_numbers(array, steps))
 
 
-def _resized(image: Image.Image, steps: Preprocessing) -> Size | None:
+def _resized(image: Image.Image, steps: Preprocessing) -> ImageSize | None:
     if steps.shortest is None:
         return steps.resize
     width, height = image.size
@@ -90,10 +90,10 @@ def _resized(image: Image.Image, steps: Preprocessing) -> Size | None:
     other = int(steps.shortest * long / short)
     if steps.shortest * other > MAX_RESIZED:
         raise UserError(f"it has {width}x{height} pixels: it is too long for its shorter side")
-    return Size(steps.shortest, other) if height <= width else Size(other, steps.shortest)
+    return ImageSize(steps.shortest, other) if height <= width else ImageSize(other, steps.shortest)
 
 
-def _cropped(array: U8, size: Size) -> U8:
+def _cropped(array: U8, size: ImageSize) -> U8:
     """The middle of [channels, height, width]; what lies outside is black."""
     for axis, wanted in ((1, size.height), (2, size.width)):
         have = array.shape[axis]

@@ -15,7 +15,7 @@ from PIL import Image
 from corepipe import sandbox
 from corepipe.errors import UserError
 from corepipe.models.vision.decoding import FORMATS, open_image, pixels_of
-from corepipe.models.vision.reader import MAX_MEMORY, Answer, Setting
+from corepipe.models.vision.reader import MAX_MEMORY, DecodedImage, ImageSetting
 from corepipe.sandbox import MAX_FRAME, receive, send, time_limit
 
 
@@ -25,8 +25,8 @@ def main(cpu_seconds: float) -> None:
     _try_formats()
     sandbox.confine(MAX_MEMORY)
     with contextlib.suppress(EOFError, ConnectionError):
-        setting = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=Setting)
-        send(connection, msgspec.msgpack.encode(Answer()))
+        setting = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=ImageSetting)
+        send(connection, msgspec.msgpack.encode(DecodedImage()))
         while True:
             data = receive(connection, MAX_FRAME)
             send(connection, msgspec.msgpack.encode(_answer(data, setting, cpu_seconds)))
@@ -40,16 +40,16 @@ def _try_formats() -> None:
         open_image(file.getvalue())
 
 
-def _answer(data: bytes, setting: Setting, cpu_seconds: float) -> Answer:
+def _answer(data: bytes, setting: ImageSetting, cpu_seconds: float) -> DecodedImage:
     try:
         with time_limit(cpu_seconds):
             image = open_image(data)
             pixels = pixels_of(image, setting.steps, setting.wanted)
-            return Answer(pixels.astype("<f4").tobytes(), image.width * image.height)
+            return DecodedImage(pixels.astype("<f4").tobytes(), image.width * image.height)
     except UserError as error:
-        return Answer(error=error.message)
+        return DecodedImage(error=error.message)
     except MemoryError:
-        return Answer(error="it takes too much memory to decode")
+        return DecodedImage(error="it takes too much memory to decode")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ WITHOUT_EFFECT = (
 )
 
 
-class Size(msgspec.Struct, frozen=True):
+class ImageSize(msgspec.Struct, frozen=True):
     """Pixels."""
 
     height: int
@@ -79,15 +79,15 @@ class Preprocessing(msgspec.Struct, frozen=True):
     normalize: mean and standard deviation of each channel.
     """
 
-    resize: Size | None = None
+    resize: ImageSize | None = None
     shortest: int | None = None
     resample: int = 2
-    crop: Size | None = None
+    crop: ImageSize | None = None
     rescale: float | None = None
     normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @property
-    def result(self) -> Size | None:
+    def result(self) -> ImageSize | None:
         """The size of what comes out; None where it is not the same for all images."""
         return self.crop or self.resize
 
@@ -107,7 +107,7 @@ def read_preprocessing(folder: Path, architecture: str, side: int) -> Preprocess
         fields = fields.defaulting(key, default)
     _refuse_others(fields)
     found = _steps(fields)
-    if found.result is not None and found.result != Size(side, side):
+    if found.result is not None and found.result != ImageSize(side, side):
         key = "size" if found.crop is None else "crop_size"
         made = f"{found.result.height}x{found.result.width}"
         raise fields.error(key, f"makes images of {made}; the model's config.json has image_size {side}")
@@ -152,7 +152,7 @@ def _steps(fields: Fields) -> Preprocessing:
     )
 
 
-def _resized(fields: Fields) -> tuple[Size | None, int | None]:
+def _resized(fields: Fields) -> tuple[ImageSize | None, int | None]:
     """A size, or the pixels of the shorter side."""
     section = fields.section("size") if isinstance(fields.values.get("size"), dict) else None
     given = [] if section is None else [key for key, value in section.values.items() if value is not None]
@@ -161,17 +161,17 @@ def _resized(fields: Fields) -> tuple[Size | None, int | None]:
     return _square(fields, "size"), None
 
 
-def _square(fields: Fields, key: str) -> Size:
+def _square(fields: Fields, key: str) -> ImageSize:
     """{"height": ..., "width": ...}, or one number for both."""
     if not isinstance(fields.values.get(key), dict):
         side = fields.integer(key, MAX_SIDE)
-        return Size(side, side)
+        return ImageSize(side, side)
     section = fields.section(key)
     assert section is not None
     for other in section.values.keys() - {"height", "width"}:
         if section.has(other):
             raise section.error(other, "is not supported (known: height, width; of size shortest_edge)")
-    return Size(section.integer("height", MAX_SIDE), section.integer("width", MAX_SIDE))
+    return ImageSize(section.integer("height", MAX_SIDE), section.integer("width", MAX_SIDE))
 
 
 def _channels(fields: Fields, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
@@ -190,7 +190,7 @@ def _deviations(fields: Fields) -> tuple[float, ...]:
     return found
 
 
-def wrong_size(height: int, width: int, wanted: Size) -> UserError:
+def wrong_size(height: int, width: int, wanted: ImageSize) -> UserError:
     """Of an image that no step makes as large as it must be."""
     return UserError(
         f"the image has {width}x{height} pixels; this model's preprocessing does not resize, and it reads "

@@ -8,7 +8,7 @@ import weakref
 import msgspec
 
 from corepipe.errors import UserError
-from corepipe.models.vision.preprocessing import Preprocessing, Size
+from corepipe.models.vision.preprocessing import ImageSize, Preprocessing
 from corepipe.sandbox import ANSWER_SECONDS, MAX_FRAME, START_SECONDS, EndedError, Sandbox
 
 MODULE = "corepipe.models.vision.image_sandbox"
@@ -19,14 +19,14 @@ MAX_MEMORY = 1 << 30
 PROCESSES = 2
 
 
-class Setting(msgspec.Struct, frozen=True):
+class ImageSetting(msgspec.Struct, frozen=True):
     """What all images of a model have in common; `wanted`: the size of what it reads."""
 
     steps: Preprocessing
-    wanted: Size
+    wanted: ImageSize
 
 
-class Answer(msgspec.Struct, frozen=True):
+class DecodedImage(msgspec.Struct, frozen=True):
     """[channels, height, width] as fp32 in little-endian order, or what was wrong.
 
     stored: pixels of the image as it was decoded.
@@ -44,7 +44,7 @@ class ImageReader:
     """
 
     def __init__(
-        self, setting: Setting, processes: int = PROCESSES, cpu_seconds: float = CPU_SECONDS
+        self, setting: ImageSetting, processes: int = PROCESSES, cpu_seconds: float = CPU_SECONDS
     ) -> None:
         self._setting = msgspec.msgpack.encode(setting)
         self._cpu_seconds = cpu_seconds
@@ -53,7 +53,7 @@ class ImageReader:
         for _ in range(processes):
             self._free.put(None)
 
-    def read(self, data: bytes) -> Answer:
+    def read(self, data: bytes) -> DecodedImage:
         """What a model reads of an image's file.
 
         Raises UserError, as the end of a sentence whose subject is the image, for what is no image, or takes
@@ -65,7 +65,7 @@ class ImageReader:
         try:
             if process is None:
                 process = self._start()
-            answer = process.ask(data, Answer, ANSWER_SECONDS)
+            answer = process.ask(data, DecodedImage, ANSWER_SECONDS)
         except EndedError as error:
             process = None
             raise UserError(f"it cannot be decoded: it {error}") from error
@@ -83,5 +83,5 @@ class ImageReader:
     def _start(self) -> Sandbox:
         process = Sandbox(MODULE, self._cpu_seconds)
         self._started.add(process)
-        process.ask(self._setting, Answer, START_SECONDS)
+        process.ask(self._setting, DecodedImage, START_SECONDS)
         return process

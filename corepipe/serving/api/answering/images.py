@@ -10,7 +10,7 @@ from functools import partial
 from corepipe.errors import UserError
 from corepipe.models.tasks import Images
 from corepipe.models.vision.preprocessing import COLOURS, FILE
-from corepipe.models.vision.reader import Answer
+from corepipe.models.vision.reader import DecodedImage
 from corepipe.serving.api.answering.service import LONG_TEXT, Service
 from corepipe.serving.api.answering.texts import Input, Prompt, Reading, entries, read_entries
 from corepipe.serving.api.http.errors import ApiError, invalid
@@ -62,7 +62,7 @@ def of_pixels(images: Images, pixels: bytes) -> Prompt:
     return Prompt([0] * images.rows, image=pixels)
 
 
-def _read(service: Service, text: str, field: str) -> Answer:
+def _read(service: Service, text: str, field: str) -> DecodedImage:
     try:
         return service.images.read(_decoded(text, field))
     except UserError as error:

@@ -20,7 +20,7 @@ from corepipe.answers.parsing.reading import Reading
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Progress, Ready, Stats
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.models.vision.reader import ImageReader, Setting
+from corepipe.models.vision.reader import ImageReader, ImageSetting
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.bodies.request_templates import RequestTemplates
 from corepipe.serving.api.http.errors import ApiError, echo, invalid, overloaded, unavailable
@@ -151,7 +151,7 @@ class Service:
         images = self.task.images
         assert images is not None
         assert images.preprocessing is not None
-        return ImageReader(Setting(images.preprocessing, images.size))
+        return ImageReader(ImageSetting(images.preprocessing, images.size))
 
     def _spelling(self) -> Spelling:
         return ANY_TEXT if self._tokenizer is None else Spelling.of(self._tokenizer)

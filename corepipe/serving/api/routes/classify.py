@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.answers.values import F32, activated
-from corepipe.models.tasks import Activation, Task
+from corepipe.models.tasks import ScoreActivation, Task
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.answering.images import read_input
 from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
@@ -81,7 +81,7 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
 
     def render(self, body: ClassifyRequest, results: Sequence[Result], told: Told) -> bytes:
         task = self.service.task
-        activation = Activation.IDENTITY if body.use_activation is False else task.activation
+        activation = ScoreActivation.IDENTITY if body.use_activation is False else task.activation
         data = []
         for index, (prompt, output) in enumerate(results):
             scores = activated(array(output), activation)

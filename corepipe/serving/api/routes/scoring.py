@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from corepipe.answers.values import activated, normalized
-from corepipe.models.tasks import Activation, Task
+from corepipe.models.tasks import ScoreActivation, Task
 from corepipe.serving.api.answering.pooled import Result
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.texts import Pair, Prompt, Reading, read_entries, read_pairs
@@ -60,7 +60,7 @@ def scores(
         vectors = normalized(np.concatenate([array(output) for output in outputs])).astype(np.float64)
         cosines: list[float] = (vectors[:firsts] * vectors[firsts:]).sum(-1).tolist()
         return cosines
-    activation = Activation.IDENTITY if use_activation is False else task.activation
+    activation = ScoreActivation.IDENTITY if use_activation is False else task.activation
     return [float(activated(array(output), activation)[0, 0]) for output in outputs]
 
 

@@ -10,7 +10,7 @@ from corepipe.models.text.chat import TemplateRefusalError
 FIELD = "continue_final_message"
 
 
-class OpenEnd:
+class ContinuedMessage:
     """`messages` with a mark at the end of the last one's text: where it comes out, the prompt ends.
 
     Raises TemplateRefusalError for a last message without text.

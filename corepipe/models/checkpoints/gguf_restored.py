@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Remade:
+class RestoredTensor:
     """shape: of the original, from the shapes of the file's tensors.  made: its values, from theirs; raises
     ValueError, in words, for values that nothing was made into."""
 
@@ -27,8 +27,8 @@ class Remade:
     made: Callable[..., F32]
 
 
-def _reshaped(shape: Callable[[Shape], Shape]) -> Remade:
-    return Remade(shape, lambda values: values.reshape(shape(values.shape)))
+def _reshaped(shape: Callable[[Shape], Shape]) -> RestoredTensor:
+    return RestoredTensor(shape, lambda values: values.reshape(shape(values.shape)))
 
 
 def _flat(shape: Shape) -> Shape:
@@ -69,22 +69,22 @@ def _keys_and_values(keys: F32, values: F32) -> F32:
     return both.reshape(-1, both.shape[-1])
 
 
-TRANSPOSED = Remade(lambda shape: shape[::-1], lambda values: np.ascontiguousarray(values.T))
-REMADE: Mapping[str, Remade] = MappingProxyType(
+TRANSPOSED = RestoredTensor(lambda shape: shape[::-1], lambda values: np.ascontiguousarray(values.T))
+RESTORED: Mapping[str, RestoredTensor] = MappingProxyType(
     {
         "ffn_gate_inp_shexp.weight": _reshaped(lambda shape: (1, shape[-1])),
-        "ssm_a": Remade(_flat, _logarithms),
+        "ssm_a": RestoredTensor(_flat, _logarithms),
         "ssm_d": _reshaped(_flat),
         "ssm_norm.weight": _reshaped(_flat),
         "ssm_conv1d.weight": _reshaped(_depthwise),
     }
 )
 """By names in a layer, with their ends."""
-TOGETHER: Mapping[tuple[str, str], tuple[str, Remade]] = MappingProxyType(
+TOGETHER: Mapping[tuple[str, str], tuple[str, RestoredTensor]] = MappingProxyType(
     {
         ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight"): (
             "self_attn.kv_b_proj.weight",
-            Remade(_keys_and_values_shape, _keys_and_values),
+            RestoredTensor(_keys_and_values_shape, _keys_and_values),
         )
     }
 )
