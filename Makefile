@@ -88,6 +88,7 @@ lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, dir
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive corepipe
 	$(BIN)/ast-grep test --config lint/sgconfig.yml --skip-snapshot-tests >/dev/null
 	$(BIN)/ast-grep scan --config lint/sgconfig.yml corepipe
+	$(BIN)/python tools/figures.py check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --verbose=false 2>/dev/null || $(BIN)/lint-imports
 
