@@ -1,8 +1,8 @@
-"""Figures of the code: lines, folders, functions, circles of imports, and the modules that a completion passes.
+"""Figures of the code: lines, folders, functions, circles of imports, modules that a completion passes.
 
     python tools/figures.py             prints all of them
     python tools/figures.py check       exit code 1 where one is over its limit (part of `make lint`)
-    python tools/figures.py completion  serves one completion, and prints the modules that ran (takes a minute)
+    python tools/figures.py completion  serves one completion, and prints the modules that ran
 
 A limit of lines may be raised by a decision in docs/decisions alone.
 """
@@ -18,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "corepipe"
@@ -168,16 +169,12 @@ def completion() -> set[str]:
 
 
 def ask(url: str, body: dict[str, object] | None) -> bool:
-    """Whether the server answers with 200."""
-    data = None if body is None else json.dumps(body).encode()
+    """Sends a GET, or a POST of a body; true if the server answers with 200."""
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, data, {"content-type": "application/json"})
-        ) as answer:
-            answer.read()
-            return answer.status == 200
-    except OSError:
+        answer = httpx.get(url) if body is None else httpx.post(url, json=body, timeout=60)
+    except httpx.TransportError:
         return False
+    return answer.status_code == httpx.codes.OK
 
 
 def main() -> int:
