@@ -90,7 +90,7 @@ lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, dir
 	$(BIN)/ast-grep scan --config lint/sgconfig.yml corepipe
 	$(BIN)/python tools/figures.py check
 	$(BIN)/mypy
-	$(BIN)/lint-imports --verbose=false 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/lint-imports
 
 COMPILE = $(BIN)/uv pip compile --quiet --python-version 3.11 --python-platform linux --generate-hashes --no-annotate \
 	--no-emit-index-url --custom-compile-command 'make lock' $(ARGS)
