@@ -30,7 +30,7 @@ import numpy as np
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Sampling, Submit
+from corepipe.engine.messages import Submit, TokenSampling
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
@@ -110,7 +110,7 @@ class Side:
         for number, work in enumerate(works):
             if work.answer is not None:
                 self._texts[number] = work.prompt + work.answer
-            sampling = Sampling(temperature=0.7 if work.answer is None else 0.0, seed=number)
+            sampling = TokenSampling(temperature=0.7 if work.answer is None else 0.0, seed=number)
             self.driver.handle(Submit(str(number), work.prompt, tokens, sampling))
         self.answers: list[list[int]] = [[] for _ in works]
         while not all(self.answers):

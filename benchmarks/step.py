@@ -22,7 +22,7 @@ import numpy as np
 from roofline import Limits, measure_limits  # the script beside this one
 
 from corepipe.engine.batch.sampling import LogitRows, pack_scalars
-from corepipe.engine.messages import Sampling
+from corepipe.engine.messages import TokenSampling
 from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.neuron.compile.compiler import compile_graph
@@ -109,7 +109,7 @@ def greedy(step: StepInputs) -> SamplingBatch:
     """The likeliest token of each row: logits that are copied out would take longer than they do to draw."""
     rows = LogitRows()
     for row in step.logit_rows.tolist():
-        rows.draw(row, pack_scalars(Sampling(temperature=0.0), 0), int(step.positions[row]) + 1, None)
+        rows.draw(row, pack_scalars(TokenSampling(temperature=0.0), 0), int(step.positions[row]) + 1, None)
     return rows.sampling()
 
 

@@ -26,11 +26,11 @@ import numpy as np
 from llguidance import LLMatcher
 
 from corepipe.engine.assembly.device_plan import batch_policy, plan_device, scheduler_config
-from corepipe.engine.batch.masks import Constraint, Mask
+from corepipe.engine.batch.masks import GrammarMatcher, Mask
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Ready, Sampling, Submit
+from corepipe.engine.messages import Ready, Submit, TokenSampling
 from corepipe.kernels import native, packing
 from corepipe.models import hub, published, registry
 from corepipe.models.fields import Fields
@@ -111,26 +111,26 @@ class Times:
 
     def measure(self) -> None:
         """From now on."""
-        fill, take = Constraint.fill, Constraint.take
+        fill, take = GrammarMatcher.fill, GrammarMatcher.take
 
-        def timed_fill(constraint: Constraint, mask: Mask) -> None:
+        def timed_fill(constraint: GrammarMatcher, mask: Mask) -> None:
             began = time.thread_time()
             fill(constraint, mask)
             self.fills.append(time.thread_time() - began)
 
-        def timed_take(constraint: Constraint, token: int) -> None:
+        def timed_take(constraint: GrammarMatcher, token: int) -> None:
             began = time.thread_time()
             take(constraint, token)
             self.takes.append(time.thread_time() - began)
 
-        Constraint.fill, Constraint.take = timed_fill, timed_take  # type: ignore[method-assign]
+        GrammarMatcher.fill, GrammarMatcher.take = timed_fill, timed_take  # type: ignore[method-assign]
 
 
 def submits(turn: int, streams: int, tokens: int, grammar: str) -> Iterator[Submit]:
     for stream in range(streams):
         prompt = [100 + (turn * 7919 + stream * 104_729 + i * 31) % 20_000 for i in range(32)]
         yield Submit(
-            f"{turn}-{stream}", prompt, tokens, Sampling(temperature=1.0, seed=stream), grammar=grammar
+            f"{turn}-{stream}", prompt, tokens, TokenSampling(temperature=1.0, seed=stream), grammar=grammar
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from corepipe.answers.parsing.formats import FORMATS
-from corepipe.engine.messages import Abort, Output, Outputs, Sampling, Shutdown, Submit
+from corepipe.engine.messages import Abort, Output, Outputs, TokenSampling, Shutdown, Submit
 from corepipe.engine.process.frames import encode_frame
 from corepipe.models import published
 from corepipe.neuron.graph import Graph
@@ -259,7 +259,7 @@ def _response_template() -> list[bytes]:
 
 
 def _engine_frames() -> list[bytes]:
-    submit = Submit("id", [1, 2, 3], 5, Sampling(temperature=0.5, seed=1, logit_bias={3: 1.0}), [2])
+    submit = Submit("id", [1, 2, 3], 5, TokenSampling(temperature=0.5, seed=1, logit_bias={3: 1.0}), [2])
     messages = [submit, Abort(["id"]), Shutdown(), Outputs([Output("id", [1], finish_reason="stop")])]
     return [encode_frame(message) for message in messages] + [b"".join(map(encode_frame, messages[:3]))]
 

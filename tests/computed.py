@@ -14,7 +14,7 @@ import pytest
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Sampling, Submit
+from corepipe.engine.messages import Submit, TokenSampling
 from corepipe.kernels import native
 from corepipe.models import registry
 from corepipe.neuron.compile.compiler import compile_graph
@@ -54,8 +54,8 @@ def engine(path: Path, fmt: str = "bf16", **options: Any) -> Driver:
 
 def submits(prompt: list[int]) -> list[Submit]:
     """Prompts that share a beginning, and grow out of their blocks; every other one is drawn."""
-    drawn = Sampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
-    plain = Sampling(temperature=0.0, logprobs=3)
+    drawn = TokenSampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
+    plain = TokenSampling(temperature=0.0, logprobs=3)
     return [
         Submit(f"r{i}", prompt[:40] + prompt[40 + i : PROMPT], 12, drawn if i % 2 else plain)
         for i in range(6)
@@ -64,7 +64,7 @@ def submits(prompt: list[int]) -> list[Submit]:
 
 def drawn(prompt: list[int], count: int = 5, tokens: int = 12) -> list[Submit]:
     """Prompts each of which has 50 tokens more than the one before; answers are drawn."""
-    sampling = Sampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
+    sampling = TokenSampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
     return [Submit(f"r{i}", prompt[i : i + 50 * i + 1], tokens, sampling) for i in range(count)]
 
 

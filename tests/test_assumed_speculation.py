@@ -165,7 +165,7 @@ def test_a_length_stands_for_the_rates_that_vary_least() -> None:
     ):
         fields = {**GUESSES, "num_speculative_tokens": most, "synthetic_acceptance_length": length}
         del fields["synthetic_acceptance_rates"]
-        assert read_speculation(fields).assumed_rates == pytest.approx(rates)
+        assert read_speculation(fields).synthetic_rates == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Sampling, Submit
+from corepipe.engine.messages import Submit, TokenSampling
 from corepipe.kernels import native
 from corepipe.models.registry import Model
 from corepipe.neuron.compile.placement import Placement
@@ -54,8 +54,8 @@ def crowd(text: list[int], requests: int, longest: int) -> list[Submit]:
         start, length = rng.integers(1000, 6000), int(rng.integers(1, longest))
         own = text[start : start + length]
         prompt = (shared[i % 4] + own[: length // 2 + 1]) if i % 4 < 2 else own
-        hot = Sampling(temperature=1.2, top_p=0.95, top_k=200, seed=i, logprobs=5)
-        sampling = hot if i % 2 else Sampling(temperature=0.0, logprobs=5)
+        hot = TokenSampling(temperature=1.2, top_p=0.95, top_k=200, seed=i, logprobs=5)
+        sampling = hot if i % 2 else TokenSampling(temperature=0.0, logprobs=5)
         tokens = int(rng.integers(32, 48) if i % 4 == 3 else rng.integers(2, 6))
         submits.append(Submit(f"r{i}", prompt, tokens, sampling))
     return submits

@@ -20,7 +20,7 @@ from msgspec.structs import replace as changed
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Sampling, Submit
+from corepipe.engine.messages import Output, Submit, TokenSampling
 from corepipe.models import registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.supervision.supervisor import ProcessClient
@@ -44,12 +44,12 @@ GRAMMARS = {"json": JSON, "words": LLMatcher.grammar_from_regex(WORDS)}
 EOS = [2, 3]
 PROMPT = [7 + 11 * i % 200 for i in range(40)]
 KINDS = {
-    "greedy": Sampling(temperature=0.0, logprobs=3),
-    "seeded": Sampling(temperature=1.3, seed=11, top_p=0.9, logprobs=1),
-    "hot": Sampling(temperature=1.5, seed=4),
-    "few": Sampling(temperature=1.0, seed=2, top_k=3, min_p=0.05),
-    "penalties": Sampling(temperature=0.8, seed=5, repetition_penalty=1.3, presence_penalty=0.7),
-    "biased": Sampling(temperature=1.0, seed=3, logit_bias={5: 3.0, 60: -100.0}, prompt_logprobs=1),
+    "greedy": TokenSampling(temperature=0.0, logprobs=3),
+    "seeded": TokenSampling(temperature=1.3, seed=11, top_p=0.9, logprobs=1),
+    "hot": TokenSampling(temperature=1.5, seed=4),
+    "few": TokenSampling(temperature=1.0, seed=2, top_k=3, min_p=0.05),
+    "penalties": TokenSampling(temperature=0.8, seed=5, repetition_penalty=1.3, presence_penalty=0.7),
+    "biased": TokenSampling(temperature=1.0, seed=3, logit_bias={5: 3.0, 60: -100.0}, prompt_logprobs=1),
 }
 
 
@@ -66,7 +66,7 @@ def engine(**options: Any) -> Driver:
     return Driver(assemble(config, lambda _what, _done: None))
 
 
-def constrained(name: str, grammar: str, sampling: Sampling, **fields: Any) -> Submit:
+def constrained(name: str, grammar: str, sampling: TokenSampling, **fields: Any) -> Submit:
     return Submit(
         name,
         PROMPT,
@@ -149,7 +149,7 @@ def test_logprobs_are_those_of_the_models_logits() -> None:
     """What the prompt's logprobs say of the same tokens, where no grammar is."""
     news = undisturbed()["json greedy"]
     tokens = [token for output in news for token in output.tokens]
-    sampling = Sampling(temperature=0.0, prompt_logprobs=3)
+    sampling = TokenSampling(temperature=0.0, prompt_logprobs=3)
     (free, *_) = answers(engine(), Submit("free", PROMPT + tokens, 1, sampling))["free"]
     known = [changed(entry, rank=0) for entry in free.prompt_logprobs[-len(tokens) :]]
     assert [entry for output in news for entry in output.logprobs] == known
@@ -179,11 +179,11 @@ def test_the_end_of_a_grammar_is_the_answers_end() -> None:
         found = answers(engine(), submit)
         assert tokens_of(found[submit.id]) == tokens_of(undisturbed()[submit.id])
         assert found[submit.id][-1].finish_reason == "stop"
-    lone = answers(engine(), changed(words, sampling=Sampling(temperature=0.0, logit_bias={2: 100.0})))[
+    lone = answers(engine(), changed(words, sampling=TokenSampling(temperature=0.0, logit_bias={2: 100.0})))[
         words.id
     ]
     assert len(text_of(lone).split()) == 1
-    longer = changed(words, sampling=Sampling(temperature=0.0, logit_bias={2: 100.0}), min_tokens=20)
+    longer = changed(words, sampling=TokenSampling(temperature=0.0, logit_bias={2: 100.0}), min_tokens=20)
     (news,) = answers(engine(), longer).values()
     assert news[-1].finish_reason == "stop"
     assert 20 < sum(len(output.tokens) for output in news) < 40
@@ -213,7 +213,7 @@ def test_who_can_draw_nothing_ends_with_an_error_and_nobody_else() -> None:
     yes = LLMatcher.grammar_from_regex("yes")
     banned = {token: float("-inf") for token in range(320) if tokenizer().token_bytes(token)[:1] == b"y"}
     stuck = Submit(
-        "stuck", PROMPT, 9, Sampling(temperature=0.0, logit_bias=banned), stop_ids=EOS, grammar=yes
+        "stuck", PROMPT, 9, TokenSampling(temperature=0.0, logit_bias=banned), stop_ids=EOS, grammar=yes
     )
     before = sum(stats.constraint_failures for stats in engine().stats())
     good = everyone()[1]
@@ -228,7 +228,9 @@ def test_who_can_draw_nothing_ends_with_an_error_and_nobody_else() -> None:
 def test_a_limit_of_the_library_ends_the_answer_with_an_error() -> None:
     """A token whose step costs more than a mask may: the rest of the answer is never made up."""
     costly = LLMatcher.grammar_from_lark(r"start: /(.*a.{0,40}){20}b/")
-    submit = Submit("costly", PROMPT, 200, Sampling(temperature=1.0, seed=1), stop_ids=EOS, grammar=costly)
+    submit = Submit(
+        "costly", PROMPT, 200, TokenSampling(temperature=1.0, seed=1), stop_ids=EOS, grammar=costly
+    )
     last = answers(engine(), submit)["costly"][-1]
     assert last.finish_reason in ("error", "length"), "never a stop that the grammar does not allow"
     assert last.finish_reason == "length" or last.error_kind in ("invalid", "constraint")
@@ -239,7 +241,7 @@ def test_a_limit_of_the_library_ends_the_answer_with_an_error() -> None:
     [("start: /(/", "invalid regex"), ("{", "cannot be compiled"), ("start: nothing", "cannot be compiled")],
 )
 def test_what_does_not_compile_is_refused(grammar: str, message: str) -> None:
-    submit = Submit("bad", PROMPT, 9, Sampling(), grammar=grammar)
+    submit = Submit("bad", PROMPT, 9, TokenSampling(), grammar=grammar)
     (last,) = answers(engine(), submit)["bad"]
     assert (last.finish_reason, last.error_kind) == ("error", "invalid")
     assert message in (last.error or "")
@@ -305,8 +307,8 @@ def test_allowed_tokens_and_a_grammar_hold_together() -> None:
     spelled = {
         token for text in ("n", "o", "no") for token in tokenizer().encode(text, add_special_tokens=False)
     }
-    both = Sampling(temperature=1.0, seed=1, allowed_token_ids=[*spelled, *EOS])
-    none = Sampling(temperature=1.0, allowed_token_ids=tokenizer().encode("x", add_special_tokens=False))
+    both = TokenSampling(temperature=1.0, seed=1, allowed_token_ids=[*spelled, *EOS])
+    none = TokenSampling(temperature=1.0, allowed_token_ids=tokenizer().encode("x", add_special_tokens=False))
     found = answers(
         engine(),
         constrained("both", "words", both),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from corepipe.engine.messages import Sampling, Stats, Submit
+from corepipe.engine.messages import Stats, Submit, TokenSampling
 from corepipe.engine.params import SamplingParams
 from corepipe.engine.speculative_config import read_speculation
 from corepipe.errors import UserError
@@ -89,7 +89,7 @@ def greedy() -> list[Submit]:
     for number in range(12):
         alike = SHARED[:64] + SHARED[number : number + 10 + 5 * number]
         prompt = alike if number % 2 else SHARED[number : 30 + number * 7]
-        found.append(Submit(str(number), prompt, 40, Sampling(temperature=0.0)))
+        found.append(Submit(str(number), prompt, 40, TokenSampling(temperature=0.0)))
     return found
 
 
@@ -116,7 +116,9 @@ def test_layers_with_windows(name: str, tmp_path: Path) -> None:
     """They keep whole sequences beside a draft model, which has the same blocks: answers are the same."""
     model = expected.load(name).write(tmp_path)
     asked = [
-        Submit(f"{n}", expected.load(name).prompt[:n], 70, SEEDED if n % 2 else Sampling(temperature=0.0))
+        Submit(
+            f"{n}", expected.load(name).prompt[:n], 70, SEEDED if n % 2 else TokenSampling(temperature=0.0)
+        )
         for n in (20, 61, 130)
     ]
     options: dict[str, Any] = {"model": model, "format": "bf16", "block_size": 16, "cache_dir": tmp_path}

@@ -13,7 +13,7 @@ import pytest
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Sampling, Submit
+from corepipe.engine.messages import Submit, TokenSampling
 from corepipe.kernels import native
 from corepipe.models import registry
 from corepipe.models.registry import Model
@@ -297,7 +297,9 @@ def test_a_pipeline_is_full_of_different_batches(model: Model) -> None:
     timeline = RecordedTimeline(loaded.replicas[0].timeline)
     driver = Driver(replace(loaded, replicas=(replace(loaded.replicas[0], timeline=timeline),)))
     prompts = {str(i): list(range(5 + i, 69 + i)) for i in range(12)}
-    found = answers(driver, [Submit(i, ids, 40, Sampling(temperature=0.0)) for i, ids in prompts.items()])
+    found = answers(
+        driver, [Submit(i, ids, 40, TokenSampling(temperature=0.0)) for i, ids in prompts.items()]
+    )
     driver.close()
     assert {len(a.tokens) for a in found.values()} == {40}
     spans = timeline.spans

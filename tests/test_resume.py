@@ -13,23 +13,23 @@ from msgspec.structs import replace as changed
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Sampling, Started, Submit
+from corepipe.engine.messages import Output, Started, Submit, TokenSampling
 from tests.servers import TINY
 
 PROMPT = [7 + 11 * i % 200 for i in range(40)]
 TOKENS = 24
 
 VARIANTS = {
-    "greedy": Sampling(temperature=0.0, logprobs=3),
-    "seeded": Sampling(temperature=1.3, seed=11, top_p=0.9, logprobs=1),
-    "unseeded": Sampling(temperature=1.0),
-    "penalties": Sampling(
+    "greedy": TokenSampling(temperature=0.0, logprobs=3),
+    "seeded": TokenSampling(temperature=1.3, seed=11, top_p=0.9, logprobs=1),
+    "unseeded": TokenSampling(temperature=1.0),
+    "penalties": TokenSampling(
         temperature=0.8, seed=5, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4
     ),
-    "biased": Sampling(temperature=1.0, seed=3, logit_bias={5: 3.0, 9: -100.0}),
-    "prompt": Sampling(temperature=0.0, prompt_logprobs=2, logprobs=0),
-    "bad words": Sampling(temperature=0.9, seed=2),
-    "allowed": Sampling(temperature=1.2, seed=4, logprobs=1, allowed_token_ids=[1, *range(7, 300, 9)]),
+    "biased": TokenSampling(temperature=1.0, seed=3, logit_bias={5: 3.0, 9: -100.0}),
+    "prompt": TokenSampling(temperature=0.0, prompt_logprobs=2, logprobs=0),
+    "bad words": TokenSampling(temperature=0.9, seed=2),
+    "allowed": TokenSampling(temperature=1.2, seed=4, logprobs=1, allowed_token_ids=[1, *range(7, 300, 9)]),
 }
 
 
@@ -106,7 +106,7 @@ def test_no_other_tokens_are_said_than_those_allowed() -> None:
     [([1] * TOKENS, "leave none"), ([1] * 300, "leave none"), ([-1], "vocabulary"), ([10**6], "vocabulary")],
 )
 def test_tokens_that_no_engine_can_have_made_are_refused(generated: list[int], message: str) -> None:
-    submit = Submit("a", PROMPT, TOKENS, Sampling(), generated=generated, replay=True)
+    submit = Submit("a", PROMPT, TOKENS, TokenSampling(), generated=generated, replay=True)
     (output,) = answer(submit)
     assert output.error_kind == "invalid"
     assert message in (output.error or "")
@@ -115,7 +115,7 @@ def test_tokens_that_no_engine_can_have_made_are_refused(generated: list[int], m
 def test_who_comes_again_has_its_place_however_full_the_queue_is() -> None:
     config = EngineConfig(model=str(TINY), threads=1, max_model_len=64, max_num_seqs=1, max_queued_requests=1)
     driver = Driver(assemble(config, lambda _what, _done: None))
-    first = Submit("new", PROMPT, 2, Sampling())
+    first = Submit("new", PROMPT, 2, TokenSampling())
     for submit in [
         first,
         *(replace_id(first, name, replay=True) for name in "abc"),

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from corepipe.engine.assembly.snapshots import CLOSEST
 from corepipe.engine.config import EngineConfig, KVEventsConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Sampling, Submit
+from corepipe.engine.messages import Abort, Submit, TokenSampling
 from corepipe.engine.process.kv_publisher import published_events
-from corepipe.engine.process.prefix_news import prefix_news
+from corepipe.engine.process.prefix_changes import prefix_changes
 from corepipe.errors import UserError
 from tests import computed
 from tests.parity import expected
@@ -42,7 +42,10 @@ def submits(name: str, kind: str = "r") -> list[Submit]:
     """Every other one is drawn."""
     words = expected.load(name).prompt
     prompt = (words * (SHARED // len(words) + 1))[:SHARED]
-    drawn, plain = Sampling(temperature=1.2, seed=7, logprobs=3), Sampling(temperature=0.0, logprobs=3)
+    drawn, plain = (
+        TokenSampling(temperature=1.2, seed=7, logprobs=3),
+        TokenSampling(temperature=0.0, logprobs=3),
+    )
     return [
         Submit(f"{kind}{i}", prompt + words[: 40 * i + 1], ANSWERS, drawn if i % 2 else plain)
         for i in range(4)
@@ -152,7 +155,7 @@ def test_no_news_of_blocks(folder: Any) -> None:
     """A prefix is found by its last state alone, which who hears of blocks would not take for one."""
     driver = engine(folder("mamba2"))
     deployment = driver._deployment
-    assert prefix_news(deployment) is None
+    assert prefix_changes(deployment) is None
     config = EngineConfig(model="m", kv_events_config=KVEventsConfig(enable_kv_cache_events=True))
     with pytest.raises(UserError, match="keeps states of sequences"), published_events(config, deployment):
         pass

@@ -22,7 +22,7 @@ from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Sampling, Submit
+from corepipe.engine.messages import Output, Submit, TokenSampling
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.errors import UserError
 from corepipe.scheduler.request import Drafter, Request
@@ -35,26 +35,31 @@ from tests.test_constrained import GRAMMARS, tokenizer
 
 PROMPT = [7 + 11 * i % 200 for i in range(40)]
 TOKENS = 40
-SEEDED = Sampling(temperature=1.3, seed=11, top_p=0.9, logprobs=1)
+SEEDED = TokenSampling(temperature=1.3, seed=11, top_p=0.9, logprobs=1)
 WORDS = LLMatcher.grammar_from_regex(r"(yes|no|maybe)( (so|not)){3,9}")
-KINDS: dict[str, tuple[Sampling, dict[str, Any]]] = {
-    "greedy": (Sampling(temperature=0.0, logprobs=3), {}),
+KINDS: dict[str, tuple[TokenSampling, dict[str, Any]]] = {
+    "greedy": (TokenSampling(temperature=0.0, logprobs=3), {}),
     "seeded": (SEEDED, {"stop_ids": [1, 2], "min_tokens": 20}),
-    "few": (Sampling(temperature=1.0, seed=2, top_k=3, min_p=0.05, logprobs=0), {}),
+    "few": (TokenSampling(temperature=1.0, seed=2, top_k=3, min_p=0.05, logprobs=0), {}),
     "penalties": (
-        Sampling(temperature=0.8, seed=5, repetition_penalty=1.3, presence_penalty=0.7, logprobs=0),
+        TokenSampling(temperature=0.8, seed=5, repetition_penalty=1.3, presence_penalty=0.7, logprobs=0),
         {},
     ),
-    "frequent": (Sampling(temperature=0.0, frequency_penalty=1.4), {"stop_ids": [9], "min_tokens": 6}),
+    "frequent": (TokenSampling(temperature=0.0, frequency_penalty=1.4), {"stop_ids": [9], "min_tokens": 6}),
     "biased": (
-        Sampling(temperature=1.0, seed=3, logit_bias={5: 3.0, 9: -100.0}, prompt_logprobs=1),
+        TokenSampling(temperature=1.0, seed=3, logit_bias={5: 3.0, 9: -100.0}, prompt_logprobs=1),
         {"stop_ids": [5, 1], "min_tokens": 12},
     ),
-    "allowed": (Sampling(temperature=1.2, seed=4, allowed_token_ids=[1, *range(7, 300, 9)]), {}),
-    "json": (Sampling(temperature=1.0, seed=6, logprobs=2), {"grammar": GRAMMARS["json"], "max_tokens": 90}),
-    "words": (Sampling(temperature=0.7, seed=8), {"grammar": WORDS, "min_tokens": 9}),
+    "allowed": (TokenSampling(temperature=1.2, seed=4, allowed_token_ids=[1, *range(7, 300, 9)]), {}),
+    "json": (
+        TokenSampling(temperature=1.0, seed=6, logprobs=2),
+        {"grammar": GRAMMARS["json"], "max_tokens": 90},
+    ),
+    "words": (TokenSampling(temperature=0.7, seed=8), {"grammar": WORDS, "min_tokens": 9}),
     "nothing": (
-        Sampling(temperature=1.0, seed=1, allowed_token_ids=sorted(set(tokenizer().encode("a b c d e f g")))),
+        TokenSampling(
+            temperature=1.0, seed=1, allowed_token_ids=sorted(set(tokenizer().encode("a b c d e f g")))
+        ),
         {"grammar": LLMatcher.grammar_from_regex("[a-g ]{9}[0-9]")},
     ),
 }
@@ -182,7 +187,9 @@ def test_layers_with_windows(name: str, tmp_path: Path) -> None:
     model = expected.load(name).write(tmp_path)
     plain_, drafting = {}, {}
     asked = [
-        Submit(f"{n}", expected.load(name).prompt[:n], 70, SEEDED if n % 2 else Sampling(temperature=0.0))
+        Submit(
+            f"{n}", expected.load(name).prompt[:n], 70, SEEDED if n % 2 else TokenSampling(temperature=0.0)
+        )
         for n in (20, 61, 130)
     ]
     options: dict[str, Any] = {

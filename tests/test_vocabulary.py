@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from corepipe.engine.batch.masks import MaskBuffer, Vocabulary
+from corepipe.engine.batch.masks import GrammarCompiler, MaskBuffer
 from corepipe.models import registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.structured.constraints import StructuredOutputsParams, constraint_of
@@ -147,5 +147,5 @@ def test_answers_are_constrained_by_what_has_a_row() -> None:
     grammar = grammar_of(constraint_of(StructuredOutputsParams(choice=["ab"])))
     masks = [MaskBuffer(ROWS).rows(1)[0] for _ in range(2)]
     for mask, one in zip(masks, (known, wider), strict=True):
-        Vocabulary(lambda one=one: one, ROWS).constraint(grammar).fill(mask)
+        GrammarCompiler(lambda one=one: one, ROWS).constraint(grammar).fill(mask)
     assert masks[0].tolist() == masks[1].tolist()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Sampling, Submit
+from corepipe.engine.messages import Abort, Submit, TokenSampling
 from corepipe.errors import UserError
 from tests import computed
 from tests.parity import expected
@@ -43,8 +43,8 @@ def engine(path: Path, fmt: str, **options: Any) -> Driver:
 def submits(name: str, kind: str) -> list[Submit]:
     """Every other one is drawn."""
     prompt = expected.load(name).prompt
-    drawn = Sampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
-    plain = Sampling(temperature=0.0, logprobs=3)
+    drawn = TokenSampling(temperature=1.2, top_p=0.95, seed=7, logprobs=3)
+    plain = TokenSampling(temperature=0.0, logprobs=3)
     return [
         Submit(f"{kind}{i}", prompt[:length], ANSWERS, drawn if i % 2 else plain)
         for i, length in enumerate(LENGTHS)
@@ -94,7 +94,7 @@ def test_a_long_sequence_fits_in_few_blocks(name: str, folder: Any) -> None:
     of Gemma's three groups one keeps everything."""
     blocks = {"mistral": 10, "gemma3_text": -(-(10 + 10 + 32) // 3)}[name]
     room: dict[str, Any] = {"max_model_len": 512, "max_num_batched_tokens": 32}
-    asked = Submit("long", expected.load(name).prompt, 211, Sampling(temperature=0.0, logprobs=1))
+    asked = Submit("long", expected.load(name).prompt, 211, TokenSampling(temperature=0.0, logprobs=1))
     whole = engine(folder(name), "bf16", clock="virtual", **room)
     wanted = answers(whole, [asked])["long"]
     whole.close()

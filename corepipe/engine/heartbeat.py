@@ -21,7 +21,7 @@ _LOOP, _NATIVE = 0, 8
 """Places of the counters, in int64: cache lines of their own."""
 
 
-class Pulse:
+class Heartbeat:
     """One end of the memory behind the file descriptor `fd`, which stays the caller's."""
 
     def __init__(self, fd: int) -> None:
@@ -37,10 +37,10 @@ class Pulse:
         return self._counts[_LOOP] + self._counts[_NATIVE]
 
 
-def make_pulse() -> int:
+def make_heartbeat() -> int:
     """A file descriptor of new, zeroed memory; the caller closes it."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("corepipe-pulse")
+        fd = os.memfd_create("corepipe-heartbeat")
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())

@@ -13,7 +13,7 @@ import msgspec
 MAX_FRAME = 64 * 1024 * 1024
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+class TokenSampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to draw a request's tokens.  Defaults are those of vLLM (facts of the OpenAI API docs).
 
     Here the parameters are defined; the library adds fields and limits (`params`), and HTTP limits of its own
@@ -36,13 +36,13 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """What may be drawn; None: every token."""
 
     @classmethod
-    def of(cls, asked: object, **others: object) -> Sampling:
+    def of(cls, asked: object, **others: object) -> TokenSampling:
         """What `asked` says under these names, but for `others`; with a `top_p` of 0 it is greedy."""
         said: dict[str, Any] = {n: getattr(asked, n) for n in cls.__struct_fields__ if n not in others}
         said.update(others)
         if said["top_p"] == 0:
             said["temperature"] = 0.0
-        return Sampling(**said)
+        return TokenSampling(**said)
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     id: str
     prompt: list[int]
     max_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: TokenSampling = TokenSampling()
     stop_ids: list[int] = []
     min_tokens: int = 0
     priority: int = 0
@@ -357,7 +357,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     kernels_left_out: list[str] = []
 
 
-class Progress(msgspec.Struct, frozen=True, tag=True):
+class LoadProgress(msgspec.Struct, frozen=True, tag="Progress"):
     """How far loading is, 0 to 1."""
 
     what: str
@@ -371,4 +371,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     user_error: bool
 
 
-Event = Outputs | Ready | Progress | Failed
+Event = Outputs | Ready | LoadProgress | Failed

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from corepipe.engine.messages import Sampling
+from corepipe.engine.messages import TokenSampling
 from corepipe.errors import UserError, shown
 from corepipe.structured.constraints import Constraint, StructuredOutputsParams, constraint_of
 
@@ -21,7 +21,7 @@ MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 
 
-class Limits(NamedTuple):
+class NumberBounds(NamedTuple):
     """Of a number: the least and the most that it may be, and whether it is whole, or may be None."""
 
     least: float
@@ -46,20 +46,20 @@ class Limits(NamedTuple):
         return f"{what} {least}{most}{' or None' if self.optional else ''}"
 
 
-NUMBERS: Mapping[str, Limits] = MappingProxyType(
+NUMBERS: Mapping[str, NumberBounds] = MappingProxyType(
     {
-        "temperature": Limits(0, FLOAT32_MAX),
-        "top_p": Limits(0, 1),
-        "top_k": Limits(-1, MAX_TOKENS, whole=True),
-        "min_p": Limits(0, 1),
-        "repetition_penalty": Limits(FLOAT32_TINY, FLOAT32_MAX),
-        "presence_penalty": Limits(-FLOAT32_MAX, FLOAT32_MAX),
-        "frequency_penalty": Limits(-FLOAT32_MAX, FLOAT32_MAX),
-        "seed": Limits(MIN_SEED, MAX_SEED, whole=True, optional=True),
-        "max_tokens": Limits(1, MAX_TOKENS, whole=True, optional=True),
-        "min_tokens": Limits(0, MAX_TOKENS, whole=True),
-        "logprobs": Limits(0, MAX_TOKENS, whole=True, optional=True),
-        "prompt_logprobs": Limits(0, MAX_TOKENS, whole=True, optional=True),
+        "temperature": NumberBounds(0, FLOAT32_MAX),
+        "top_p": NumberBounds(0, 1),
+        "top_k": NumberBounds(-1, MAX_TOKENS, whole=True),
+        "min_p": NumberBounds(0, 1),
+        "repetition_penalty": NumberBounds(FLOAT32_TINY, FLOAT32_MAX),
+        "presence_penalty": NumberBounds(-FLOAT32_MAX, FLOAT32_MAX),
+        "frequency_penalty": NumberBounds(-FLOAT32_MAX, FLOAT32_MAX),
+        "seed": NumberBounds(MIN_SEED, MAX_SEED, whole=True, optional=True),
+        "max_tokens": NumberBounds(1, MAX_TOKENS, whole=True, optional=True),
+        "min_tokens": NumberBounds(0, MAX_TOKENS, whole=True),
+        "logprobs": NumberBounds(0, MAX_TOKENS, whole=True, optional=True),
+        "prompt_logprobs": NumberBounds(0, MAX_TOKENS, whole=True, optional=True),
     }
 )
 """What any sampler can follow: the library takes it, the engine refuses the rest, and HTTP takes less."""
@@ -67,8 +67,8 @@ NUMBERS: Mapping[str, Limits] = MappingProxyType(
 FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculation")
 
 
-class SamplingParams(Sampling, frozen=True, kw_only=True):
-    """How to answer a prompt; names and defaults as in vLLM.  How its tokens are drawn is in `Sampling`.
+class SamplingParams(TokenSampling, frozen=True, kw_only=True):
+    """How to answer a prompt; names and defaults as in vLLM.  How its tokens are drawn is in `TokenSampling`.
 
     max_tokens None: as many as fit.  stop: strings that end the text, which are not part of it unless
     `include_stop_str_in_output`.  bad_words: what the text must not have.  allowed_token_ids: the only tokens
@@ -139,11 +139,11 @@ class SamplingParams(Sampling, frozen=True, kw_only=True):
         """The stop strings; an empty one stops nothing."""
         return tuple(filter(None, (self.stop,) if isinstance(self.stop, str) else self.stop))
 
-    def sampling(self) -> Sampling:
+    def sampling(self) -> TokenSampling:
         """The part that concerns the draw of a token, as the engine takes it."""
         allowed = self.allowed_token_ids
         ids = None if allowed is None else [int(token) for token in allowed]
-        return Sampling.of(self, logit_bias=dict(self.logit_bias), allowed_token_ids=ids)
+        return TokenSampling.of(self, logit_bias=dict(self.logit_bias), allowed_token_ids=ids)
 
 
 def _all(values: object, kind: type) -> bool:

@@ -38,7 +38,7 @@ class SpeculativeConfig(BaseModel):
     synthetic_acceptance_length: float | None = Field(default=None, ge=1)
 
     @property
-    def assumed_rates(self) -> tuple[float, ...] | None:
+    def synthetic_rates(self) -> tuple[float, ...] | None:
         """Of each place, how often a guess is taken to be right up to there; None: it is found out."""
         if self.rejection_sample_method == "standard" or self.synthetic_acceptance_length is None:
             return self.synthetic_acceptance_rates
@@ -48,11 +48,11 @@ class SpeculativeConfig(BaseModel):
     @property
     def draft_path(self) -> Path | None:
         """Path of the draft model, after `with_draft_here`; None where nobody computes one."""
-        return None if self.model is None or self.assumed_rates is not None else Path(self.model)
+        return None if self.model is None or self.synthetic_rates is not None else Path(self.model)
 
     def as_given(self) -> dict[str, object]:
         """The fields that say it all, for JSON."""
-        unused = set() if self.assumed_rates is None else {"prompt_lookup_min", "prompt_lookup_max"}
+        unused = set() if self.synthetic_rates is None else {"prompt_lookup_min", "prompt_lookup_max"}
         return self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
 
     @model_validator(mode="before")

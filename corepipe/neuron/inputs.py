@@ -57,7 +57,7 @@ class Executor(Protocol):
         """Stops and frees."""
 
 
-class GoingOn(Protocol):
+class ChainingExecutor(Protocol):
     """An executor that goes from one batch to the next by itself."""
 
     def go_on(self, ticket: int, ends: npt.NDArray[np.int32]) -> int:

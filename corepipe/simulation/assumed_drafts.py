@@ -35,12 +35,12 @@ class Guessed:
         draft_model: str | None,
     ) -> Guessed | None:
         """Of all replicas; None where nothing was assumed."""
-        if assumed is None or assumed.assumed_rates is None:
+        if assumed is None or assumed.synthetic_rates is None:
             return None
         found = list(replicas)
         places = zip_longest(*(each.accepted_per_position for each in found), fillvalue=0)
         return cls(
-            assumed.assumed_rates,
+            assumed.synthetic_rates,
             sum(each.drafts for each in found),
             sum(each.tokens for each in found),
             sum(each.accepted for each in found),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from operator import attrgetter
 
-from corepipe.engine.batch.runner import Step
+from corepipe.engine.batch.runner import SubmittedStep
 from corepipe.engine.loop.loop import Loop
 from corepipe.engine.loop.replica import InFlight, Replica
 from corepipe.neuron.step import StepShape
@@ -61,7 +61,7 @@ class _Group:
 
     requests: Group
     growth: list[int]
-    step: Step
+    step: SubmittedStep
     shape: StepShape
     timing: Timing
     due: float

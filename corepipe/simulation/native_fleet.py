@@ -1,7 +1,7 @@
 """A workload through native replicas: twins of those that serve, for what most simulations are of.
 
-They decide as `Scheduler` does, are routed to as by `Router` and take as long as by `Timeline`, step by step:
-one stage, requests of one priority, and nobody who guesses.
+They decide as `Scheduler` does, are routed to as by `ReplicaRouter` and take as long as by `Timeline`, step
+by step: one stage, requests of one priority, and nobody who guesses.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from corepipe.engine.batch.encoding import Encoding
-from corepipe.engine.batch.runner import Step, StepResult
-from corepipe.engine.loop.assumed_acceptance import shape_of
+from corepipe.engine.batch.runner import StepResult, SubmittedStep
+from corepipe.engine.loop.synthetic_acceptance import shape_of
 from corepipe.neuron.inputs import StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 
@@ -34,14 +34,14 @@ class NullRunner:
     def remove(self, request_id: str) -> None:
         """Nothing was kept of it."""
 
-    def submit(self, batch: Batch) -> Step:
+    def submit(self, batch: Batch) -> SubmittedStep:
         chunks = batch.chunks
         results = sum([c.samples for c in chunks])
         if self._encoding is not None:
-            return Step(0, batch, [], {}, _NO_IDS, self._encoding.shape(chunks, results))
-        return Step(0, batch, [], {}, _NO_IDS, shape_of(chunks, results))
+            return SubmittedStep(0, batch, [], {}, _NO_IDS, self._encoding.shape(chunks, results))
+        return SubmittedStep(0, batch, [], {}, _NO_IDS, shape_of(chunks, results))
 
-    def wait(self, step: Step) -> StepResult:
+    def wait(self, step: SubmittedStep) -> StepResult:
         if self._encoding is not None:
             return StepResult(step, _NO_OUTPUT, [_NOTHING] * len(step.batch.chunks))
         if step.shape.each > 1:

@@ -7,7 +7,7 @@ from itertools import count
 from corepipe.engine.loop.batch_delay import replica_of
 from corepipe.engine.loop.loop import Loop
 from corepipe.engine.loop.replica import Completed, InFlight, Replica
-from corepipe.engine.loop.router import Router, load_margin
+from corepipe.engine.loop.router import ReplicaRouter, load_margin
 from corepipe.neuron.timing.clock import VirtualClock
 from corepipe.scheduler.scheduler import Scheduler
 from corepipe.simulation.fast_forward import fast_forward, fast_forward_together
@@ -21,7 +21,7 @@ PROGRESS_REQUESTS = 100
 
 
 class LoopedSimulation:
-    """One run of a workload in the loop; implements `loop.Listener`.
+    """One run of a workload in the loop; implements `loop.LoopListener`.
 
     step_by_step: without running through repetitions; the same result, later.
     """
@@ -33,7 +33,9 @@ class LoopedSimulation:
         schedulers = [Scheduler(limits, scenario.policy, timeline.rounds) for timeline in timelines]
         parts = zip(count(), schedulers, timelines, strict=False)
         replicas = [replica_of(n, s, runner, t, paced=True, delay=delay) for n, s, t in parts]
-        self._loop = Loop(replicas, self._clock, self, Router(schedulers, load_margin(limits.max_num_seqs)))
+        self._loop = Loop(
+            replicas, self._clock, self, ReplicaRouter(schedulers, load_margin(limits.max_num_seqs))
+        )
         self.record = Record(limits, replicas, scenario.patience)
         self._source = WorkloadSource(
             scenario.workload,
@@ -60,11 +62,11 @@ class LoopedSimulation:
         return self.record
 
     def submitted(self, replica: Replica, batch: InFlight) -> None:
-        """See `loop.Listener`."""
+        """See `loop.LoopListener`."""
         self.record.submitted(replica, batch, self._clock.now())
 
     def completed(self, replica: Replica, batch: Completed, _behind: float | None) -> None:
-        """See `loop.Listener`.  What comes after the batch with which the run is lost does not count."""
+        """See `loop.LoopListener`.  What comes after the batch with which the run is lost does not count."""
         if self._lost:
             return
         now = self._clock.now()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from corepipe.engine.assembly.device_plan import DevicePlan, batch_policy, plan_device, scheduler_config
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.drafters.speculation import assumed_drafters
+from corepipe.engine.drafters.speculation import synthetic_drafters
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.simulation.early_stop import Patience
@@ -76,7 +76,7 @@ def play(
         patience,
         encoding=device.encoding,
         max_batch_delay=engine.max_batch_delay,
-        guess=assumed_drafters(engine.speculative_config, engine.seed),
+        guess=synthetic_drafters(engine.speculative_config, engine.seed),
     )
     return run(scenario, progress or silent)
 
@@ -84,7 +84,7 @@ def play(
 def _check_guesses(engine: EngineConfig) -> None:
     """Raises UserError where somebody is to guess at texts, of which there are none."""
     speculation = engine.speculative_config
-    if speculation is not None and speculation.assumed_rates is None:
+    if speculation is not None and speculation.synthetic_rates is None:
         raise UserError(NO_TEXTS, "speculative_config")
 
 

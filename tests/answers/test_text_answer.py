@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from corepipe.answers.detokenizer import Pieces
 from corepipe.answers.parts import Finish, Text, joined_logprobs, joined_text
 from corepipe.answers.text_answer import Echo, TextAnswer
-from corepipe.engine.messages import Output, Sampling, Submit, TokenLogprobs
+from corepipe.engine.messages import Output, Submit, TokenLogprobs, TokenSampling
 from corepipe.serving.api.answering.rendering import ChoicesRenderer, Envelope, Usage
 from corepipe.serving.api.routes.chat import ChatShape
 from corepipe.serving.api.routes.completions import CompletionShape
@@ -64,7 +64,7 @@ def merged(outputs: list[Output], cuts: set[int]) -> Iterator[Output]:
 
 def parts_of(asked: Asked, outputs: Iterator[Output]) -> list[list[Text | Finish]]:
     """The parts of each piece of news, up to the answer's end."""
-    sampling = Sampling(logprobs=asked.logprobs, prompt_logprobs=asked.logprobs)
+    sampling = TokenSampling(logprobs=asked.logprobs, prompt_logprobs=asked.logprobs)
     submit = Submit("a", [5, 6], 100, sampling, stop_ids=[EOS], min_tokens=asked.min_tokens)
     answer = TextAnswer(
         0, submit, asked, PIECES, None if asked.echo is None else Echo(asked.echo, asked.logprobs)

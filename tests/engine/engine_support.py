@@ -18,7 +18,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.heartbeat import Counter
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Ready, Sampling, Submit
+from corepipe.engine.messages import Output, Ready, Submit, TokenSampling
 from corepipe.errors import UserError
 from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs, StepOutput
@@ -30,7 +30,7 @@ from corepipe.scheduler.scheduler import SchedulerConfig
 from tests.null_executor import NullExecutor
 
 VOCAB = 5000
-GREEDY = Sampling(temperature=0.0)
+GREEDY = TokenSampling(temperature=0.0)
 
 
 @dataclass(frozen=True)

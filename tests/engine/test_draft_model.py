@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.engine.batch.requests import SampledRequest
-from corepipe.engine.drafters.draft_cache import DraftCache, Followed
+from corepipe.engine.drafters.draft_cache import DraftCache, DraftProgress
 from corepipe.engine.drafters.draft_model import DraftModel
-from corepipe.engine.drafters.speculation import Speculation
-from corepipe.engine.messages import Sampling
+from corepipe.engine.drafters.speculation import RequestDrafter
+from corepipe.engine.messages import TokenSampling
 from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Request
 from corepipe.scheduler.scheduler import Scheduler
@@ -86,8 +86,8 @@ def _place(table: Sequence[int], position: int) -> tuple[int, int]:
 
 def asked(name: str, prompt: list[int], tokens: int, guesses: int, salt: str = "") -> Request:
     """A request that may have so many guesses."""
-    request = SampledRequest(name, prompt, tokens, cache_salt=salt, sampling=Sampling(), seed=0)
-    request.drafter = Speculation([], guesses, draft_cost=0.1)
+    request = SampledRequest(name, prompt, tokens, cache_salt=salt, sampling=TokenSampling(), seed=0)
+    request.drafter = RequestDrafter([], guesses, draft_cost=0.1)
     return request
 
 
@@ -165,7 +165,7 @@ def test_what_is_right_behind_a_gap_is_left_alone() -> None:
     owner, other = Request("a", tokens, 9), Request("b", tokens, 9)
     owner.block_ids, other.block_ids = [1, 2, 3, 4], [1, 5, 3, 6]
     owner.num_done = other.num_done = 13
-    has, found = Followed(), Followed()
+    has, found = DraftProgress(), DraftProgress()
     cache.follow(owner, has)
     cache.note(owner, has, [], 14)
     cache.follow(other, found)

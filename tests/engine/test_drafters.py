@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from corepipe.engine.batch.masks import Vocabulary
+from corepipe.engine.batch.masks import GrammarCompiler
 from corepipe.engine.batch.requests import to_request
 from corepipe.engine.config import EngineConfig, validated
-from corepipe.engine.drafters.depth import PROBE_TOKENS, Depth
-from corepipe.engine.drafters.forced import Forced
-from corepipe.engine.drafters.lookup import MOST_PLACES, Lookup
-from corepipe.engine.drafters.ngram import NGram
-from corepipe.engine.drafters.prediction import Prediction
+from corepipe.engine.drafters.depth import PROBE_TOKENS, DraftDepth
+from corepipe.engine.drafters.grammar import GrammarProposer
+from corepipe.engine.drafters.lookup import MOST_PLACES, PrefixLookup
+from corepipe.engine.drafters.ngram import NGramProposer
+from corepipe.engine.drafters.prediction import PredictionProposer
 from corepipe.engine.messages import Submit
 from corepipe.errors import UserError
 from corepipe.models import registry
@@ -27,7 +27,7 @@ from tests.servers import TINY
 
 
 def searched(tokens: Sequence[int], least: int, most: int) -> int | None:
-    """What a Lookup finds, by comparing with every place."""
+    """What a PrefixLookup finds, by comparing with every place."""
     places = [p for p in range(least, len(tokens)) if tokens[p - least : p] == tokens[len(tokens) - least :]]
 
     def common(place: int) -> int:
@@ -44,7 +44,7 @@ def searched(tokens: Sequence[int], least: int, most: int) -> int | None:
 @given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 3), st.integers(0, 4), st.randoms())
 def test_a_lookup_finds_what_a_search_does(tokens: list[int], least: int, more: int, rng: Any) -> None:
     """However the sequence came; of places that have as much in common the latest."""
-    lookup, at = Lookup(least, least + more), 0
+    lookup, at = PrefixLookup(least, least + more), 0
     while at < len(tokens):
         at = min(len(tokens), at + rng.randint(1, 9))
         lookup.follow(tokens[:at])
@@ -54,16 +54,16 @@ def test_a_lookup_finds_what_a_search_does(tokens: list[int], least: int, more: 
 
 def test_an_answer_goes_on_as_it_did_before_and_round_and_round() -> None:
     request = Request("a", [1, 2, 3, 4, 5, 9, 2, 3], 20)
-    assert list(NGram(2, 4).propose(request, 3)) == [4, 5, 9]
+    assert list(NGramProposer(2, 4).propose(request, 3)) == [4, 5, 9]
     request.extend([7, 8, 7, 8])
-    assert list(NGram(2, 4).propose(request, 5)) == [7, 8, 7, 8, 7]
+    assert list(NGramProposer(2, 4).propose(request, 5)) == [7, 8, 7, 8, 7]
     request.append(6)
-    assert list(NGram(2, 4).propose(request, 5)) == []
+    assert list(NGramProposer(2, 4).propose(request, 5)) == []
 
 
 def test_a_prediction_is_followed_left_and_found_again() -> None:
     request = Request("a", [50, 51], 40)
-    guesser = Prediction([10, 11, 12, 13, 14, 15, 16])
+    guesser = PredictionProposer([10, 11, 12, 13, 14, 15, 16])
     assert list(guesser.propose(request, 2)) == [10, 11]
     request.extend([10, 11])
     assert list(guesser.propose(request, 9)) == [12, 13, 14, 15, 16]
@@ -73,32 +73,32 @@ def test_a_prediction_is_followed_left_and_found_again() -> None:
     assert list(guesser.propose(request, 9)) == [15, 16]
     request.extend([15, 16])
     assert list(guesser.propose(request, 9)) == []
-    other = Prediction([50, 51, 1])
+    other = PredictionProposer([50, 51, 1])
     assert list(other.propose(Request("b", [50, 51], 9), 1)) == [50], "the prompt is no part of the answer"
 
 
 def test_a_grammar_forces_what_has_no_choice() -> None:
     """The same tokens as a tokenizer writes that text in, as far as the grammar has come."""
     tokenizer = registry.load(TINY).tokenizer()
-    vocabulary = Vocabulary(lambda: tokenizer, tokenizer.vocab_size)
+    vocabulary = GrammarCompiler(lambda: tokenizer, tokenizer.vocab_size)
     grammar = LLMatcher.grammar_from_regex("(yes|no) and then the end[0-9]")
     request = to_request(Submit("a", [1], 30, grammar=grammar), 0.0, 0, tokenizer.vocab_size, 100)
-    assert list(Forced().propose(request, 9)) == [], "it is not compiled yet"
+    assert list(GrammarProposer().propose(request, 9)) == [], "it is not compiled yet"
     request.constraint = vocabulary.constraint(grammar)
-    assert list(Forced().propose(request, 9)) == []
+    assert list(GrammarProposer().propose(request, 9)) == []
     yes = tokenizer.encode("yes", add_special_tokens=False)
     request.constraint.take_all(yes)
-    guess = list(Forced().propose(request, 30))
+    guess = list(GrammarProposer().propose(request, 30))
     assert " and then the end".startswith(tokenizer.decode(guess))
     assert len(guess) > 2
-    assert list(Forced().propose(request, 2)) == guess[:2]
+    assert list(GrammarProposer().propose(request, 2)) == guess[:2]
     assert request.constraint.allows(guess) == len(guess)
     request.constraint.take_all(guess)
     assert request.constraint.error is None
 
 
 def test_who_is_right_goes_deep_and_who_is_wrong_stops_and_asks_now_and_then() -> None:
-    good, bad = Depth(16), Depth(16)
+    good, bad = DraftDepth(16), DraftDepth(16)
     for known in range(20):
         good.next(known)
         good.verified(8, 8)
@@ -116,7 +116,7 @@ def test_who_is_right_goes_deep_and_who_is_wrong_stops_and_asks_now_and_then() -
 
 def test_half_of_the_guesses_right_are_worth_three() -> None:
     """0.5 ** 3 is more than a row costs, 0.5 ** 4 is not."""
-    depth = Depth(16)
+    depth = DraftDepth(16)
     for known in range(200):
         depth.next(known)
         depth.verified(4, known % 2)

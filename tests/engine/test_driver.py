@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Output, Sampling
+from corepipe.engine.messages import Abort, Output, TokenSampling
 from corepipe.neuron.inputs import SamplingBatch, StepInputs
 from corepipe.neuron.timing.clock import Clock, HostClock, VirtualClock
 from tests.engine.engine_support import (
@@ -128,7 +128,7 @@ def test_the_same_input_gives_the_same_news() -> None:
     def news() -> list[Output]:
         driver = Driver(deployment(replicas=2, stages=2, seed=7))
         for i in range(12):
-            driver.handle(submit(f"r{i}", prompt=9 * i + 1, max_tokens=5, sampling=Sampling()))
+            driver.handle(submit(f"r{i}", prompt=9 * i + 1, max_tokens=5, sampling=TokenSampling()))
             driver.turn()
         return run(driver)
 
@@ -145,8 +145,8 @@ def test_seeds_depend_on_the_engines_seed_and_the_requests_number_alone() -> Non
 
         driver = Driver(deployment(replicas=replicas, executor=executor, seed=seed))
         for i in range(6):
-            driver.handle(submit(f"r{i}", sampling=Sampling()))
-        driver.handle(submit("own", sampling=Sampling(seed=42)))
+            driver.handle(submit(f"r{i}", sampling=TokenSampling()))
+        driver.handle(submit("own", sampling=TokenSampling(seed=42)))
         run(driver)
         return set().union(*(executor.seeds for executor in executors))
 
@@ -207,7 +207,7 @@ def test_a_full_queue_refuses_as_overloaded() -> None:
         {"prompt": []},
         {"prompt": 256},
         {"max_tokens": 0},
-        {"sampling": Sampling(top_p=-0.1)},
+        {"sampling": TokenSampling(top_p=-0.1)},
     ],
 )
 @pytest.mark.parametrize("replicas", [1, 2])

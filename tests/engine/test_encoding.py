@@ -8,7 +8,7 @@ import pytest
 from corepipe.engine.batch.encoding import Encoding, EncodingRunner, values_of
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Output, Sampling, Started, Submit
+from corepipe.engine.messages import Abort, Output, Started, Submit, TokenSampling
 from corepipe.models.registry import architecture
 from corepipe.neuron.formats import FORMATS
 from corepipe.scheduler.request import Batch, Chunk
@@ -29,7 +29,7 @@ def answers(driver: Driver, *submits: Submit) -> dict[str, Output]:
 
 
 def request(name: str, prompt: list[int], second: int = 0) -> SampledRequest:
-    return SampledRequest(name, prompt, 0, sampling=Sampling(), seed=7, second=second)
+    return SampledRequest(name, prompt, 0, sampling=TokenSampling(), seed=7, second=second)
 
 
 class TestBatches:

@@ -12,13 +12,13 @@ from corepipe.engine.messages import (
     DeviceTimes,
     Event,
     Failed,
+    LoadProgress,
     Output,
     Outputs,
-    Progress,
-    Sampling,
     Shutdown,
     Submit,
     TokenLogprobs,
+    TokenSampling,
 )
 from corepipe.engine.process import frames
 from corepipe.engine.process.frames import (
@@ -34,7 +34,7 @@ tokens = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 floats = st.floats(allow_nan=False, width=64)
 
 samplings = st.builds(
-    Sampling,
+    TokenSampling,
     temperature=floats,
     seed=st.none() | st.integers(-(2**63), 2**64 - 1),
     logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), floats, max_size=4),
@@ -61,7 +61,7 @@ outputs = st.builds(
 )
 events = st.one_of(
     st.builds(Outputs, outputs=st.lists(outputs, max_size=4)),
-    st.builds(Progress, what=ids, done=floats),
+    st.builds(LoadProgress, what=ids, done=floats),
     st.builds(Failed, message=ids, user_error=st.booleans()),
 )
 
@@ -165,8 +165,8 @@ def test_what_was_not_computed_takes_no_byte() -> None:
 
 
 def test_parameters_are_taken_by_their_names() -> None:
-    asked = Sampling(temperature=0.5, top_p=0.9, seed=7, logit_bias={1: 2.0}, logprobs=3)
-    assert Sampling.of(asked) == asked
-    assert Sampling.of(asked, seed=None, logprobs=None) == msgspec.structs.replace(
+    asked = TokenSampling(temperature=0.5, top_p=0.9, seed=7, logit_bias={1: 2.0}, logprobs=3)
+    assert TokenSampling.of(asked) == asked
+    assert TokenSampling.of(asked, seed=None, logprobs=None) == msgspec.structs.replace(
         asked, seed=None, logprobs=None
     )

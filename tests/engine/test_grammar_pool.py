@@ -14,11 +14,11 @@ import pytest
 from llguidance import LLMatcher
 
 from corepipe.engine.batch import grammar_pool
-from corepipe.engine.batch.grammar_pool import Compilation, GrammarPool
-from corepipe.engine.batch.masks import Constraint, GrammarError, Vocabulary
+from corepipe.engine.batch.grammar_pool import GrammarCompilation, GrammarPool
+from corepipe.engine.batch.masks import GrammarCompiler, GrammarError, GrammarMatcher
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Sampling
+from corepipe.engine.messages import Abort, TokenSampling
 from corepipe.models import registry
 from corepipe.neuron.timing.clock import HostClock, PacedClock, VirtualClock
 from tests.engine.engine_support import VOCAB, by_request, deployment, run, submit
@@ -38,14 +38,14 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
-    compile_ = Vocabulary.constraint
+    compile_ = GrammarCompiler.constraint
 
-    def held_up(self: Vocabulary, grammar: str, generated: Any = ()) -> Constraint:
+    def held_up(self: GrammarCompiler, grammar: str, generated: Any = ()) -> GrammarMatcher:
         gate.entered.append(grammar)
         gate.opened.wait()
         return compile_(self, grammar, generated)
 
-    monkeypatch.setattr(Vocabulary, "constraint", held_up)
+    monkeypatch.setattr(GrammarCompiler, "constraint", held_up)
     yield gate
     gate.opened.set()
 
@@ -144,11 +144,11 @@ def test_at_the_devices_pace_it_comes_when_it_is_compiled(gate: Gate) -> None:
 
 
 def request(name: str, grammar: str = "") -> SampledRequest:
-    return SampledRequest(name, [1], 1, sampling=Sampling(), seed=0, grammar=grammar)
+    return SampledRequest(name, [1], 1, sampling=TokenSampling(), seed=0, grammar=grammar)
 
 
-def collected(pool: GrammarPool, count: int) -> list[Compilation]:
-    found: list[Compilation] = []
+def collected(pool: GrammarPool, count: int) -> list[GrammarCompilation]:
+    found: list[GrammarCompilation] = []
     while len(found) < count:
         pool.wait()
         found += pool.take()
@@ -159,7 +159,7 @@ def test_what_takes_too_long_is_given_up_and_holds_nobody_up() -> None:
     """More of them than there are threads; the clock is the test's."""
     now, endless, calls = [0.0], threading.Event(), []
 
-    def compile_(asked: SampledRequest) -> Constraint:
+    def compile_(asked: SampledRequest) -> GrammarMatcher:
         if asked.grammar == "bomb":
             endless.wait()
         if asked.grammar == "panics":
@@ -210,7 +210,7 @@ def test_who_is_held_up_is_not_late() -> None:
 
 
 def test_a_grammar_is_compiled_once_and_copies_are_their_own() -> None:
-    vocabulary = Vocabulary(tokenizer, 320)
+    vocabulary = GrammarCompiler(tokenizer, 320)
     regex = LLMatcher.grammar_from_regex("(ab|ac)d")
     first, second = vocabulary.constraint(regex), vocabulary.constraint(regex)
     a, b, c = (tokenizer().encode(letter, add_special_tokens=False)[0] for letter in "abc")
@@ -226,7 +226,7 @@ def test_a_grammar_is_compiled_once_and_copies_are_their_own() -> None:
 
 def test_masks_of_a_vocabulary_smaller_than_the_logits() -> None:
     """Rows of the head beyond the tokenizer's are never allowed."""
-    vocabulary = Vocabulary(tokenizer, 352)
+    vocabulary = GrammarCompiler(tokenizer, 352)
     constraint = vocabulary.constraint(ANYTHING)
     mask = np.zeros(11, np.int32)
     constraint.fill(mask)
@@ -238,4 +238,4 @@ def test_masks_of_a_vocabulary_smaller_than_the_logits() -> None:
 def test_where_the_library_is_missing_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(GrammarError, match="llguidance is not installed"):
-        Vocabulary(tokenizer, 320).constraint("start: /a/")
+        GrammarCompiler(tokenizer, 320).constraint("start: /a/")

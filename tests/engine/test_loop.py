@@ -10,7 +10,7 @@ from corepipe.engine.batch.requests import to_request
 from corepipe.engine.batch.runner import Runner
 from corepipe.engine.loop.loop import LEAD_SECONDS, Loop
 from corepipe.engine.loop.replica import Completed, InFlight, Replica
-from corepipe.engine.loop.router import Router
+from corepipe.engine.loop.router import ReplicaRouter
 from corepipe.neuron.timing.clock import Clock, HostClock, PacedClock, VirtualClock
 from corepipe.neuron.timing.cost import PROFILES
 from corepipe.neuron.timing.timeline import Timeline
@@ -52,7 +52,7 @@ def make(clock: Clock, *seconds: float) -> tuple[Loop, Diary]:
         for number, fixed in enumerate(seconds)
     ]
     diary = Diary(clock)
-    router = Router([replica.scheduler for replica in replicas], margin=2)
+    router = ReplicaRouter([replica.scheduler for replica in replicas], margin=2)
     return Loop(replicas, clock, diary, router), diary
 
 

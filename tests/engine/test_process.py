@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.heartbeat import Pulse, make_pulse
-from corepipe.engine.messages import Event, Failed, Outputs, Progress, Ready, Shutdown, Start
+from corepipe.engine.heartbeat import Heartbeat, make_heartbeat
+from corepipe.engine.messages import Event, Failed, LoadProgress, Outputs, Ready, Shutdown, Start
 from corepipe.engine.process import session
 from corepipe.engine.process.frames import FrameError, encode_frame, event_decoder
 from corepipe.signals import SHARED
@@ -69,7 +69,7 @@ class Wire:
 def engine(assemble: str = "assemble_slow", stderr: int | None = None) -> Iterator[Wire]:
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_SECONDS)
-    fds = [theirs.fileno(), make_pulse()]
+    fds = [theirs.fileno(), make_heartbeat()]
     with ours, theirs:
         started = subprocess.Popen([*child(assemble), *map(str, fds)], pass_fds=fds, stderr=stderr)
         theirs.close()
@@ -85,7 +85,7 @@ def test_progress_then_ready_then_outputs() -> None:
     with engine("assemble_null") as wire:
         wire.connection.sendall(CONFIG)
         events = wire.until(Ready)
-        assert [type(event) for event in events] == [Progress, Progress, Ready]
+        assert [type(event) for event in events] == [LoadProgress, LoadProgress, Ready]
         wire.connection.sendall(encode_frame(submit("a", max_tokens=1)))
         news = list(wire.rest_until_idle())
         assert [started.id for event in news for started in event.started] == ["a"]
@@ -147,12 +147,12 @@ BAD_CONFIGS = {
 def test_a_bad_config_is_no_config(kind: str) -> None:
     frame, message = BAD_CONFIGS[kind]
     ours, theirs = socket.socketpair()
-    pulse = make_pulse()
+    heartbeat = make_heartbeat()
     with ours, theirs:
         ours.sendall(frame)
         with pytest.raises((ValidationError, FrameError), match=message):
-            session.run(theirs, Pulse(pulse), assemble_null, print)
-    os.close(pulse)
+            session.run(theirs, Heartbeat(heartbeat), assemble_null, print)
+    os.close(heartbeat)
 
 
 def test_a_bad_config_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
@@ -190,9 +190,9 @@ def test_it_does_not_outlive_a_killed_parent() -> None:
     """The grandchild stays in its load, where it listens to nobody, and still goes with its parent."""
     code = (
         "import socket, subprocess, sys, time\n"
-        "from corepipe.engine.heartbeat import Pulse, make_pulse\n"
+        "from corepipe.engine.heartbeat import Heartbeat, make_heartbeat\n"
         "ours, theirs = socket.socketpair()\n"
-        "fds = [theirs.fileno(), make_pulse()]\n"
+        "fds = [theirs.fileno(), make_heartbeat()]\n"
         f"command = {[*child('assemble_forever')]!r}\n"
         "process = subprocess.Popen([*command, *map(str, fds)], pass_fds=fds)\n"
         f"ours.sendall({CONFIG!r})\n"

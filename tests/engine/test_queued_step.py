@@ -13,8 +13,8 @@ from corepipe.engine.batch.sampling import Ids
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Output, Sampling, Submit
-from corepipe.neuron.inputs import GoingOn
+from corepipe.engine.messages import Abort, Output, Submit, TokenSampling
+from corepipe.neuron.inputs import ChainingExecutor
 from tests.servers import TINY
 
 LIMITS = {
@@ -24,13 +24,13 @@ LIMITS = {
     "num_blocks": 8,
     "max_model_len": 80,
 }
-GREEDY = Sampling(temperature=0.0)
+GREEDY = TokenSampling(temperature=0.0)
 
 
 class Counted:
     """Counts what becomes of the steps that are queued."""
 
-    def __init__(self, executor: GoingOn) -> None:
+    def __init__(self, executor: ChainingExecutor) -> None:
         self._executor = executor
         self.taken = self.too_late = self.unwanted = 0
 
@@ -57,14 +57,14 @@ def deployment(**options: object) -> Deployment:
 
 
 def without(parts: Deployment) -> Deployment:
-    return replace(parts, replicas=tuple(replace(each, going_on=None) for each in parts.replicas))
+    return replace(parts, replicas=tuple(replace(each, chaining=None) for each in parts.replicas))
 
 
 def counted(parts: Deployment) -> tuple[Deployment, Counted]:
     (only,) = parts.replicas
-    assert only.going_on is not None
-    counting = Counted(only.going_on)
-    return replace(parts, replicas=(replace(only, going_on=counting),)), counting
+    assert only.chaining is not None
+    counting = Counted(only.chaining)
+    return replace(parts, replicas=(replace(only, chaining=counting),)), counting
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +86,10 @@ def script(seed: int, requests: int = 24) -> Script:
     rng = np.random.default_rng(seed)
     ways = (
         GREEDY,
-        Sampling(temperature=1.5, seed=seed, logprobs=2),
-        Sampling(temperature=0.7, top_k=20, seed=seed + 1),
-        Sampling(temperature=0.0, repetition_penalty=1.3),
-        Sampling(temperature=0.0, prompt_logprobs=1),
+        TokenSampling(temperature=1.5, seed=seed, logprobs=2),
+        TokenSampling(temperature=0.7, top_k=20, seed=seed + 1),
+        TokenSampling(temperature=0.0, repetition_penalty=1.3),
+        TokenSampling(temperature=0.0, prompt_logprobs=1),
     )
     found: Script = {}
     for number in range(requests):
@@ -151,5 +151,5 @@ def test_of_one_answer_each_step_but_those_of_new_blocks_is_queued(
 @pytest.mark.parametrize("options", [{"clock": "device"}, {"data": 2}, {"pipeline": 2}])
 def test_where_nothing_is_queued(options: dict[str, object]) -> None:
     parts = deployment(**options)
-    assert all(replica.going_on is None for replica in parts.replicas)
+    assert all(replica.chaining is None for replica in parts.replicas)
     parts.close()

@@ -10,7 +10,7 @@ from corepipe.engine.batch.requests import SampledRequest, to_request
 from corepipe.engine.batch.runner import Runner
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.loop.replica import Replica
-from corepipe.engine.messages import Abort, Output, Sampling
+from corepipe.engine.messages import Abort, Output, TokenSampling
 from corepipe.neuron.timing.cost import PROFILES
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
@@ -95,10 +95,10 @@ def test_it_goes_on_from_moves_that_were_made_in_its_place() -> None:
 
 def test_an_abort_in_flight_drops_the_token_and_the_id_can_be_used_again() -> None:
     driver = Driver(deployment())
-    driver.handle(submit("a", prompt=20, sampling=Sampling(prompt_logprobs=0, logprobs=0)))
+    driver.handle(submit("a", prompt=20, sampling=TokenSampling(prompt_logprobs=0, logprobs=0)))
     driver.submit()
     driver.handle(Abort(["a"]))
-    driver.handle(submit("a", prompt=5, max_tokens=2, sampling=Sampling(prompt_logprobs=0, logprobs=0)))
+    driver.handle(submit("a", prompt=5, max_tokens=2, sampling=TokenSampling(prompt_logprobs=0, logprobs=0)))
     outputs = run(driver)
     assert [o.finish_reason for o in outputs] == ["abort", None, "length"]
     assert [len(o.prompt_logprobs) for o in outputs] == [0, 4, 0]
@@ -118,7 +118,7 @@ def test_prompt_logprobs_come_with_the_first_token_however_the_prompt_is_cut(chu
     driver = Driver(deployment(max_num_batched_tokens=chunk))
     prompt = list(range(100, 150))
     for name in ("a", "b"):
-        driver.handle(submit(name, prompt=prompt, sampling=Sampling(prompt_logprobs=2, logprobs=1)))
+        driver.handle(submit(name, prompt=prompt, sampling=TokenSampling(prompt_logprobs=2, logprobs=1)))
     for outputs in by_request(run(driver)).values():
         assert [entry.token for entry in outputs[0].prompt_logprobs] == prompt[1:]
         assert all(not output.prompt_logprobs for output in outputs[1:])
@@ -131,7 +131,7 @@ def scarce(max_tokens: int = 60, **sampling: int) -> list[Output]:
     """Five requests that need more blocks than there are."""
     driver = Driver(deployment(num_blocks=16, max_num_batched_tokens=64))
     for i in range(5):
-        params = Sampling(temperature=0.0, **sampling)
+        params = TokenSampling(temperature=0.0, **sampling)
         driver.handle(submit(f"r{i}", prompt=40 + i, max_tokens=max_tokens, sampling=params))
     return run(driver)
 

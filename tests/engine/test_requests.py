@@ -5,12 +5,12 @@ import math
 import pytest
 
 from corepipe.engine.batch.requests import to_request
-from corepipe.engine.messages import Sampling, Submit
+from corepipe.engine.messages import Submit, TokenSampling
 
 
 def test_a_submit_becomes_a_request() -> None:
     submit = Submit(
-        "a", [1, 2], 9, Sampling(prompt_logprobs=0), [7, 999], 3, -1, "salt", owner="key", grammar="{}"
+        "a", [1, 2], 9, TokenSampling(prompt_logprobs=0), [7, 999], 3, -1, "salt", owner="key", grammar="{}"
     )
     request = to_request(submit, arrival=2.5, seed=5, vocab_size=100, max_model_len=8)
     assert (request.id, request.prompt, request.arrival) == ("a", [1, 2], 2.5)
@@ -33,30 +33,30 @@ def test_prompts_that_cannot_run_are_refused(prompt: list[int], message: str) ->
 @pytest.mark.parametrize(
     "params",
     [
-        Sampling(temperature=-0.1),
-        Sampling(temperature=math.nan),
-        Sampling(temperature=math.inf),
-        Sampling(temperature=1e300),
-        Sampling(top_p=-0.1),
-        Sampling(top_p=math.nan),
-        Sampling(min_p=1.5),
-        Sampling(repetition_penalty=0.0),
-        Sampling(repetition_penalty=5e-324),
-        Sampling(presence_penalty=math.nan),
-        Sampling(frequency_penalty=math.inf),
-        Sampling(logit_bias={100: 1.0}),
-        Sampling(logit_bias={-1: 1.0}),
-        Sampling(logit_bias={1: math.nan}),
-        Sampling(logit_bias={1: -1e300}),
-        Sampling(logit_bias={1: math.inf}),
-        Sampling(allowed_token_ids=[]),
-        Sampling(allowed_token_ids=[-1]),
-        Sampling(allowed_token_ids=[5, 100]),
-        Sampling(logprobs=-1),
-        Sampling(prompt_logprobs=101),
+        TokenSampling(temperature=-0.1),
+        TokenSampling(temperature=math.nan),
+        TokenSampling(temperature=math.inf),
+        TokenSampling(temperature=1e300),
+        TokenSampling(top_p=-0.1),
+        TokenSampling(top_p=math.nan),
+        TokenSampling(min_p=1.5),
+        TokenSampling(repetition_penalty=0.0),
+        TokenSampling(repetition_penalty=5e-324),
+        TokenSampling(presence_penalty=math.nan),
+        TokenSampling(frequency_penalty=math.inf),
+        TokenSampling(logit_bias={100: 1.0}),
+        TokenSampling(logit_bias={-1: 1.0}),
+        TokenSampling(logit_bias={1: math.nan}),
+        TokenSampling(logit_bias={1: -1e300}),
+        TokenSampling(logit_bias={1: math.inf}),
+        TokenSampling(allowed_token_ids=[]),
+        TokenSampling(allowed_token_ids=[-1]),
+        TokenSampling(allowed_token_ids=[5, 100]),
+        TokenSampling(logprobs=-1),
+        TokenSampling(prompt_logprobs=101),
     ],
 )
-def test_parameters_that_no_sampler_can_follow_are_refused(params: Sampling) -> None:
+def test_parameters_that_no_sampler_can_follow_are_refused(params: TokenSampling) -> None:
     with pytest.raises(ValueError, match=r"must|vocabulary"):
         to_request(Submit("a", [1], 1, params), 0.0, 0, vocab_size=100, max_model_len=8)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.engine.loop.router import ReplicaView, Router, choose_replica
+from corepipe.engine.loop.router import ReplicaRouter, ReplicaView, choose_replica
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import Scheduler
 from tests.engine.engine_support import scheduler_config
@@ -52,7 +52,7 @@ def test_a_router_chooses_as_if_it_asked_everybody(seed: int, windows: tuple[int
     rng = random.Random(seed)
     limits = replace(scheduler_config(num_blocks=60, block_size=4), windows=windows)
     schedulers = [Scheduler(limits) for _ in range(rng.randint(1, 5))]
-    router = Router(schedulers, margin=2)
+    router = ReplicaRouter(schedulers, margin=2)
     for number in range(60):
         tree = [rng.randrange(2)] * 8 + [rng.randrange(2)] * 8 + [rng.randrange(3)] * rng.randint(1, 9)
         request = Request(str(number), tree, rng.randint(1, 6))

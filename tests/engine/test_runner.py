@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from corepipe.engine.batch.requests import SampledRequest
-from corepipe.engine.batch.runner import Runner, Step, joining
-from corepipe.engine.messages import Sampling
+from corepipe.engine.batch.runner import Runner, SubmittedStep, joining
+from corepipe.engine.messages import TokenSampling
 from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 from tests.engine.engine_support import scheduler_config
@@ -51,9 +51,9 @@ def batch_of(*chunks: Chunk) -> Batch:
 
 
 def request_with(
-    name: str, prompt: list[int], blocks: list[int], sampling: Sampling | None = None, **fields: int
+    name: str, prompt: list[int], blocks: list[int], sampling: TokenSampling | None = None, **fields: int
 ) -> SampledRequest:
-    request = SampledRequest(name, prompt, 100, sampling=sampling or Sampling(), seed=0, **fields)
+    request = SampledRequest(name, prompt, 100, sampling=sampling or TokenSampling(), seed=0, **fields)
     request.block_ids = blocks
     return request
 
@@ -120,9 +120,9 @@ def test_groups_of_layers_have_tables_one_after_the_other() -> None:
 
 
 def test_logprobs_go_to_the_chunks_that_asked() -> None:
-    asks = request_with("a", [1], [0], Sampling(logprobs=3))
+    asks = request_with("a", [1], [0], TokenSampling(logprobs=3))
     not_asks = request_with("b", [2], [1])
-    alone = request_with("c", [3], [2], Sampling(logprobs=0))
+    alone = request_with("c", [3], [2], TokenSampling(logprobs=0))
     runner, _ = runner_with(not_asks, asks, alone)
     result = runner.wait(
         runner.submit(batch_of(*(Chunk(r, 0, 1, samples=True) for r in (not_asks, asks, alone))))
@@ -135,7 +135,7 @@ def test_logprobs_go_to_the_chunks_that_asked() -> None:
     assert result.logprobs(2)[0].top == []
 
 
-def prompt_chunks(request: Request, runner: Runner, sizes: list[int]) -> list[Step]:
+def prompt_chunks(request: Request, runner: Runner, sizes: list[int]) -> list[SubmittedStep]:
     start, steps = 0, []
     for size in sizes:
         samples = start + size == len(request.tokens)
@@ -146,7 +146,7 @@ def prompt_chunks(request: Request, runner: Runner, sizes: list[int]) -> list[St
 
 def test_prompt_logprobs_ask_for_each_prompt_token_once() -> None:
     prompt = [10, 11, 12, 13, 14]
-    request = request_with("a", prompt, [0], Sampling(prompt_logprobs=1), prompt_logits=True)
+    request = request_with("a", prompt, [0], TokenSampling(prompt_logprobs=1), prompt_logits=True)
     runner, executor = runner_with(request)
     steps = prompt_chunks(request, runner, [2, 1, 2])
     assert [inputs.logit_rows.tolist() for inputs in executor.inputs] == [[0, 1], [0], [0, 1]]
@@ -160,7 +160,7 @@ def test_prompt_logprobs_ask_for_each_prompt_token_once() -> None:
 
 
 def test_a_preempted_prompt_is_not_reported_twice() -> None:
-    request = request_with("a", [10, 11, 12, 13], [0], Sampling(prompt_logprobs=0), prompt_logits=True)
+    request = request_with("a", [10, 11, 12, 13], [0], TokenSampling(prompt_logprobs=0), prompt_logits=True)
     runner, executor = runner_with(request)
     prompt_chunks(request, runner, [3])
     request.num_preemptions += 1

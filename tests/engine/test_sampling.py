@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.engine.batch.sampling import LogitRows, RowLists, SeenTokens, derive_seed, pack_scalars
-from corepipe.engine.messages import Sampling
+from corepipe.engine.messages import TokenSampling
 from corepipe.scheduler.request import Request
 
 tokens = st.lists(st.integers(0, 30), max_size=80)
@@ -29,12 +29,12 @@ def test_seen_tokens_counts_what_was_generated(prompt: list[int], steps: list[li
 
 def test_requests_without_lists_have_none() -> None:
     request = Request("a", [1, 2], 4, stop_ids=frozenset({9}))
-    assert RowLists.of(request, Sampling()) is None
+    assert RowLists.of(request, TokenSampling()) is None
 
 
 def test_stop_ids_are_banned_until_min_tokens() -> None:
     request = Request("a", [1, 2], 4, stop_ids=frozenset({9, 7}), min_tokens=2)
-    lists = RowLists.of(request, Sampling(logit_bias={5: 1.5}))
+    lists = RowLists.of(request, TokenSampling(logit_bias={5: 1.5}))
     assert lists is not None
     for generated in range(4):
         ids, values = lists.bias()
@@ -54,7 +54,7 @@ def test_bad_words_ban_what_would_complete_them(
 ) -> None:
     """Whatever the prompt ends with; in the answer alone is a word one."""
     request = Request("a", prompt, 20)
-    lists = RowLists.of(request, Sampling(logit_bias={9: 2.0}), words)
+    lists = RowLists.of(request, TokenSampling(logit_bias={9: 2.0}), words)
     assert lists is not None
     for said in range(len(answer) + 1):
         ids, values = lists.bias()
@@ -73,10 +73,12 @@ def test_rows_become_arrays_with_lists_where_they_were_asked_for() -> None:
     penalised.append(6)
     penalised.append(8)
     wanted = LogitRows()
-    wanted.report(0, pack_scalars(Sampling(logprobs=2), 0), [1, 2, 3], 1)
-    params = Sampling(temperature=0.5, top_p=0.75, top_k=-1, min_p=0.25, presence_penalty=1.0, logprobs=0)
+    wanted.report(0, pack_scalars(TokenSampling(logprobs=2), 0), [1, 2, 3], 1)
+    params = TokenSampling(
+        temperature=0.5, top_p=0.75, top_k=-1, min_p=0.25, presence_penalty=1.0, logprobs=0
+    )
     wanted.draw(3, pack_scalars(params, -1), 5, RowLists.of(penalised, params))
-    wanted.draw(4, pack_scalars(Sampling(top_k=7), 3), 2, None)
+    wanted.draw(4, pack_scalars(TokenSampling(top_k=7), 3), 2, None)
     batch = wanted.sampling()
     assert batch.temperature.tolist() == [1.0, 0.5, 1.0]
     assert batch.top_p.tolist() == [1.0, 0.75, 1.0]
@@ -96,7 +98,7 @@ def test_rows_become_arrays_with_lists_where_they_were_asked_for() -> None:
 
 def test_arrays_have_the_types_and_the_layout_of_the_contract() -> None:
     wanted = LogitRows()
-    wanted.draw(0, pack_scalars(Sampling(), 1), 1, None)
+    wanted.draw(0, pack_scalars(TokenSampling(), 1), 1, None)
     batch = wanted.sampling()
     types = {name: getattr(batch, name).dtype for name in batch.__slots__}
     floats = {"temperature", "top_p", "min_p", "repetition", "presence", "frequency", "bias_values"}

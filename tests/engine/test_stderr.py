@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corepipe.engine.process.stderr import MOST_WAITING, Log
+from corepipe.engine.process.stderr import MOST_WAITING, NonBlockingLog
 from tests.servers import until
 
 LINE = "x" * 99 + "\n"
@@ -52,7 +52,7 @@ class Reader:
 
 def test_what_is_written_comes_out_in_order() -> None:
     reader, writer = os.pipe()
-    log, out = Log(writer), Reader(reader)
+    log, out = NonBlockingLog(writer), Reader(reader)
     for number in range(1000):
         print(number, "zwölf 🙂", "\ud800", file=log)
     log.drain()
@@ -64,7 +64,7 @@ def test_what_is_written_comes_out_in_order() -> None:
 
 def test_who_writes_waits_for_nobody_and_losses_are_told() -> None:
     with full_pipe() as (reader, writer, filled):
-        log = Log(writer)
+        log = NonBlockingLog(writer)
         lines = 2 * MOST_WAITING // len(LINE)
         for _ in range(lines):
             log.write(LINE)
@@ -84,7 +84,7 @@ def test_who_writes_waits_for_nobody_and_losses_are_told() -> None:
 def test_a_pipe_that_does_not_wait_is_waited_for() -> None:
     with full_pipe() as (reader, writer, filled):
         os.set_blocking(writer, False)
-        log = Log(writer)
+        log = NonBlockingLog(writer)
         log.write(LINE)
         out = Reader(reader)
         log.drain()
@@ -97,7 +97,7 @@ def test_a_full_disk_costs_lines_and_nothing_else() -> None:
     target = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         os.write(target, b"x")
-    log = Log(target)
+    log = NonBlockingLog(target)
     log.write(LINE * 3)
     log.drain()
     assert log.dropped == 3
@@ -112,7 +112,7 @@ def test_a_full_disk_costs_lines_and_nothing_else() -> None:
 
 def test_the_handler_of_a_signal_may_write() -> None:
     reader, writer = os.pipe()
-    log, out = Log(writer), Reader(reader)
+    log, out = NonBlockingLog(writer), Reader(reader)
     before = signal.signal(signal.SIGUSR1, lambda *_: log.write("signal\n"))
     try:
         with log._changed:

@@ -35,7 +35,7 @@ CACHES = ("block_pool.py", "kv_cache.py", "prefix_index.py")
 PRIVATE_HERE = (
     "engine/loop/kv_",
     "engine/process/kv_",
-    "engine/process/prefix_news",
+    "engine/process/prefix_changes",
     "engine/batch/block_table",
     "engine/assembly/sharing",
     "engine/assembly/snapshots",

@@ -19,8 +19,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import (
     DeviceTimes,
+    LoadProgress,
     Output,
-    Progress,
     Ready,
     StageWork,
     Stats,
@@ -179,9 +179,9 @@ class FakeEngine:
     closed: bool = False
     on_stats: Callable[[Stats], None] = field(default=print)
 
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+    async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         if progress is not None:
-            progress(Progress("weights", 0.5))
+            progress(LoadProgress("weights", 0.5))
         while self.start_gate is not None and not self.start_gate.is_set():
             await asyncio.sleep(0.005)
         if isinstance(self.start_with, Exception):

@@ -15,7 +15,7 @@ from corepipe.engine.assembly.device_plan import plan_device
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Ready, Sampling, Submit
+from corepipe.engine.messages import Output, Ready, Submit, TokenSampling
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.chips.profiles import PROFILES
@@ -247,7 +247,7 @@ def served(config: SchedulerConfig, batches: str, costs: Sequence[Worked], asked
     ready = Ready({}, config.num_blocks, config.block_size, config.max_model_len, "none", 0.0)
     driver = Driver(Deployment(parts, clock, 5000, 0, ready))
     submits = [
-        (at, Submit(str(number), [number % 5000] * prompt, tokens, Sampling(temperature=0.0)))
+        (at, Submit(str(number), [number % 5000] * prompt, tokens, TokenSampling(temperature=0.0)))
         for number, (at, prompt, tokens) in enumerate(asked)
     ]
     outputs: list[Output] = []

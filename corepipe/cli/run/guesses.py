@@ -23,7 +23,7 @@ def assumed_guesses(given: str | None, model: Architecture) -> SpeculativeConfig
         found = read_speculation(given)
     except ValueError as error:
         raise _refused(f"--speculative-config: {error}") from error
-    if found.assumed_rates is None:
+    if found.synthetic_rates is None:
         raise _refused(NO_TEXTS)
     if found.model is not None:
         draft = draft_architecture(found.model)

@@ -67,7 +67,7 @@ def _work(given: Mapping[str, Any]) -> Work:
         tokens,
         answer,
         longest,
-        () if guesses is None else guesses.assumed_rates or (),
+        () if guesses is None else guesses.synthetic_rates or (),
         draft,
     )
 

@@ -9,7 +9,7 @@ from corepipe.cli.output.common import errors, progress_bar
 from corepipe.cli.output.placement import deployment_line, memory_line, print_placement, to_know
 from corepipe.cli.start.ports import other_ports
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Progress, Ready
+from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.models import registry
 from corepipe.neuron.formats import FORMATS, DType
 from corepipe.serving.api.http.port_router import Port
@@ -96,14 +96,14 @@ class Loading:
 
     async def shown(
         self,
-        start: Callable[[Callable[[Progress], None]], Awaitable[Ready]],
-        progress: Callable[[Progress], None] | None,
+        start: Callable[[Callable[[LoadProgress], None]], Awaitable[Ready]],
+        progress: Callable[[LoadProgress], None] | None,
     ) -> Ready:
         """What `start` gives, which is told of as it loads."""
         console = errors()
         with progress_bar(console) as report:
 
-            def show(event: Progress) -> None:
+            def show(event: LoadProgress) -> None:
                 report(event.what, event.done)
                 if progress is not None:
                     progress(event)
@@ -139,7 +139,7 @@ class AnnouncedClient(ProcessClient):
         super().__init__(config, queue_seconds=queue_seconds, called=whose, first=process)
         self.told = Loading(said)
 
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+    async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         return await self.told.shown(super().start, progress)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from corepipe.cli.start.announce import Announcement, Loading
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Progress, Ready
+from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.cluster import check_fleet
@@ -47,5 +47,5 @@ class AnnouncedFleet(FleetClient):
         fleet = RayFleet(server.fleet, server.replicas, said.name)
         return cls(engine, said, fleet, server, slo)
 
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+    async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         return await self.told.shown(super().start, progress)

@@ -121,13 +121,13 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
         encoding=encoding,
         drafter=partial(_speculation, config, host.graph, draft_cost(host)),
-        assumes=_assumed(config) is not None,
+        synthetic_acceptance=_synthetic_rates(config) is not None,
     )
 
 
-def _assumed(config: EngineConfig) -> tuple[float, ...] | None:
+def _synthetic_rates(config: EngineConfig) -> tuple[float, ...] | None:
     """Of each place, how often a guess is taken to be right; None: that is found out."""
-    return None if config.speculative_config is None else config.speculative_config.assumed_rates
+    return None if config.speculative_config is None else config.speculative_config.synthetic_rates
 
 
 def _speculation(
@@ -221,7 +221,7 @@ def _replicas(
             policy=batch_policy(config, device),
             max_batch_delay=config.max_batch_delay,
             together=None if guessing is None else bind_draft(config, host, guessing, blocks, pool),
-            going_on=executor if goes_on else None,
+            chaining=executor if goes_on else None,
         )
         for number, executor in enumerate(executors)
     )
@@ -316,7 +316,7 @@ def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: 
 
 def _told_of_guesses(config: EngineConfig) -> dict[str, object]:
     """What is assumed of guesses, so that nobody takes it for what was found."""
-    rates = _assumed(config)
+    rates = _synthetic_rates(config)
     return {} if rates is None else {"assumed_acceptance_rates": list(rates)}
 
 

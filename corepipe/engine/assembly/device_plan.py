@@ -236,7 +236,7 @@ def _check_speculation(config: EngineConfig, graph: Graph, asked: SpeculativeCon
         why = f"{graph.name} generates nothing that could be guessed"
     elif graph.is_recurrent:
         why = no_way_back(graph)
-    elif asked.assumed_rates is not None and config.clock == "host" and config.timing_model is None:
+    elif asked.synthetic_rates is not None and config.clock == "host" and config.timing_model is None:
         why = "the host is no faster for what is assumed, the emulated device is; add --clock device"
     if why is not None:
         raise UserError(f"--speculative-config: {why}", "speculative_config")
@@ -364,10 +364,10 @@ def scheduler_config(
         state_span=states.span,
         num_states=states.beside,
         max_cached_states=states.kept,
-        draft_rows=HOST_DRAFT_ROWS if config.clock == "host" and not _assumes(config) else None,
+        draft_rows=HOST_DRAFT_ROWS if config.clock == "host" and not _has_synthetic_rates(config) else None,
     )
 
 
-def _assumes(config: EngineConfig) -> bool:
+def _has_synthetic_rates(config: EngineConfig) -> bool:
     """Whether guesses are the device's alone."""
-    return config.speculative_config is not None and config.speculative_config.assumed_rates is not None
+    return config.speculative_config is not None and config.speculative_config.synthetic_rates is not None

@@ -38,7 +38,7 @@ def plan_draft(config: EngineConfig, graph: Graph, draft: Architecture | None) -
     if asked is None or asked.model is None:
         return None
     model = draft or draft_architecture(asked.model)
-    same_words = config.timing_model is None or asked.assumed_rates is not None
+    same_words = config.timing_model is None or asked.synthetic_rates is not None
     return Draft(draft_graph(model, graph, same_words=same_words))
 
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from corepipe.engine.batch.block_table import BlockTable, join_tables
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import (
-    Failure,
     Join,
     OnStart,
-    Step,
+    RequestFailure,
     StepResult,
+    SubmittedStep,
     positions_of,
     tokens_of,
 )
@@ -109,7 +109,7 @@ class EncodingRunner:
         del self._tables[request_id]
         self._started.discard(request_id)
 
-    def submit(self, batch: Batch) -> Step:
+    def submit(self, batch: Batch) -> SubmittedStep:
         """Starts a batch and does not wait."""
         chunks = batch.chunks
         self._tell_started(chunks)
@@ -127,9 +127,11 @@ class EncodingRunner:
         ticket = self._executor.submit(inputs, None)
         shape = self._encoding.shape(chunks, len(wanted))
         nothing: list[int | None] = [None] * len(chunks)
-        return Step(ticket, batch, nothing, {}, NO_IDS, shape, value_rows=self._value_rows(chunks, starts))
+        return SubmittedStep(
+            ticket, batch, nothing, {}, NO_IDS, shape, value_rows=self._value_rows(chunks, starts)
+        )
 
-    def wait(self, step: Step) -> StepResult:
+    def wait(self, step: SubmittedStep) -> StepResult:
         """Waits for a batch; batches are waited for in the order in which they were submitted."""
         output = self._executor.wait(step.ticket)
         assert output.values is not None
@@ -180,10 +182,10 @@ def values_of(result: StepResult, chunk: int) -> tuple[bytes, int]:
     return found.astype(LITTLE_ENDIAN, copy=False).tobytes(), len(rows)
 
 
-def _overflows(step: Step, finite: npt.NDArray[np.bool_]) -> list[Failure]:
+def _overflows(step: SubmittedStep, finite: npt.NDArray[np.bool_]) -> list[RequestFailure]:
     """The requests whose rows are not all numbers."""
     return [
-        Failure(chunk.request, "overflow", OVERFLOW)
+        RequestFailure(chunk.request, "overflow", OVERFLOW)
         for chunk, rows in zip(step.batch.chunks, step.value_rows, strict=True)
         if not finite[rows.start : rows.stop].all()
     ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from corepipe.engine.batch.masks import Constraint, GrammarError
+from corepipe.engine.batch.masks import GrammarError, GrammarMatcher
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.errors import shown
 from corepipe.scheduler.request import Status
@@ -23,12 +23,12 @@ COMPILE_SECONDS = 5.0
 MOST_THREADS = 6
 """... with those that still compile what nobody waits for any more, in whose place there are others."""
 
-Compile = Callable[[SampledRequest], Constraint]
+Compile = Callable[[SampledRequest], GrammarMatcher]
 """The constraint of a request that has taken what was generated.  Raises GrammarError."""
 
 
 @dataclass(slots=True, eq=False)
-class Compilation:
+class GrammarCompilation:
     """constraint or error: what came of it.  spent: tells the seconds that it has taken; None: none yet.
 
     given_up: it takes too long, and another thread has taken the place of the one that is at it.
@@ -36,7 +36,7 @@ class Compilation:
 
     request: SampledRequest
     spent: Callable[[], float] | None = None
-    constraint: Constraint | None = None
+    constraint: GrammarMatcher | None = None
     error: str | None = None
     given_up: bool = False
 
@@ -65,9 +65,9 @@ class GrammarPool:
         self._compile = compile_
         self._on_done = on_done
         self._clock = clock
-        self._asked: SimpleQueue[Compilation] = SimpleQueue()
-        self._done: SimpleQueue[Compilation] = SimpleQueue()
-        self._open: dict[SampledRequest, Compilation] = {}
+        self._asked: SimpleQueue[GrammarCompilation] = SimpleQueue()
+        self._done: SimpleQueue[GrammarCompilation] = SimpleQueue()
+        self._open: dict[SampledRequest, GrammarCompilation] = {}
         self._threads = 0
         self._given_up = 0
 
@@ -77,7 +77,7 @@ class GrammarPool:
 
     def start(self, request: SampledRequest) -> None:
         """Compiles a request's grammar."""
-        self._open[request] = asked = Compilation(request)
+        self._open[request] = asked = GrammarCompilation(request)
         self._asked.put(asked)
         self._add_thread()
 
@@ -86,7 +86,7 @@ class GrammarPool:
         spent = [each.spent() for each in self._open.values() if each.spent is not None]
         return max(0.0, COMPILE_SECONDS - max(spent)) if spent else None
 
-    def take(self) -> list[Compilation]:
+    def take(self) -> list[GrammarCompilation]:
         """Those that are done, or have taken too long, since the last call."""
         found = []
         while not self._done.empty():
@@ -106,13 +106,13 @@ class GrammarPool:
             except Empty:
                 """Time to look for what is late, or for what has begun."""
 
-    def _give_up(self, each: Compilation) -> Compilation:
+    def _give_up(self, each: GrammarCompilation) -> GrammarCompilation:
         """The result of one that has taken too long; who waits in line must not wait for it as well."""
         each.given_up = True
         self._given_up += 1
         del self._open[each.request]
         self._add_thread()
-        return Compilation(
+        return GrammarCompilation(
             each.request,
             error=f"the grammar is not compiled after {COMPILE_SECONDS:g} seconds of processor time",
         )
@@ -137,7 +137,7 @@ class GrammarPool:
             self._done.put(asked)
             self._on_done()
 
-    def _try(self, asked: Compilation) -> None:
+    def _try(self, asked: GrammarCompilation) -> None:
         try:
             asked.constraint = self._compile(asked.request)
         except GrammarError as error:
@@ -146,7 +146,7 @@ class GrammarPool:
             asked.error = f"the grammar cannot be compiled: {shown(str(error), 200)}"
 
 
-def _is_late(each: Compilation) -> bool:
+def _is_late(each: GrammarCompilation) -> bool:
     return each.spent is not None and each.spent() >= COMPILE_SECONDS
 
 

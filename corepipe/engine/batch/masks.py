@@ -41,7 +41,7 @@ class GrammarError(Exception):
     """What is wrong with a grammar, or with the answer so far; the text is for who asked."""
 
 
-class Constraint:
+class GrammarMatcher:
     """What a grammar allows after the tokens that it has taken.
 
     error: why the answer cannot go on; for good.  contradicted: that is the fault of the request's other
@@ -60,9 +60,9 @@ class Constraint:
         """Ends the answer: another constraint of the request leaves nothing to draw."""
         self.error, self.contradicted = error, True
 
-    def copy(self) -> Constraint:
+    def copy(self) -> GrammarMatcher:
         """One that can go on from here by itself."""
-        other = Constraint(self._matcher.deep_copy())
+        other = GrammarMatcher(self._matcher.deep_copy())
         other.error, other.finished = self.error, self.finished
         other.contradicted = self.contradicted
         return other
@@ -105,7 +105,7 @@ class Constraint:
             self.finished = self._matcher.is_stopped()
 
 
-class Vocabulary:
+class GrammarCompiler:
     """The tokens of a model as llguidance knows them, `rows` of the logits; and the grammars over them.
 
     Its methods may be called by several threads.
@@ -118,7 +118,7 @@ class Vocabulary:
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def constraint(self, grammar: str, generated: Sequence[int] = ()) -> Constraint:
+    def constraint(self, grammar: str, generated: Sequence[int] = ()) -> GrammarMatcher:
         """A grammar that has taken the tokens `generated`.  Raises GrammarError."""
         constraint = self._fresh(grammar)
         constraint.take_all(generated)
@@ -126,14 +126,14 @@ class Vocabulary:
             raise GrammarError(constraint.error)
         return constraint
 
-    def _fresh(self, grammar: str) -> Constraint:
+    def _fresh(self, grammar: str) -> GrammarMatcher:
         """A grammar before its first token, compiled where it is not known."""
         with self._lock:
             tokenizer = self._known_tokenizer()
             known = self._kept.get(grammar)
             if known is not None:
                 self._kept.move_to_end(grammar)
-                return Constraint(known.deep_copy())
+                return GrammarMatcher(known.deep_copy())
         began = perf_counter()
         matcher = _compile(tokenizer, grammar)
         seconds = perf_counter() - began
@@ -141,7 +141,7 @@ class Vocabulary:
             self._kept[grammar] = matcher.deep_copy()
             while len(self._kept) > MOST_KEPT or sum(map(len, self._kept)) > MOST_KEPT_CHARACTERS:
                 self._kept.popitem(last=False)
-        return Constraint(matcher, seconds)
+        return GrammarMatcher(matcher, seconds)
 
     def _known_tokenizer(self) -> LLTokenizer:
         """Called with the lock held: it is made once."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from corepipe.engine.batch.sampling import Ids
-from corepipe.neuron.inputs import GoingOn
+from corepipe.neuron.inputs import ChainingExecutor
 from corepipe.scheduler.request import Batch, Chunk
 
 Repeats = Callable[[Batch], bool]
@@ -16,7 +16,7 @@ Repeats = Callable[[Batch], bool]
 
 
 @dataclass(slots=True)
-class Foreseen:
+class QueuedStep:
     """A step that is queued: its ticket, the chunks of the step before, and what is asked of its rows.
 
     preemptions: of the requests of these chunks, so far.
@@ -39,19 +39,19 @@ class Foreseen:
         )
 
 
-class Ahead:
+class StepQueue:
     """Queues what the scheduler will want next if nothing happens, and says whether it was right.
 
     The scheduler decides as it would without: a step that it does not want is dropped, and what such a step
     has written to the cache belongs to positions that are computed again before they are read.
     """
 
-    def __init__(self, executor: GoingOn, repeats: Repeats) -> None:
+    def __init__(self, executor: ChainingExecutor, repeats: Repeats) -> None:
         self._executor = executor
         self._repeats = repeats
-        self._foreseen: Foreseen | None = None
+        self._foreseen: QueuedStep | None = None
 
-    def take(self, batch: Batch) -> Foreseen | None:
+    def take(self, batch: Batch) -> QueuedStep | None:
         """The step that was queued for this batch; None where there is none, and it has to be submitted."""
         foreseen, self._foreseen = self._foreseen, None
         if foreseen is None:
@@ -70,4 +70,4 @@ class Ahead:
         ends = frozenset[int]().union(*(request.stop_ids for request in requests))
         following = self._executor.go_on(ticket, np.fromiter(ends, np.int32))
         preemptions = [request.num_preemptions for request in requests]
-        self._foreseen = Foreseen(following, batch.chunks, preemptions, top_logprobs)
+        self._foreseen = QueuedStep(following, batch.chunks, preemptions, top_logprobs)

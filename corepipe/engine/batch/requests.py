@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from corepipe.engine.batch.masks import Constraint, Mask, mask_of
-from corepipe.engine.messages import Sampling, Submit
+from corepipe.engine.batch.masks import GrammarMatcher, Mask, mask_of
+from corepipe.engine.messages import Submit, TokenSampling
 from corepipe.engine.params import FLOAT32_MAX, NUMBERS
 from corepipe.scheduler.request import Request, Status
 
 GENERATE = "generate"
 """The task of an engine that answers; the others make something of a text, and no token."""
 
-_CHECKED = tuple(name for name in Sampling.__struct_fields__ if name in NUMBERS and name != "seed")
+_CHECKED = tuple(name for name in TokenSampling.__struct_fields__ if name in NUMBERS and name != "seed")
 """A seed may be any number: it counts modulo 2**64."""
 
 
@@ -29,7 +29,7 @@ class SampledRequest(Request):
     second: where the second text of a pair begins in the prompt; 0: there is one text.  image: see `Submit`.
     """
 
-    sampling: Sampling = field(kw_only=True)
+    sampling: TokenSampling = field(kw_only=True)
     seed: int = field(kw_only=True)
     bad_words: Sequence[Sequence[int]] = field(default=(), kw_only=True)
     allowed: Mask | None = field(default=None, kw_only=True)
@@ -38,7 +38,7 @@ class SampledRequest(Request):
     speculation: bool = field(default=True, kw_only=True)
     second: int = field(default=0, kw_only=True)
     image: bytes = field(default=b"", kw_only=True)
-    constraint: Constraint | None = field(default=None, init=False)
+    constraint: GrammarMatcher | None = field(default=None, init=False)
 
     @property
     def masked(self) -> bool:
@@ -125,7 +125,7 @@ def _check_generated(submit: Submit, vocab_size: int, max_model_len: int) -> Non
         raise ValueError(f"a generated token is outside the vocabulary of {vocab_size}")
 
 
-def _check_sampling(params: Sampling, vocab_size: int) -> None:
+def _check_sampling(params: TokenSampling, vocab_size: int) -> None:
     for name in _CHECKED:
         if not NUMBERS[name].allow(value := getattr(params, name)):
             raise ValueError(f"{name} must be {NUMBERS[name].wanted}, not {value}")
@@ -139,7 +139,7 @@ def _check_bad_words(sequences: Sequence[Sequence[int]], vocab_size: int) -> Non
         raise ValueError(f"bad_words names a token outside the vocabulary of {vocab_size}")
 
 
-def _check_ids(params: Sampling, vocab_size: int) -> None:
+def _check_ids(params: TokenSampling, vocab_size: int) -> None:
     allowed = params.allowed_token_ids
     if allowed is not None and not (allowed and min(allowed) >= 0 and max(allowed) < vocab_size):
         raise ValueError(f"allowed_token_ids must be tokens of the vocabulary of {vocab_size}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corepipe.engine.batch.masks import Constraint, Mask, ban
+from corepipe.engine.batch.masks import GrammarMatcher, Mask, ban
 from corepipe.engine.batch.requests import SampledRequest
 
 NOTHING_LEFT = "The answer cannot go on: its grammar allows none of allowed_token_ids here."
@@ -16,7 +16,7 @@ def fill(mask: Mask, request: SampledRequest) -> None:
     _fill(mask, request, request.constraint, request.num_generated)
 
 
-def fill_ahead(masks: Mask, request: SampledRequest, drafts: Sequence[int]) -> int:
+def fill_after_drafts(masks: Mask, request: SampledRequest, drafts: Sequence[int]) -> int:
     """What it may draw after each of its drafts, a row of `masks` each; after how many that can be said.
 
     Its constraint stays where it is: whatever a draft leads to has not happened.
@@ -33,7 +33,7 @@ def fill_ahead(masks: Mask, request: SampledRequest, drafts: Sequence[int]) -> i
     return len(drafts)
 
 
-def _fill(mask: Mask, request: SampledRequest, constraint: Constraint | None, generated: int) -> None:
+def _fill(mask: Mask, request: SampledRequest, constraint: GrammarMatcher | None, generated: int) -> None:
     if constraint is not None:
         constraint.fill(mask)
     if request.allowed is not None:

@@ -13,9 +13,9 @@ import numpy as np
 
 from corepipe.engine.batch.block_table import BlockTable, join_tables
 from corepipe.engine.batch.masks import MaskBuffer
-from corepipe.engine.batch.queued_step import Ahead, Foreseen
+from corepipe.engine.batch.queued_step import QueuedStep, StepQueue
 from corepipe.engine.batch.requests import SampledRequest
-from corepipe.engine.batch.row_masks import fill, fill_ahead
+from corepipe.engine.batch.row_masks import fill, fill_after_drafts
 from corepipe.engine.batch.sampling import Ids, LogitRows, RowLists, pack_prompt_scalars, pack_scalars
 from corepipe.engine.messages import Started, TokenLogprobs
 from corepipe.neuron.inputs import Executor, StepInputs, StepOutput
@@ -57,7 +57,7 @@ class RequestInputs:
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each step
-class Step:
+class SubmittedStep:
     """A batch in the executor's hands.
 
     drawn_rows: for each chunk the logit row that draws its token, None where it draws none; those of its
@@ -82,7 +82,7 @@ class Step:
     drafting: Mapping[int, int] | None = None
 
 
-class Failure(NamedTuple):
+class RequestFailure(NamedTuple):
     """A request that cannot go on; `kind` and `error` as in `messages.Output`."""
 
     request: Request
@@ -94,7 +94,7 @@ class Runner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner`.
 
     `on_start` is told of requests before anything is computed for them: if that ends this process, it is
-    known what did.  `ahead` queues steps before they are asked for.
+    known what did.  `step_queue` queues steps before they are asked for.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class Runner:
         vocab_size: int,
         on_start: OnStart,
         join: Join = join_tables,
-        ahead: Ahead | None = None,
+        step_queue: StepQueue | None = None,
     ) -> None:
         self._executor = executor
         self._masks = MaskBuffer(vocab_size)
         self._on_start = on_start
         self._join = join
-        self._ahead = ahead
+        self._step_queue = step_queue
         self._requests: dict[str, RequestInputs] = {}
 
     def add(self, request: Request) -> None:
@@ -127,18 +127,18 @@ class Runner:
         """Forgets a request that has ended; batches in flight may still hold it."""
         del self._requests[request_id]
 
-    def submit(self, batch: Batch) -> Step:
+    def submit(self, batch: Batch) -> SubmittedStep:
         """Starts a batch and does not wait."""
         states = [self._requests[chunk.request.id] for chunk in batch.chunks]
-        if self._ahead is None:
+        if self._step_queue is None:
             return self._start(batch, states)
-        foreseen = self._ahead.take(batch)
+        foreseen = self._step_queue.take(batch)
         step = self._start(batch, states) if foreseen is None else _taken(foreseen, batch)
         if all(state.draws_by_logits for state in states):
-            self._ahead.queue(step.ticket, batch, step.top_logprobs)
+            self._step_queue.queue(step.ticket, batch, step.top_logprobs)
         return step
 
-    def _start(self, batch: Batch, states: Sequence[RequestInputs]) -> Step:
+    def _start(self, batch: Batch, states: Sequence[RequestInputs]) -> SubmittedStep:
         """Makes the arrays of a batch, and hands them to the executor."""
         chunks = batch.chunks
         self._tell_started(states)
@@ -159,7 +159,9 @@ class Runner:
         masked = self._give_masks(ticket, states, chunks, drafting) if wanted.masked else ((), ())
         shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted.rows), each)
         top = sampling.top_logprobs
-        return Step(ticket, batch, drawn_rows, prompt_rows, top, shape, *masked, drafting=drafting or None)
+        return SubmittedStep(
+            ticket, batch, drawn_rows, prompt_rows, top, shape, *masked, drafting=drafting or None
+        )
 
     def _give_masks(
         self, ticket: int, states: Sequence[RequestInputs], chunks: Sequence[Chunk], drafting: dict[int, int]
@@ -174,9 +176,9 @@ class Runner:
                 fill(masks[first], states[at].request)
                 first += 1
                 if at in drafting:
-                    ahead = masks[first : first + len(chunks[at].drafts)]
-                    drafting[at] = 1 + fill_ahead(ahead, states[at].request, chunks[at].drafts)
-                    first += len(ahead)
+                    rows = masks[first : first + len(chunks[at].drafts)]
+                    drafting[at] = 1 + fill_after_drafts(rows, states[at].request, chunks[at].drafts)
+                    first += len(rows)
                 ended.append(perf_counter())
         finally:  # whatever happens, the executor must not wait for them
             self._executor.give_masks(ticket, masks)
@@ -189,7 +191,7 @@ class Runner:
             for state in fresh:
                 state.started = True
 
-    def wait(self, step: Step) -> StepResult:
+    def wait(self, step: SubmittedStep) -> StepResult:
         """Waits for a batch; batches are waited for in the order in which they were submitted."""
         output = self._executor.wait(step.ticket)
         drawn = output.tokens.tolist()
@@ -202,11 +204,11 @@ class Runner:
         return StepResult(step, output, tokens, failures)
 
 
-def _taken(foreseen: Foreseen, batch: Batch) -> Step:
+def _taken(foreseen: QueuedStep, batch: Batch) -> SubmittedStep:
     """A step that was queued before it was asked for: one row of each request, which draws."""
     rows = len(batch.chunks)
     shape = StepShape.of([(chunk.start, 1) for chunk in batch.chunks], rows, 1)
-    return Step(foreseen.ticket, batch, [*range(rows)], {}, foreseen.top_logprobs, shape)
+    return SubmittedStep(foreseen.ticket, batch, [*range(rows)], {}, foreseen.top_logprobs, shape)
 
 
 @dataclass(slots=True)  # not frozen, as one is made for each step
@@ -214,10 +216,10 @@ class StepResult:
     """tokens: for each chunk those that stand of what it draws.  failures: at most one a request.
     of_passes: for each chunk the logprobs of its tokens, where not all are of this output."""
 
-    step: Step
+    step: SubmittedStep
     output: StepOutput
     tokens: Sequence[Sequence[int]]
-    failures: Sequence[Failure] = ()
+    failures: Sequence[RequestFailure] = ()
     of_passes: Sequence[list[TokenLogprobs]] | None = None
 
     @property
@@ -246,13 +248,13 @@ class StepResult:
         return TokenLogprobs(int(output.tokens[row]), float(output.logprobs[row]), top, rank)
 
 
-def _overflows(step: Step, output: StepOutput) -> list[Failure]:
+def _overflows(step: SubmittedStep, output: StepOutput) -> list[RequestFailure]:
     """The requests for which the model gave logits that are not all numbers."""
     rows = set(output.overflowed)
     if not rows:
         return []
     return [
-        Failure(chunk.request, "overflow", OVERFLOW)
+        RequestFailure(chunk.request, "overflow", OVERFLOW)
         for index, (chunk, drawn) in enumerate(zip(step.batch.chunks, step.drawn_rows, strict=True))
         if drawn in rows or not rows.isdisjoint(step.prompt_rows.get(index, ()))
     ]
@@ -260,7 +262,7 @@ def _overflows(step: Step, output: StepOutput) -> list[Failure]:
 
 def _add_verified(
     tokens: list[list[int]],
-    step: Step,
+    step: SubmittedStep,
     drafting: Mapping[int, int],
     drawn: Sequence[int],
     overflowed: Collection[int],
@@ -274,7 +276,9 @@ def _add_verified(
         tokens[at] = list(step.batch.chunks[at].verified(drawn[row:end]))
 
 
-def _take_tokens(step: Step, tokens: list[list[int]], failed: Collection[Request]) -> list[Failure]:
+def _take_tokens(
+    step: SubmittedStep, tokens: list[list[int]], failed: Collection[Request]
+) -> list[RequestFailure]:
     """Tells constraints what was drawn; the requests that cannot go on, besides those that have `failed`."""
     failures = []
     for at in step.constrained:
@@ -293,14 +297,14 @@ def _take_tokens(step: Step, tokens: list[list[int]], failed: Collection[Request
         request.complete = request.constraint.finished
         if request.constraint.error is not None:
             kind = "contradiction" if request.constraint.contradicted else "constraint"
-            failures.append(Failure(request, kind, request.constraint.error))
+            failures.append(RequestFailure(request, kind, request.constraint.error))
     return failures
 
 
 def _want_logits(
     wanted: LogitRows, states: Sequence[RequestInputs], chunks: Sequence[Chunk], starts: Sequence[int]
 ) -> tuple[list[int | None], dict[int, range], dict[int, int]]:
-    """Adds the rows that draw or report to `wanted`; `Step` says what is returned."""
+    """Adds the rows that draw or report to `wanted`; `SubmittedStep` says what is returned."""
     drawn_rows: list[int | None] = []
     prompt_rows: dict[int, range] = {}
     drafting: dict[int, int] = {}
@@ -324,8 +328,8 @@ def _want_drafts(wanted: LogitRows, state: RequestInputs, chunk: Chunk, first_ro
     lists = state.lists
     last = chunk.count - len(chunk.drafts) - 1
     for at in range(len(chunk.drafts) + 1):
-        ahead = lists and lists.ahead(chunk.drafts[:at])
-        wanted.draw(first_row + last + at, state.scalars, chunk.start + last + at + 1, ahead)
+        after = lists and lists.after(chunk.drafts[:at])
+        wanted.draw(first_row + last + at, state.scalars, chunk.start + last + at + 1, after)
         if state.request.masked:
             wanted.mask()
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.engine.messages import Sampling
+from corepipe.engine.messages import TokenSampling
 from corepipe.neuron.inputs import SamplingBatch
 from corepipe.scheduler.request import Request
 
@@ -53,7 +53,7 @@ def derive_seed(seed: int, number: int) -> int:
     return z ^ (z >> 31)
 
 
-def pack_scalars(params: Sampling, seed: int) -> bytes:
+def pack_scalars(params: TokenSampling, seed: int) -> bytes:
     """A drawn row's scalars, of parameters that `requests.to_request` lets through; `seed` modulo 2**64."""
     row = np.zeros((), SCALARS)
     row["temperature"] = params.temperature
@@ -70,7 +70,7 @@ def pack_scalars(params: Sampling, seed: int) -> bytes:
 
 def pack_prompt_scalars(top_logprobs: int) -> bytes:
     """Scalars of a prompt's row: nothing is drawn, only the next token's logprob is asked for."""
-    return pack_scalars(Sampling(temperature=0.0, logprobs=top_logprobs), seed=0)
+    return pack_scalars(TokenSampling(temperature=0.0, logprobs=top_logprobs), seed=0)
 
 
 class SeenTokens:
@@ -91,7 +91,7 @@ class SeenTokens:
         size = len(self._index)
         return self._ids[:size], self._counts[:size]
 
-    def ahead(self, tokens: Sequence[int], drafts: Sequence[int]) -> tuple[Ids, Ids]:
+    def follow_with(self, tokens: Sequence[int], drafts: Sequence[int]) -> tuple[Ids, Ids]:
         """As `follow`, of what would be counted if the drafts were known; they are not counted for good."""
         ids, counts = self.follow(tokens)
         counts, others = counts.copy(), Counter[int]()
@@ -112,7 +112,7 @@ class SeenTokens:
         self._counts[at] += 1
 
 
-class Banned:
+class BannedSequences:
     """The tokens that would complete one of some sequences of tokens."""
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
@@ -137,12 +137,12 @@ class RowLists:
     def __init__(
         self,
         request: Request,
-        params: Sampling,
+        params: TokenSampling,
         bad_words: Sequence[Sequence[int]],
         early: Sequence[int],
     ) -> None:
         self._request = request
-        self._banned = Banned(bad_words) if bad_words else None
+        self._banned = BannedSequences(bad_words) if bad_words else None
         bias = sorted(params.logit_bias.items())
         self._bias_ids = np.array([token for token, _ in bias], np.int32)
         self._bias = np.array([value for _, value in bias], np.float32)
@@ -153,7 +153,7 @@ class RowLists:
     @staticmethod
     def of(
         request: Request,
-        params: Sampling,
+        params: TokenSampling,
         bad_words: Sequence[Sequence[int]] = (),
         *,
         masked: bool = False,
@@ -163,9 +163,9 @@ class RowLists:
         needed = params.logit_bias or bad_words or early or _penalises(params)
         return RowLists(request, params, bad_words, early) if needed else None
 
-    def ahead(self, drafts: Sequence[int]) -> RowLists | ListsAhead:
+    def after(self, drafts: Sequence[int]) -> RowLists | DraftRowLists:
         """The lists of the row that draws what follows these drafts."""
-        return ListsAhead(self, drafts) if drafts else self
+        return DraftRowLists(self, drafts) if drafts else self
 
     def bias(self, drafts: Sequence[int] = ()) -> tuple[Ids, Floats]:
         """Ids and what to add to their logits at the next draw, or at that behind some drafts."""
@@ -181,11 +181,11 @@ class RowLists:
         if self._seen is None:
             return NO_IDS, NO_IDS
         tokens = self._request.tokens
-        return self._seen.ahead(tokens, drafts) if drafts else self._seen.follow(tokens)
+        return self._seen.follow_with(tokens, drafts) if drafts else self._seen.follow(tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class ListsAhead:
+class DraftRowLists:
     """The lists of a row behind drafts."""
 
     lists: RowLists
@@ -200,7 +200,7 @@ class ListsAhead:
         return self.lists.seen(self.drafts)
 
 
-def _penalises(params: Sampling) -> bool:
+def _penalises(params: TokenSampling) -> bool:
     return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
 
 
@@ -216,10 +216,10 @@ class LogitRows:
     scalars: list[bytes] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
-    lists: list[RowLists | ListsAhead | None] = field(default_factory=list)
+    lists: list[RowLists | DraftRowLists | None] = field(default_factory=list)
     masked: list[int] = field(default_factory=list)
 
-    def draw(self, row: int, scalars: bytes, position: int, lists: RowLists | ListsAhead | None) -> None:
+    def draw(self, row: int, scalars: bytes, position: int, lists: RowLists | DraftRowLists | None) -> None:
         self.rows.append(row)
         self.scalars.append(scalars)
         self.positions.append(position)

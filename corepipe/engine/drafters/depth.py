@@ -15,7 +15,7 @@ PROBE_TOKENS = 32
 """Who has guessed wrongly guesses one again after so many tokens."""
 
 
-class Depth:
+class DraftDepth:
     """Follows how often guesses were right.  Of several in a row the n-th stands with the n-th power of the
     chance of one, and is guessed while that is more than it costs: `cost`, of a step of one."""
 

@@ -16,7 +16,7 @@ from corepipe.engine.batch.block_table import BlockTable
 from corepipe.scheduler.request import Request
 
 
-class _Computed(NamedTuple):
+class _BlockContent(NamedTuple):
     """tokens: those of a block that have been computed, guesses among them; before: what stands for all that
     precede them."""
 
@@ -25,7 +25,7 @@ class _Computed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Followed:
+class DraftProgress:
     """What the draft model has of a request: it has computed the first `right` positions of what is known,
     and should compute those up to `until` next.
 
@@ -44,9 +44,9 @@ class DraftCache:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._computed: dict[int, _Computed] = {}
+        self._computed: dict[int, _BlockContent] = {}
 
-    def follow(self, request: Request, has: Followed) -> None:
+    def follow(self, request: Request, has: DraftProgress) -> None:
         """Brings up to date what is right of a request: never its last known token, which a guess follows."""
         if has.preemptions != request.num_preemptions:
             has.preemptions, has.whole = request.num_preemptions, 0
@@ -59,18 +59,18 @@ class DraftCache:
                 has.until = index * self._size
                 break
 
-    def blocks(self, request: Request, has: Followed, end: int) -> list[int]:
+    def blocks(self, request: Request, has: DraftProgress, end: int) -> list[int]:
         """Those that are written where the positions up to `end` are computed."""
         return request.block_ids[has.right // self._size : -(-end // self._size)]
 
-    def note(self, request: Request, has: Followed, guesses: Sequence[int], end: int) -> None:
+    def note(self, request: Request, has: DraftProgress, guesses: Sequence[int], end: int) -> None:
         """The positions up to `end` have been computed, those behind the known ones of these guesses."""
         size, first = self._size, has.right // self._size
         tokens = [*request.tokens[first * size :], *guesses][: end - first * size]
         for index in range(first, -(-end // size)):
             block, at = request.block_ids[index], (index - first) * size
             if index * size <= request.num_tokens:
-                self._computed[block] = _Computed(self._before(request, index), tokens[at : at + size])
+                self._computed[block] = _BlockContent(self._before(request, index), tokens[at : at + size])
             else:  # nothing stands for a guess and all before it
                 self._computed.pop(block, None)
 

@@ -13,21 +13,21 @@ import numpy as np
 
 from corepipe.engine.batch.block_table import join_tables
 from corepipe.engine.batch.sampling import LogitRows, pack_scalars
-from corepipe.engine.drafters.draft_cache import DraftCache, Followed
-from corepipe.engine.drafters.speculation import Speculation
-from corepipe.engine.messages import Sampling
+from corepipe.engine.drafters.draft_cache import DraftCache, DraftProgress
+from corepipe.engine.drafters.speculation import RequestDrafter
+from corepipe.engine.messages import TokenSampling
 from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs
 from corepipe.scheduler.request import Request
 
-GREEDY = pack_scalars(Sampling(temperature=0.0), seed=0)
+GREEDY = pack_scalars(TokenSampling(temperature=0.0), seed=0)
 
 
 @dataclass(slots=True, eq=False)
-class _Guessing:
+class _DraftRequest:
     """A request, and `most` guesses that it wants; rows: those of it that are computed first."""
 
     request: Request
-    has: Followed
+    has: DraftProgress
     most: int
     rows: int = 0
     guesses: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _Guessing:
 
 
 class DraftModel:
-    """Implements `drafts.BatchDrafter` for requests whose Drafter is a `Speculation`.
+    """Implements `drafts.BatchDrafter` for requests whose Drafter is a `RequestDrafter`.
 
     executor: the draft model's, with blocks of `block_size` positions of the same numbers as the served
     model's; most_rows: of a batch of it.
@@ -62,7 +62,7 @@ class DraftModel:
     def propose(self, asked: Sequence[tuple[Request, int]]) -> Sequence[Sequence[int]]:
         """Those of whom there is more to compute than a batch holds get none, and some of it computed; those
         of whom somebody else has the same to compute wait for that."""
-        guessing = [_Guessing(request, _speculation(request).followed, most) for request, most in asked]
+        guessing = [_DraftRequest(request, _speculation(request).followed, most) for request, most in asked]
         going = self._catch_up(guessing)
         while going := [each for each in going if len(each.guesses) < each.most]:
             going = self._guess(going, [each.guesses[-1:] for each in going])
@@ -71,7 +71,7 @@ class DraftModel:
             self._cache.note(each.request, each.has, each.guesses, end)
         return [_speculation(each.request).take(each.request, each.guesses) for each in guessing]
 
-    def _catch_up(self, guessing: Sequence[_Guessing]) -> list[_Guessing]:
+    def _catch_up(self, guessing: Sequence[_DraftRequest]) -> list[_DraftRequest]:
         """Computes what is unseen, as far as a batch holds it, who has the least before others; those of whom
         nothing is, with a guess."""
         for each in guessing:
@@ -89,7 +89,9 @@ class DraftModel:
         rows = [each.request.tokens[each.has.right : each.has.right + each.rows] for each in computed]
         return self._guess(computed, rows)
 
-    def _guess(self, guessing: Sequence[_Guessing], tokens: Sequence[Sequence[int]]) -> list[_Guessing]:
+    def _guess(
+        self, guessing: Sequence[_DraftRequest], tokens: Sequence[Sequence[int]]
+    ) -> list[_DraftRequest]:
         """Computes these tokens of each, and guesses one more of those who have no unseen ones then; who has
         got one."""
         counts = np.array([len(each) for each in tokens], np.int32)
@@ -122,11 +124,11 @@ class DraftModel:
         return self._sampling[rows]
 
 
-def _position(each: _Guessing) -> int:
+def _position(each: _DraftRequest) -> int:
     """Of the first token that is computed of it next."""
     return each.request.num_tokens + len(each.guesses) - 1 if each.guesses else each.has.right
 
 
-def _speculation(request: Request) -> Speculation:
-    assert isinstance(request.drafter, Speculation)
+def _speculation(request: Request) -> RequestDrafter:
+    assert isinstance(request.drafter, RequestDrafter)
     return request.drafter

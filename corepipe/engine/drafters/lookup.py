@@ -8,7 +8,7 @@ MOST_PLACES = 8
 """Places that are compared, the latest first, for the one with the most in common."""
 
 
-class Lookup:
+class PrefixLookup:
     """Places in a growing sequence by the `least` tokens before them; of several the one that has more of
     them in common, up to `most`, and the latest of those."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corepipe.engine.drafters.lookup import Lookup
+from corepipe.engine.drafters.lookup import PrefixLookup
 from corepipe.scheduler.request import Request
 
 
-class NGram:
+class NGramProposer:
     """`least` .. `most`: how many of the last tokens must have been there before."""
 
     def __init__(self, least: int, most: int) -> None:
-        self._lookup = Lookup(least, most)
+        self._lookup = PrefixLookup(least, most)
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
         """What followed; where that comes to the end, it goes on with what was guessed: a loop."""

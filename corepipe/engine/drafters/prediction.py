@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corepipe.engine.drafters.lookup import Lookup
+from corepipe.engine.drafters.lookup import PrefixLookup
 from corepipe.scheduler.request import Request
 
 LEAST, MOST = 2, 8
 """Tokens of an answer that has left what was predicted by which it is found there again."""
 
 
-class Prediction:
+class PredictionProposer:
     """`tokens`: of what the answer may be, or be made of."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = tokens
-        self._lookup = Lookup(LEAST, MOST)
+        self._lookup = PrefixLookup(LEAST, MOST)
         self._lookup.follow([*tokens, -1])  # the end is a place, too
         self._place: int | None = 0
         self._generated = 0

@@ -7,12 +7,12 @@ from typing import Protocol
 
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.sampling import derive_seed
-from corepipe.engine.drafters.assumed import Assumed
-from corepipe.engine.drafters.depth import Depth
-from corepipe.engine.drafters.draft_cache import Followed
-from corepipe.engine.drafters.forced import Forced
-from corepipe.engine.drafters.ngram import NGram
-from corepipe.engine.drafters.prediction import Prediction
+from corepipe.engine.drafters.depth import DraftDepth
+from corepipe.engine.drafters.draft_cache import DraftProgress
+from corepipe.engine.drafters.grammar import GrammarProposer
+from corepipe.engine.drafters.ngram import NGramProposer
+from corepipe.engine.drafters.prediction import PredictionProposer
+from corepipe.engine.drafters.synthetic import SyntheticDrafter
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.scheduler.request import Request
 
@@ -20,13 +20,13 @@ PREDICTED_TOKENS = 12
 """Of a prediction that are computed at once, where nobody has said how many."""
 
 
-class Guesser(Protocol):
+class Proposer(Protocol):
     """One way to guess; see `drafts.Drafter.propose`."""
 
     def propose(self, request: Request, most: int) -> Sequence[int]: ...
 
 
-class Speculation:
+class RequestDrafter:
     """Implements `drafts.Drafter`: the first of its guessers that has an idea, as deep as those of its ideas
     before were good.  Where a draft model guesses for several requests in one go, `followed` is what that has
     of this one, and it comes after the guessers.
@@ -35,19 +35,19 @@ class Speculation:
     accepted, rejected: by the place of the guesser, how many of its guesses were drawn, and how many not.
     """
 
-    def __init__(self, guessers: Sequence[Guesser], most: int, draft_cost: float | None = None) -> None:
+    def __init__(self, guessers: Sequence[Proposer], most: int, draft_cost: float | None = None) -> None:
         self._guessers = guessers
-        self._depths = [Depth(most) for _ in guessers]
-        self._together = None if draft_cost is None else Depth(most, draft_cost)
+        self._depths = [DraftDepth(most) for _ in guessers]
+        self._together = None if draft_cost is None else DraftDepth(most, draft_cost)
         self._last = 0
-        self.followed = Followed()
+        self.followed = DraftProgress()
         self.accepted = [0] * (len(guessers) + 1)
         self.rejected = [0] * (len(guessers) + 1)
 
     @property
     def predicts(self) -> bool:
         """Whether its first guesser knows what the client has predicted."""
-        return bool(self._guessers) and isinstance(self._guessers[0], Prediction)
+        return bool(self._guessers) and isinstance(self._guessers[0], PredictionProposer)
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
         for place, (guesser, depth) in enumerate(zip(self._guessers, self._depths, strict=True)):
@@ -80,36 +80,38 @@ class Speculation:
 
 def speculation_of(
     request: SampledRequest, config: SpeculativeConfig | None, draft_cost: float | None = None
-) -> Speculation | Assumed | None:
-    """Who guesses for it; None where nobody is to.  draft_cost: as a Speculation has it.  Raises ValueError
+) -> RequestDrafter | SyntheticDrafter | None:
+    """Who guesses for it; None where nobody is to.  draft_cost: see RequestDrafter.  Raises ValueError
     for a prediction where it is assumed how often guesses are right."""
     if not request.speculation:
         return None
-    rates = None if config is None else config.assumed_rates
+    rates = None if config is None else config.synthetic_rates
     if rates is not None:
         if request.prediction:
             raise ValueError("prediction: this server assumes how often guesses are right; leave it out")
-        return Assumed(rates, request.seed)
-    guessers: list[Guesser] = []
+        return SyntheticDrafter(rates, request.seed)
+    guessers: list[Proposer] = []
     if request.prediction:
-        guessers.append(Prediction(request.prediction))
+        guessers.append(PredictionProposer(request.prediction))
     if config is not None and request.grammar:
-        guessers.append(Forced())
+        guessers.append(GrammarProposer())
     if config is not None and config.method == "ngram" and request.max_tokens:
-        guessers.append(NGram(*config.lookups))
+        guessers.append(NGramProposer(*config.lookups))
     if not guessers and draft_cost is None:
         return None
     most = PREDICTED_TOKENS if config is None else config.num_speculative_tokens
-    return Speculation(guessers, most, draft_cost)
+    return RequestDrafter(guessers, most, draft_cost)
 
 
-def assumed_drafters(config: SpeculativeConfig | None, seed: int) -> Callable[[int], Assumed] | None:
+def synthetic_drafters(
+    config: SpeculativeConfig | None, seed: int
+) -> Callable[[int], SyntheticDrafter] | None:
     """Makes the drafter of the n-th request that an engine with this `seed` takes on, as for a request that
     brings no seed; None where no rates of right guesses are assumed."""
-    rates = None if config is None else config.assumed_rates
+    rates = None if config is None else config.synthetic_rates
     if rates is None:
         return None
-    return lambda number: Assumed(rates, derive_seed(seed, number))
+    return lambda number: SyntheticDrafter(rates, derive_seed(seed, number))
 
 
 def _allowed(request: Request, guess: Sequence[int]) -> Sequence[int]:

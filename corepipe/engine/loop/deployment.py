@@ -15,7 +15,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.heartbeat import Counter
 from corepipe.engine.messages import Ready
 from corepipe.errors import UserError
-from corepipe.neuron.inputs import Executor, GoingOn
+from corepipe.neuron.inputs import ChainingExecutor, Executor
 from corepipe.neuron.timing.clock import Clock
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.drafts import BatchDrafter
@@ -33,7 +33,7 @@ class ReplicaParts:
 
     max_batch_delay: seconds for which it waits for more, before it computes less than a full batch.
     together: who guesses for several of its requests in one go.
-    going_on: the executor, where steps may be queued before they are asked for (None: they may not).
+    chaining: the executor, where steps may be queued before they are asked for (None: they may not).
     """
 
     executor: Executor
@@ -42,7 +42,7 @@ class ReplicaParts:
     policy: Policy
     max_batch_delay: float = 0.0
     together: BatchDrafter | None = None
-    going_on: GoingOn | None = None
+    chaining: ChainingExecutor | None = None
 
 
 def _no_tokenizer() -> Tokenizer:
@@ -59,8 +59,8 @@ class Deployment:
 
     seed makes the draws of requests that bring no seed of their own repeatable.  tokenizer reads the model's,
     for who asks for it; it raises UserError.  encoding: of a model that generates nothing (None: it does).
-    drafter: who guesses how a request's answer goes on, if anybody does; assumes: how often they are right is
-    assumed.
+    drafter: who guesses how a request's answer goes on, if anybody does; synthetic_acceptance:
+    how often they are right is assumed.
     """
 
     replicas: tuple[ReplicaParts, ...]
@@ -71,13 +71,13 @@ class Deployment:
     tokenizer: Callable[[], Tokenizer] = _no_tokenizer
     encoding: Encoding | None = None
     drafter: Callable[[SampledRequest], Drafter | None] = _nobody
-    assumes: bool = False
+    synthetic_acceptance: bool = False
 
     def heed(self, files: Sequence[int]) -> None:
         """Where one of these can be read, something has come: no step starts that was not asked for."""
         for replica in self.replicas:
-            if replica.going_on is not None:
-                replica.going_on.heed(files)
+            if replica.chaining is not None:
+                replica.chaining.heed(files)
 
     def close(self) -> None:
         """Stops the executors and frees what they hold."""

@@ -8,20 +8,20 @@ from math import inf
 
 from corepipe.engine.batch.encoding import EncodingRunner
 from corepipe.engine.batch.grammar_pool import GrammarPool
-from corepipe.engine.batch.masks import Constraint, Vocabulary
-from corepipe.engine.batch.queued_step import Ahead
+from corepipe.engine.batch.masks import GrammarCompiler, GrammarMatcher
+from corepipe.engine.batch.queued_step import StepQueue
 from corepipe.engine.batch.requests import SampledRequest, to_request
-from corepipe.engine.batch.runner import Failure, OnStart, Runner, joining
+from corepipe.engine.batch.runner import OnStart, RequestFailure, Runner, joining
 from corepipe.engine.batch.sampling import derive_seed
-from corepipe.engine.loop.assumed_acceptance import AssumingRunner
 from corepipe.engine.loop.batch_delay import replica_of
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.loop.kv_events import CacheEvents
-from corepipe.engine.loop.loop import LEAD_SECONDS, Loop, Source
+from corepipe.engine.loop.loop import LEAD_SECONDS, Loop, RequestSource
 from corepipe.engine.loop.replica import BatchRunner, Completed, InFlight, Replica
 from corepipe.engine.loop.replica_stats import ReplicaStats
 from corepipe.engine.loop.reporter import Reporter
-from corepipe.engine.loop.router import Router, load_margin
+from corepipe.engine.loop.router import ReplicaRouter, load_margin
+from corepipe.engine.loop.synthetic_acceptance import SyntheticAcceptanceRunner
 from corepipe.engine.messages import Abort, Output, Started, Stats, Submit
 from corepipe.scheduler.kv_cache import CacheListener
 from corepipe.scheduler.request import FinishReason, Status
@@ -44,14 +44,14 @@ def _runner(
 ) -> BatchRunner:
     join = joining(parts.scheduler)
     if deployment.encoding is None:
-        ahead = None if parts.going_on is None else Ahead(parts.going_on, scheduler.repeats)
-        runner = Runner(parts.executor, deployment.vocab_size, on_start, join, ahead)
-        return AssumingRunner(runner) if deployment.assumes else runner
+        step_queue = None if parts.chaining is None else StepQueue(parts.chaining, scheduler.repeats)
+        runner = Runner(parts.executor, deployment.vocab_size, on_start, join, step_queue)
+        return SyntheticAcceptanceRunner(runner) if deployment.synthetic_acceptance else runner
     return EncodingRunner(parts.executor, deployment.encoding, on_start, join)
 
 
 class Driver:
-    """Runs a deployment; implements `loop.Listener`.
+    """Runs a deployment; implements `loop.LoopListener`.
 
     A turn is: `complete` what is due, `handle` what has come in, `submit`, and, while the batches compute,
     tell the `outputs`.  `patience` says how long there is nothing else to do.  `on_start`: see `Runner`.
@@ -73,7 +73,7 @@ class Driver:
         self._deployment = deployment
         self._max_model_len = limits.max_model_len
         self._task = deployment.ready.task
-        router = Router([replica.scheduler for replica in replicas], load_margin(limits.max_num_seqs))
+        router = ReplicaRouter([replica.scheduler for replica in replicas], load_margin(limits.max_num_seqs))
         self._loop = Loop(replicas, deployment.clock, self, router)
         self._stats = [ReplicaStats(replica, encodes=deployment.encoding is not None) for replica in replicas]
         self._cache_events = cache_events
@@ -82,7 +82,7 @@ class Driver:
                 replica.scheduler.listen(cache_events.log.of_replica(replica.number))
         self._reporter = Reporter()
         self._grammars = GrammarPool(self._constrain, on_compiled)
-        self._vocabulary = Vocabulary(deployment.tokenizer, deployment.vocab_size)
+        self._compiler = GrammarCompiler(deployment.tokenizer, deployment.vocab_size)
         self._accepted = 0
         self._untold: deque[Completed] = deque()
         self._outputs: list[Output] = []
@@ -115,7 +115,7 @@ class Driver:
         known = [each for each in (self._loop.patience(), self._grammars.patience()) if each is not None]
         return min(known, default=None)
 
-    def turns(self, source: Source) -> Iterator[None]:
+    def turns(self, source: RequestSource) -> Iterator[None]:
         """Runs until the source is at its end; after each turn there may be `outputs`."""
         return self._loop.turns(source)
 
@@ -162,7 +162,9 @@ class Driver:
                 continue
             if done.constraint is None:
                 self._loop.abort(request.id)
-                self._outputs.append(self._reporter.fail(Failure(request, "invalid", done.error or "")))
+                self._outputs.append(
+                    self._reporter.fail(RequestFailure(request, "invalid", done.error or ""))
+                )
             else:
                 request.constraint = done.constraint
                 replica, seconds = self._loop.release(request), done.constraint.compile_seconds
@@ -187,11 +189,11 @@ class Driver:
         self._deployment.close()
 
     def submitted(self, _replica: Replica, batch: InFlight) -> None:
-        """See `loop.Listener`."""
+        """See `loop.LoopListener`."""
         self._reporter.schedule(batch.step.batch, batch.timing.submitted_at)
 
     def completed(self, replica: Replica, batch: Completed, behind: float | None) -> None:
-        """See `loop.Listener`."""
+        """See `loop.LoopListener`."""
         self._stats[replica.number].count(batch, behind)
         self._untold.append(batch)
 
@@ -230,9 +232,9 @@ class Driver:
             self._grammars.wait()
             self.release()
 
-    def _constrain(self, request: SampledRequest) -> Constraint:
+    def _constrain(self, request: SampledRequest) -> GrammarMatcher:
         """See `grammar_pool.Compile`; called by its threads."""
-        return self._vocabulary.constraint(request.grammar, request.tokens[request.num_prompt :])
+        return self._compiler.constraint(request.grammar, request.tokens[request.num_prompt :])
 
     def _refuse(self, request_id: str, error: str, kind: str) -> None:
         ended = FinishReason.ERROR.value

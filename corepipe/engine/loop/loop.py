@@ -12,8 +12,8 @@ from math import inf, nextafter
 from typing import Protocol
 
 from corepipe.engine.loop.replica import Completed, InFlight, Replica
-from corepipe.engine.loop.router import Router
-from corepipe.engine.loop.turn_queue import Agenda
+from corepipe.engine.loop.router import ReplicaRouter
+from corepipe.engine.loop.turn_queue import TurnQueue
 from corepipe.neuron.timing.clock import Clock
 from corepipe.scheduler.request import Request
 
@@ -21,7 +21,7 @@ LEAD_SECONDS = 2e-4
 """How long before an event a wait for what comes from outside ends, so that the clock can end it on time."""
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     """Where requests come from."""
 
     def next_arrival(self) -> float:
@@ -31,7 +31,7 @@ class Source(Protocol):
         """Adds and aborts what has come, and may wait for it; False: nothing comes any more."""
 
 
-class Listener(Protocol):
+class LoopListener(Protocol):
     """Who is told of what happens."""
 
     def submitted(self, replica: Replica, batch: InFlight) -> None:
@@ -48,17 +48,19 @@ class Loop:
     noted whenever it is acted upon, so that nobody has to be asked at each event.
     """
 
-    def __init__(self, replicas: Sequence[Replica], clock: Clock, listener: Listener, router: Router) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], clock: Clock, listener: LoopListener, router: ReplicaRouter
+    ) -> None:
         self.replicas = tuple(replicas)
         self._router = router
-        self._dues = Agenda(len(self.replicas))
-        self._starts = Agenda(len(self.replicas))
+        self._dues = TurnQueue(len(self.replicas))
+        self._starts = TurnQueue(len(self.replicas))
         self._clock = clock
         self._listener = listener
         self._moment: float | None = None  # of what comes in this turn
         self._came_last = -inf  # the moment of an earlier turn's
 
-    def turns(self, source: Source) -> Iterator[None]:
+    def turns(self, source: RequestSource) -> Iterator[None]:
         """Runs until the source is at its end.
 
         A turn completes what is due, takes what comes and starts what can be started; then, while the batches

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from corepipe.engine.batch.runner import Failure, Step, StepResult
+from corepipe.engine.batch.runner import RequestFailure, StepResult, SubmittedStep
 from corepipe.neuron.timing.timeline import Timeline, Timing
 from corepipe.scheduler.request import Batch, FinishReason, Request, Status, TokenEvent
 from corepipe.scheduler.scheduler import Scheduler
@@ -26,10 +26,10 @@ class BatchRunner(Protocol):
     def remove(self, request_id: str) -> None:
         """Forgets a request that has ended; batches in flight may still hold it."""
 
-    def submit(self, batch: Batch) -> Step:
+    def submit(self, batch: Batch) -> SubmittedStep:
         """Starts a batch and does not wait."""
 
-    def wait(self, step: Step) -> StepResult:
+    def wait(self, step: SubmittedStep) -> StepResult:
         """Waits for a batch."""
 
 
@@ -37,7 +37,7 @@ class BatchRunner(Protocol):
 class InFlight:
     """A batch under way, when the device runs it, and when it is due on the clock."""
 
-    step: Step
+    step: SubmittedStep
     timing: Timing
     due: float
 
@@ -54,7 +54,7 @@ class Completed:
     result: StepResult
     events: list[TokenEvent]
     ended: list[Request]
-    failures: list[Failure]
+    failures: list[RequestFailure]
     device_now: float
     due: float
 
@@ -144,7 +144,7 @@ class Replica:
         """Waits for the oldest batch and tells the scheduler what came of it."""
         batch = self.in_flight.popleft()
         result = self._runner.wait(batch.step)
-        failures: list[Failure] = []
+        failures: list[RequestFailure] = []
         if result.failures:
             failures = [each for each in result.failures if each.request.status is not Status.FINISHED]
             for failure in failures:

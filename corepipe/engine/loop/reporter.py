@@ -9,9 +9,9 @@ from itertools import islice
 from msgspec.structs import replace
 
 from corepipe.engine.batch.encoding import values_of
-from corepipe.engine.batch.runner import Failure, StepResult
-from corepipe.engine.drafters.assumed import Assumed
-from corepipe.engine.drafters.speculation import Speculation
+from corepipe.engine.batch.runner import RequestFailure, StepResult
+from corepipe.engine.drafters.speculation import RequestDrafter
+from corepipe.engine.drafters.synthetic import SyntheticDrafter
 from corepipe.engine.loop.replica import Completed
 from corepipe.engine.messages import DeviceTimes, Output, Predicted, Speculated, TokenLogprobs
 from corepipe.scheduler.request import Batch, Drafted, FinishReason, Request, TokenEvent
@@ -86,7 +86,7 @@ class Reporter:
         """The last news of a request that ends without a token."""
         return self._last(request, Output(request.id, finish_reason=reason.value))
 
-    def fail(self, failure: Failure) -> Output:
+    def fail(self, failure: RequestFailure) -> Output:
         """The last news of a request that cannot go on."""
         request, kind, error = failure
         ended = FinishReason.ERROR.value
@@ -146,7 +146,7 @@ class Reporter:
 
 def _predicted(request: Request) -> Predicted | None:
     """What has become of a request's prediction; None where it had none."""
-    if not isinstance(request.drafter, Speculation) or not request.drafter.predicts:
+    if not isinstance(request.drafter, RequestDrafter) or not request.drafter.predicts:
         return None
     return Predicted(request.drafter.accepted[0], request.drafter.rejected[0])
 
@@ -157,7 +157,7 @@ def _speculated(record: _Record) -> Speculated | None:
     if request.drafter is None or record.resumed:
         return None
     drafted = request.drafted or Drafted()
-    return Speculated(drafted.histogram, drafted.tokens, isinstance(request.drafter, Assumed))
+    return Speculated(drafted.histogram, drafted.tokens, isinstance(request.drafter, SyntheticDrafter))
 
 
 def _device_times(record: _Record) -> DeviceTimes | None:

@@ -38,7 +38,7 @@ def choose_replica(replicas: Sequence[ReplicaView], margin: int) -> int:
     return min(eligible, key=lambda index: (-replicas[index].cached, replicas[index].load))
 
 
-class Router:
+class ReplicaRouter:
     """Chooses as `choose_replica`, of any number of replicas and without asking each of them.
 
     Sets of replicas are numbers, a bit for each: those that have as many unfinished requests, and those that

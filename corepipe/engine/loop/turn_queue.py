@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from math import inf
 
 
-class Agenda:
+class TurnQueue:
     """A moment for each number from 0 to `size` - 1, infinity at first; the earliest is found at once.
 
     A heap of all that was ever set and may still hold: what holds no more is dropped at the top.

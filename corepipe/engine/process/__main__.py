@@ -1,6 +1,6 @@
-"""The engine's process: `python -m corepipe.engine.process FD PULSE`, two file descriptors.
+"""The engine's process: `python -m corepipe.engine.process FD HEARTBEAT`, two file descriptors.
 
-FD: its end of a socket pair; PULSE: the memory that its server watches (`pulse`).
+FD: its end of a socket pair; HEARTBEAT: the memory that its server watches (`heartbeat`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import sys
 from corepipe.imports import uncollected
 
 
-def main(fd: int, pulse_fd: int) -> int:
+def main(fd: int, heartbeat_fd: int) -> int:
     """Runs the engine; the exit code."""
     with uncollected():
         from corepipe.engine.assembly.assembly import assemble  # noqa: PLC0415 -- all that an engine is made of
         from corepipe.engine.process.session import attend  # noqa: PLC0415 -- as above
-    return attend(fd, pulse_fd, assemble)
+    return attend(fd, heartbeat_fd, assemble)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Command, Output, Outputs, Shutdown, Stats
-from corepipe.engine.process.prefix_news import PrefixNews
+from corepipe.engine.process.prefix_changes import PrefixChanges
 
 STATS_SECONDS = 0.05
 """Least time between two Stats of a replica, except that going idle is always told."""
@@ -31,7 +31,7 @@ def serve(
     send: Callable[[Outputs], None],
     seconds: Callable[[], float] = time.monotonic,
     epoch: int = 0,
-    prefixes: PrefixNews | None = None,
+    prefixes: PrefixChanges | None = None,
 ) -> None:
     """Runs the driver until Shutdown, which gives up every request, or until the other side is gone.
 

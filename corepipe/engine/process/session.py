@@ -18,13 +18,13 @@ from contextlib import ExitStack
 
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.freeze_heap import freeze_heap
-from corepipe.engine.heartbeat import BEAT_SECONDS, Pulse
+from corepipe.engine.heartbeat import BEAT_SECONDS, Heartbeat
 from corepipe.engine.loop.deployment import Assemble
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Command, Event, Failed, Outputs, Progress, Start, Started
+from corepipe.engine.messages import Command, Event, Failed, LoadProgress, Outputs, Start, Started
 from corepipe.engine.process.frames import command_decoder, encode_frame, start_decoder
 from corepipe.engine.process.kv_publisher import published_events
-from corepipe.engine.process.prefix_news import prefix_news
+from corepipe.engine.process.prefix_changes import prefix_changes
 from corepipe.engine.process.serve import serve
 from corepipe.engine.process.stderr import write_without_waiting
 from corepipe.engine.process.wakeup import wake_promptly
@@ -41,9 +41,9 @@ EXIT_FAULT, EXIT_USER = 1, 2
 class SocketInbox:
     """Commands from a socket; beats while it waits for them.  Any thread may `wake` who waits."""
 
-    def __init__(self, connection: socket.socket, pulse: Pulse) -> None:
+    def __init__(self, connection: socket.socket, heartbeat: Heartbeat) -> None:
         self._connection = connection
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._frames = command_decoder()
         self._woken, self._waker = socket.socketpair()
         self._woken.settimeout(0.0)
@@ -72,7 +72,7 @@ class SocketInbox:
 
     def _readable(self, timeout: float | None) -> bool:
         while True:
-            self._pulse.beat()
+            self._heartbeat.beat()
             wait = BEAT_SECONDS if timeout is None else min(timeout, BEAT_SECONDS)
             ready = select.select([self._connection, self._woken], [], [], wait)[0]
             if self._woken in ready:
@@ -85,7 +85,7 @@ class SocketInbox:
                     return False
 
 
-def attend(fd: int, pulse_fd: int, assemble: Assemble) -> int:
+def attend(fd: int, heartbeat_fd: int, assemble: Assemble) -> int:
     """Runs an engine over the socket `fd`; the exit code of its process."""
     leave_to_parent()
     write_without_waiting()
@@ -97,7 +97,7 @@ def attend(fd: int, pulse_fd: int, assemble: Assemble) -> int:
             connection.sendall(encode_frame(event))
 
         try:
-            run(connection, Pulse(pulse_fd), assemble, send)
+            run(connection, Heartbeat(heartbeat_fd), assemble, send)
         except (EOFError, ConnectionError):
             return 0  # nobody is left to tell
         except UserError as error:
@@ -108,12 +108,14 @@ def attend(fd: int, pulse_fd: int, assemble: Assemble) -> int:
     return 0
 
 
-def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Callable[[Event], None]) -> None:
+def run(
+    connection: socket.socket, heartbeat: Heartbeat, assemble: Assemble, send: Callable[[Event], None]
+) -> None:
     """Reads the config, loads, and serves until it is over."""
     start = read_start(connection)
     config = EngineConfig.model_validate(start.config)
-    deployment = assemble(config, lambda what, done: send(Progress(what, done)), pulse.native)
-    inbox = SocketInbox(connection, pulse)
+    deployment = assemble(config, lambda what, done: send(LoadProgress(what, done)), heartbeat.native)
+    inbox = SocketInbox(connection, heartbeat)
 
     def on_start(started: list[Started]) -> None:
         send(Outputs(started=started, epoch=start.epoch))
@@ -122,7 +124,7 @@ def run(connection: socket.socket, pulse: Pulse, assemble: Assemble, send: Calla
         held.callback(deployment.close)
         events = held.enter_context(published_events(config, deployment))
         driver = Driver(deployment, on_start, inbox.wake, events)
-        prefixes = prefix_news(deployment) if start.tells_prefixes else None
+        prefixes = prefix_changes(deployment) if start.tells_prefixes else None
         if prefixes is not None:
             driver.listen(prefixes)
         deployment.heed(inbox.files)

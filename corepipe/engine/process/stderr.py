@@ -30,12 +30,12 @@ def write_without_waiting() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
-    log = Log(2)
+    log = NonBlockingLog(2)
     atexit.register(log.drain)
     sys.stderr = log
 
 
-class Log(io.TextIOBase):
+class NonBlockingLog(io.TextIOBase):
     """A text stream to a file descriptor, whose writes never wait."""
 
     encoding = "utf-8"

@@ -305,7 +305,7 @@ class NativeExecutor:
     and a block table for each group.  `states`: blocks of states, which a sequence has a table of its own for
     (None: they are among the others).
     Executors that share a `pool` run their batches one after the other, in the order of submission.
-    It implements `program.GoingOn`, too.
+    It implements `program.ChainingExecutor`, too.
     `same_bits`: results have the bits that they have on every CPU (docs/kernels.md).
     """
 

@@ -275,7 +275,7 @@ class Workbench:
         cost = partial(self._cost_of, candidate, 0)
         timed = Timed(shape, cost, self._cores(candidate), host, self._block_size)
         guesses = candidate.limits.speculative_config
-        rates = () if guesses is None else guesses.assumed_rates or ()
+        rates = () if guesses is None else guesses.synthetic_rates or ()
         return Bounds(timed, self._sizes, self._demand.objectives, rates)
 
     def _cost_of(self, candidate: Candidate, replica: int) -> CostModel:

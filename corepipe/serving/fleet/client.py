@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from corepipe.engine.batch.sampling import derive_seed
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Abort, Command, Failed, Output, Outputs, Progress, Ready, Submit
+from corepipe.engine.messages import Abort, Command, Failed, LoadProgress, Output, Outputs, Ready, Submit
 from corepipe.errors import UserError
 from corepipe.scheduler.request import FinishReason
 from corepipe.serving.fleet.connector import Connector, HostAddress, LinkThread
@@ -63,7 +63,7 @@ class FleetClient(JournaledClient):
         self._accepted = 0
         self._first: asyncio.Future[Ready] | None = None
         self._kind: Ready | None = None
-        self._progress: Callable[[Progress], None] = _ignore
+        self._progress: Callable[[LoadProgress], None] = _ignore
         self._links: LinkThread | None = None
         self._scaler = scaler
         self._slo = slo or SloShare(None)
@@ -100,7 +100,7 @@ class FleetClient(JournaledClient):
         """The hosts, by their places."""
         return sorted(self._remotes.values(), key=lambda remote: remote.slot)
 
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+    async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         """Until the first host serves; the others join when they have loaded."""
         self._progress = progress or _ignore
         self._first = asyncio.get_running_loop().create_future()

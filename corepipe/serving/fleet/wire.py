@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from corepipe.engine.messages import Abort, Failed, Outputs, Progress, Ready, Submit
+from corepipe.engine.messages import Abort, Failed, LoadProgress, Outputs, Ready, Submit
 from corepipe.engine.process.frames import FrameDecoder
 
 BEAT_SECONDS = 0.25
@@ -60,7 +60,7 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
 
 
 FromFront = Hello | Order | Beat
-FromHost = Loaded | Gone | Outputs | Progress | Beat | Failed
+FromHost = Loaded | Gone | Outputs | LoadProgress | Beat | Failed
 
 
 def front_decoder() -> FrameDecoder[FromFront]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Event, Outputs, Progress, Ready, Shutdown
+from corepipe.engine.messages import Event, LoadProgress, Outputs, Ready, Shutdown
 from corepipe.engine.process.frames import FrameError, encode_frame, event_decoder
 from corepipe.errors import UserError
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
@@ -78,7 +78,7 @@ class Child:
         return self.returncode == -signal.SIGKILL and not self._killed_here
 
     async def start(
-        self, config: EngineConfig, progress: Callable[[Progress], None], patience: Patience | None = None
+        self, config: EngineConfig, progress: Callable[[LoadProgress], None], patience: Patience | None = None
     ) -> Ready:
         """Loads; `patience` says when it hangs (None: it may take as long as it likes).
 
@@ -119,7 +119,7 @@ class Child:
         """Whether it hangs before `over`, which waits for so many seconds at most, says that the wait is."""
         assert self._connection is not None
         assert self._engine is not None
-        connection, beats, pid = self._connection, self._engine.pulse.read, self._engine.pid
+        connection, beats, pid = self._connection, self._engine.heartbeat.read, self._engine.pid
         watchdog = Watchdog(lambda: beats() + connection.heard, lambda: look_at(pid), patience)
         loop = asyncio.get_running_loop()
         last = loop.time()
@@ -186,7 +186,7 @@ class _Connection(asyncio.Protocol):
         sock: socket.socket,
         epoch: int,
         take: Callable[[Outputs], None],
-        progress: Callable[[Progress], None],
+        progress: Callable[[LoadProgress], None],
     ) -> None:
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.lost = asyncio.Event()
@@ -257,7 +257,7 @@ class _Connection(asyncio.Protocol):
         if isinstance(event, Outputs):
             if event.epoch == self._epoch:
                 self._take(event)
-        elif isinstance(event, Progress):
+        elif isinstance(event, LoadProgress):
             self._progress(event)
         elif isinstance(event, Ready):
             if not self.ready.done():

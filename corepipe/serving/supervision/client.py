@@ -9,8 +9,8 @@ from typing import Protocol
 from corepipe.engine.messages import (
     Abort,
     Command,
+    LoadProgress,
     Outputs,
-    Progress,
     Ready,
     Stats,
     Submit,
@@ -32,7 +32,7 @@ class EngineClient(Protocol):
     on_failure: Callable[[Exception], None]
     """Told once, where the engine has been ready, is lost, and does not come back: why."""
 
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+    async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         """Loads.  Raises UserError where the config is at fault, EngineError where the engine is."""
 
     def submit(self, submit: Submit) -> OutputStream:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.heartbeat import Pulse, make_pulse
+from corepipe.engine.heartbeat import Heartbeat, make_heartbeat
 from corepipe.engine.messages import Start
 from corepipe.engine.process.frames import encode_frame
 from corepipe.signals import held_back
@@ -30,8 +30,8 @@ class EngineError(RuntimeError):
 class EngineProcess:
     """A process that does its imports, waits until it is told what to load, and loads that.
 
-    socket: our end of the connection; what the process says waits there.  pulse: see `Pulse`.  As a context
-    it is killed at the end, if it is there still.
+    socket: our end of the connection; what the process says waits there.  heartbeat: see `Heartbeat`.  As a
+    context it is killed at the end, if it is there still.
     """
 
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
@@ -53,18 +53,18 @@ class EngineProcess:
             unmade.pop_all()
 
     def _run(self, command: Sequence[str], fd: int) -> None:
-        pulse = make_pulse()
+        heartbeat = make_heartbeat()
         try:
-            self.pulse = Pulse(pulse)
+            self.heartbeat = Heartbeat(heartbeat)
             with held_back():
                 self._process = subprocess.Popen(  # noqa: S603
-                    [*command, str(fd), str(pulse)],
-                    pass_fds=(fd, pulse),
+                    [*command, str(fd), str(heartbeat)],
+                    pass_fds=(fd, heartbeat),
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
                 )
         finally:
-            os.close(pulse)
+            os.close(heartbeat)
 
     def __enter__(self) -> EngineProcess:
         return self

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Command, Outputs, Progress, Ready, Shutdown
+from corepipe.engine.messages import Command, LoadProgress, Outputs, Ready, Shutdown
 from corepipe.engine.process.serve import serve
 from corepipe.serving.supervision.client import StreamingClient
 
@@ -27,7 +27,7 @@ class InProcessClient(StreamingClient):
         self._inbox = QueueInbox()
         self._thread: threading.Thread | None = None
 
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:  # noqa: ARG002
+    async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:  # noqa: ARG002
         """The deployment is loaded already, so that there is no progress to tell."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop,), name="engine", daemon=True)

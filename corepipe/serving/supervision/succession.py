@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Protocol
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Command, Outputs, Progress, Ready
+from corepipe.engine.messages import Command, LoadProgress, Outputs, Ready
 from corepipe.errors import UserError
 from corepipe.serving.supervision.child import Child, End
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
@@ -91,7 +91,7 @@ class Succession:
         """The engine of the moment."""
         return self._child
 
-    async def start(self, progress: Callable[[Progress], None]) -> Ready:
+    async def start(self, progress: Callable[[LoadProgress], None]) -> Ready:
         """Loads the first.  Raises UserError or EngineError, whichever is at fault."""
         began = monotonic()
         ready = await self._child.start(self._config, progress)

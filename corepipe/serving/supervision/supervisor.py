@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Command, Outputs, Progress, Ready, Stats
+from corepipe.engine.messages import Command, LoadProgress, Outputs, Ready, Stats
 from corepipe.serving.supervision.child import End
 from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineProcess
 from corepipe.serving.supervision.journaled import JournaledClient
@@ -51,7 +51,7 @@ class ProcessClient(JournaledClient):
         """None before the start."""
         return self._engines.child.pid
 
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:
+    async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         ready = await self._engines.start(progress or _ignore)
         self._alive = True
         self._watch_queue()

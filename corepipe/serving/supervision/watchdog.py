@@ -1,6 +1,6 @@
 """Tells an engine that hangs from one that has a lot to do, or little time of a processor to do it in.
 
-An engine that gets on beats (`pulse`): after each part of an Op, and at least four times a second without
+An engine that gets on beats (`heartbeat`): after each part of an Op, and at least four times a second without
 work.  One that does not beat is judged by its threads.  Where all sleep or are stopped nothing will ever come
 of it.  Where one runs it has long, in its own processor time: on a busy machine it may wait for a processor
 for as long as it likes.  Where one waits for a disk it has as long between two moments of processor time.
@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 TICK_SECONDS = 0.1
-"""Between two looks at the pulse."""
+"""Between two looks at the heartbeat."""
 
 SUSPICIOUS_SECONDS = 0.5
 """Without a beat, from which on the threads are looked at: twice what an idle engine takes."""

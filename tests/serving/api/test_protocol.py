@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.engine.messages import Sampling
+from corepipe.engine.messages import TokenSampling
 from corepipe.engine.params import NUMBERS
 from corepipe.serving.api.bodies.protocol import decode, parse, weigh
 from corepipe.serving.api.http.errors import ApiError
@@ -244,7 +244,7 @@ def test_a_body_weighs_what_is_there_whatever_its_strings_hold(value):
 @pytest.mark.parametrize("asked", [CompletionRequest, ChatRequest])
 def test_what_http_takes_any_sampler_can_follow(asked):
     fields = msgspec.json.schema(asked)["$defs"][asked.__name__]["properties"]
-    told = NUMBERS.keys() & fields.keys() & {*Sampling.__struct_fields__}
+    told = NUMBERS.keys() & fields.keys() & {*TokenSampling.__struct_fields__}
     assert len(told) >= 8
     for name in told:
         kinds = [
@@ -257,6 +257,6 @@ def test_what_http_takes_any_sampler_can_follow(asked):
 
 
 def test_what_is_not_said_is_what_the_engine_takes_it_for():
-    drawn = msgspec.structs.asdict(Sampling())
+    drawn = msgspec.structs.asdict(TokenSampling())
     for asked in (completion(), chat()):
         assert msgspec.structs.asdict(asked.sampling(0, None, None)) == drawn

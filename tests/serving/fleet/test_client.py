@@ -19,7 +19,16 @@ import msgspec
 import pytest
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Failed, FleetOutput, Output, Outputs, Prefixes, Ready, Sampling, Started
+from corepipe.engine.messages import (
+    Failed,
+    FleetOutput,
+    Output,
+    Outputs,
+    Prefixes,
+    Ready,
+    Started,
+    TokenSampling,
+)
 from corepipe.engine.process.frames import encode_frame
 from corepipe.errors import UserError
 from corepipe.serving.fleet import client as fleet_client
@@ -43,7 +52,7 @@ CONFIG = EngineConfig(model="none", max_num_seqs=16)
 TOKENS = 200
 LIMIT_SECONDS = 300.0
 """For a test that hangs."""
-SAMPLINGS = [GREEDY, Sampling(seed=7), Sampling(presence_penalty=0.5, seed=8)]
+SAMPLINGS = [GREEDY, TokenSampling(seed=7), TokenSampling(presence_penalty=0.5, seed=8)]
 
 
 def tokens_of(outputs: list[Output]) -> list[int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.router import ReplicaView, choose_replica, load_margin
 from corepipe.engine.messages import Prefixes, Submit
-from corepipe.engine.process.prefix_news import PrefixNews
+from corepipe.engine.process.prefix_changes import PrefixChanges
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import Scheduler
 from corepipe.serving.fleet.connector import HostAddress
@@ -29,12 +29,12 @@ class Machine:
 
     remote: Remote
     schedulers: list[Scheduler]
-    news: PrefixNews
+    news: PrefixChanges
 
     @classmethod
     def make(cls, slot: int, replicas: int, blocks: int) -> Machine:
         limits = scheduler_config(num_blocks=blocks, block_size=SIZE)
-        news, schedulers = PrefixNews(SIZE), [Scheduler(limits) for _ in range(replicas)]
+        news, schedulers = PrefixChanges(SIZE), [Scheduler(limits) for _ in range(replicas)]
         for scheduler in schedulers:
             scheduler.listen(news)
         remote = Remote(HostAddress(f"h{slot}", f"n{slot}", "127.0.0.1", 1, ""), slot, epoch=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Output, Progress, Stats
+from corepipe.engine.messages import LoadProgress, Output, Stats
 from corepipe.errors import UserError
 from corepipe.neuron.inputs import StepOutput
 from corepipe.serving.supervision.engine_process import EngineError
@@ -155,7 +155,7 @@ def test_closing_the_client_ends_open_streams(make: Callable[[], Client]) -> Non
 
 def test_progress_is_told_while_loading() -> None:
     async def main() -> None:
-        told: list[Progress] = []
+        told: list[LoadProgress] = []
         client = process_client()
         ready = await client.start(told.append)
         await client.close()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.engine.messages import Output, Outputs, Sampling, Started
+from corepipe.engine.messages import Output, Outputs, Started, TokenSampling
 from corepipe.serving.supervision.admission import Waiting
 from corepipe.serving.supervision.journal import (
     BREAKS_IN_A_ROW,
@@ -40,7 +40,7 @@ def test_what_waits_comes_again_as_it_was_but_for_its_place() -> None:
 
 def test_what_has_started_goes_on_with_its_tokens_and_its_seed() -> None:
     made = Journal()
-    made.add(submit("a", sampling=Sampling(prompt_logprobs=2, logprobs=1)), 0.0)
+    made.add(submit("a", sampling=TokenSampling(prompt_logprobs=2, logprobs=1)), 0.0)
     made.take(started("a", seed=2**64 - 1))
     made.take(told("a", 7))
     made.take(told("a", 8, 9))
@@ -52,7 +52,7 @@ def test_what_has_started_goes_on_with_its_tokens_and_its_seed() -> None:
 
 def test_logprobs_of_a_prompt_are_asked_for_again_where_they_were_not_told() -> None:
     made = Journal()
-    made.add(submit("a", sampling=Sampling(prompt_logprobs=2)), 0.0)
+    made.add(submit("a", sampling=TokenSampling(prompt_logprobs=2)), 0.0)
     made.take(started("a"))
     made.lose_engine(broke=True)
     assert made.submits()[0].sampling.prompt_logprobs == 2

@@ -17,7 +17,7 @@ import pytest
 import uvloop
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Output, Outputs, Progress, Ready
+from corepipe.engine.messages import LoadProgress, Output, Outputs, Ready
 from corepipe.engine.process.frames import encode_frame
 from corepipe.serving.supervision import child as child_module
 from corepipe.serving.supervision import succession
@@ -360,11 +360,11 @@ def test_who_says_something_does_not_hang_however_still_its_pulse(
     patience = Patience(still=1.0, busy=20.0)
 
     async def main() -> bool:
-        loop, event = asyncio.get_running_loop(), encode_frame(Progress("loading", 0.5))
+        loop, event = asyncio.get_running_loop(), encode_frame(LoadProgress("loading", 0.5))
         one, end = Child((), 0, print), loop.time() + 2 * patience.still
         with socket.socket() as unused:
             one._connection = child_module._Connection(loop, unused, 0, print, lambda _: None)
-            one._engine = SimpleNamespace(pid=0, pulse=SimpleNamespace(read=lambda: 7))  # type: ignore[assignment]
+            one._engine = SimpleNamespace(pid=0, heartbeat=SimpleNamespace(read=lambda: 7))  # type: ignore[assignment]
 
             async def over(seconds: float) -> bool:
                 await asyncio.sleep(2 * seconds)

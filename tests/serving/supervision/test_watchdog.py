@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.engine.heartbeat import Pulse, make_pulse
+from corepipe.engine.heartbeat import Heartbeat, make_heartbeat
 from corepipe.serving.supervision.watchdog import (
     SERVING,
     SUSPICIOUS_SECONDS,
@@ -98,16 +98,16 @@ def test_the_thread_that_did_most_counts_and_new_ones_have_done_nothing() -> Non
 
 
 def test_a_pulse_is_seen_by_another_process() -> None:
-    fd = make_pulse()
+    fd = make_heartbeat()
     try:
-        pulse = Pulse(fd)
-        assert pulse.read() == 0
+        heartbeat = Heartbeat(fd)
+        assert heartbeat.read() == 0
         code = (
-            "import sys; from corepipe.engine.heartbeat import Pulse; pulse = Pulse(int(sys.argv[1]));"
-            "pulse.beat(); pulse.beat(); pulse.native[0] += 5"
+            "import sys; from corepipe.engine.heartbeat import Heartbeat; beat = Heartbeat(int(sys.argv[1]));"
+            "beat.beat(); beat.beat(); beat.native[0] += 5"
         )
         subprocess.run([sys.executable, "-c", code, str(fd)], pass_fds=[fd], check=True)
-        assert pulse.read() == 7
+        assert heartbeat.read() == 7
     finally:
         os.close(fd)
 

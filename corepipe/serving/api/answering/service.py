@@ -18,7 +18,7 @@ from corepipe.answers.parsing.choose import Dialect, choose
 from corepipe.answers.parsing.formats import CallFormat, ReasoningFormat
 from corepipe.answers.parsing.reading import Reading
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Progress, Ready, Stats
+from corepipe.engine.messages import LoadProgress, Ready, Stats
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.models.vision.reader import ImageReader, ImageSetting
 from corepipe.serving.api.bodies.protocol import GenerationRequest
@@ -112,7 +112,7 @@ class Service:
         client.on_ready = self.set_ready
         client.on_failure = self._fail
         self.ready: Ready | None = None
-        self.progress: Progress | None = None
+        self.progress: LoadProgress | None = None
         self.failure: Exception | None = None
         self.draining = False
         self.listed: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ class Service:
         except Exception as error:
             self._fail(error)
 
-    def _note(self, progress: Progress) -> None:
+    def _note(self, progress: LoadProgress) -> None:
         self.progress = progress
 
     def _take(self, stats: Stats) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from corepipe.engine.messages import Sampling
+from corepipe.engine.messages import TokenSampling
 from corepipe.serving.api.bodies.structured import JsonSchemaFormat, ResponseFormat, requested
 from corepipe.serving.api.bodies.whole_numbers import convert
 from corepipe.serving.api.http.errors import ApiError, echo, invalid
@@ -224,9 +224,9 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
             if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
                 raise invalid(f"logit_bias: {echo(token)} is no token id below {vocab_size}.", "logit_bias")
 
-    def sampling(self, choice: int, logprobs: int | None, prompt_logprobs: int | None) -> Sampling:
+    def sampling(self, choice: int, logprobs: int | None, prompt_logprobs: int | None) -> TokenSampling:
         """How to draw the tokens of choice number `choice`."""
-        return Sampling.of(
+        return TokenSampling.of(
             self,
             top_k=max(self.top_k, 0),
             seed=None if self.seed is None else _later_seed(self.seed, choice),

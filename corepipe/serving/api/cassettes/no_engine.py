@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from corepipe.engine.messages import Progress, Ready, Stats, Submit
+from corepipe.engine.messages import LoadProgress, Ready, Stats, Submit
 from corepipe.serving.api.answering.service import NO_MODEL_LOADED
 from corepipe.serving.api.http.errors import unavailable
 
@@ -31,7 +31,7 @@ class NoEngine:
         self.restarts: Mapping[str, int] = {}
         self.refusals: Mapping[tuple[str, str], int] = {}
 
-    async def start(self, progress: Callable[[Progress], None] | None = None) -> Ready:  # noqa: ARG002
+    async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:  # noqa: ARG002
         return NOTHING_LOADED
 
     def submit(self, submit: Submit) -> OutputStream:  # noqa: ARG002

@@ -11,7 +11,7 @@ from corepipe.engine.messages import KEY_BYTES, Prefixes
 from corepipe.scheduler.request import Request
 
 
-class PrefixNews:
+class PrefixChanges:
     """All replicas' caches as one; implements `CacheListener` for each of them.
 
     A key is the first `KEY_BYTES` of a block's: who takes two for the same sends a request to where its
@@ -47,13 +47,13 @@ class PrefixNews:
         return Prefixes(stored, b"".join(key for key, there in found.items() if not there))
 
 
-def prefix_news(deployment: Deployment) -> PrefixNews | None:
+def prefix_changes(deployment: Deployment) -> PrefixChanges | None:
     """None where no block stays, each is behind a window some time, or a prefix has more than blocks."""
     limits = deployment.replicas[0].scheduler
     blocks = limits.keeps_state and limits.prefix_cache and limits.state_span is None
     if not blocks or None not in limits.windows:
         return None
-    return PrefixNews(limits.block_size)
+    return PrefixChanges(limits.block_size)
 
 
 def _short(key: Hashable) -> bytes:

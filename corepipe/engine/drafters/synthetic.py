@@ -15,7 +15,7 @@ WHOLE = 2.0**64
 """Of what `derive_seed` gives."""
 
 
-class Assumed:
+class SyntheticDrafter:
     """Implements `drafts.Drafter`: as many guesses as there may be, of which so many are right.
 
     rates: of each place, how often a guess and all before it are right, in all and not of those that come to

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from corepipe.engine.batch.requests import SampledRequest
-from corepipe.engine.batch.runner import Step, StepResult
-from corepipe.engine.drafters.assumed import RIGHT, WRONG
+from corepipe.engine.batch.runner import StepResult, SubmittedStep
+from corepipe.engine.drafters.synthetic import RIGHT, WRONG
 from corepipe.engine.loop.replica import BatchRunner
 from corepipe.engine.messages import TokenLogprobs
 from corepipe.neuron.step import StepShape
@@ -27,7 +27,7 @@ def shape_of(chunks: Sequence[Chunk], logit_rows: int) -> StepShape:
     return StepShape.of([(c.start, c.count) for c in chunks], logit_rows + sum(drafts), each)
 
 
-class AssumingRunner:
+class SyntheticAcceptanceRunner:
     """Implements `replica.BatchRunner` on one that computes tokens, whose batches have no drafts."""
 
     def __init__(self, runner: BatchRunner) -> None:
@@ -39,14 +39,14 @@ class AssumingRunner:
     def remove(self, request_id: str) -> None:
         self._runner.remove(request_id)
 
-    def submit(self, batch: Batch) -> Step:
+    def submit(self, batch: Batch) -> SubmittedStep:
         """Starts the pass that all chunks are in."""
         chunks = batch.chunks
         known = tuple([replace(c, count=c.count - len(c.drafts), drafts=()) for c in chunks])
         step = self._runner.submit(Batch(batch.number, known))
         return replace(step, batch=batch, shape=shape_of(chunks, step.shape.logit_rows))
 
-    def wait(self, step: Step) -> StepResult:
+    def wait(self, step: SubmittedStep) -> StepResult:
         """Waits for it, and makes the others."""
         result = self._runner.wait(step)
         if not any(chunk.drafts for chunk in step.batch.chunks):

@@ -8,7 +8,7 @@ from corepipe.engine.batch.requests import SampledRequest
 from corepipe.scheduler.request import Request
 
 
-class Forced:
+class GrammarProposer:
     """Knows what text must come, and guesses that it comes in the tokens in which a tokenizer would write it;
     the model may choose others."""
 
