@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from corepipe.answers.parsing.formats import FORMATS
-from corepipe.engine.messages import Abort, Output, Outputs, TokenSampling, Shutdown, Submit
+from corepipe.engine.messages import Abort, Output, Outputs, Shutdown, Submit, TokenSampling
 from corepipe.engine.process.frames import encode_frame
 from corepipe.models import published
 from corepipe.neuron.graph import Graph
