@@ -22,7 +22,7 @@ _FORM = re.compile(r"\s*(\w+)\s*(<=|>=|==|<|>)\s*(-?[0-9.]+(?:e-?\d+)?)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """`key` of the result, as the JSON has it, compared with a number."""
+    """A comparison of `key`, a key of the result's JSON, with a number."""
 
     key: str
     sign: str
@@ -30,7 +30,7 @@ class Assertion:
 
     @classmethod
     def parse(cls, text: str) -> Assertion:
-        """Raises UserError for anything but KEY<NUMBER and the like."""
+        """Reads KEY<NUMBER or another comparison.  Raises UserError for anything else."""
         found = _FORM.fullmatch(text)
         try:
             if found:
@@ -42,7 +42,7 @@ class Assertion:
         )
 
     def check(self, known: Sequence[str]) -> None:
-        """Raises UserError where no result has such a key: before the run, not after it."""
+        """Raises UserError where no result has such a key; called before the run, not after it."""
         if self.key not in known:
             near = get_close_matches(self.key, known, 1) or ["p99_ttft_ms"]
             raise UserError(
@@ -50,7 +50,7 @@ class Assertion:
             )
 
     def holds(self, document: Mapping[str, object]) -> bool:
-        """Whether it is met; a value that is missing (null) does not meet anything."""
+        """Tells whether the condition is met; a missing value (null) meets no condition."""
         value = document.get(self.key)
         return isinstance(value, int | float) and _COMPARE[self.sign](float(value), self.bound)
 
@@ -59,7 +59,7 @@ class Assertion:
 
 
 def unmet(assertions: list[Assertion], document: Mapping[str, object]) -> Iterator[str]:
-    """A line for each condition that does not hold."""
+    """Yields a line for each condition that is not met."""
     for assertion in assertions:
         if not assertion.holds(document):
             yield f"not met: {assertion}, it is {_shown(document.get(assertion.key))}"

@@ -1,4 +1,4 @@
-"""Sends the turns of a workload as requests of the OpenAI API, and says what became of each."""
+"""The client: sends the turns of a workload as requests of the OpenAI API, and records their outcomes."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ PATHS: dict[Api, str] = {
     "rerank": "/v1/rerank",
 }
 GENERATING: frozenset[Api] = frozenset(("completions", "chat"))
-"""Those whose answers are tokens, in a stream; of the others they are whole."""
+"""APIs whose answers are token streams; answers of the others come whole."""
 
 QUERY_TOKENS = 8
-"""Of the query that documents are ranked by."""
+"""Tokens of the query by which documents are ranked."""
 
 MOST_DOCUMENTS = 1024
-"""Of a query."""
+"""Documents of a query at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How requests are made.
+    """The settings of requests.
 
-    documents: to rank for each query.  extra: fields of the body; null leaves one out that is sent otherwise.
-    cancel: share of requests on which the client hangs up in the middle.  seconds: for a whole answer.
-    keep_text: answers are part of later turns.
+    documents: number to rank for each query.  extra: fields of the body; null removes a field that is sent
+    otherwise. cancel: share of requests that the client cancels in the middle.  seconds: timeout for a whole
+    answer. keep_text: answers are part of later turns.
     """
 
     model: str
@@ -65,7 +65,7 @@ class Asking:
 
 @dataclass(slots=True)
 class Talk:
-    """A session under way: what was answered so far, by the segment that stands for it in later prompts."""
+    """A session in progress and its answers so far, by the segment that stands for each in later prompts."""
 
     session: Session
     number: int
@@ -74,7 +74,8 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A turn, ready to be sent.  most_chunks: the client then hangs up; None: it hears all."""
+    """A turn as a request that can be sent.  most_chunks: the client disconnects after so many; None: it
+    reads all."""
 
     session: int
     turn: int
@@ -86,7 +87,7 @@ class Request:
 
 
 class Client:
-    """Makes requests and sends them.  `count` is for the answers of servers that do not count tokens."""
+    """Makes requests and sends them.  `count` counts the tokens of answers where the server does not."""
 
     def __init__(
         self, http: Http, asking: Asking, speller: Speller, count: Callable[[str], int] | None = None
@@ -103,11 +104,11 @@ class Client:
 
     @property
     def chunks_under_way(self) -> int:
-        """Chunks with tokens of the answers that are not at their end."""
+        """The number of chunks with tokens in answers that have not ended."""
         return sum(len(answer.stamps) for answer in self._hearing)
 
     def prepare(self, talk: Talk, turn: int) -> Request:
-        """The request of a turn whose predecessors have been answered."""
+        """Makes the request of a turn; the turns before it have been answered."""
         asked, asking = talk.session.turns[turn], self._asking
         number, self._numbers = self._numbers, self._numbers + 1
         texts = self._generated(talk, turn) if asking.generates else self._pooled(asked)
@@ -124,7 +125,8 @@ class Client:
         return Request(talk.number, turn, inputs, outputs, whole, request_id, most)
 
     async def send(self, request: Request, intended: float) -> Outcome:
-        """Sends it and reads the answer to its end; unfinished where the task is cancelled."""
+        """Sends a request and reads the answer to its end; the outcome is `unfinished` where the task is
+        cancelled."""
         sent = perf_counter()
         outcome = Outcome(
             request.session, request.turn, request.asked_input, request.asked_output,
@@ -147,7 +149,7 @@ class Client:
         return PooledAnswer(self._whole, self._asking.documents)
 
     async def _exchange(self, request: Request, answer: Answer | PooledAnswer) -> tuple[str, str] | None:
-        """Lets an answer be read; the kind and the words of what broke it off, or None."""
+        """Reads an answer; returns the kind and the message of the failure that interrupted it, or None."""
         try:
             async with asyncio.timeout(self._asking.seconds):
                 await self._http.pool.exchange(request.data, answer)
@@ -187,7 +189,8 @@ class Client:
         }
 
     def _pooled(self, asked: Turn) -> dict[str, Any]:
-        """What is computed for a text, or for a query and documents, each with words of its own."""
+        """Returns the inputs of a request that does not generate: a text, or a query and documents, each with
+        different words."""
         if self._asking.api != "rerank":
             return {"input": self._speller.text(asked.prompt)}
         *shared, own = asked.prompt
@@ -205,7 +208,7 @@ class Client:
 
 
 def _judge(outcome: Outcome, answer: Answer | PooledAnswer, broken: tuple[str, str] | None) -> None:
-    """Says how an answer ended: what its server told comes before how the connection did."""
+    """Sets how an answer ended: an error that the server reported precedes a failure of the connection."""
     failure = answer.told()
     if failure is None and answer.enough:
         outcome.end = "cancelled"
@@ -218,7 +221,8 @@ def _judge(outcome: Outcome, answer: Answer | PooledAnswer, broken: tuple[str, s
 
 
 def _messages(talk: Talk, turn: int, speller: Speller) -> Sequence[dict[str, str]]:
-    """Prefixes that sessions share are the system's words; then user and assistant take turns."""
+    """Returns the messages: prefixes that sessions share are the system message; then user and assistant take
+    turns."""
     prompt = talk.session.turns[turn].prompt
     first = min(len(talk.session.turns[0].prompt), len(prompt)) - 1
     shared, own = prompt[:first], prompt[first:]

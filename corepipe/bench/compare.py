@@ -1,4 +1,4 @@
-"""A result beside an older one: the ratio of each figure."""
+"""Comparison of a result with an older one: the ratio of each figure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from corepipe.errors import UserError
 
 MEASURED = ("_ms", "_throughput", "_goodput", "_rate", "_share", "duration", "completed", "failed")
-"""Endings of the keys that are compared."""
+"""Suffixes of the keys that are compared."""
 
 
 def load_result(path: Path) -> dict[str, Any]:
-    """A result that --json printed or --output wrote, or one of vLLM's benchmark.  Raises UserError."""
+    """Loads a result that --json printed or --output wrote, or one of vLLM's benchmark.  Raises UserError."""
     file = path / "result.json" if path.is_dir() else path
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ def load_result(path: Path) -> dict[str, Any]:
 
 
 def compared(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """{key: {old, new, ratio}} of the figures that both have; ratio: new by old."""
+    """Returns {key: {old, new, ratio}} for the figures in both results; ratio: new / old."""
     return {name: {"old": a, "new": b, "ratio": b / a} for name, a, b in _pairs(new, old)}
 
 
@@ -40,7 +40,7 @@ def _pairs(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[str]:
-    """Settings that differ, so that ratios are read with care."""
+    """Yields the settings that differ, so that ratios are read with care."""
     for name in ("model_id", "endpoint_type"):
         if name in old and old[name] != new[name]:
             yield f"{name}: {new[name]} now, {old[name]} then"

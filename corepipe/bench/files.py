@@ -1,4 +1,4 @@
-"""The files of a result: JSON for programs, CSV of every request, HTML for people."""
+"""The files of a result: JSON for programs, CSV with every request, HTML for people."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ COLUMNS = (
     "asked_input_tokens", "input_tokens", "cached_tokens", "asked_output_tokens", "output_tokens", "chunks",
     "device_ttft_ms", "device_tpot_ms",
 )  # fmt: skip
-"""device_...: emulated, as a corepipe server predicts them."""
+"""Columns of requests.csv; device_...: emulated times, as a corepipe server predicts them."""
 
 
 def check_directory(path: Path | None) -> None:
-    """Raises UserError where the files cannot be written: before the load, and without leaving anything."""
+    """Raises UserError where the files cannot be written: before the load test, leaving no file behind."""
     if path is None:
         return
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
@@ -35,7 +35,7 @@ def check_directory(path: Path | None) -> None:
 
 
 def write_files(path: Path, document: Mapping[str, Any], html: str, reports: list[Report]) -> None:
-    """result.json, requests.csv and report.html.  Raises UserError where a file cannot be written."""
+    """Writes result.json, requests.csv and report.html.  Raises UserError where a file cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         (path / "result.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -46,7 +46,7 @@ def write_files(path: Path, document: Mapping[str, Any], html: str, reports: lis
 
 
 def rows(reports: list[Report]) -> str:
-    """CSV: a line for each request, in the order in which they ended."""
+    """Returns CSV with a line for each request, in the order in which they ended."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(COLUMNS)

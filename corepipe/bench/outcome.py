@@ -1,4 +1,4 @@
-"""What became of one request."""
+"""The outcome of one request."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Literal
 from corepipe.workload.slo import Slo
 
 End = Literal["completed", "failed", "cancelled", "unfinished"]
-"""cancelled: the client hung up, as --cancel asks.  unfinished: the run was ended before the answer was."""
+"""How a request ended.  cancelled: the client disconnected, as --cancel says.  unfinished: the run ended
+before the answer."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Times are seconds of `perf_counter`.
+    """The outcome of one request.  Times are seconds of `perf_counter`.
 
-    intended: when it was to be sent, from which latencies count.  sent: when the generator got to it.
-    first, last: of the first and last token; None: there was none.  stamps: of every chunk with tokens.
-    input_tokens, cached_tokens, output_tokens: by the server's usage (or the tokenizer that was named); 0
-    where not known.  error: the kind of failure, `detail` its words.  device: emulated milliseconds to the
-    first token and per token, as a corepipe server predicts them.  generated: else the answer came whole, and
-    `first` and `last` are when.
+    intended: when it was due; latencies count from there.  sent: when the load generator sent it. first,
+    last: times of the first and last token; None: there was none.  stamps: times of every chunk with tokens.
+    input_tokens, cached_tokens, output_tokens: as in the server's usage (or by the tokenizer that was named);
+    0 where not known.  error: the kind of failure, `detail` its message.  device: emulated milliseconds to
+    the first token and per token, as a corepipe server predicts them.  generated: False where the answer came
+    whole, at the time of `first` and `last`.
     """
 
     session: int
@@ -48,24 +49,26 @@ class Outcome:
 
     @property
     def ttft(self) -> float:
-        """Time to first token, from the intended time."""
+        """Seconds to the first token, from the intended time."""
         assert self.first is not None
         return self.first - self.intended
 
     @property
     def e2e(self) -> float:
-        """To the last token, from the intended time."""
+        """Seconds to the last token, from the intended time."""
         assert self.last is not None
         return self.last - self.intended
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None where there is no second, or none that came later."""
+        """Seconds per output token after the first; None where there is no second token, or none that came
+        later."""
         seconds = self.e2e - self.ttft
         return seconds / (self.output_tokens - 1) if self.output_tokens > 1 and seconds > 0 else None
 
     def meets(self, slo: Slo) -> bool:
-        """Whether a completed request meets every objective; what has no time per token meets one of it."""
+        """Tells whether a completed request meets every objective; one without a time per token meets that
+        objective."""
         return slo.met(self.ttft, self.tpot or 0.0, self.e2e)
 
     @property
@@ -75,5 +78,5 @@ class Outcome:
 
     @property
     def late(self) -> float:
-        """How late the generator was: not the server's fault."""
+        """Seconds by which the load generator sent the request late, which is not the server's fault."""
         return max(0.0, self.sent - self.intended)

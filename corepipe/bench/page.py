@@ -1,4 +1,4 @@
-"""A load test as one HTML page: over time, or (of a sweep) latency against load."""
+"""A load test as one HTML page: figures over time, or (for a sweep) latency against load."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from corepipe.workload.charts import Curve, Floats, Panel, middle, spread
 from corepipe.workload.slo import NO_SLO
 
 POINTS = 200
-"""Intervals of time in which values are summed up."""
+"""Intervals of time in which values are aggregated."""
 
 LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2el": "End to end"}
 SHOWN = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def run_page(report: Report) -> str:
-    """One run, over time."""
+    """Returns the page of one run, with figures over time."""
     document = report.document()
     rows = [(name, *_cells(document, name)) for name in (*LATENCIES, "itl") if _is_there(document, name)]
     if "device" in document and report.generates:
@@ -33,7 +33,7 @@ def run_page(report: Report) -> str:
 
 
 def _summary(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """How many requests there were, and how many a second."""
+    """Yields the number of requests by how they ended, and their rates."""
     yield "", f"in {document['duration']:.1f} s"
     for end in ("completed", "failed", "cancelled", "unfinished"):
         if end == "completed" or document[end]:
@@ -51,7 +51,8 @@ def _summary(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def sweep_page(sweep: Sweep, old: Mapping[str, Any] | None = None) -> str:
-    """Latency, throughput and goodput of each stage against its rate, beside those of an older sweep."""
+    """Returns the page with latency, throughput and goodput of each stage against its rate, beside those of
+    an older sweep."""
     report, saturation = sweep.sustained.report, sweep.saturation
     found = f"Saturated at {saturation:.3g} requests/s." if saturation else "No stage saturated the server."
     stages = sweep.document()["stages"]

@@ -1,4 +1,4 @@
-"""A load test from start to end: a server that was looked at, prompts, and runs of workloads against it."""
+"""A load test from start to end: a server, prompts, and runs of workloads against it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:  # heavy, and most load tests do without
     from corepipe.models.text.tokenizer import Tokenizer
 
 WARM_USERS = 8
-"""Requests at a time while the server warms up."""
+"""Concurrent requests while the server warms up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all runs of a load test have in common.  salt: of the prompts' words."""
+    """The settings that all runs of a load test share.  salt: seed of the words in prompts."""
 
     asking: Asking
     slo: Slo
@@ -37,7 +37,7 @@ class Settings:
 
 
 class HostEffortTest:
-    """Plays workloads, one at a time.  `watch` is told of every run that begins."""
+    """Plays workloads, one at a time.  `watch` is called for every run that begins."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class HostEffortTest:
         self.stopped = False
 
     def stop(self) -> None:
-        """Ends the run under way; what was measured is reported."""
+        """Ends the current run; the report has the requests measured so far."""
         self.stopped = True
         if self._run is not None:
             self._run.stop()
 
     async def warm_up(self, workload: Workload, requests: int) -> None:
-        """Sends the first requests of a workload in other words, and forgets them."""
+        """Sends the first requests of a workload with different words, and discards the results."""
 
         def first() -> Iterator[Session]:
             return (replace(session, start=None) for session in islice(workload.sessions(), requests))
@@ -91,7 +91,7 @@ class HostEffortTest:
         return Report(self._conditions(workload), recorder, span, load, self.stopped)
 
     def _speller(self) -> Speller:
-        """Each run has words of its own: no prefix cache knows them from the run before."""
+        """Returns a speller with words that no other run uses, so that no prefix cache holds them."""
         return self._setup.speller.salted(f"{self._settings.salt} {self._played}")
 
     @property

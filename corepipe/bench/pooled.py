@@ -1,4 +1,4 @@
-"""Answers that come whole: vectors, classes or ranks that a model computes for texts."""
+"""Answers that come whole: embeddings, classes or ranks that a model computes for texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from corepipe.bench.stream import NO_WORDS, Device, TokenCounts, error_message
 
 
 class Results(msgspec.Struct):
-    """An answer of /v1/embeddings and /classify (`data`) or of /v1/rerank (`results`), its values unread."""
+    """An answer of /v1/embeddings and /classify (`data`) or of /v1/rerank (`results`); the values are not
+    parsed."""
 
     data: list[msgspec.Raw] | None = None
     results: list[msgspec.Raw] | None = None
@@ -20,9 +21,9 @@ class Results(msgspec.Struct):
 
 
 class PooledAnswer:
-    """Reads one answer, to be used as `stream.Answer`; it comes when its last byte does.
+    """Reads one answer, with the interface of `stream.StreamedAnswer`; its time is that of its last byte.
 
-    wanted: of how many texts the results are to be.
+    wanted: the number of results that the answer must have.
     """
 
     enough = False
@@ -55,17 +56,18 @@ class PooledAnswer:
         self._now = now
 
     def told(self) -> tuple[str, str] | None:
-        """The kind and the words of a failure that the server has told; None: it has told none."""
+        """Returns the kind and the message of a failure that the server reported; None: it reported none."""
         if self.status not in {0, 200}:
             return str(self.status), error_message(bytes(self._body))
         return self._failure
 
     def missing(self) -> tuple[str, str] | None:
-        """The kind and the words of what an answer lacks that has been read to its end; None: nothing."""
+        """Returns the kind and the message of what is missing in an answer that was read to its end; None:
+        nothing."""
         return None if self.stamps else ("empty", "an answer without a result")
 
     def end(self, now: float) -> None:  # noqa: ARG002
-        """Reads the whole answer."""
+        """Parses the whole answer."""
         if self.status != 200:
             return
         try:

@@ -1,7 +1,7 @@
-"""Prompts of a wanted number of tokens, from the segments of a workload.
+"""Prompts with a given number of tokens, from the segments of a workload.
 
 A segment's words (or token ids) are drawn from its id and the run's salt: equal segments are equal texts, and
-what another run has sent is in no prefix cache unless it had the same salt.
+no prefix cache holds what another run has sent unless it had the same salt.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from typing import TypeVar
 from corepipe.workload.workload import Segment
 
 FEWEST_WORDS = 200
-"""Of one token each; with fewer to choose from, prompts would look alike."""
+"""The least number of words of one token each; with fewer to choose from, prompts would look alike."""
 
 _T = TypeVar("_T")
 
 Count = Callable[[str], Awaitable[Sequence[int]]]
-"""A text's token ids, without those that stand before every prompt."""
+"""Returns a text's token ids, without those that precede every prompt."""
 
 
 @cache
 def all_words() -> tuple[str, ...]:
-    """English words that most vocabularies have as one token, with a space before them."""
+    """Returns English words that most vocabularies have as one token, with a space before them."""
     return tuple(files("corepipe.bench").joinpath("words.txt").read_text(encoding="utf-8").split())
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What prompts are made of: `words`, or token `ids` if there are any; `source` says who knows them."""
+    """The material of prompts: `words`, or token `ids` if there are any; `source` says who counted their
+    tokens."""
 
     source: str
     words: tuple[str, ...]
@@ -40,7 +41,7 @@ class Vocabulary:
 
 
 async def vocabulary(count: Count | None, source: str, *, by_ids: bool) -> Vocabulary:
-    """Finds words of one token each, or token ids; without a tokenizer all words are taken as they are."""
+    """Finds words of one token each, or token ids; without a tokenizer all words are used."""
     if count is None:
         return Vocabulary("words, counted by the server's usage", all_words())
     if by_ids:
@@ -53,7 +54,7 @@ async def vocabulary(count: Count | None, source: str, *, by_ids: bool) -> Vocab
 
 
 async def _single(words: Sequence[str], count: Count) -> tuple[str, ...]:
-    """Those of one token each: halves until a part is all good or all bad."""
+    """Returns the words of one token each: halves the list until a part has only such words or none."""
     tokens = await count("".join(f" {word}" for word in words))
     if len(tokens) == len(words):
         return tuple(words)
@@ -65,14 +66,14 @@ async def _single(words: Sequence[str], count: Count) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How the server's count follows from ours: `fixed` + `each` * words."""
+    """The relation of the server's token count to the number of words: `fixed` + `each` * words."""
 
     fixed: float = 0.0
     each: float = 1.0
 
     @classmethod
     def through(cls, first: tuple[int, int], second: tuple[int, int]) -> Scale:
-        """From two prompts as (words, tokens)."""
+        """Returns the scale through two prompts, given as (words, tokens)."""
         each = (second[1] - first[1]) / (second[0] - first[0])
         return cls(max(0.0, first[1] - each * first[0]), each) if each > 0 else cls()
 
@@ -81,12 +82,13 @@ class Scale:
         return self.each == 1.0
 
     def words(self, tokens: int, *, alone: bool) -> int:
-        """How many make `tokens`; `alone`: what stands before every prompt counts towards them."""
+        """Returns the number of words for `tokens`; `alone`: the tokens that precede every prompt count
+        towards them."""
         return max(1, round((tokens - (self.fixed if alone else 0.0)) / self.each))
 
 
 class Speller:
-    """Spells segments out."""
+    """Turns segments into texts or token ids."""
 
     def __init__(self, vocabulary: Vocabulary, salt: str, scale: Scale | None = None) -> None:
         self._vocabulary = vocabulary
@@ -94,11 +96,11 @@ class Speller:
         self._scale = scale or Scale()
 
     def scaled(self, scale: Scale) -> Speller:
-        """The same, once the server has counted."""
+        """Returns the same speller with the scale that the server's counts gave."""
         return Speller(self._vocabulary, self._salt, scale)
 
     def salted(self, salt: str) -> Speller:
-        """The same in other words."""
+        """Returns the same speller with different words."""
         return Speller(self._vocabulary, salt, self._scale)
 
     @property
@@ -106,14 +108,15 @@ class Speller:
         return bool(self._vocabulary.ids)
 
     def text(self, segments: Sequence[Segment], *, alone: bool = True) -> str:
-        """Words, each with a space before it; the last segment makes room for what the server adds."""
+        """Returns words, each with a space before it; the last segment is shortened by the tokens that the
+        server adds."""
         *shared, last = segments
         parts = [(segment, False) for segment in shared] + [(last, alone)]
         words = [word for segment, own in parts for word in self._draw(self._vocabulary.words, segment, own)]
         return " " + " ".join(words)
 
     def ids(self, segments: Sequence[Segment]) -> list[int]:
-        """Token ids of a prompt that stands alone."""
+        """Returns the token ids of a whole prompt."""
         *shared, last = segments
         parts = [(segment, False) for segment in shared] + [(last, True)]
         return [token for segment, own in parts for token in self._draw(self._vocabulary.ids, segment, own)]

@@ -1,4 +1,4 @@
-"""Sums up a run while it goes on: HDR histograms of latencies, counts of everything else."""
+"""Aggregates of a run, kept up to date while it goes on: HDR histograms of latencies, and counts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from corepipe.bench.outcome import Outcome
 from corepipe.workload.slo import Slo
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
-"""Under vLLM's names: time to first token, time per output token, between chunks, end to end."""
+"""Names of vLLM's benchmark: time to first token, time per output token, time between chunks, end to end."""
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0)
 MICROSECONDS = 1e6
 BITS = 11
-"""A value of more than so many bits is counted with those that have the same first ones: within 0.05 %."""
+"""Leading bits of a value that choose its bucket: values are exact within 0.05 %."""
 
 
 class Distribution:
@@ -44,11 +44,11 @@ class Distribution:
 
     @property
     def std(self) -> float:
-        """Of the values as a whole, as numpy's."""
+        """The population standard deviation, as numpy's."""
         return sqrt(max(0.0, self._squares / self.count - self.mean**2)) if self.count else 0.0
 
     def at(self, percent: float) -> float:
-        """The smallest value that so many percent do not exceed; 0 where there is none."""
+        """Returns the smallest value that `percent` % of the values do not exceed; 0 where there is none."""
         rank, below = percent / 100 * self.count, 0
         for microseconds in sorted(self._counts):
             below += self._counts[microseconds]
@@ -57,18 +57,18 @@ class Distribution:
         return 0.0
 
     def encoded(self) -> str:
-        """`microseconds:count` of each bucket, so that histograms of several runs can be added up."""
+        """Returns `microseconds:count` of each bucket, so that histograms of several runs can be added up."""
         return " ".join(f"{value}:{count}" for value, count in sorted(self._counts.items()))
 
 
 def _bucket(value: int) -> int:
-    """The middle of the bucket that holds a value."""
+    """Returns the middle of the bucket that holds a value."""
     shift = max(0, value.bit_length() - BITS)
     return (value >> shift << shift) + (1 << shift >> 1)
 
 
 class Recorder:
-    """Takes outcomes as they come.  keep_stamps: outcomes keep the time of every chunk, 8 bytes each."""
+    """Records outcomes as they come.  keep_stamps: outcomes keep the time of every chunk, 8 bytes each."""
 
     def __init__(self, slo: Slo, *, keep_stamps: bool = False) -> None:
         self._slo = slo
@@ -85,7 +85,7 @@ class Recorder:
         self.tokens_in_second: defaultdict[int, float] = defaultdict(float)
 
     def take(self, outcome: Outcome) -> None:
-        """Counts a request that has ended; latencies are of completed ones alone."""
+        """Counts a request that has ended; latencies are those of completed requests alone."""
         self.outcomes.append(outcome)
         self.ends[outcome.end] += 1
         self.late.add(outcome.late)
@@ -122,7 +122,7 @@ class Recorder:
 
 
 def most_at_once(outcomes: list[Outcome]) -> int:
-    """Requests under way at a time, at most."""
+    """Returns the largest number of concurrent requests."""
     changes = sorted([(o.sent, 1) for o in outcomes] + [(o.ended, -1) for o in outcomes])
     most = now = 0
     for _, change in changes:
@@ -132,5 +132,5 @@ def most_at_once(outcomes: list[Outcome]) -> int:
 
 
 def mean_at_once(outcomes: list[Outcome], seconds: float) -> float:
-    """Requests under way on average."""
+    """Returns the mean number of concurrent requests."""
     return fsum(o.ended - o.sent for o in outcomes) / seconds if seconds > 0 else 0.0

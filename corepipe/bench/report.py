@@ -1,4 +1,4 @@
-"""What a run found, under the keys of vLLM's benchmark, so that what reads those reads this."""
+"""The report of a run, under the keys of vLLM's benchmark, so that the same tools read it."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ ENDPOINTS: Mapping[Api, str] = {
     "classify": "classify",
     "rerank": "vllm-rerank",
 }
-"""As vLLM's benchmark calls the APIs; it has none for classes."""
+"""The APIs by their names in vLLM's benchmark, which has none for classes."""
 
 LATE_SECONDS = 0.01
-"""A generator that sends one request in a hundred later than this passes its delay off as the server's."""
+"""Lateness of 1 % of the requests from which on the generator's own delay distorts the server's latencies."""
 
 BUSY = 0.8
-"""Share of a core from which the generator itself is likely to be what is slow."""
+"""Share of a core from which on the load generator itself is likely to be the bottleneck."""
 
 FEW = 100
-"""Below so many requests the 99th percentile is the slowest of them."""
+"""Number of requests below which the 99th percentile is the slowest of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What was run.  workload: its settings; server: a corepipe's placement; tokenizer: a local one."""
+    """The conditions of a run.  workload: its settings; server: a corepipe server's placement; tokenizer: a
+    local one."""
 
     url: str
     model: str
@@ -59,10 +60,10 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class HostEffort:
-    """What the generator and the server's engine say of the run: CPU time, steps and late ones.
+    """The load on the hosts in a run: the generator's CPU time, the server's steps and late steps.
 
-    time_scale_needed: at which the server's host would keep the device's pace; None where it does, or is not
-    known to.
+    time_scale_needed: the time scale at which the server's host would keep the device's pace; None where it
+    does, or where that is not known.
     """
 
     cpu_seconds: float = 0.0
@@ -73,7 +74,7 @@ class HostEffort:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished run."""
+    """The report of a finished run."""
 
     conditions: Conditions
     recorder: Recorder = field(repr=False)
@@ -93,7 +94,7 @@ class Report:
 
     @property
     def late(self) -> bool:
-        """Whether latencies hold delays of the generator's own."""
+        """Tells whether latencies contain delays of the load generator itself."""
         return self.recorder.late.at(99.0) > LATE_SECONDS or self.cpu_share > BUSY
 
     @property
@@ -102,11 +103,12 @@ class Report:
 
     @property
     def host_is_slower(self) -> bool:
-        """Whether a server with the device's clock could not keep up with it: its figures are not valid."""
+        """Tells whether the host of a server with the device's clock was too slow for it: its figures are not
+        valid."""
         return too_late(self.load.late_steps, self.load.steps)
 
     def document(self) -> dict[str, Any]:
-        """For machines: milliseconds, tokens, requests, seconds."""
+        """Returns the report for programs: milliseconds, tokens, requests, seconds."""
         recorder, workload = self.recorder, self.conditions.workload
         latencies = [entry for name in METRICS for entry in _statistics(name, recorder.latencies[name])]
         return {
@@ -122,7 +124,7 @@ class Report:
         }
 
     def notes(self) -> Iterator[str]:
-        """What a reader of the figures should know."""
+        """Yields the notes that a reader of the figures should know."""
         recorder = self.recorder
         if self.interrupted:
             yield f"interrupted: {recorder.ends['unfinished']} requests under way are not in the figures"
@@ -187,12 +189,12 @@ class Report:
 
     @property
     def good_share(self) -> float:
-        """Of all that were sent and neither cancelled nor cut off by the end."""
+        """Share of requests that met the objectives, of those that were neither cancelled nor unfinished."""
         asked = self.recorder.ends["completed"] + self.recorder.ends["failed"]
         return self.recorder.good / asked if asked else 0.0
 
     def _rates(self) -> tuple[float | None, float | None]:
-        """Requests a second that were due, and that went out; None where all were due at once."""
+        """Returns the rates of requests that were due and that were sent; None where all were due at once."""
         outcomes, seconds = self.recorder.outcomes, self.span.last_due - self.span.start
         if seconds <= 0:
             return None, None
@@ -225,19 +227,19 @@ class Report:
 
 
 def _keys() -> tuple[str, ...]:
-    """Those of a result that hold a number, or null where there is none."""
+    """Returns the keys of a result that hold a number, or null where there is none."""
     nobody = Conditions("", "", "completions", "", None, {}, "")
     document = Report(nobody, Recorder(NO_SLO), Span(0.0, 0.0, 0.0), HostEffort()).document()
     return tuple(key for key, value in document.items() if value is None or isinstance(value, int | float))
 
 
 def _rate(workload: Mapping[str, object]) -> object:
-    """As vLLM writes it: a number, or "inf" for a closed loop and for all at once."""
+    """Returns the rate as vLLM writes it: a number, or "inf" for a closed loop and for all at once."""
     return workload.get("rate") or "inf"
 
 
 def _statistics(name: str, values: Distribution) -> Iterator[tuple[str, float | None]]:
-    """vLLM's keys, in milliseconds; None where nothing was measured (0 there)."""
+    """Yields statistics under vLLM's keys, in milliseconds; None where nothing was measured (0 there)."""
 
     def told(seconds: float) -> float | None:
         return seconds * 1e3 if values.count else None
@@ -251,7 +253,8 @@ def _statistics(name: str, values: Distribution) -> Iterator[tuple[str, float | 
 
 
 def detail(outcomes: Sequence[Outcome], start: float) -> dict[str, list[Any]]:
-    """Each request's values under the keys of vLLM's --save-detailed, in seconds; 0 for what is missing."""
+    """Returns each request's values under the keys of vLLM's --save-detailed, in seconds; 0 for what is
+    missing."""
     return {
         "input_lens": [o.input_tokens or o.asked_input for o in outcomes],
         "output_lens": [o.output_tokens for o in outcomes],
@@ -264,4 +267,4 @@ def detail(outcomes: Sequence[Outcome], start: float) -> dict[str, list[Any]]:
 
 
 KEYS = _keys()
-"""What of a result can be asserted."""
+"""Keys of a result that an assertion can name."""

@@ -14,15 +14,16 @@ from corepipe.bench.recorder import Recorder
 from corepipe.workload.workload import Session, Workload
 
 RETRY_SECONDS = 1.0
-"""A user whose request failed takes a breath, as in a simulation: errors are quick."""
+"""Pause of a user after a failed request, as in a simulation: a server may answer errors at once."""
 
 TIMER = 1e-3
-"""Seconds that timers of event loops may be late."""
+"""Seconds by which timers of event loops may be late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a run began, its last request was due, and its last answer ended: seconds of `perf_counter`."""
+    """Times at which a run began, its last request was due, and its last answer ended: seconds of
+    `perf_counter`."""
 
     start: float
     last_due: float
@@ -34,7 +35,7 @@ class Span:
 
 
 class Run:
-    """One run; `stop` ends it early, and what is under way is then unfinished."""
+    """One run of a workload; `stop` ends it early, and requests in progress are then unfinished."""
 
     def __init__(self, workload: Workload, client: Client, recorder: Recorder) -> None:
         self._workload = workload
@@ -51,11 +52,12 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        """Output tokens so far; where an answer is not at its end, its chunks."""
+        """Output tokens so far; of answers in progress, their chunks."""
         return self._recorder.output_tokens + self._client.chunks_under_way
 
     async def play(self) -> Span:
-        """Sends everything and waits for the last answer; once.  Raises UserError for an unreadable trace."""
+        """Sends everything and waits for the last answer; may be called once.  Raises UserError for an
+        unreadable trace."""
         self.started = self._last_due = perf_counter()
         try:
             async with self._group:
@@ -73,7 +75,7 @@ class Run:
             self._spawn(play)
 
     def stop(self) -> None:
-        """Sends nothing more and hangs up."""
+        """Sends nothing more and disconnects."""
         self._stopped = True
         for task in self._tasks:
             task.cancel()
@@ -84,7 +86,7 @@ class Run:
         task.add_done_callback(self._tasks.discard)
 
     async def _arrivals(self) -> None:
-        """Open loop: sessions start when they are due, whatever became of those before."""
+        """Plays an open loop: sessions start when they are due, regardless of earlier ones."""
         for session in self._sessions:
             due = self.started + (session.start or 0.0)
             talk = self._talk(session)
@@ -93,7 +95,7 @@ class Run:
             self._spawn(self._session(talk, due, first))
 
     async def _user(self) -> None:
-        """Closed loop: one session after the other."""
+        """Plays one user of a closed loop: one session after the other."""
         workload = self._workload
         end = self.started + workload.duration if workload.duration is not None else None
         due = self.started
@@ -113,9 +115,10 @@ class Run:
         return Talk(session, next(self._numbers))
 
     async def _session(self, talk: Talk, due: float, request: Request) -> bool:
-        """All turns, each after the answer to the one that it follows; False: one failed, none follow it.
+        """Sends all turns, each after the answer to the one that it follows; returns False where one failed
+        and ended the session.
 
-        Where several follow one turn, all but the first go on beside this.
+        Where several follow one turn, all but the first are sent by tasks of their own.
         """
         while True:
             outcome = await self._send(request, due)
@@ -131,12 +134,12 @@ class Run:
             due, request = await self._next(talk, following[0], ended)
 
     async def _branch(self, talk: Talk, turn: int, ended: float) -> None:
-        """A turn after one that ended at that moment, and all that follow it."""
+        """Sends a turn that follows one that ended at `ended`, and all turns after it."""
         due, request = await self._next(talk, turn, ended)
         await self._session(talk, due, request)
 
     async def _next(self, talk: Talk, turn: int, ended: float) -> tuple[float, Request]:
-        """A turn's request when it is time for it, after one that ended at that moment."""
+        """Waits until a turn is due, after one that ended at `ended`; returns its due time and request."""
         due = ended + talk.session.turns[turn].think_seconds
         request = self._client.prepare(talk, turn)
         await asyncio.sleep(due - perf_counter())
@@ -152,10 +155,10 @@ class Run:
 
 
 async def until(due: float) -> None:
-    """Sleeps until a moment, to some microseconds.
+    """Sleeps until a time, to some microseconds.
 
-    Timers go by whole milliseconds, which is much of a fast server's first token: the last one is spent in
-    turns of the event loop, in which answers are read as ever.
+    Timers have a resolution of a millisecond, which is much of a fast server's time to first token: the last
+    millisecond is spent in iterations of the event loop, which reads answers meanwhile.
     """
     await asyncio.sleep(due - TIMER - perf_counter())
     while perf_counter() < due:

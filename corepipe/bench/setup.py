@@ -1,4 +1,5 @@
-"""Before the load: who counts tokens, how the server's count follows from ours, and whether it answers."""
+"""Preparation of a load test: finds who counts tokens, how the server's count relates to words, and whether
+it answers."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ PROBES = (8, 24)
 PROBE_TOKENS = 2
 SHARED_WORDS = 4
 PROBE_IDS = 1 << 40
-"""Segment ids that no workload has."""
+"""Segment ids that no workload uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What requests are made with, and how prompts come by their lengths (`prompts`, for people)."""
+    """The speller of requests, and a description for people of how prompts get their lengths (`prompts`)."""
 
     speller: Speller
     prompts: str
@@ -37,13 +38,14 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """What decides how a server wraps a workload's prompts: conversations, and prefixes that they share."""
+    """The features of a workload's prompts that decide how a server wraps them: conversations, and shared
+    prefixes."""
 
     turns: bool = False
     shared: bool = False
 
     def probe(self, number: int, size: int) -> Turn:
-        """A short turn of this shape, with `size` words in all."""
+        """Returns a short turn of this shape, with `size` words in all."""
         first = PROBE_IDS + 3 * number
         own = size - SHARED_WORDS if self.shared else size
         parts = (
@@ -109,7 +111,7 @@ async def _counting(
 
 
 async def _tokenize(http: Http, model: str, text: str) -> Sequence[int] | None:
-    """The server's token ids of a text; None: it has no /tokenize in vLLM's shape."""
+    """Returns the server's token ids of a text; None: it has no /tokenize in vLLM's shape."""
     asked = {"model": model, "prompt": text, "add_special_tokens": False}
     status, body = await http.ask("/tokenize", asked)
     if status != 200:
@@ -120,7 +122,7 @@ async def _tokenize(http: Http, model: str, text: str) -> Sequence[int] | None:
 
 
 async def _probe(http: Http, asking: Asking, speller: Speller, number: int, turn: Turn) -> Outcome:
-    """One short request.  Raises UserError where it is not answered."""
+    """Sends one short request.  Raises UserError where it is not answered."""
     client = Client(http, replace(asking, cancel=0.0, documents=1, run_id=f"{asking.run_id}-probe"), speller)
     outcome = await client.send(client.prepare(Talk(Session(None, (turn,)), number), 0), perf_counter())
     if outcome.end == "completed":
@@ -129,7 +131,7 @@ async def _probe(http: Http, asking: Asking, speller: Speller, number: int, turn
 
 
 def _explained(outcome: Outcome) -> str:
-    """What went wrong, and the flag that mends it."""
+    """Returns the error, and the flag that corrects it."""
     said = f"{outcome.error}: {outcome.detail}" if outcome.detail else outcome.error
     if outcome.error in {"401", "403"}:
         return f"{said}; give --api-key"

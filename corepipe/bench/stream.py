@@ -1,4 +1,4 @@
-"""What a server says while it answers: server-sent events, and the chunks of completions in them."""
+"""Streamed answers: server-sent events, and the chunks of completions in them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MOST_UNREAD = 4096
 """Bytes that are kept of an answer that is no stream."""
 
 NO_REASON = frozenset(("", "null"))
-"""What some servers write as `finish_reason` of chunks that are not the last, instead of null."""
+"""Values that some servers write, instead of null, as `finish_reason` of chunks that are not the last."""
 
 GOOD_ENDS = frozenset((
     "stop", "length", "tool_calls", "function_call", "tool_use", "end_turn", "stop_token", "stop_sequence",
     "stop_str", "eos", "eos_token", "max_tokens", "max_length", "max_new_tokens", "model_length",
     "repetition", "complete", "completed",
 ))  # fmt: skip
-"""Reasons to finish an answer that is whole, in OpenAI's words and in those of other servers.
+"""Reasons to finish that mean a complete answer, in OpenAI's words and in those of other servers.
 
-Any other (error, abort, content_filter, a proxy's timeout) says that it is not.
+Any other (error, abort, content_filter, a proxy's timeout) means an incomplete one.
 """
 
 
@@ -65,7 +65,7 @@ class Choice(msgspec.Struct):
     error: Any = None
 
     def said(self) -> str:
-        """The text of this chunk, of whatever kind."""
+        """Returns the text of this chunk, of whatever kind."""
         if self.delta is None:
             return self.text or ""
         return self.delta.content or self.delta.reasoning_content or self.delta.reasoning or ""
@@ -75,7 +75,7 @@ class Choice(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """An event of either API; fields that nobody here needs are skipped unread.
+    """An event of either API; fields that are not needed here are not parsed.
 
     detail, message: an error, as frameworks write it, where there are no choices.
     """
@@ -88,7 +88,7 @@ class Chunk(msgspec.Struct):
     corepipe: Device | None = None
 
     def failed(self) -> bool:
-        """Tells whether it says that something went wrong."""
+        """Tells whether the event reports an error."""
         if self.error or any(choice.error for choice in self.choices or ()):
             return True
         return self.choices is None and bool(self.detail or self.message)
@@ -97,7 +97,7 @@ class Chunk(msgspec.Struct):
 class Events:
     """Splits bytes, in whatever pieces they come, into the data of server-sent events.
 
-    Each `data:` line is an event of its own: JSON needs no line breaks, and no server of this API has them.
+    Each `data:` line is an event of its own: JSON needs no line breaks, and no server of this API sends them.
     errors: the data of events that are named `error`, and of llama.cpp's `error:` lines.
     """
 
@@ -107,7 +107,7 @@ class Events:
         self._error = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of all events that are not errors and that end in these bytes."""
+        """Returns the data of all events that end in these bytes and are not errors."""
         lines = (self.rest + data).split(b"\n")
         self.rest = lines.pop()
         found: list[bytes] = []
@@ -126,8 +126,9 @@ class Events:
 class Answer:
     """Reads one streamed answer; times are of `perf_counter`.
 
-    first, last: of the first and the last token; stamps: of every chunk with tokens.  The last chunk may hold
-    nothing but the reason to finish: then the last token made no text, and is as late as that.
+    first, last: times of the first and the last token; stamps: times of every chunk with tokens.  The last
+    chunk may hold nothing but the reason to finish: then the last token produced no text, and its time is
+    that chunk's.
     """
 
     def __init__(self, decoder: msgspec.json.Decoder[Chunk], most_chunks: int | None = None) -> None:
@@ -156,16 +157,16 @@ class Answer:
 
     @property
     def refusal(self) -> str:
-        """What a server that did not answer 200, or not with a stream, said."""
+        """The message of a server that did not answer with status 200 or not with a stream."""
         return error_message(bytes(self._unread))
 
     @property
     def finished(self) -> bool:
-        """Tells whether the end mark came, or a reason to finish for each choice that was heard."""
+        """Tells whether the end mark came, or a reason to finish for each choice that was seen."""
         return self._done or (bool(self._reasons) and all(self._reasons.values()))
 
     def told(self) -> tuple[str, str] | None:
-        """The kind and the words of a failure that the server has told; None: it has told none."""
+        """Returns the kind and the message of a failure that the server reported; None: it reported none."""
         if self.status not in {0, 200}:
             return str(self.status), self.refusal
         if self.failure:
@@ -174,7 +175,8 @@ class Answer:
         return None if bad is None else (f"finish_reason {bad}"[:MOST_DETAIL], "the server ended the answer")
 
     def missing(self) -> tuple[str, str] | None:
-        """What an answer lacks that has been read to its end, as `told` has it; None: nothing."""
+        """Returns what is missing in an answer that was read to its end, in the form of `told`; None:
+        nothing."""
         if not self._streams and self._unread.strip():
             return "no stream", self.refusal
         if not self.finished:
@@ -240,7 +242,7 @@ def _is_good(reason: str) -> bool:
 
 
 def decoded(body: bytes) -> object:
-    """A JSON document; None for what is none."""
+    """Returns the JSON document; None for bytes that are none."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -248,7 +250,7 @@ def decoded(body: bytes) -> object:
 
 
 def error_message(body: bytes) -> str:
-    """The message in an error of this API, or its first words, on one line."""
+    """Returns the message in an error of this API, or the start of the body, on one line."""
     document = decoded(body)
     if document is None:
         document = body.decode(errors="replace")

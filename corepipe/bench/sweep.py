@@ -1,8 +1,9 @@
-"""Rates up to and beyond what a server can take: how latency grows with load, and where throughput stops.
+"""A sweep: rates up to and beyond a server's capacity, to find how latency grows with load and where
+throughput stops growing.
 
-First a closed loop tells roughly how much the server does: as many users as it takes until more of them do
-not get more done.  Open-loop stages at shares of that follow, the last ones beyond it.  What the server gets
-done while more is asked of it than that is the saturation rate.
+First a closed loop estimates the capacity: the number of users is doubled until more users do not get more
+done.  Open-loop stages at shares of that follow, the last ones beyond it.  The throughput of the server at
+rates that are too high for it is the saturation rate.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ from corepipe.workload.slo import NO_SLO
 from corepipe.workload.workload import Synthetic
 
 SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.3)
-"""Of the estimated capacity: the rates of the stages."""
+"""Rates of the stages, as shares of the estimated capacity."""
 
 FIRST_USERS = 16
 MOST_USERS = 4096
 GAIN = 1.05
-"""Twice the users must get this much more done, or they are enough."""
+"""Factor of throughput by which twice the users must do better, or there are enough users."""
 
 LAGS, LAGS_REQUESTS = 0.05, 3.0
-"""A server is saturated that falls behind by this share of what is asked of it, and by so many requests:
-chance alone makes the work under way a little more or less."""
+"""Share and number of the due requests by which a saturated server falls behind, at least; both are required,
+as random variation alone makes the requests in progress a little more or less."""
 
 STEPS_UP, STEP_UP = 6, 1.3
-"""Stages that are added where none was too much."""
+"""Number of stages that are added, and the factor between rates, where no stage saturated the server."""
 
 WARM = 0.3
 """Share of a stage that passes before its throughput counts."""
 
 SWEPT = ("saturation_request_rate", "sustained_request_rate", "best_request_goodput")
-"""Keys that the result of a sweep has beside those of a run."""
+"""Keys that the result of a sweep has in addition to those of a run."""
 
 Play = Callable[[Synthetic, str], Awaitable[Report | None]]
-"""Plays a workload, under a name for people; None: the user has had enough."""
+"""Plays a workload, under a name for people; returns None where the user has interrupted it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One rate.  Of its warm part, `seconds` long: requests a second that were due, that got done, and of
-    these those that met the objectives (`good`)."""
+    """One rate.  For its part after the warm-up, `seconds` long: requests per second that were due
+    (`offered`), that were completed (`done`), and that also met the objectives (`good`)."""
 
     rate: float
     offered: float
@@ -59,7 +60,7 @@ class Stage:
 
     @property
     def saturated(self) -> bool:
-        """Whether the work under way grew and grew."""
+        """Tells whether the requests in progress kept growing."""
         behind = (self.offered - self.done) * self.seconds
         return behind > max(LAGS_REQUESTS, LAGS * self.offered * self.seconds)
 
@@ -72,22 +73,23 @@ class Sweep:
 
     @property
     def saturation(self) -> float | None:
-        """Requests a second at which throughput no longer follows the rate; None: no stage was too much."""
+        """Requests per second at which throughput no longer follows the rate; None: no stage saturated the
+        server."""
         beyond = [stage.done for stage in self.stages if stage.saturated]
         return max(beyond) if beyond else None
 
     @property
     def sustained(self) -> Stage:
-        """The highest rate that the server followed; the lowest, where it followed none."""
+        """The stage with the highest rate that did not saturate the server; the lowest, where all did."""
         fine = [stage for stage in self.stages if not stage.saturated]
         return fine[-1] if fine else self.stages[0]
 
     def best_goodput(self) -> float:
-        """Requests a second that met the objectives, in the best stage."""
+        """Returns the requests per second that met the objectives, in the best stage."""
         return max(stage.good for stage in self.stages)
 
     def document(self) -> dict[str, Any]:
-        """The result of the highest sustained rate, and beside it all stages."""
+        """Returns the result of the highest sustained rate, and all stages in it."""
         sustained = self.sustained
         return {
             **sustained.report.document(),
@@ -107,9 +109,9 @@ class Sweep:
 async def sweep(
     base: Synthetic, seconds: float, play: Play, rates: Sequence[float] = (), shares: Sequence[float] = SHARES
 ) -> Sweep | None:
-    """Stages of `seconds` each at `rates`, or at shares of what the server can do.
+    """Plays stages of `seconds` each at `rates`, or at shares of the server's capacity.
 
-    None: the user had enough before the first stage ended.
+    Returns None where the user interrupted it before the first stage ended.
     """
     chosen = rates
     if not chosen:
@@ -128,7 +130,7 @@ async def sweep(
 
 
 async def _beyond(base: Synthetic, stages: list[Stage], seconds: float, play: Play) -> None:
-    """Goes on until a stage is too much."""
+    """Adds stages until one saturates the server."""
     ups = list(accumulate(repeat(STEP_UP, STEPS_UP), lambda rate, up: rate * up, initial=stages[-1].rate))
     for rate in ups[1:]:
         if stages[-1].saturated:
@@ -140,7 +142,7 @@ async def _beyond(base: Synthetic, stages: list[Stage], seconds: float, play: Pl
 
 
 async def estimate(base: Synthetic, seconds: float, play: Play) -> float | None:
-    """Requests a second in a closed loop of as many users as are worth it; None: the user had enough."""
+    """Estimates the requests per second of a closed loop with enough users; None: the user interrupted it."""
     before = 0.0
     for users in _doubling(FIRST_USERS, MOST_USERS):
         closed = replace(base, arrivals=None, users=users, requests=None, duration=seconds)
@@ -174,7 +176,8 @@ async def _stage(base: Synthetic, rate: float, seconds: float, play: Play) -> St
 
 
 def steady(outcomes: Sequence[Outcome], span: Span, seconds: float) -> float:
-    """Requests a second that were got done in a stage, from when it is warm until nothing more is sent.
+    """Returns the requests per second that a stage completed, from the end of its warm-up until nothing more
+    is sent.
 
     Each chunk of an answer counts as its share of it: whole requests would be too coarse for a short stage.
     """

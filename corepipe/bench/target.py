@@ -1,4 +1,4 @@
-"""The server under test: where it is, whether it answers, what it serves, and whether it is a corepipe."""
+"""The server under test: its address, whether it answers, its models, and whether it is a corepipe server."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from corepipe.errors import UserError
 from corepipe.version import __version__
 
 ASK_SECONDS = 30.0
-"""For questions that need no model."""
+"""Timeout of requests that need no model."""
 
 RETRY_SECONDS = 0.5
-"""Between two looks at a server that is not up yet."""
+"""Seconds between two attempts to reach a server that is not up yet."""
 
 OURS = "corepipe"
-"""Who owns the models of a corepipe server."""
+"""The owner of models on a corepipe server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A base URL, taken apart.  `prefix` is the path before /v1, empty for most."""
+    """A base URL, parsed.  `prefix` is the path before /v1, empty for most."""
 
     url: str
     address: Address
@@ -70,7 +70,8 @@ class Whole:
 
 
 class Http:
-    """Requests to one target, with its headers; the streams of a load test go through `pool` themselves."""
+    """Makes and sends requests to one target, with its headers; the streams of a load test use `pool`
+    directly."""
 
     def __init__(self, target: Target, api_key: str | None) -> None:
         self.target = target
@@ -84,14 +85,14 @@ class Http:
         self._headers = "\r\n".join(lines)
 
     def request(self, method: str, path: str, body: bytes = b"", more: str = "") -> bytes:
-        """The bytes of a request; `more` are header lines, each with its end."""
+        """Returns the bytes of a request; `more` are header lines, each with its line end."""
         head = f"{method} {self.target.prefix}{path} HTTP/1.1\r\n{self._headers}\r\n{more}"
         if body:
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         return head.encode() + b"\r\n" + body
 
     async def ask(self, path: str, document: object = None) -> tuple[int, bytes]:
-        """(status, body) of a GET, or of a POST where there is a document.  Raises TransportError."""
+        """Sends a GET, or a POST with the document; returns (status, body).  Raises TransportError."""
         answer = Whole()
         body = b"" if document is None else msgspec.json.encode(document)
         request = self.request("POST" if body else "GET", path, body)
@@ -105,7 +106,8 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """What a server says of itself: the model to ask for, and a corepipe's placement (None: it is none)."""
+    """The identity of a server: the model to name in requests, and a corepipe server's placement (None:
+    another server)."""
 
     model: str
     placement: Mapping[str, Any] | None
@@ -116,9 +118,9 @@ class Identified:
 
 
 async def find(http: Http, model: str | None, wait: float = 0.0) -> Identified:
-    """Looks at a server; a server that is not up gets `wait` seconds to come.
+    """Identifies a server; waits up to `wait` seconds for one that is not up.
 
-    model: what to ask for; None: the first that it serves.  Raises UserError for no server, no key, no such
+    model: the model to use; None: the first that it serves.  Raises UserError for no server, no key, no such
     model.
     """
     cards = await _models(http, monotonic() + wait, named=model is not None)
@@ -135,13 +137,13 @@ async def find(http: Http, model: str | None, wait: float = 0.0) -> Identified:
 
 
 def _of_model(placement: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What is placed for a model; of several, names that are not listed are others of the first."""
+    """Returns the placement of a model; of several, a name that is not listed stands for the first."""
     several: Sequence[Mapping[str, Any]] = placement.get("models", [placement])
     return next((one for one in several if one.get("name") == name), several[0])
 
 
 async def _models(http: Http, deadline: float, *, named: bool) -> Sequence[Mapping[str, Any]]:
-    """The cards of its models; none where it has no such list, nor need of one as the model is named."""
+    """Returns the cards of the server's models; an empty list where it lists none and the model is named."""
     url = http.target.url
     while True:
         try:
@@ -163,7 +165,7 @@ async def _models(http: Http, deadline: float, *, named: bool) -> Sequence[Mappi
 
 
 async def _loading(http: Http) -> bool:
-    """A corepipe lists its models before it serves them."""
+    """Tells whether a corepipe server still loads: it lists its models before it serves them."""
     status, _ = await http.ask("/health")
     return status == 503
 
@@ -192,9 +194,9 @@ async def _document(http: Http, path: str) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a corepipe server has kept the device's pace so far, over its replicas.
+    """Counts of a corepipe server's steps that kept the device's pace so far, over its replicas.
 
-    time_scale_needed: with which it would, if it does not; None: unknown.
+    time_scale_needed: the time scale at which it would, if it does not; None: unknown.
     """
 
     steps: int = 0
@@ -203,7 +205,7 @@ class Pace:
 
 
 async def pace(http: Http) -> Pace:
-    """Of a corepipe server; zeros if it does not answer."""
+    """Reads the pace of a corepipe server; zeros if it does not answer."""
     try:
         _, body = await http.ask("/metrics")
     except TransportError:  # the requests have told already

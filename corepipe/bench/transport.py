@@ -1,7 +1,7 @@
 """HTTP/1.1 for a load generator: keep-alive connections, one answer at a time each, bytes as they come.
 
-The time of what was read is taken once, as soon as the event loop hands it over, and no task is woken until
-the answer ends.  docs/decisions/2026-11-21-bench-transport.md has what libraries cost instead.
+The time of received bytes is taken once, as soon as the event loop hands them over, and no task is woken
+until the answer ends.  docs/decisions/2026-11-21-bench-transport.md has the cost of libraries instead.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Protocol, cast
 import httptools
 
 INFORMATIONAL = 200
-"""Answers below this status come before the real one."""
+"""Status below which an answer is informational and precedes the final one."""
 
 
 class TransportError(Exception):
-    """No whole answer came: `kind` for counting, the message for people."""
+    """Raised where no whole answer came: `kind` is for counting, the message for people."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class TransportError(Exception):
 
 
 class Reader(Protocol):
-    """Takes an answer.  `enough`: the rest is not wanted, the connection is to be closed."""
+    """Receives an answer.  `enough`: the rest is not needed, and the connection is closed."""
 
     enough: bool
 
@@ -39,7 +39,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server listens; tls: None for plain HTTP."""
+    """The address of a server; tls: None for plain HTTP."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class Address:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection.  `reusable` between two answers; `heard`: whether any byte of this answer came."""
+    """One connection.  `reusable`: between two answers; `heard`: whether any byte of this answer came."""
 
     def __init__(self) -> None:
         self.reusable = False
@@ -60,7 +60,7 @@ class _Connection(asyncio.Protocol):
         self._framed = False
 
     async def ask(self, request: bytes, reader: Reader) -> None:
-        """Sends a request and lets `reader` read the answer to its end.  Raises TransportError."""
+        """Sends a request and passes the answer to `reader` until its end.  Raises TransportError."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
         self.reusable, self.heard, self._reader = False, False, reader
@@ -137,16 +137,16 @@ class _Connection(asyncio.Protocol):
 
 
 class Pool:
-    """As many connections to one server as there are requests at a time."""
+    """The connections to one server, as many as there are concurrent requests."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._idle: list[_Connection] = []
 
     async def exchange(self, request: bytes, reader: Reader) -> None:
-        """Sends a request and lets `reader` read the answer to its end.
+        """Sends a request and passes the answer to `reader` until its end.
 
-        Where the server has closed an idle connection just as it was used again, the request goes out once
+        Where the server has closed an idle connection just as it was used again, the request is sent once
         more.  Raises TransportError.
         """
         while True:
@@ -163,7 +163,7 @@ class Pool:
             return
 
     def close(self) -> None:
-        """Closes what is idle; answers under way are ended by whoever waits for them."""
+        """Closes idle connections; the tasks that wait for answers close theirs."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()

@@ -1,4 +1,5 @@
-"""When requests come, where nobody waits for an answer before sending the next one (open loop)."""
+"""Arrival times of requests in an open loop, where nobody waits for an answer before sending the next
+request."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ RATE_FORMS = "a number, inf, or LOW..HIGH over --duration (LOW..HIGH:exponential
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """A rate that goes to `to` within `seconds`, in a line or by equal factors, and stays there."""
+    """A rate that moves to `to` within `seconds`, linearly or by equal factors, and then stays there."""
 
     to: float
     seconds: float
@@ -27,7 +28,8 @@ class Ramp:
             raise UserError("--rate LOW..HIGH goes from a rate above 0 to another; over --duration", "rate")
 
     def time(self, start: float, arrivals: float) -> float:
-        """Seconds until so many arrivals are expected, from a rate of `start` on: the integral's inverse."""
+        """Returns the seconds until so many arrivals are expected, from a rate of `start`: the inverse of the
+        rate's integral."""
         if self.to == start:
             return arrivals / start
         growth, slope = log(self.to / start), (self.to - start) / self.seconds
@@ -42,7 +44,8 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """`rate` arrivals a second (inf: all at once), with gaps of this kind; with a ramp, at its start.
+    """Arrivals at `rate` per second (inf: all at once), with gaps of one kind; with a ramp, `rate` is its
+    start.
 
     burstiness: shape of the gamma distribution of gaps; 1 is Poisson, below 1 bursty, above 1 more regular
     (as in vLLM's benchmark).  Raises UserError for a rate or a burstiness that is not positive.
@@ -69,7 +72,7 @@ class Arrivals:
     def parse(
         cls, text: str, kind: ArrivalKind = "poisson", burstiness: float = 1.0, seconds: float | None = None
     ) -> Arrivals:
-        """Reads RATE_FORMS; seconds: how long a ramp takes.  Raises UserError."""
+        """Reads a rate in one of the RATE_FORMS; seconds: the duration of a ramp.  Raises UserError."""
         rates, _, shape = text.partition(":")
         low, *high = rates.split("..")
         try:
@@ -85,12 +88,13 @@ class Arrivals:
         return cls(first, kind, burstiness, Ramp(last[0], seconds, shape == "exponential"))
 
     def divided(self, by: int) -> Arrivals:
-        """Of sessions of so many requests."""
+        """Returns the arrivals of sessions that have `by` requests each, at the same rate of requests."""
         ramp = self.ramp and replace(self.ramp, to=self.ramp.to / by)
         return replace(self, rate=self.rate / by, ramp=ramp)
 
     def times(self, random: Random) -> Iterator[float]:
-        """Seconds from the start, ascending and without end; the first arrival comes after a gap."""
+        """Yields the seconds of arrivals from the start, ascending and without end; the first arrival comes
+        after a gap."""
         now, rate = 0.0, self.rate if self.ramp is None else 1.0
         while True:
             now += self._gap(random, rate)

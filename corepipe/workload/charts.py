@@ -1,4 +1,4 @@
-"""HTML pages of curves in inline SVG, nothing loaded from elsewhere."""
+"""Pages in HTML with curves in inline SVG; they load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """`values` at `x`; NaN where there is nothing to show.  dots: each value is a measurement of its own."""
+    """A line of `values` at `x`; NaN where there is none.  dots: mark each value as a measurement."""
 
     name: str
     x: Floats
@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves over the same axis, from 0 to `end`, each axis with its unit."""
+    """A chart with curves over one axis from 0 to `end`, each axis with its unit."""
 
     title: str
     unit: str
@@ -44,7 +44,7 @@ class Panel:
 
 
 def page(title: str, about: str, panels: Iterable[Panel], tables: str = "") -> str:
-    """The whole page; `tables` is HTML."""
+    """Returns the whole page; `tables` is HTML."""
     shown = "".join(svg(panel) for panel in panels)
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -53,14 +53,14 @@ def page(title: str, about: str, panels: Iterable[Panel], tables: str = "") -> s
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """HTML of a table whose first row is its head."""
+    """Returns the HTML of a table whose first row is its head."""
     head, *body = (("td" if number else "th", row) for number, row in enumerate(rows))
     lines = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) for tag, row in (head, *body))
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def spread(times: Floats, values: Floats, edges: Floats) -> tuple[Curve, ...]:
-    """Median and greatest of what falls into each interval."""
+    """Returns the median and the maximum of the values in each interval of time."""
     order = np.argsort(times, kind="stable")
     cuts = np.searchsorted(times[order], edges[1:-1])
     parts = np.split(values[order], cuts)
@@ -70,13 +70,13 @@ def spread(times: Floats, values: Floats, edges: Floats) -> tuple[Curve, ...]:
 
 
 def middle(edges: Floats) -> Floats:
-    """The middle of each interval."""
+    """Returns the middle of each interval."""
     found: Floats = (edges[1:] + edges[:-1]) / 2
     return found
 
 
 def svg(panel: Panel) -> str:
-    """One panel with its title."""
+    """Returns one panel with its title as SVG."""
     top = max([float(np.nanmax(c.values, initial=0.0)) for c in panel.curves]) or 1.0
     curves = "".join(
         _drawn(curve, panel.end, top, colour)
@@ -92,7 +92,7 @@ def svg(panel: Panel) -> str:
 
 
 def _drawn(curve: Curve, end: float, top: float, colour: str) -> str:
-    """Line segments; a gap where a value is missing joins its neighbours."""
+    """Draws the segments of a curve; a missing value is skipped and its neighbours are joined."""
     known = np.flatnonzero(~np.isnan(curve.values))
     x = MARGIN + curve.x[known] / end * (WIDTH - MARGIN)
     y = 20 + HEIGHT * (1 - curve.values[known] / top)

@@ -1,4 +1,4 @@
-"""How many tokens prompts and answers have: a number, or a distribution written as a short text."""
+"""Lengths of prompts and answers in tokens: a number, or a distribution written as a short text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lengths:
 
     @classmethod
     def parse(cls, spec: str | int, flag: str) -> Lengths:
-        """Reads a text; raises UserError, which names `flag`, for one that is not of these forms."""
+        """Reads a length; raises UserError, which names `flag`, for a text in none of these forms."""
         try:
             _parse(str(spec))
         except (KeyError, ValueError) as error:
@@ -39,7 +39,7 @@ class Lengths:
         return cls(str(spec))
 
     def draw(self, random: Random) -> Iterator[int]:
-        """Lengths without end."""
+        """Yields lengths without end."""
         return _parse(self.spec)(random)
 
 
@@ -87,7 +87,7 @@ _FORMS: dict[str, Callable[[str], _Draw]] = {"uniform": _uniform, "lognormal": _
 
 
 def _whole(*texts: str) -> list[int]:
-    """Whole numbers of at least 1; raises ValueError."""
+    """Returns whole numbers of at least 1; raises ValueError."""
     numbers = [int(text) for text in texts]
     if any(number < 1 for number in numbers):
         raise ValueError("a length below 1")

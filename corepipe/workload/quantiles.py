@@ -1,4 +1,4 @@
-"""Exact means and percentiles of what many requests saw."""
+"""Exact means and percentiles of the values of many requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of `count` values.  Percentiles lie between the two nearest values, linearly (as numpy's)."""
+    """The mean, percentiles and maximum of `count` values.  A percentile between two values is interpolated
+    linearly (as numpy's)."""
 
     count: int
     mean: float
@@ -27,7 +28,8 @@ class Quantiles:
 
     @classmethod
     def of(cls, values: Floats, times: Floats | None = None) -> Quantiles | None:
-        """Of values, or of ascending values each of which stands `times` times; None where there are none.
+        """Returns the quantiles of values, or of ascending values each of which occurs `times` times; None
+        where there are none.
 
         The order of the values does not change a bit of the result.
         """
@@ -42,13 +44,13 @@ class Quantiles:
         return cls(count, mean, p50, p90, p95, p99, float(ordered[-1]))
 
     def scaled(self, factor: float) -> dict[str, float]:
-        """As a document has them, in another unit."""
+        """Returns the figures under their names in reports, converted to another unit by `factor`."""
         names = ("mean", *(f"p{percent}" for percent in PERCENTILES), "max")
         return {name: getattr(self, name) * factor for name in names}
 
 
 def _at(ordered: Floats, ends: Floats, rank: float) -> float:
-    """The value at a rank from 0 on, between the two nearest."""
+    """Returns the value at a rank from 0 on, interpolated between the two nearest."""
     below = int(rank)
     low, high = ordered[np.searchsorted(ends, (below, min(below + 1, int(ends[-1]) - 1)), side="right")]
     return float(low + (high - low) * (rank - below))

@@ -1,4 +1,4 @@
-"""What a request must meet to count for goodput.  Times have a unit wherever a user gives an objective."""
+"""Objectives that a request must meet to count for goodput.  Users give their times with a unit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXAMPLE = "'ttft:500ms tpot:50ms e2e:10s'"
 
 
 def seconds_of(text: str) -> float | None:
-    """Reads 500ms or 0.5s; None for anything else, and for no time at all."""
+    """Reads 500ms or 0.5s; returns None for any other text and for a time of 0."""
     found = _TIME.fullmatch(text.strip())
     seconds = float(found[1]) / (1e3 if found[2] == "ms" else 1) if found else 0.0
     return seconds if 0 < seconds < inf else None
@@ -22,7 +22,7 @@ def seconds_of(text: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must meet, in seconds; None: nothing is asked."""
+    """The objectives of a request in seconds; None: no such objective."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -30,7 +30,7 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """Reads `ttft:500ms tpot:50ms e2e:10s`.  Raises UserError for what is none, and for times without a
+        """Reads `ttft:500ms tpot:50ms e2e:10s`.  Raises UserError for other texts, and for times without a
         unit: vLLM's --goodput takes milliseconds, and others seconds."""
         limits: dict[str, float] = {}
         for part in text.replace(",", " ").split():
@@ -50,10 +50,10 @@ class Slo:
         return " ".join(f"{name}:{seconds * 1e3:g}ms" for name, seconds in limits if seconds is not None)
 
     def met(self, ttft: float, tpot: float, e2e: float) -> bool:
-        """Whether a request of these seconds meets every objective."""
+        """Tells whether a request with these times in seconds meets every objective."""
         limits = ((self.ttft, ttft), (self.tpot, tpot), (self.e2e, e2e))
         return all(limit is None or seconds <= limit for limit, seconds in limits)
 
 
 NO_SLO = Slo()
-"""Whatever is answered is good."""
+"""No objectives: every answered request meets them."""

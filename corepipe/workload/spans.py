@@ -1,10 +1,10 @@
-"""Sessions of agents from spans of OpenTelemetry, by its semantic conventions for generative AI.
+"""Sessions of agents, read from OpenTelemetry spans that follow its semantic conventions for generative AI.
 
 An export is JSON as OTLP has it, one a line, as the collector's file exporter writes them. Spans whose
-`gen_ai.operation.name` is a call of a model are turns; the others (agents, tools) are what turns are
-within. Turns of one `gen_ai.conversation.id`, or of one trace where there is none, belong together.  A turn
-follows the one that ended last before it began, and the time between is a tool's or a user's; several that
-follow one turn go on at once.
+`gen_ai.operation.name` is a call of a model are turns; the others (agents, tools) enclose turns. Turns of one
+`gen_ai.conversation.id`, or of one trace where there is none, are one session.  A turn follows the turn that
+ended last before it began, and the time between is spent by a tool or a user; several turns that follow the
+same one run at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INPUT, OUTPUT, CACHED = (f"gen_ai.usage.{what}_tokens" for what in ("input", "ou
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """`line`: where it is, with its attributes.  Times in nanoseconds."""
+    """A span with the line of the file that holds it and its attributes.  Times in nanoseconds."""
 
     line: Line
     id: tuple[str, str]
@@ -47,20 +47,21 @@ class _Span:
 
 @dataclass(slots=True)
 class _Talk:
-    """A session that is being put together, and when its first turn began."""
+    """A session that is being assembled, and the time at which its first turn began."""
 
     start: int
     turns: list[Turn] = field(default_factory=list)
 
 
 def span_sessions(path: Path) -> Iterator[Session]:
-    """The sessions of a file in order of their start, from the first one on.
+    """Yields the sessions of a file in order of their start; the first starts at 0.
 
-    Tokens that a session's first turn found in a cache (`gen_ai.usage.cache_read.input_tokens`) are a
-    system prompt that it shares with others of its agent and model. A prompt that has no room for the
-    conversation so far is a new one.
-    Raises UserError, which names file and line, for what is no span, for one that ends before it starts or
-    starts before its parent, for parents that are not in the file, and for spans that are their own
+    Tokens that a session's first turn found in a cache (`gen_ai.usage.cache_read.input_tokens`) become a
+    system prompt that it shares with other sessions of its agent and model. A prompt shorter than the
+    conversation so far is treated as a new one.
+
+    Raises UserError, which names file and line, for a line that is no span, for a span that ends before it
+    starts or starts before its parent, for parents that are not in the file, and for spans that are their own
     ancestors.
     """
     spans = [span for line in json_lines(path) for span in _spans(line)]
@@ -75,7 +76,7 @@ def span_sessions(path: Path) -> Iterator[Session]:
 
 
 def _spans(line: Line) -> Iterator[_Span]:
-    """Of an export."""
+    """Yields the spans of an export."""
     for resource in _list(line, line.fields, "resourceSpans"):
         for scope in _list(line, resource, "scopeSpans"):
             for span in _list(line, scope, "spans"):
@@ -107,7 +108,7 @@ def _span(line: Line, fields: dict[str, Any]) -> _Span:
 
 
 def _value(value: object) -> object:
-    """Of an attribute: {"stringValue": ...}, {"intValue": ...} and the like."""
+    """Returns the value of an attribute: of {"stringValue": ...}, {"intValue": ...} and the like."""
     return next(iter(value.values()), None) if isinstance(value, dict) else None
 
 
@@ -151,7 +152,7 @@ def _parent(span: _Span, known: dict[tuple[str, str], _Span]) -> _Span:
 
 
 def _talks(calls: Iterable[_Span]) -> list[_Talk]:
-    """Of calls in order of their start, talks in that order."""
+    """Groups calls, given in order of their start, into sessions in that order."""
     ids, prefixes = count(), dict[object, int]()
     talks: list[_Talk] = []
     ended: dict[str, list[tuple[int, int, _Talk, int]]] = {}  # of each session's calls, by their end
@@ -172,7 +173,7 @@ def _talks(calls: Iterable[_Span]) -> list[_Talk]:
 
 
 def _first_prompt(call: _Span, prefixes: dict[object, int], ids: Iterator[int]) -> tuple[Segment, ...]:
-    """What is shared, if anything is, and the rest, which is at least a token."""
+    """Returns the shared segment, if there is one, and the rest, which has at least one token."""
     tokens, fields = call.line.tokens(INPUT), call.line.fields
     shared = call.line.tokens(CACHED) if fields.get(CACHED) not in (None, "0", 0) else 0
     if not 0 < shared < tokens:
@@ -185,7 +186,7 @@ def _first_prompt(call: _Span, prefixes: dict[object, int], ids: Iterator[int]) 
 def _prompt(
     call: _Span, shared: tuple[Segment, ...], before: Turn, ids: Iterator[int]
 ) -> tuple[Segment, ...]:
-    """The conversation so far and what is new, or a new prompt behind what is shared."""
+    """Returns the conversation so far and the new message, or a new prompt after the shared segment."""
     tokens = call.line.tokens(INPUT)
     so_far = (*before.prompt, Segment(before.answer, before.output_tokens))
     for known in (so_far, shared):

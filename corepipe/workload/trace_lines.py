@@ -1,4 +1,4 @@
-"""Files of traces line by line, and what is said of a line that cannot be read."""
+"""Files of traces, read line by line, and the errors for lines that cannot be read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corepipe.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a trace with the fields that it needs, and how to complain about it."""
+    """A line of a trace with the fields that it needs; makes the errors that name it."""
 
     path: Path
     number: int
@@ -26,7 +26,7 @@ class Line:
         return UserError(f"{self.path}, line {self.number}, {field}: {what}; {remedy}", "trace")
 
     def tokens(self, field: str) -> int:
-        """A whole number of at least 1."""
+        """Returns a whole number of at least 1."""
         value = self._present(field)
         try:
             number = float(str(value))
@@ -57,7 +57,7 @@ class Line:
 
 @contextmanager
 def opened(path: Path) -> Iterator[TextIO]:
-    """The file as text.  Raises UserError for one that cannot be read, also while it is read."""
+    """Opens the file as text.  Raises UserError for one that cannot be read, also while it is read."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             yield file

@@ -1,5 +1,5 @@
-"""Traces of real services, read as workloads: the Mooncake, Azure and BurstGPT schemas, which are written,
-too, and spans of OpenTelemetry (`spans`).
+"""Traces of real services as workloads: the Mooncake, Azure and BurstGPT schemas, which can also be written,
+and OpenTelemetry spans (`spans`).
 
 - Mooncake: JSON lines with timestamp (ms), input_length, output_length and, if known, hash_ids: one for each
   512 tokens of the prompt; equal ids are equal blocks.
@@ -32,24 +32,25 @@ MOONCAKE_BLOCK = 512
 """Tokens for which a hash id stands."""
 
 LONGEST_HEAD = 1 << 16
-"""Characters of a first line that is looked at."""
+"""Characters of the first line that are read to find the schema."""
 
 HEAD_OF_SPANS = 64
-"""Characters within which an export of spans says that it is one."""
+"""Characters at the start of a file within which an export of spans can be recognised."""
 
 EPOCH = datetime(2023, 11, 16, tzinfo=UTC)
-"""When traces that are written as Azure's begin, as its first one does."""
+"""Start of the traces that are written in Azure's schema, as in Azure's first trace."""
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "mooncake": ("timestamp", "input_length", "output_length"),
     "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
 }
-"""Of each schema with a request a line: time, tokens in, tokens out."""
+"""Columns of each schema that has a request per line: time, tokens in, tokens out."""
 
 
 def trace_format(path: Path, given: TraceFormat | None = None) -> TraceFormat:
-    """What a file looks like, unless it is given.  Raises UserError where it looks like none of them."""
+    """Returns the given format, or else the one that the file looks like.  Raises UserError where it looks
+    like none."""
     if given is not None:
         return given
     with opened(path) as file:
@@ -80,11 +81,12 @@ def trace_workload(
     duration: float | None = None,
     speed: float = 1.0,
 ) -> Workload:
-    """The requests of a file, at its times; no more than `limit`, and of the first `duration` seconds.
+    """Returns the requests of a file at their times; no more than `limit`, and of the first `duration`
+    seconds.
 
-    speed: so many times as fast; `duration` is then of the faster trace.  The file is read as the stream is.
-    Raises UserError for a file that cannot be read or is of no known
-    schema; reading the stream raises it for a line that is no request.
+    speed: factor by which the trace is played faster; `duration` is then of the faster trace.  The file is
+    read as the stream is. Raises UserError for a file that cannot be read or is of no known schema; reading
+    the stream raises it for a line that is no request.
     """
     if not 0 < speed < inf:
         raise UserError(f"--trace-speed must be above 0, not {speed}; 2 plays twice as fast", "trace_speed")
@@ -143,17 +145,17 @@ def _milliseconds(text: str) -> float:
 
 
 def _date(text: str) -> float:
-    """Seconds since 1970 of a date and time, in UTC unless it says otherwise."""
+    """Returns a date and time as seconds since 1970, in UTC unless it says otherwise."""
     time = datetime.fromisoformat(text)
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
 TIMES: dict[str, Callable[[str], float]] = {"mooncake": _milliseconds, "azure": _date, "burstgpt": float}
-"""Seconds, of a time as a schema writes it."""
+"""Functions that convert a schema's times to seconds."""
 
 
 class _Chain:
-    """Gives each chain of hash ids a segment id of its own, so that equal ids mean equal prefixes."""
+    """Assigns each chain of hash ids a segment id, so that equal segment ids mean equal prefixes."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], int] = {}
@@ -195,10 +197,10 @@ def _csv_lines(path: Path, schema: TraceFormat) -> Iterator[Line]:
 
 
 def write_trace(path: Path, workload: Workload, schema: TraceFormat) -> int:
-    """Writes an open-loop workload of single requests; how many.
+    """Writes an open-loop workload of single requests and returns their number.
 
-    Times are rounded to what the schema has.  Raises UserError for a workload whose times depend on
-    answers, and for a file that cannot be written.
+    Times are rounded to what the schema has.  Raises UserError for a workload whose times depend on answers,
+    and for a file that cannot be written.
     """
     if workload.chained:
         raise UserError("a trace has given times: no --users, no --turns and no spans", "trace")
@@ -231,7 +233,8 @@ def _mooncake(requests: Timed) -> Iterator[str]:
 
 
 def _block_name(turn: Turn, block: int) -> int:
-    """The segment in which a block of a prompt ends, and where: it stands for all that precedes it."""
+    """Returns a number for the segment and the position in it where a block of a prompt ends: it identifies
+    the whole prefix up to there."""
     end = min((block + 1) * MOONCAKE_BLOCK, turn.prompt_tokens)
     for segment in turn.prompt:
         if end <= segment.tokens:

@@ -1,12 +1,12 @@
-"""Who asks for what, and when: a stream of requests for a simulation or for a real server.
+"""Workloads: streams of requests for a simulation or for a real server.
 
 A workload is a stream of sessions.  A session is one request, or several turns of one conversation, each sent
-when the turn that it follows has been answered: the one before, or of an agent that does several things at
-once an earlier one.  Sessions start at given times (open loop), or when one of N users is free (closed loop).
-The stream is made as it is read, and depends on its seed alone.
+when the turn that it follows has been answered: the previous one, or, for an agent that does several things
+at once, an earlier one.  Sessions start at given times (open loop), or when one of N users is free (closed
+loop). The stream is made as it is read, and depends on its seed alone.
 
 Prompts are described, not spelled out: a chain of segments, where an id stands for a segment's tokens and
-everything before them.  Equal ids are equal prefixes; `token_ids` spells them out where text is needed.
+everything before them.  Equal ids are equal prefixes; `token_ids` draws the tokens where text is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from corepipe.workload.lengths import Lengths
 
 
 class Segment(NamedTuple):
-    """`tokens` tokens of a prompt.  Where ids are equal, these tokens and all before them are equal."""
+    """A part of a prompt with `tokens` tokens.  Where ids are equal, these tokens and all before them are
+    equal."""
 
     id: int
     tokens: int
@@ -32,10 +33,10 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request: its whole prompt, and how many tokens are answered (`answer` is their segment's id).
+    """One request: its whole prompt, and the number of tokens in its answer (`answer` is their segment's id).
 
-    think_seconds: between the end of the turn that it follows and this one, as users think and tools work.
-    after: the number of the turn that it follows (None: the one before).
+    think_seconds: time between the end of the turn that it follows and this one, in which users think and
+    tools work. after: the number of the turn that it follows (None: the previous one).
     """
 
     prompt: tuple[Segment, ...]
@@ -51,27 +52,27 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns, each behind an earlier one.  start: seconds; None: when a user of a closed loop is free."""
+    """A list of turns, each after an earlier one.  start: seconds; None: when a user of a closed loop is
+    free."""
 
     start: float | None
     turns: tuple[Turn, ...]
 
     def following(self, turn: int) -> list[int]:
-        """The numbers of the turns that wait for the answer to this one."""
+        """Returns the numbers of the turns that wait for the answer to this one."""
         behind = range(turn + 1, len(self.turns))
         return [n for n in behind if (n - 1 if (after := self.turns[n].after) is None else after) == turn]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A stream of sessions, which `sessions()` starts from the beginning.
+    """A stream of sessions; each call of `sessions()` starts it from the beginning.
 
-    users: of a closed loop, each of whom starts a session `think_seconds` after the last one ended; None:
-    an open loop.  In a closed loop no session starts after `duration` seconds (None: no limit); the times
-    of an open loop are in the stream.  shares_prefixes: whether any two prompts may begin alike.
-    talks: whether a session may have several turns.
-    chained: whether any request waits for the answer to another.  requests: how many there are at most
-    (None: not known).  about: the settings, for reports.
+    users: number of users of a closed loop, each of whom starts a session `think_seconds` after the last one
+    ended; None: an open loop.  In a closed loop no session starts after `duration` seconds (None: no limit);
+    the times of an open loop are in the stream.  shares_prefixes: whether any two prompts may begin alike.
+    talks: whether a session may have several turns. chained: whether any request waits for the answer to
+    another.  requests: their number at most (None: not known).  about: the settings, for reports.
     """
 
     sessions: Callable[[], Iterator[Session]]
@@ -89,7 +90,7 @@ class Workload:
 class PrefixTree:
     """Prefixes that requests share: each of `levels` is (branches of a node, tokens of each).
 
-    ((1, 512), (8, 256)) is a system prompt of 512 tokens, and behind it one of 8 documents of 256.
+    ((1, 512), (8, 256)) is a system prompt of 512 tokens, followed by one of 8 documents of 256.
     """
 
     levels: tuple[tuple[int, int], ...] = ()
@@ -108,7 +109,7 @@ class PrefixTree:
         return cls(tuple((level[0], level[1]) for level in levels))
 
     def path(self, random: Random) -> tuple[Segment, ...]:
-        """A way from the root to a leaf.  Ids count the nodes level by level and are negative."""
+        """Draws a path from the root to a leaf.  Ids count the nodes level by level and are negative."""
         first, node, segments = 1, 0, []
         width = 1
         for branches, tokens in self.levels:
@@ -121,11 +122,11 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """A made-up workload.
+    """A synthetic workload.
 
-    requests: how many (None: no limit; then `duration` must be set).  arrivals: of requests, in an open
-    loop; None: a closed loop of `users`.  A session has `turns` turns, each of which adds `input_len`
-    tokens to the conversation so far and asks for `output_len`; think_seconds lie between them.
+    requests: their number (None: no limit; then `duration` must be set).  arrivals: of requests, in an open
+    loop; None: a closed loop of `users`.  A session has `turns` turns, each of which adds `input_len` tokens
+    to the conversation so far and generates `output_len`; think_seconds lie between them.
     """
 
     input_len: Lengths
@@ -148,7 +149,7 @@ class Synthetic:
             raise UserError("give --rate for an open loop or --users for a closed one, not both", "rate")
 
     def workload(self) -> Workload:
-        """The stream of it."""
+        """Returns the workload as a stream of sessions."""
         return Workload(
             self._sessions,
             users=self.users,
@@ -174,7 +175,8 @@ class Synthetic:
             left = None if left is None else left - turns
 
     def starts(self) -> Iterator[float | None]:
-        """Seconds at which sessions begin, however many of them there are; None: once their user is free."""
+        """Yields the seconds at which sessions start, without end but for `duration`; None: when their user
+        is free."""
         if self.arrivals is None:
             while True:
                 yield None
@@ -183,7 +185,7 @@ class Synthetic:
         yield from takewhile(lambda time: time <= end, arrivals.times(self._random("arrivals")))
 
     def _random(self, what: str) -> Random:
-        """Each part has its own stream: another length does not move the arrivals."""
+        """Returns the random numbers of one part: a change of lengths does not move the arrivals."""
         return Random(f"{self.seed} {what}")  # noqa: S311 -- a workload is no secret
 
     def _about(self) -> dict[str, object]:
@@ -213,7 +215,7 @@ def _turns(
     ids: Iterator[int],
     think_seconds: float,
 ) -> tuple[Turn, ...]:
-    """The turns of a session: each prompt is the conversation so far and a new message."""
+    """Returns the turns of a session: each prompt is the conversation so far and a new message."""
     history, made = prefix, []
     for number in range(turns):
         message = Segment(next(ids), next(lengths[0]))
@@ -225,7 +227,8 @@ def _turns(
 
 
 def token_ids(prompt: tuple[Segment, ...], vocab_size: int, seed: int = 0) -> list[int]:
-    """Spells a prompt out: each segment's tokens are drawn from its id and the seed, one after the other."""
+    """Returns the token ids of a prompt: each segment's tokens are drawn from its id and the seed, one after
+    the other."""
     tokens: list[int] = []
     for segment in prompt:
         random = Random(f"{seed} {segment.id}").random  # noqa: S311
@@ -234,5 +237,5 @@ def token_ids(prompt: tuple[Segment, ...], vocab_size: int, seed: int = 0) -> li
 
 
 def first_requests(workload: Workload, most: int) -> list[Turn]:
-    """The first requests of the stream, in order of their sessions."""
+    """Returns the first requests of the stream, in order of their sessions."""
     return list(islice((turn for session in workload.sessions() for turn in session.turns), most))
