@@ -43,7 +43,7 @@ from side_by_side import Server, started
 from step import Demand
 from turns import Contender, ends_all_at_sigterm
 
-from corepipe.bench.target import Http, Target, Whole
+from corepipe.bench.target import Http, Target, WholeResponse
 from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
@@ -201,7 +201,7 @@ class Load:
     async def ask(self) -> bytes:
         """The answer's body.  Raises RuntimeError for another status than 200."""
         self._next = (self._next + 1) % len(self._requests)
-        answer = Whole()
+        answer = WholeResponse()
         await self._http.pool.exchange(self._requests[self._next], answer)
         if answer.status != 200:
             raise RuntimeError(f"{self._http.target.url}: {answer.status} {answer.body.decode()[:300]}")

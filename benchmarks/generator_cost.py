@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import uvloop
 
-from corepipe.bench.stream import Answer, Chunk
+from corepipe.bench.stream import StreamChunk, StreamedAnswer
 from corepipe.bench.target import Http, Target
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +34,7 @@ STREAMS, TOKENS, GAP = 40, 200, 0.02
 BODY = {"model": "stub", "prompt": "x", "max_tokens": TOKENS, "stream": True}
 ROUNDS = 3
 
-Read = Callable[[str, list[Answer]], Awaitable[None]]
+Read = Callable[[str, list[StreamedAnswer]], Awaitable[None]]
 
 
 @contextmanager
@@ -50,10 +50,10 @@ def stub(log: Path) -> Iterator[str]:
             process.kill()
 
 
-async def by_httpx(url: str, answers: list[Answer]) -> None:
+async def by_httpx(url: str, answers: list[StreamedAnswer]) -> None:
     async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=60) as client:
 
-        async def one(answer: Answer) -> None:
+        async def one(answer: StreamedAnswer) -> None:
             async with client.stream("POST", f"{url}/v1/completions", json=BODY) as response:
                 answer.start(response.status_code)
                 async for data in response.aiter_raw():
@@ -62,10 +62,10 @@ async def by_httpx(url: str, answers: list[Answer]) -> None:
         await asyncio.gather(*map(one, answers))
 
 
-async def by_aiohttp(url: str, answers: list[Answer]) -> None:
+async def by_aiohttp(url: str, answers: list[StreamedAnswer]) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def one(answer: Answer) -> None:
+        async def one(answer: StreamedAnswer) -> None:
             async with session.post(f"{url}/v1/completions", json=BODY) as response:
                 answer.start(response.status)
                 async for data in response.content.iter_any():
@@ -74,7 +74,7 @@ async def by_aiohttp(url: str, answers: list[Answer]) -> None:
         await asyncio.gather(*map(one, answers))
 
 
-async def by_ours(url: str, answers: list[Answer]) -> None:
+async def by_ours(url: str, answers: list[StreamedAnswer]) -> None:
     http = Http(Target.parse(url), None)
     request = http.request("POST", "/v1/completions", msgspec.json.encode(BODY))
     await asyncio.gather(*(http.pool.exchange(request, answer) for answer in answers))
@@ -83,8 +83,8 @@ async def by_ours(url: str, answers: list[Answer]) -> None:
 
 def measure(read: Read) -> tuple[float, float, float, float]:
     """Tokens a second, share of a core, microseconds a token, and microseconds from send to stamp (mean)."""
-    decoder = msgspec.json.Decoder(Chunk)
-    answers = [Answer(decoder) for _ in range(STREAMS)]
+    decoder = msgspec.json.Decoder(StreamChunk)
+    answers = [StreamedAnswer(decoder) for _ in range(STREAMS)]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
         with stub(log) as url:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from corepipe.bench.outcome import Outcome
+from corepipe.bench.outcome import RequestOutcome
 from corepipe.bench.pooled import PooledAnswer, Results
 from corepipe.bench.prompts import Speller
-from corepipe.bench.stream import Answer, Chunk
+from corepipe.bench.stream import StreamChunk, StreamedAnswer
 from corepipe.bench.target import Http
 from corepipe.bench.transport import TransportError
 from corepipe.workload.workload import Segment, Session, Turn
@@ -38,7 +38,7 @@ MOST_DOCUMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestSettings:
     """The settings of requests.
 
     documents: number to rank for each query.  extra: fields of the body; null removes a field that is sent
@@ -64,7 +64,7 @@ class Asking:
 
 
 @dataclass(slots=True)
-class Talk:
+class ActiveSession:
     """A session in progress and its answers so far, by the segment that stands for each in later prompts."""
 
     session: Session
@@ -73,7 +73,7 @@ class Talk:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PreparedRequest:
     """A turn as a request that can be sent.  most_chunks: the client disconnects after so many; None: it
     reads all."""
 
@@ -86,20 +86,20 @@ class Request:
     most_chunks: int | None = None
 
 
-class Client:
+class LoadClient:
     """Makes requests and sends them.  `count` counts the tokens of answers where the server does not."""
 
     def __init__(
-        self, http: Http, asking: Asking, speller: Speller, count: Callable[[str], int] | None = None
+        self, http: Http, asking: RequestSettings, speller: Speller, count: Callable[[str], int] | None = None
     ) -> None:
         self._http = http
         self._count = count
         self._asking = asking
         self._speller = speller
         self._numbers = 0
-        self._decoder = msgspec.json.Decoder(Chunk, strict=False)
+        self._decoder = msgspec.json.Decoder(StreamChunk, strict=False)
         self._whole = msgspec.json.Decoder(Results, strict=False)
-        self._hearing: set[Answer | PooledAnswer] = set()
+        self._hearing: set[StreamedAnswer | PooledAnswer] = set()
         self._hang_ups = Random(f"{asking.seed} cancel")  # noqa: S311 -- a workload is no secret
 
     @property
@@ -107,7 +107,7 @@ class Client:
         """The number of chunks with tokens in answers that have not ended."""
         return sum(len(answer.stamps) for answer in self._hearing)
 
-    def prepare(self, talk: Talk, turn: int) -> Request:
+    def prepare(self, talk: ActiveSession, turn: int) -> PreparedRequest:
         """Makes the request of a turn; the turns before it have been answered."""
         asked, asking = talk.session.turns[turn], self._asking
         number, self._numbers = self._numbers, self._numbers + 1
@@ -122,13 +122,13 @@ class Client:
         whole = self._http.request("POST", PATHS[asking.api], data, headers)
         inputs = asked.prompt_tokens * asking.documents
         outputs = asked.output_tokens if asking.generates else 0
-        return Request(talk.number, turn, inputs, outputs, whole, request_id, most)
+        return PreparedRequest(talk.number, turn, inputs, outputs, whole, request_id, most)
 
-    async def send(self, request: Request, intended: float) -> Outcome:
+    async def send(self, request: PreparedRequest, intended: float) -> RequestOutcome:
         """Sends a request and reads the answer to its end; the outcome is `unfinished` where the task is
         cancelled."""
         sent = perf_counter()
-        outcome = Outcome(
+        outcome = RequestOutcome(
             request.session, request.turn, request.asked_input, request.asked_output,
             intended, sent, request_id=request.request_id,
         )  # fmt: skip
@@ -143,12 +143,14 @@ class Client:
         self._note(outcome, answer)
         return outcome
 
-    def _answer(self, request: Request) -> Answer | PooledAnswer:
+    def _answer(self, request: PreparedRequest) -> StreamedAnswer | PooledAnswer:
         if self._asking.generates:
-            return Answer(self._decoder, request.most_chunks)
+            return StreamedAnswer(self._decoder, request.most_chunks)
         return PooledAnswer(self._whole, self._asking.documents)
 
-    async def _exchange(self, request: Request, answer: Answer | PooledAnswer) -> tuple[str, str] | None:
+    async def _exchange(
+        self, request: PreparedRequest, answer: StreamedAnswer | PooledAnswer
+    ) -> tuple[str, str] | None:
         """Reads an answer; returns the kind and the message of the failure that interrupted it, or None."""
         try:
             async with asyncio.timeout(self._asking.seconds):
@@ -160,7 +162,7 @@ class Client:
         answer.end(perf_counter())
         return None
 
-    def _note(self, outcome: Outcome, answer: Answer | PooledAnswer) -> None:
+    def _note(self, outcome: RequestOutcome, answer: StreamedAnswer | PooledAnswer) -> None:
         outcome.ended = perf_counter()
         outcome.generated = self._asking.generates
         outcome.first, outcome.last = answer.first, answer.last or None
@@ -178,7 +180,7 @@ class Client:
         if self._asking.keep_text:
             outcome.text = answer.text
 
-    def _generated(self, talk: Talk, turn: int) -> dict[str, Any]:
+    def _generated(self, talk: ActiveSession, turn: int) -> dict[str, Any]:
         return {
             **self._prompt(talk, turn),
             "max_tokens": talk.session.turns[turn].output_tokens,
@@ -198,7 +200,7 @@ class Client:
         query = self._speller.text([Segment(own.id, QUERY_TOKENS)], alone=False)
         return {"query": query, "documents": [self._speller.text([*shared, part]) for part in parts]}
 
-    def _prompt(self, talk: Talk, turn: int) -> dict[str, Any]:
+    def _prompt(self, talk: ActiveSession, turn: int) -> dict[str, Any]:
         messages = _messages(talk, turn, self._speller)
         if self._asking.api == "chat":
             return {"messages": messages}
@@ -207,7 +209,9 @@ class Client:
         return {"prompt": "".join(message["content"] for message in messages)}
 
 
-def _judge(outcome: Outcome, answer: Answer | PooledAnswer, broken: tuple[str, str] | None) -> None:
+def _judge(
+    outcome: RequestOutcome, answer: StreamedAnswer | PooledAnswer, broken: tuple[str, str] | None
+) -> None:
     """Sets how an answer ended: an error that the server reported precedes a failure of the connection."""
     failure = answer.told()
     if failure is None and answer.enough:
@@ -220,7 +224,7 @@ def _judge(outcome: Outcome, answer: Answer | PooledAnswer, broken: tuple[str, s
         outcome.end, (outcome.error, outcome.detail) = "failed", failure
 
 
-def _messages(talk: Talk, turn: int, speller: Speller) -> Sequence[dict[str, str]]:
+def _messages(talk: ActiveSession, turn: int, speller: Speller) -> Sequence[dict[str, str]]:
     """Returns the messages: prefixes that sessions share are the system message; then user and assistant take
     turns."""
     prompt = talk.session.turns[turn].prompt

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corepipe.bench.outcome import Outcome
-from corepipe.bench.report import Report
+from corepipe.bench.outcome import RequestOutcome
+from corepipe.bench.report import LoadReport
 from corepipe.errors import UserError
 
 COLUMNS = (
@@ -34,7 +34,7 @@ def check_directory(path: Path | None) -> None:
         raise UserError(f"--output {path}: {there} may not be written", "output")
 
 
-def write_files(path: Path, document: Mapping[str, Any], html: str, reports: list[Report]) -> None:
+def write_files(path: Path, document: Mapping[str, Any], html: str, reports: list[LoadReport]) -> None:
     """Writes result.json, requests.csv and report.html.  Raises UserError where a file cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def write_files(path: Path, document: Mapping[str, Any], html: str, reports: lis
         raise UserError(f"--output {path}: {error.strerror}", "output") from error
 
 
-def rows(reports: list[Report]) -> str:
+def rows(reports: list[LoadReport]) -> str:
     """Returns CSV with a line for each request, in the order in which they ended."""
     text = io.StringIO()
     writer = csv.writer(text)
@@ -56,7 +56,7 @@ def rows(reports: list[Report]) -> str:
     return text.getvalue()
 
 
-def _row(o: Outcome, start: float) -> tuple[object, ...]:
+def _row(o: RequestOutcome, start: float) -> tuple[object, ...]:
     completed = o.end == "completed"
     tpot = o.tpot if completed else None
     return (

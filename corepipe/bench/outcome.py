@@ -10,12 +10,12 @@ from typing import Literal
 from corepipe.workload.slo import Slo
 
 End = Literal["completed", "failed", "cancelled", "unfinished"]
-"""How a request ended.  cancelled: the client disconnected, as --cancel says.  unfinished: the run ended
+"""The end of a request.  cancelled: the client disconnected, as --cancel says.  unfinished: the run ended
 before the answer."""
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """The outcome of one request.  Times are seconds of `perf_counter`.
 
     intended: when it was due; latencies count from there.  sent: when the load generator sent it. first,

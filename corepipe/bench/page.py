@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from corepipe.bench.report import Report
+from corepipe.bench.report import LoadReport
 from corepipe.bench.sweep import Sweep
 from corepipe.workload import charts
 from corepipe.workload.charts import Curve, Floats, Panel, middle, spread
@@ -21,7 +21,7 @@ LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2
 SHOWN = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
-def run_page(report: Report) -> str:
+def run_page(report: LoadReport) -> str:
     """Returns the page of one run, with figures over time."""
     document = report.document()
     rows = [(name, *_cells(document, name)) for name in (*LATENCIES, "itl") if _is_there(document, name)]
@@ -32,7 +32,7 @@ def run_page(report: Report) -> str:
     return charts.page(_title(report), _about(report, document), _over_time(report), shown)
 
 
-def _summary(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _summary(report: LoadReport, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the number of requests by how they ended, and their rates."""
     yield "", f"in {document['duration']:.1f} s"
     for end in ("completed", "failed", "cancelled", "unfinished"):
@@ -87,11 +87,11 @@ def _stage(stage: Mapping[str, Any], names: Sequence[str], tokens: str) -> tuple
     return f"{_rate(stage):.3g}", done, met, *times, f"{stage[tokens]:,.0f}", *ends
 
 
-def _title(report: Report) -> str:
+def _title(report: LoadReport) -> str:
     return f"{report.conditions.model} at {report.conditions.url}"
 
 
-def _about(report: Report, document: Mapping[str, Any], skip: Sequence[str] = ()) -> str:
+def _about(report: LoadReport, document: Mapping[str, Any], skip: Sequence[str] = ()) -> str:
     settings = report.conditions.workload.items()
     facts = [
         f"{name.replace('_', ' ')} {value:g}"
@@ -109,7 +109,7 @@ def _about(report: Report, document: Mapping[str, Any], skip: Sequence[str] = ()
     )
 
 
-def _over_time(report: Report) -> Iterator[Panel]:
+def _over_time(report: LoadReport) -> Iterator[Panel]:
     start, outcomes = report.span.start, report.recorder.outcomes
     done = [outcome for outcome in outcomes if outcome.end == "completed"]
     edges = np.linspace(0.0, max(report.span.seconds, 1e-9), POINTS + 1)

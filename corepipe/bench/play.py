@@ -8,17 +8,17 @@ from itertools import islice
 from time import process_time
 from typing import TYPE_CHECKING
 
-from corepipe.bench.client import Asking, Client
+from corepipe.bench.client import LoadClient, RequestSettings
 from corepipe.bench.prompts import Speller
 from corepipe.bench.recorder import Recorder
-from corepipe.bench.report import Conditions, HostEffort, Report
-from corepipe.bench.runner import Run
-from corepipe.bench.setup import Setup
-from corepipe.bench.target import Http, Identified, Pace, pace
+from corepipe.bench.report import Conditions, HostEffort, LoadReport
+from corepipe.bench.runner import LoadRun
+from corepipe.bench.setup import PromptSetup
+from corepipe.bench.target import DevicePace, Http, ServerIdentity, pace
 from corepipe.workload.slo import Slo
 from corepipe.workload.workload import Session, Workload
 
-if TYPE_CHECKING:  # heavy, and most load tests do without
+if TYPE_CHECKING:  # slow to import, and most load tests need none
     from corepipe.models.text.tokenizer import Tokenizer
 
 WARM_USERS = 8
@@ -26,33 +26,33 @@ WARM_USERS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LoadTestSettings:
     """The settings that all runs of a load test share.  salt: seed of the words in prompts."""
 
-    asking: Asking
+    asking: RequestSettings
     slo: Slo
     salt: str
     keep_stamps: bool = False
     tokenizer: tuple[str, Tokenizer] | None = None
 
 
-class HostEffortTest:
+class LoadTest:
     """Plays workloads, one at a time.  `watch` is called for every run that begins."""
 
     def __init__(
         self,
         http: Http,
-        found: Identified,
-        setup: Setup,
-        settings: Settings,
-        watch: Callable[[Run, Recorder, Workload, str], None],
+        found: ServerIdentity,
+        setup: PromptSetup,
+        settings: LoadTestSettings,
+        watch: Callable[[LoadRun, Recorder, Workload, str], None],
     ) -> None:
         self._http = http
         self._found = found
         self._setup = setup
         self._settings = settings
         self._watch = watch
-        self._run: Run | None = None
+        self._run: LoadRun | None = None
         self._played = 0
         self.stopped = False
 
@@ -71,13 +71,13 @@ class HostEffortTest:
         users = min(requests, WARM_USERS)
         await self.play(Workload(first, users=users, requests=requests), "warming up")
 
-    async def play(self, workload: Workload, name: str = "") -> Report:
+    async def play(self, workload: Workload, name: str = "") -> LoadReport:
         """Plays a workload to its end, or until `stop`."""
         settings = self._settings
         asking = replace(settings.asking, run_id=f"{settings.asking.run_id}-{self._played}")
         recorder = Recorder(settings.slo, keep_stamps=settings.keep_stamps)
-        client = Client(self._http, asking, self._speller(), self._count)
-        self._run = Run(workload, client, recorder)
+        client = LoadClient(self._http, asking, self._speller(), self._count)
+        self._run = LoadRun(workload, client, recorder)
         self._played += 1
         self._watch(self._run, recorder, workload, name)
         before, cpu = await self._pace(), process_time()
@@ -88,7 +88,7 @@ class HostEffortTest:
         after = await self._pace()
         steps, late = max(0, after.steps - before.steps), max(0, after.late_steps - before.late_steps)
         load = HostEffort(cpu, steps, late, after.time_scale_needed)
-        return Report(self._conditions(workload), recorder, span, load, self.stopped)
+        return LoadReport(self._conditions(workload), recorder, span, load, self.stopped)
 
     def _speller(self) -> Speller:
         """Returns a speller with words that no other run uses, so that no prefix cache holds them."""
@@ -101,8 +101,8 @@ class HostEffortTest:
         _, tokenizer = self._settings.tokenizer
         return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
-    async def _pace(self) -> Pace:
-        return await pace(self._http) if self._found.is_corepipe else Pace()
+    async def _pace(self) -> DevicePace:
+        return await pace(self._http) if self._found.is_corepipe else DevicePace()
 
     def _conditions(self, workload: Workload) -> Conditions:
         settings = self._settings

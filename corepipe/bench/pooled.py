@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from corepipe.bench.stream import NO_WORDS, Device, TokenCounts, error_message
+from corepipe.bench.stream import NO_WORDS, DevicePrediction, TokenCounts, error_message
 
 
 class Results(msgspec.Struct):
@@ -28,7 +28,7 @@ class PooledAnswer:
 
     enough = False
     text = ""
-    device: Device | None = None
+    device: DevicePrediction | None = None
 
     def __init__(self, decoder: msgspec.json.Decoder[Results], wanted: int) -> None:
         self.status = 0

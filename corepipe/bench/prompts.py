@@ -31,7 +31,7 @@ def all_words() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class PromptVocabulary:
     """The material of prompts: `words`, or token `ids` if there are any; `source` says who counted their
     tokens."""
 
@@ -40,17 +40,17 @@ class Vocabulary:
     ids: tuple[int, ...] = ()
 
 
-async def vocabulary(count: Count | None, source: str, *, by_ids: bool) -> Vocabulary:
+async def vocabulary(count: Count | None, source: str, *, by_ids: bool) -> PromptVocabulary:
     """Finds words of one token each, or token ids; without a tokenizer all words are used."""
     if count is None:
-        return Vocabulary("words, counted by the server's usage", all_words())
+        return PromptVocabulary("words, counted by the server's usage", all_words())
     if by_ids:
         ids = await count("".join(f" {word}" for word in all_words()))
-        return Vocabulary(f"token ids, by {source}", all_words(), tuple(sorted(set(ids))))
+        return PromptVocabulary(f"token ids, by {source}", all_words(), tuple(sorted(set(ids))))
     single = await _single(all_words(), count)
     if len(single) < FEWEST_WORDS:
-        return Vocabulary(f"words, few of one token each by {source}", all_words())
-    return Vocabulary(f"words of one token each, by {source}", single)
+        return PromptVocabulary(f"words, few of one token each by {source}", all_words())
+    return PromptVocabulary(f"words of one token each, by {source}", single)
 
 
 async def _single(words: Sequence[str], count: Count) -> tuple[str, ...]:
@@ -65,14 +65,14 @@ async def _single(words: Sequence[str], count: Count) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class TokenScale:
     """The relation of the server's token count to the number of words: `fixed` + `each` * words."""
 
     fixed: float = 0.0
     each: float = 1.0
 
     @classmethod
-    def through(cls, first: tuple[int, int], second: tuple[int, int]) -> Scale:
+    def through(cls, first: tuple[int, int], second: tuple[int, int]) -> TokenScale:
         """Returns the scale through two prompts, given as (words, tokens)."""
         each = (second[1] - first[1]) / (second[0] - first[0])
         return cls(max(0.0, first[1] - each * first[0]), each) if each > 0 else cls()
@@ -90,12 +90,12 @@ class Scale:
 class Speller:
     """Turns segments into texts or token ids."""
 
-    def __init__(self, vocabulary: Vocabulary, salt: str, scale: Scale | None = None) -> None:
+    def __init__(self, vocabulary: PromptVocabulary, salt: str, scale: TokenScale | None = None) -> None:
         self._vocabulary = vocabulary
         self._salt = salt
-        self._scale = scale or Scale()
+        self._scale = scale or TokenScale()
 
-    def scaled(self, scale: Scale) -> Speller:
+    def scaled(self, scale: TokenScale) -> Speller:
         """Returns the same speller with the scale that the server's counts gave."""
         return Speller(self._vocabulary, self._salt, scale)
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import fsum, sqrt
 
-from corepipe.bench.outcome import Outcome
+from corepipe.bench.outcome import RequestOutcome
 from corepipe.workload.slo import Slo
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -18,7 +18,7 @@ BITS = 11
 """Leading bits of a value that choose its bucket: values are exact within 0.05 %."""
 
 
-class Distribution:
+class LatencyHistogram:
     """Seconds in the buckets of an HDR histogram: linear within each power of two of microseconds.
 
     A long run takes no more memory than a short one.  Mean and standard deviation are exact.
@@ -73,10 +73,10 @@ class Recorder:
     def __init__(self, slo: Slo, *, keep_stamps: bool = False) -> None:
         self._slo = slo
         self._keep = keep_stamps
-        self.latencies = {name: Distribution() for name in METRICS}
-        self.device = {"ttft": Distribution(), "tpot": Distribution()}
-        self.late = Distribution()
-        self.outcomes: list[Outcome] = []
+        self.latencies = {name: LatencyHistogram() for name in METRICS}
+        self.device = {"ttft": LatencyHistogram(), "tpot": LatencyHistogram()}
+        self.late = LatencyHistogram()
+        self.outcomes: list[RequestOutcome] = []
         self.ends: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.details: dict[str, str] = {}
@@ -84,7 +84,7 @@ class Recorder:
         self.input_tokens = self.cached_tokens = self.output_tokens = 0
         self.tokens_in_second: defaultdict[int, float] = defaultdict(float)
 
-    def take(self, outcome: Outcome) -> None:
+    def take(self, outcome: RequestOutcome) -> None:
         """Counts a request that has ended; latencies are those of completed requests alone."""
         self.outcomes.append(outcome)
         self.ends[outcome.end] += 1
@@ -97,7 +97,7 @@ class Recorder:
         if not self._keep:
             del outcome.stamps[:]
 
-    def _complete(self, outcome: Outcome) -> None:
+    def _complete(self, outcome: RequestOutcome) -> None:
         self.input_tokens += outcome.input_tokens
         self.cached_tokens += outcome.cached_tokens
         self.output_tokens += outcome.output_tokens
@@ -111,7 +111,7 @@ class Recorder:
         for stamp in outcome.stamps:
             self.tokens_in_second[int(stamp)] += share
 
-    def _seconds(self, outcome: Outcome) -> Iterator[tuple[str, float]]:
+    def _seconds(self, outcome: RequestOutcome) -> Iterator[tuple[str, float]]:
         yield "e2el", outcome.e2e
         if outcome.generated:
             yield "ttft", outcome.ttft
@@ -121,7 +121,7 @@ class Recorder:
             yield "itl", gap
 
 
-def most_at_once(outcomes: list[Outcome]) -> int:
+def most_at_once(outcomes: list[RequestOutcome]) -> int:
     """Returns the largest number of concurrent requests."""
     changes = sorted([(o.sent, 1) for o in outcomes] + [(o.ended, -1) for o in outcomes])
     most = now = 0
@@ -131,6 +131,6 @@ def most_at_once(outcomes: list[Outcome]) -> int:
     return most
 
 
-def mean_at_once(outcomes: list[Outcome], seconds: float) -> float:
+def mean_at_once(outcomes: list[RequestOutcome], seconds: float) -> float:
     """Returns the mean number of concurrent requests."""
     return fsum(o.ended - o.sent for o in outcomes) / seconds if seconds > 0 else 0.0

@@ -8,16 +8,16 @@ from datetime import datetime
 from typing import Any
 
 from corepipe.bench.client import GENERATING, Api
-from corepipe.bench.outcome import Outcome
+from corepipe.bench.outcome import RequestOutcome
 from corepipe.bench.recorder import (
     METRICS,
     PERCENTS,
-    Distribution,
+    LatencyHistogram,
     Recorder,
     mean_at_once,
     most_at_once,
 )
-from corepipe.bench.runner import Span
+from corepipe.bench.runner import RunSpan
 from corepipe.serving.telemetry.lateness import not_valid, too_late
 from corepipe.version import __version__
 from corepipe.workload.slo import NO_SLO, Slo
@@ -73,12 +73,12 @@ class HostEffort:
 
 
 @dataclass(frozen=True)
-class Report:
+class LoadReport:
     """The report of a finished run."""
 
     conditions: Conditions
     recorder: Recorder = field(repr=False)
-    span: Span
+    span: RunSpan
     load: HostEffort
     interrupted: bool = False
 
@@ -229,7 +229,7 @@ class Report:
 def _keys() -> tuple[str, ...]:
     """Returns the keys of a result that hold a number, or null where there is none."""
     nobody = Conditions("", "", "completions", "", None, {}, "")
-    document = Report(nobody, Recorder(NO_SLO), Span(0.0, 0.0, 0.0), HostEffort()).document()
+    document = LoadReport(nobody, Recorder(NO_SLO), RunSpan(0.0, 0.0, 0.0), HostEffort()).document()
     return tuple(key for key, value in document.items() if value is None or isinstance(value, int | float))
 
 
@@ -238,7 +238,7 @@ def _rate(workload: Mapping[str, object]) -> object:
     return workload.get("rate") or "inf"
 
 
-def _statistics(name: str, values: Distribution) -> Iterator[tuple[str, float | None]]:
+def _statistics(name: str, values: LatencyHistogram) -> Iterator[tuple[str, float | None]]:
     """Yields statistics under vLLM's keys, in milliseconds; None where nothing was measured (0 there)."""
 
     def told(seconds: float) -> float | None:
@@ -252,7 +252,7 @@ def _statistics(name: str, values: Distribution) -> Iterator[tuple[str, float | 
     yield f"max_{name}_ms", told(values.max)
 
 
-def detail(outcomes: Sequence[Outcome], start: float) -> dict[str, list[Any]]:
+def detail(outcomes: Sequence[RequestOutcome], start: float) -> dict[str, list[Any]]:
     """Returns each request's values under the keys of vLLM's --save-detailed, in seconds; 0 for what is
     missing."""
     return {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 
-from corepipe.bench.client import Client, Request, Talk
-from corepipe.bench.outcome import Outcome
+from corepipe.bench.client import ActiveSession, LoadClient, PreparedRequest
+from corepipe.bench.outcome import RequestOutcome
 from corepipe.bench.recorder import Recorder
 from corepipe.workload.workload import Session, Workload
 
@@ -21,7 +21,7 @@ TIMER = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RunSpan:
     """Times at which a run began, its last request was due, and its last answer ended: seconds of
     `perf_counter`."""
 
@@ -34,10 +34,10 @@ class Span:
         return self.end - self.start
 
 
-class Run:
+class LoadRun:
     """One run of a workload; `stop` ends it early, and requests in progress are then unfinished."""
 
-    def __init__(self, workload: Workload, client: Client, recorder: Recorder) -> None:
+    def __init__(self, workload: Workload, client: LoadClient, recorder: Recorder) -> None:
         self._workload = workload
         self._client = client
         self._recorder = recorder
@@ -55,17 +55,17 @@ class Run:
         """Output tokens so far; of answers in progress, their chunks."""
         return self._recorder.output_tokens + self._client.chunks_under_way
 
-    async def play(self) -> Span:
+    async def play(self) -> RunSpan:
         """Sends everything and waits for the last answer; may be called once.  Raises UserError for an
         unreadable trace."""
         self.started = self._last_due = perf_counter()
         try:
             async with self._group:
                 self._begin()
-        except BaseExceptionGroup as group:  # a workload that cannot be read; one is enough
+        except BaseExceptionGroup as group:  # a workload that cannot be read; one error is enough
             raise group.exceptions[0] from group
         ends = [outcome.ended for outcome in self._recorder.outcomes]
-        return Span(self.started, self._last_due, max(ends, default=perf_counter()))
+        return RunSpan(self.started, self._last_due, max(ends, default=perf_counter()))
 
     def _begin(self) -> None:
         if self._stopped:
@@ -111,10 +111,10 @@ class Run:
             due = perf_counter() + (workload.think_seconds if fine else RETRY_SECONDS)
             await asyncio.sleep(due - perf_counter())
 
-    def _talk(self, session: Session) -> Talk:
-        return Talk(session, next(self._numbers))
+    def _talk(self, session: Session) -> ActiveSession:
+        return ActiveSession(session, next(self._numbers))
 
-    async def _session(self, talk: Talk, due: float, request: Request) -> bool:
+    async def _session(self, talk: ActiveSession, due: float, request: PreparedRequest) -> bool:
         """Sends all turns, each after the answer to the one that it follows; returns False where one failed
         and ended the session.
 
@@ -133,19 +133,19 @@ class Run:
                 return True
             due, request = await self._next(talk, following[0], ended)
 
-    async def _branch(self, talk: Talk, turn: int, ended: float) -> None:
+    async def _branch(self, talk: ActiveSession, turn: int, ended: float) -> None:
         """Sends a turn that follows one that ended at `ended`, and all turns after it."""
         due, request = await self._next(talk, turn, ended)
         await self._session(talk, due, request)
 
-    async def _next(self, talk: Talk, turn: int, ended: float) -> tuple[float, Request]:
+    async def _next(self, talk: ActiveSession, turn: int, ended: float) -> tuple[float, PreparedRequest]:
         """Waits until a turn is due, after one that ended at `ended`; returns its due time and request."""
         due = ended + talk.session.turns[turn].think_seconds
         request = self._client.prepare(talk, turn)
         await asyncio.sleep(due - perf_counter())
         return due, request
 
-    async def _send(self, request: Request, due: float) -> Outcome:
+    async def _send(self, request: PreparedRequest, due: float) -> RequestOutcome:
         self._last_due = max(self._last_due, due)
         self.in_flight += 1
         outcome = await self._client.send(request, due)

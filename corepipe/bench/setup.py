@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from corepipe.bench.client import Asking, Client, Talk
-from corepipe.bench.outcome import Outcome
-from corepipe.bench.prompts import Count, Scale, Speller, Vocabulary, vocabulary
+from corepipe.bench.client import ActiveSession, LoadClient, RequestSettings
+from corepipe.bench.outcome import RequestOutcome
+from corepipe.bench.prompts import Count, PromptVocabulary, Speller, TokenScale, vocabulary
 from corepipe.bench.stream import decoded
-from corepipe.bench.target import Http, Identified
+from corepipe.bench.target import Http, ServerIdentity
 from corepipe.errors import UserError
 from corepipe.workload.workload import Segment, Session, Turn
 
-if TYPE_CHECKING:  # heavy, and most load tests do without
+if TYPE_CHECKING:  # slow to import, and most load tests need none
     from corepipe.models.text.tokenizer import Tokenizer
 
 PROBES = (8, 24)
@@ -29,7 +29,7 @@ PROBE_IDS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class PromptSetup:
     """The speller of requests, and a description for people of how prompts get their lengths (`prompts`)."""
 
     speller: Speller
@@ -56,12 +56,12 @@ class PromptShape:
 
 async def set_up(
     http: Http,
-    found: Identified,
-    asking: Asking,
+    found: ServerIdentity,
+    asking: RequestSettings,
     salt: str,
     tokenizer: tuple[str, Tokenizer] | None,
     shape: PromptShape,
-) -> Setup:
+) -> PromptSetup:
     """Chooses the prompts and sends two short requests, which also warm the server up.
 
     Raises UserError where the server does not answer them.
@@ -82,18 +82,18 @@ async def set_up(
         )
     known = all(outcome.input_tokens for outcome in counted)
     first, second = ((size, outcome.input_tokens) for size, outcome in zip(PROBES, counted, strict=True))
-    scale = Scale.through(first, second) if known else Scale()
-    return Setup(speller.scaled(scale), _told(words, scale))
+    scale = TokenScale.through(first, second) if known else TokenScale()
+    return PromptSetup(speller.scaled(scale), _told(words, scale))
 
 
-def _told(words: Vocabulary, scale: Scale) -> str:
+def _told(words: PromptVocabulary, scale: TokenScale) -> str:
     added = f"; the server adds {scale.fixed:.0f}" if scale.fixed and scale.exact else ""
     rate = "" if scale.exact else f"; about {scale.each:.2f} tokens a word, so that lengths are approximate"
     return words.source + added + rate
 
 
 async def _counting(
-    http: Http, found: Identified, tokenizer: tuple[str, Tokenizer] | None
+    http: Http, found: ServerIdentity, tokenizer: tuple[str, Tokenizer] | None
 ) -> tuple[Count | None, str]:
     if tokenizer is not None:
         name, local = tokenizer
@@ -121,16 +121,22 @@ async def _tokenize(http: Http, model: str, text: str) -> Sequence[int] | None:
     return tokens if isinstance(tokens, list) and all(isinstance(t, int) for t in tokens) else None
 
 
-async def _probe(http: Http, asking: Asking, speller: Speller, number: int, turn: Turn) -> Outcome:
+async def _probe(
+    http: Http, asking: RequestSettings, speller: Speller, number: int, turn: Turn
+) -> RequestOutcome:
     """Sends one short request.  Raises UserError where it is not answered."""
-    client = Client(http, replace(asking, cancel=0.0, documents=1, run_id=f"{asking.run_id}-probe"), speller)
-    outcome = await client.send(client.prepare(Talk(Session(None, (turn,)), number), 0), perf_counter())
+    client = LoadClient(
+        http, replace(asking, cancel=0.0, documents=1, run_id=f"{asking.run_id}-probe"), speller
+    )
+    outcome = await client.send(
+        client.prepare(ActiveSession(Session(None, (turn,)), number), 0), perf_counter()
+    )
     if outcome.end == "completed":
         return outcome
     raise UserError(f"{http.target.url} does not answer a first request: {_explained(outcome)}", "url")
 
 
-def _explained(outcome: Outcome) -> str:
+def _explained(outcome: RequestOutcome) -> str:
     """Returns the error, and the flag that corrects it."""
     said = f"{outcome.error}: {outcome.detail}" if outcome.detail else outcome.error
     if outcome.error in {"401", "403"}:

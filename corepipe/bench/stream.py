@@ -30,7 +30,7 @@ Any other (error, abort, content_filter, a proxy's timeout) means an incomplete 
 """
 
 
-class Details(msgspec.Struct):
+class PromptTokenDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
@@ -40,27 +40,27 @@ class TokenCounts(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     total_tokens: int | None = None
-    prompt_tokens_details: Details | None = None
+    prompt_tokens_details: PromptTokenDetails | None = None
 
 
-class Device(msgspec.Struct):
+class DevicePrediction(msgspec.Struct):
     """A corepipe server's prediction for this answer, in emulated milliseconds."""
 
     time_to_first_token_ms: float | None = None
     time_per_output_token_ms: float | None = None
 
 
-class Delta(msgspec.Struct):
+class StreamDelta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: Any = None
 
 
-class Choice(msgspec.Struct):
+class StreamChoice(msgspec.Struct):
     index: int | None = None
     text: str | None = None
-    delta: Delta | None = None
+    delta: StreamDelta | None = None
     finish_reason: str | None = None
     error: Any = None
 
@@ -74,18 +74,18 @@ class Choice(msgspec.Struct):
         return self.delta is not None and bool(self.delta.tool_calls)
 
 
-class Chunk(msgspec.Struct):
+class StreamChunk(msgspec.Struct):
     """An event of either API; fields that are not needed here are not parsed.
 
     detail, message: an error, as frameworks write it, where there are no choices.
     """
 
-    choices: list[Choice] | None = None
+    choices: list[StreamChoice] | None = None
     usage: TokenCounts | None = None
     error: Any = None
     detail: Any = None
     message: Any = None
-    corepipe: Device | None = None
+    corepipe: DevicePrediction | None = None
 
     def failed(self) -> bool:
         """Tells whether the event reports an error."""
@@ -94,7 +94,7 @@ class Chunk(msgspec.Struct):
         return self.choices is None and bool(self.detail or self.message)
 
 
-class Events:
+class EventSplitter:
     """Splits bytes, in whatever pieces they come, into the data of server-sent events.
 
     Each `data:` line is an event of its own: JSON needs no line breaks, and no server of this API sends them.
@@ -123,7 +123,7 @@ class Events:
         return found
 
 
-class Answer:
+class StreamedAnswer:
     """Reads one streamed answer; times are of `perf_counter`.
 
     first, last: times of the first and the last token; stamps: times of every chunk with tokens.  The last
@@ -131,17 +131,17 @@ class Answer:
     that chunk's.
     """
 
-    def __init__(self, decoder: msgspec.json.Decoder[Chunk], most_chunks: int | None = None) -> None:
+    def __init__(self, decoder: msgspec.json.Decoder[StreamChunk], most_chunks: int | None = None) -> None:
         self.status = 0
         self.enough = False
         self.stamps = array("d")
         self.last = 0.0
         self.usage: TokenCounts | None = None
-        self.device: Device | None = None
+        self.device: DevicePrediction | None = None
         self.failure = ""
         self._decoder = decoder
         self._most = most_chunks
-        self._events = Events()
+        self._events = EventSplitter()
         self._said: list[str] = []
         self._unread = bytearray()
         self._streams = self._done = False
@@ -223,7 +223,7 @@ class Answer:
             self.usage = chunk.usage
         self.device = chunk.corepipe or self.device
 
-    def _hear(self, choice: Choice, now: float) -> None:
+    def _hear(self, choice: StreamChoice, now: float) -> None:
         said = choice.said()
         if said or choice.called():
             self.stamps.append(now)

@@ -14,9 +14,9 @@ from itertools import accumulate, repeat
 from math import fsum
 from typing import Any
 
-from corepipe.bench.outcome import Outcome
-from corepipe.bench.report import Report
-from corepipe.bench.runner import Span
+from corepipe.bench.outcome import RequestOutcome
+from corepipe.bench.report import LoadReport
+from corepipe.bench.runner import RunSpan
 from corepipe.workload.arrivals import Arrivals
 from corepipe.workload.slo import NO_SLO
 from corepipe.workload.workload import Synthetic
@@ -42,7 +42,7 @@ WARM = 0.3
 SWEPT = ("saturation_request_rate", "sustained_request_rate", "best_request_goodput")
 """Keys that the result of a sweep has in addition to those of a run."""
 
-Play = Callable[[Synthetic, str], Awaitable[Report | None]]
+Play = Callable[[Synthetic, str], Awaitable[LoadReport | None]]
 """Plays a workload, under a name for people; returns None where the user has interrupted it."""
 
 
@@ -55,7 +55,7 @@ class Stage:
     offered: float
     done: float
     seconds: float
-    report: Report
+    report: LoadReport
     good: float = 0.0
 
     @property
@@ -175,7 +175,7 @@ async def _stage(base: Synthetic, rate: float, seconds: float, play: Play) -> St
     return Stage(rate, _offered(outcomes, begin, end), done, end - begin, report, met)
 
 
-def steady(outcomes: Sequence[Outcome], span: Span, seconds: float) -> float:
+def steady(outcomes: Sequence[RequestOutcome], span: RunSpan, seconds: float) -> float:
     """Returns the requests per second that a stage completed, from the end of its warm-up until nothing more
     is sent.
 
@@ -190,9 +190,9 @@ def steady(outcomes: Sequence[Outcome], span: Span, seconds: float) -> float:
     return fsum(parts) / (end - begin)
 
 
-def _offered(outcomes: Sequence[Outcome], begin: float, end: float) -> float:
+def _offered(outcomes: Sequence[RequestOutcome], begin: float, end: float) -> float:
     return sum(begin <= outcome.intended < end for outcome in outcomes) / (end - begin)
 
 
-def _window(span: Span, seconds: float) -> tuple[float, float]:
+def _window(span: RunSpan, seconds: float) -> tuple[float, float]:
     return span.start + WARM * seconds, span.start + seconds

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from corepipe.bench.stream import decoded, error_message
-from corepipe.bench.transport import Address, Pool, TransportError
+from corepipe.bench.transport import Address, ConnectionPool, TransportError
 from corepipe.errors import UserError
 from corepipe.version import __version__
 
@@ -53,7 +53,7 @@ class Target:
         return cls(f"{parts.scheme}://{parts.netloc}{prefix}", address, prefix)
 
 
-class Whole:
+class WholeResponse:
     """Reads an answer whole."""
 
     enough = False
@@ -75,7 +75,7 @@ class Http:
 
     def __init__(self, target: Target, api_key: str | None) -> None:
         self.target = target
-        self.pool = Pool(target.address)
+        self.pool = ConnectionPool(target.address)
         lines = [
             f"host: {urlsplit(target.url).netloc.rpartition('@')[2]}",
             f"user-agent: corepipe-bench/{__version__}",
@@ -93,7 +93,7 @@ class Http:
 
     async def ask(self, path: str, document: object = None) -> tuple[int, bytes]:
         """Sends a GET, or a POST with the document; returns (status, body).  Raises TransportError."""
-        answer = Whole()
+        answer = WholeResponse()
         body = b"" if document is None else msgspec.json.encode(document)
         request = self.request("POST" if body else "GET", path, body)
         try:
@@ -105,7 +105,7 @@ class Http:
 
 
 @dataclass(frozen=True, slots=True)
-class Identified:
+class ServerIdentity:
     """The identity of a server: the model to name in requests, and a corepipe server's placement (None:
     another server)."""
 
@@ -117,7 +117,7 @@ class Identified:
         return self.placement is not None
 
 
-async def find(http: Http, model: str | None, wait: float = 0.0) -> Identified:
+async def find(http: Http, model: str | None, wait: float = 0.0) -> ServerIdentity:
     """Identifies a server; waits up to `wait` seconds for one that is not up.
 
     model: the model to use; None: the first that it serves.  Raises UserError for no server, no key, no such
@@ -133,7 +133,7 @@ async def find(http: Http, model: str | None, wait: float = 0.0) -> Identified:
     card = next((card for card in cards if card.get("id") == chosen), {})
     ours = card.get("owned_by") == OURS
     placement = await _document(http, "/v1/placement") if ours else None
-    return Identified(chosen, placement and _of_model(placement, chosen))
+    return ServerIdentity(chosen, placement and _of_model(placement, chosen))
 
 
 def _of_model(placement: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -193,7 +193,7 @@ async def _document(http: Http, path: str) -> Mapping[str, Any] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class DevicePace:
     """Counts of a corepipe server's steps that kept the device's pace so far, over its replicas.
 
     time_scale_needed: the time scale at which it would, if it does not; None: unknown.
@@ -204,12 +204,12 @@ class Pace:
     time_scale_needed: float | None = None
 
 
-async def pace(http: Http) -> Pace:
+async def pace(http: Http) -> DevicePace:
     """Reads the pace of a corepipe server; zeros if it does not answer."""
     try:
         _, body = await http.ask("/metrics")
-    except TransportError:  # the requests have told already
-        return Pace()
+    except TransportError:  # the requests of the run have reported it
+        return DevicePace()
     text = body.decode(errors="replace")
 
     def total(name: str) -> float:
@@ -218,4 +218,4 @@ async def pace(http: Http) -> Pace:
 
     steps, late = (int(total(f"corepipe_{name}_total")) for name in ("steps", "late_steps"))
     valid = total("corepipe_device_times_valid")
-    return Pace(steps, late, None if valid else total("corepipe_time_scale_needed") or None)
+    return DevicePace(steps, late, None if valid else total("corepipe_time_scale_needed") or None)

@@ -46,7 +46,7 @@ class Address:
     tls: ssl.SSLContext | None = None
 
 
-class _Connection(asyncio.Protocol):
+class _KeepAliveConnection(asyncio.Protocol):
     """One connection.  `reusable`: between two answers; `heard`: whether any byte of this answer came."""
 
     def __init__(self) -> None:
@@ -84,8 +84,8 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now, self.heard = perf_counter(), True
-        if self._reader is None:  # nobody asked: what it says next would be taken for another answer
-            self._end(TransportError("protocol", "the server spoke out of turn"))
+        if self._reader is None:  # no request is open: the bytes would be read as the next answer
+            self._end(TransportError("protocol", "the server sent bytes without a request"))
             return
         try:
             self._parser.feed_data(data)
@@ -96,7 +96,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
-        if exc is None and self._begun and not self._framed:  # that is how such an answer ends
+        if exc is None and self._begun and not self._framed:  # the end of an answer without a length
             self._end(None)
             return
         said = f" ({exc})" if exc else ""
@@ -107,7 +107,7 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._reader is None:  # a second answer to one request
+        if self._reader is None:  # a second answer to the same request
             self.reusable = False
         elif status >= INFORMATIONAL:
             self._begun = True
@@ -136,12 +136,12 @@ class _Connection(asyncio.Protocol):
             self._ended.set_exception(error)
 
 
-class Pool:
+class ConnectionPool:
     """The connections to one server, as many as there are concurrent requests."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._idle: list[_Connection] = []
+        self._idle: list[_KeepAliveConnection] = []
 
     async def exchange(self, request: bytes, reader: Reader) -> None:
         """Sends a request and passes the answer to `reader` until its end.
@@ -168,11 +168,11 @@ class Pool:
             connection.close()
         self._idle.clear()
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> _KeepAliveConnection:
         address = self._address
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                _Connection, address.host, address.port, ssl=address.tls
+                _KeepAliveConnection, address.host, address.port, ssl=address.tls
             )
         except ssl.SSLError as error:
             raise TransportError("tls", str(error)) from error

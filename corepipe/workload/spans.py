@@ -46,7 +46,7 @@ class _Span:
 
 
 @dataclass(slots=True)
-class _Talk:
+class _OpenSession:
     """A session that is being assembled, and the time at which its first turn began."""
 
     start: int
@@ -151,11 +151,11 @@ def _parent(span: _Span, known: dict[tuple[str, str], _Span]) -> _Span:
     return found
 
 
-def _talks(calls: Iterable[_Span]) -> list[_Talk]:
+def _talks(calls: Iterable[_Span]) -> list[_OpenSession]:
     """Groups calls, given in order of their start, into sessions in that order."""
     ids, prefixes = count(), dict[object, int]()
-    talks: list[_Talk] = []
-    ended: dict[str, list[tuple[int, int, _Talk, int]]] = {}  # of each session's calls, by their end
+    talks: list[_OpenSession] = []
+    ended: dict[str, list[tuple[int, int, _OpenSession, int]]] = {}  # the calls of each session, by their end
     for number, call in enumerate(calls):
         before = ended.setdefault(call.session, [])
         at = bisect_right(before, call.start, key=lambda each: each[0])
@@ -164,7 +164,7 @@ def _talks(calls: Iterable[_Span]) -> list[_Talk]:
             prompt = _prompt(call, talk.turns[0].prompt[:-1], talk.turns[after], ids)
             pause = (call.start - end) / 1e9
         else:
-            talk, after, pause = _Talk(call.start), None, 0.0
+            talk, after, pause = _OpenSession(call.start), None, 0.0
             talks.append(talk)
             prompt = _first_prompt(call, prefixes, ids)
         talk.turns.append(Turn(prompt, call.line.tokens(OUTPUT), next(ids), pause, after))

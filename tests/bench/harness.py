@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from corepipe.bench import client, runner, setup, transport
-from corepipe.bench.client import Api, Asking
-from corepipe.bench.play import HostEffortTest, Settings
-from corepipe.bench.report import Report
+from corepipe.bench.client import Api, RequestSettings
+from corepipe.bench.play import LoadTest, LoadTestSettings
+from corepipe.bench.report import LoadReport
 from corepipe.bench.setup import PromptShape, set_up
 from corepipe.bench.sweep import Sweep, sweep
 from corepipe.bench.target import Http, Target, find
@@ -44,7 +44,7 @@ def synthetic(prompt: int = 20, output: int = 10, **more: Any) -> Synthetic:
 
 def run(
     behaviour: Behaviour,
-    body: Callable[[HostEffortTest], Awaitable[T]],
+    body: Callable[[LoadTest], Awaitable[T]],
     slo: Slo = NO_SLO,
     shape: PromptShape | None = None,
     **asking: Any,
@@ -55,10 +55,10 @@ def run(
         made.append(Stub(behaviour))
         http = Http(Target.parse(URL), None)
         found = await find(http, None)
-        asked = replace(Asking(found.model), **asking)
+        asked = replace(RequestSettings(found.model), **asking)
         ready = await set_up(http, found, asked, "salt", None, shape or PromptShape())
-        settings = Settings(asked, slo, "salt", keep_stamps=True)
-        result = await body(HostEffortTest(http, found, ready, settings, lambda *_: None))
+        settings = LoadTestSettings(asked, slo, "salt", keep_stamps=True)
+        result = await body(LoadTest(http, found, ready, settings, lambda *_: None))
         http.pool.close()
         await asyncio.sleep(AFTER_SECONDS)
         made[0].close()
@@ -72,7 +72,9 @@ def run(
         return stack.enter_context(asyncio.Runner(loop_factory=lambda: loop)).run(main())
 
 
-def play(behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO, **asking: Any) -> Report:
+def play(
+    behaviour: Behaviour, workload: Synthetic | Workload, slo: Slo = NO_SLO, **asking: Any
+) -> LoadReport:
     """Plays one workload."""
     shared = isinstance(workload, Synthetic) and workload.prefixes != PrefixTree()
     if isinstance(workload, Synthetic):
@@ -91,7 +93,7 @@ def play_sweep(
 ) -> Sweep:
     """A sweep to its end."""
 
-    async def whole(test: HostEffortTest) -> Sweep | None:
+    async def whole(test: LoadTest) -> Sweep | None:
         return await sweep(workload, seconds, lambda load, name: test.play(load.workload(), name), **more)
 
     found = run(behaviour, whole, slo, api=api)
@@ -99,10 +101,10 @@ def play_sweep(
     return found
 
 
-def stopped_after(behaviour: Behaviour, workload: Synthetic, seconds: float) -> Report:
+def stopped_after(behaviour: Behaviour, workload: Synthetic, seconds: float) -> LoadReport:
     """A run that is ended early."""
 
-    async def cut(test: HostEffortTest) -> Report:
+    async def cut(test: LoadTest) -> LoadReport:
         if seconds:
             asyncio.get_running_loop().call_later(seconds, test.stop)
         else:

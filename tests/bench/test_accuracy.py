@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from corepipe.bench.report import Report
+from corepipe.bench.report import LoadReport
 from corepipe.workload.workload import Synthetic
 from tests.bench.harness import play, synthetic
 from tests.bench.stub import Behaviour, sends
@@ -17,7 +17,7 @@ WITHIN = 0.002
 """Relative: histograms are within 0.05 %, and the loop takes a turn or two to hand over what it has read."""
 
 
-def seen_by_the_server(report: Report, log: Path) -> dict[str, np.ndarray]:
+def seen_by_the_server(report: LoadReport, log: Path) -> dict[str, np.ndarray]:
     """Seconds, from the log; only when a request was due is the client's word."""
     sent = sends(log)
     mine = [(o.intended, sent[o.request_id]["sent"]) for o in report.recorder.outcomes]
@@ -29,7 +29,7 @@ def seen_by_the_server(report: Report, log: Path) -> dict[str, np.ndarray]:
     }
 
 
-def errors(report: Report, log: Path, percent: float) -> dict[str, float]:
+def errors(report: LoadReport, log: Path, percent: float) -> dict[str, float]:
     """Relative errors of a percentile; that of single gaps is not promised."""
     truth = seen_by_the_server(report, log)
     names = ("ttft", "tpot", "e2el")

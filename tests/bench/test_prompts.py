@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from corepipe.bench.prompts import Scale, Speller, Vocabulary, all_words, vocabulary
+from corepipe.bench.prompts import PromptVocabulary, Speller, TokenScale, all_words, vocabulary
 from corepipe.workload.workload import Segment
 
-WORDS = Vocabulary("a test", all_words())
+WORDS = PromptVocabulary("a test", all_words())
 
 
 def test_words_are_words() -> None:
@@ -28,7 +28,7 @@ def test_equal_segments_are_equal_texts() -> None:
 
 
 def test_the_last_segment_makes_room_for_what_the_server_adds() -> None:
-    speller = Speller(WORDS, "salt").scaled(Scale.through((16, 20), (48, 52)))
+    speller = Speller(WORDS, "salt").scaled(TokenScale.through((16, 20), (48, 52)))
     parts = [Segment(-1, 8), Segment(1, 30)]
     assert len(speller.text(parts).split()) == 8 + 26
     assert len(speller.text(parts, alone=False).split()) == 38
@@ -36,10 +36,10 @@ def test_the_last_segment_makes_room_for_what_the_server_adds() -> None:
 
 
 def test_words_of_several_tokens_are_fewer() -> None:
-    scale = Scale.through((16, 30), (48, 86))
+    scale = TokenScale.through((16, 30), (48, 86))
     assert (scale.fixed, scale.each, scale.exact) == (2.0, 1.75, False)
     assert scale.words(352, alone=True) == 200
-    assert Scale.through((16, 7), (48, 7)) == Scale()
+    assert TokenScale.through((16, 7), (48, 7)) == TokenScale()
 
 
 def test_one_token_words_are_found_by_halves() -> None:
@@ -79,5 +79,5 @@ def test_without_a_tokenizer_usage_counts() -> None:
 
 @pytest.mark.parametrize(("fixed", "words"), [(0.0, 10), (3.0, 7)])
 def test_scale_of_what_stands_alone(fixed: float, words: int) -> None:
-    assert Scale(fixed).words(10, alone=True) == words
-    assert Scale(fixed).words(10, alone=False) == 10
+    assert TokenScale(fixed).words(10, alone=True) == words
+    assert TokenScale(fixed).words(10, alone=False) == 10

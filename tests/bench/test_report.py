@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from corepipe.bench.assertions import Assertion, unmet
 from corepipe.bench.compare import compared, differences, load_result
-from corepipe.bench.outcome import Outcome
+from corepipe.bench.outcome import RequestOutcome
 from corepipe.bench.page import run_page
-from corepipe.bench.recorder import METRICS, Distribution, Recorder
-from corepipe.bench.report import KEYS, Conditions, HostEffort, Report, detail
-from corepipe.bench.runner import Span
+from corepipe.bench.recorder import METRICS, LatencyHistogram, Recorder
+from corepipe.bench.report import KEYS, Conditions, HostEffort, LoadReport, detail
+from corepipe.bench.runner import RunSpan
 from corepipe.cli.run.bench_view import print_report
 from corepipe.errors import UserError
 from corepipe.workload.slo import Slo
@@ -31,27 +31,27 @@ VLLM = {
 """What `vllm bench serve --save-result` writes."""
 
 
-def outcome(number: int, due: float, first: float, gap: float, tokens: int) -> Outcome:
+def outcome(number: int, due: float, first: float, gap: float, tokens: int) -> RequestOutcome:
     stamps = array("d", [due + first + gap * i for i in range(tokens)])
-    return Outcome(
+    return RequestOutcome(
         number, 0, 8, tokens, due, due, "completed", stamps[0], stamps[-1], stamps[-1], 8, 0, tokens,
         stamps,
     )  # fmt: skip
 
 
 def report(
-    *outcomes: Outcome,
+    *outcomes: RequestOutcome,
     slo: Slo | None = None,
     load: HostEffort | None = None,
     server: dict[str, bool] | None = None,
-) -> Report:
+) -> LoadReport:
     recorder = Recorder(slo or Slo(), keep_stamps=True)
     for one in outcomes:
         recorder.take(one)
     conditions = Conditions(
         "http://x", "m", "chat", "words", None, {"rate": 4.0, "users": None}, "s", slo or Slo(), server
     )
-    return Report(conditions, recorder, Span(10.0, 11.0, 12.0), load or HostEffort())
+    return LoadReport(conditions, recorder, RunSpan(10.0, 11.0, 12.0), load or HostEffort())
 
 
 THREE = [outcome(i, 10.0 + i / 2, 0.1 * (i + 1), 0.01, 5) for i in range(3)]
@@ -85,7 +85,7 @@ def test_each_request_under_the_keys_of_save_detailed() -> None:
 
 def test_percentiles_are_within_a_thousandth() -> None:
     values = np.random.default_rng(1).lognormal(-3, 1, 5000)
-    found = Distribution()
+    found = LatencyHistogram()
     for value in values:
         found.add(float(value))
     for percent in (50.0, 90.0, 99.0):
@@ -99,12 +99,12 @@ def test_percentiles_are_within_a_thousandth() -> None:
     assert np.average([v for v, _ in buckets], weights=[c for _, c in buckets]) == pytest.approx(
         values.mean() * 1e6, rel=1e-3
     )
-    assert Distribution().at(50.0) == Distribution().mean == Distribution().std == 0.0
+    assert LatencyHistogram().at(50.0) == LatencyHistogram().mean == LatencyHistogram().std == 0.0
 
 
 @given(st.integers(0, 10**11))
 def test_a_bucket_is_within_a_two_thousandth(microseconds: int) -> None:
-    found = Distribution()
+    found = LatencyHistogram()
     found.add(microseconds / 1e6)
     (told,) = found.encoded().split()
     assert int(told.partition(":")[0]) == pytest.approx(microseconds, rel=0.0005, abs=0.5)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.bench.stream import Answer, Chunk, Events, error_message
+from corepipe.bench.stream import EventSplitter, StreamChunk, StreamedAnswer, error_message
 
-DECODER = msgspec.json.Decoder(Chunk, strict=False)
+DECODER = msgspec.json.Decoder(StreamChunk, strict=False)
 
 
 def event(document: object, end: bytes = b"\n\n") -> bytes:
@@ -25,7 +25,7 @@ def event(document: object, end: bytes = b"\n\n") -> bytes:
 )
 def test_events_come_in_whatever_pieces(texts: list[str], seed: int, end: bytes) -> None:
     whole = b"".join(event(text, end) for text in texts)
-    random, events, found = Random(seed), Events(), []
+    random, events, found = Random(seed), EventSplitter(), []
     while whole:
         cut = random.randint(1, len(whole))
         found += events.feed(whole[:cut])
@@ -41,7 +41,7 @@ def test_events_come_in_whatever_pieces(texts: list[str], seed: int, end: bytes)
 )
 def test_no_server_can_say_what_ends_the_generator(pieces: list[bytes]) -> None:
     for status in (200, 500):
-        found = Answer(DECODER)
+        found = StreamedAnswer(DECODER)
         found.start(status)
         for piece in pieces:
             found.read(piece, 1.0)
@@ -57,9 +57,9 @@ def test_chunks_that_are_none(text: bytes) -> None:
     assert error_message(text)
 
 
-def answer(*events: object, status: int = 200, most: int | None = None) -> Answer:
+def answer(*events: object, status: int = 200, most: int | None = None) -> StreamedAnswer:
     """An answer whose n-th event was read at n seconds."""
-    found = Answer(DECODER, most)
+    found = StreamedAnswer(DECODER, most)
     found.start(status)
     for now, one in enumerate(events, 1):
         found.read(one if isinstance(one, bytes) else event(one), float(now))
@@ -228,7 +228,7 @@ def test_a_corepipe_predicts() -> None:
     ],
 )
 def test_what_a_refusal_says(body: bytes, message: str) -> None:
-    found = Answer(DECODER)
+    found = StreamedAnswer(DECODER)
     found.start(404)
     found.read(body, 0.0)
     assert found.refusal == error_message(body) == message

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from corepipe.bench.transport import Address, Pool, TransportError
+from corepipe.bench.transport import Address, ConnectionPool, TransportError
 from tests.servers import PATIENCE_SECONDS
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -48,7 +48,7 @@ class Server(asyncio.Protocol):
             self.transport.close()
 
 
-def asked(answers: list[Any], ask: Callable[[Pool], Any]) -> tuple[Any, int]:
+def asked(answers: list[Any], ask: Callable[[ConnectionPool], Any]) -> tuple[Any, int]:
     """What `ask` returns, and how many connections it took."""
 
     async def main() -> tuple[Any, int]:
@@ -59,7 +59,7 @@ def asked(answers: list[Any], ask: Callable[[Pool], Any]) -> tuple[Any, int]:
             return made[-1]
 
         server = await asyncio.get_running_loop().create_server(connected, "127.0.0.1", 0)
-        pool = Pool(Address("127.0.0.1", server.sockets[0].getsockname()[1]))
+        pool = ConnectionPool(Address("127.0.0.1", server.sockets[0].getsockname()[1]))
         try:
             return await ask(pool), len(made)
         finally:
@@ -69,7 +69,7 @@ def asked(answers: list[Any], ask: Callable[[Pool], Any]) -> tuple[Any, int]:
     return asyncio.run(main())
 
 
-async def twice(pool: Pool) -> list[tuple[int, bytes]]:
+async def twice(pool: ConnectionPool) -> list[tuple[int, bytes]]:
     found = []
     for _ in range(2):
         reader = Reader()
@@ -105,7 +105,7 @@ def test_informational_answers_come_before_the_real_one() -> None:
 
 
 def test_chunks_are_read_as_they_come_and_the_rest_may_be_left() -> None:
-    async def some(pool: Pool) -> bytes:
+    async def some(pool: ConnectionPool) -> bytes:
         reader = Reader(most=4)
         await pool.exchange(REQUEST, reader)
         return reader.body
@@ -124,7 +124,7 @@ def test_chunks_are_read_as_they_come_and_the_rest_may_be_left() -> None:
     ],
 )
 def test_failures_have_kinds(answer: bytes | None, kind: str) -> None:
-    async def once(pool: Pool) -> str:
+    async def once(pool: ConnectionPool) -> str:
         try:
             async with asyncio.timeout(0.1 if kind == "timeout" else PATIENCE_SECONDS):
                 await pool.exchange(REQUEST, Reader())
@@ -147,7 +147,9 @@ def test_a_server_without_tls() -> None:
         server = await asyncio.start_server(talk, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(TransportError, match="SSL") as caught:
-            await Pool(Address("127.0.0.1", port, ssl.create_default_context())).exchange(REQUEST, Reader())
+            await ConnectionPool(Address("127.0.0.1", port, ssl.create_default_context())).exchange(
+                REQUEST, Reader()
+            )
         assert caught.value.kind == "tls"
         server.close()
 
@@ -157,7 +159,7 @@ def test_a_server_without_tls() -> None:
 def test_nobody_listens() -> None:
     async def main() -> None:
         with pytest.raises(TransportError) as caught:
-            await Pool(Address("127.0.0.1", 1)).exchange(REQUEST, Reader())
+            await ConnectionPool(Address("127.0.0.1", 1)).exchange(REQUEST, Reader())
         assert caught.value.kind == "connect"
 
     asyncio.run(main())

@@ -19,8 +19,8 @@ from rich.table import Column
 from rich.text import Text
 from typer.testing import CliRunner
 
-from corepipe.bench.outcome import Outcome
-from corepipe.bench.report import Report
+from corepipe.bench.outcome import RequestOutcome
+from corepipe.bench.report import LoadReport
 from corepipe.bench.sweep import Stage, Sweep
 from corepipe.cli.app import app
 from corepipe.cli.output.common import errors, results
@@ -155,9 +155,11 @@ def test_a_console_breaks_texts_where_its_width_is_told(monkeypatch: pytest.Monk
         assert words(out.getvalue()) == words("one two three four " * 10)
 
 
-def large(seconds: float) -> Report:
+def large(seconds: float) -> LoadReport:
     """Of requests that took this long for their first tokens, under long names."""
-    outcomes: list[Outcome] = [outcome(n, 10.0 + n, seconds * (n + 1), 1234.5678, 4000) for n in range(3)]
+    outcomes: list[RequestOutcome] = [
+        outcome(n, 10.0 + n, seconds * (n + 1), 1234.5678, 4000) for n in range(3)
+    ]
     found = report(*outcomes, slo=Slo(ttft=1.0))
     long = replace(
         found.conditions, model=LONG_NAME, url="http://a-host-of-a-cluster.example.org:30443/some/path"

@@ -18,12 +18,12 @@ import typer
 import uvloop
 
 from corepipe.bench.assertions import Assertion, unmet
-from corepipe.bench.client import GENERATING, Asking
+from corepipe.bench.client import GENERATING, RequestSettings
 from corepipe.bench.compare import compared, load_result
 from corepipe.bench.files import check_directory, write_files
 from corepipe.bench.page import run_page, sweep_page
-from corepipe.bench.play import HostEffortTest, Settings
-from corepipe.bench.report import KEYS, Report, detail
+from corepipe.bench.play import LoadTest, LoadTestSettings
+from corepipe.bench.report import KEYS, LoadReport, detail
 from corepipe.bench.setup import PromptShape, set_up
 from corepipe.bench.sweep import SWEPT, sweep
 from corepipe.bench.target import Http, Target, find
@@ -51,7 +51,7 @@ class Prepared:
     """What is to be done, checked before anything is sent.  base: of a sweep."""
 
     target: Target
-    settings: Settings
+    settings: LoadTestSettings
     workload: Workload
     base: Synthetic | None
     rates: tuple[float, ...]
@@ -65,7 +65,7 @@ class Tested:
 
     document: dict[str, Any]
     html: Callable[[], str]
-    reports: list[Report]
+    reports: list[LoadReport]
     show: Callable[[], None]
     notes: list[str]
 
@@ -108,7 +108,7 @@ async def _test(plan: Prepared, given: Mapping[str, Any]) -> tuple[Tested | None
         http.pool.close()
 
 
-async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: Live) -> HostEffortTest:
+async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: Live) -> LoadTest:
     """Looks at the server, and finds out how to ask it.  Raises UserError where it cannot be used."""
     try:
         found = await find(http, given["model"], given["wait"])
@@ -118,11 +118,11 @@ async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: 
         setup = await set_up(http, found, asking, settings.salt, settings.tokenizer, shape)
     except TransportError as error:
         raise UserError(f"{plan.target.url}: {error}", "url") from error
-    return HostEffortTest(http, found, setup, settings, live.watch)
+    return LoadTest(http, found, setup, settings, live.watch)
 
 
 @contextmanager
-def _ended_by_signals(test: HostEffortTest) -> Iterator[list[int]]:
+def _ended_by_signals(test: LoadTest) -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM end the load test, a second one the program; yields where the exit codes go."""
     loop, codes = asyncio.get_running_loop(), list[int]()
 
@@ -142,16 +142,16 @@ def _ended_by_signals(test: HostEffortTest) -> Iterator[list[int]]:
             loop.remove_signal_handler(number)
 
 
-async def _single(test: HostEffortTest, plan: Prepared) -> Tested:
+async def _single(test: LoadTest, plan: Prepared) -> Tested:
     report = await test.play(plan.workload, "measuring")
     notes = list(report.notes())
     return Tested(report.document(), lambda: run_page(report), [report], lambda: print_report(report), notes)
 
 
-async def _sweep(test: HostEffortTest, plan: Prepared, given: Mapping[str, Any]) -> Tested | None:
-    reports: list[Report] = []
+async def _sweep(test: LoadTest, plan: Prepared, given: Mapping[str, Any]) -> Tested | None:
+    reports: list[LoadReport] = []
 
-    async def play(workload: Synthetic, name: str) -> Report | None:
+    async def play(workload: Synthetic, name: str) -> LoadReport | None:
         report = await test.play(workload.workload(), name)
         if test.stopped:
             return None
@@ -174,7 +174,7 @@ def _plan(given: Mapping[str, Any]) -> Prepared:
     given = _of_api(given, slo)
     base, rates = _swept(given) if given["sweep"] else (None, ())
     workload = base.workload() if base else _workload(given)
-    asking = Asking(
+    asking = RequestSettings(
         model="",
         api=given["api"].value,
         documents=given["documents"] or 1,
@@ -187,7 +187,7 @@ def _plan(given: Mapping[str, Any]) -> Prepared:
     )
     keep = given["sweep"] or given["output"] is not None
     salt = given["salt"] or secrets.token_hex(4)
-    settings = Settings(asking, slo, salt, keep, _tokenizer(given["tokenizer"]))
+    settings = LoadTestSettings(asking, slo, salt, keep, _tokenizer(given["tokenizer"]))
     assertions = [Assertion.parse(text) for text in given["assertions"] or ()]
     for assertion in assertions:
         assertion.check((*KEYS, *(SWEPT if given["sweep"] else ())))

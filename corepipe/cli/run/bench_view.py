@@ -15,8 +15,8 @@ from rich.text import Text
 
 from corepipe.bench.compare import compared, differences
 from corepipe.bench.recorder import METRICS, Recorder
-from corepipe.bench.report import Conditions, Report
-from corepipe.bench.runner import Run
+from corepipe.bench.report import Conditions, LoadReport
+from corepipe.bench.runner import LoadRun
 from corepipe.bench.sweep import Stage, Sweep
 from corepipe.cli.output.common import results
 from corepipe.cli.output.plain import broken
@@ -48,7 +48,7 @@ class Live:
         self._console = console
         self._line: Callable[[], str] = str
 
-    def watch(self, run: Run, recorder: Recorder, workload: Workload, name: str) -> None:
+    def watch(self, run: LoadRun, recorder: Recorder, workload: Workload, name: str) -> None:
         """From now on shows this run."""
         self._line = lambda: _progress(run, recorder, workload, name)
 
@@ -74,7 +74,7 @@ class Live:
             self._console.print(self._line(), markup=False)
 
 
-def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> str:
+def _progress(run: LoadRun, recorder: Recorder, workload: Workload, name: str) -> str:
     seconds = perf_counter() - run.started if run.started else 0.0
     of = f" of {workload.requests}" if workload.requests else ""
     until = f" of {workload.duration:.0f}" if workload.duration else ""
@@ -95,7 +95,7 @@ def _progress(run: Run, recorder: Recorder, workload: Workload, name: str) -> st
     )
 
 
-def print_report(report: Report) -> None:
+def print_report(report: LoadReport) -> None:
     """The tables of one run."""
     console = results()
     conditions, document = report.conditions, report.document()
@@ -131,7 +131,7 @@ def _columns(heads: Iterable[str]) -> Iterator[Column]:
     return (Column(head, justify="right") for head in heads)
 
 
-def _facts(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(report: LoadReport, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ends = report.recorder.ends
     others = "".join(f", {ends[end]} {end}" for end in ("failed", "cancelled", "unfinished") if ends[end])
     yield "requests", f"{ends['completed']} answered{others}, in {document['duration']:.1f} s"
@@ -148,7 +148,7 @@ def _facts(report: Report, document: Mapping[str, Any]) -> Iterator[tuple[str, s
     yield "tokens", _tokens(report)
 
 
-def _tokens(report: Report) -> str:
+def _tokens(report: LoadReport) -> str:
     recorder = report.recorder
     cached = recorder.cached_tokens / max(1, recorder.input_tokens)
     found = f" ({cached:.0%} from the prefix cache)" if cached else ""

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.bench.recorder import Recorder
-from corepipe.bench.report import Conditions, HostEffort, Report
-from corepipe.bench.runner import Span
+from corepipe.bench.report import Conditions, HostEffort, LoadReport
+from corepipe.bench.runner import RunSpan
 from corepipe.errors import UserError
 from corepipe.planning.calibration.results import Deployed, read_result
 from corepipe.workload.slo import NO_SLO
@@ -188,7 +188,7 @@ def test_older_reports_of_guidellm_say_the_strategy_elsewhere(tmp_path, place) -
 
 def test_our_own_result_has_the_same_keys(tmp_path) -> None:
     nobody = Conditions("", "m", "completions", "", None, {"rate": 2.0}, "")
-    document = Report(nobody, Recorder(NO_SLO), Span(0.0, 0.0, 0.0), HostEffort()).document()
+    document = LoadReport(nobody, Recorder(NO_SLO), RunSpan(0.0, 0.0, 0.0), HostEffort()).document()
     assert set(VLLM) - {"completed"} <= set(document) | {"mean_itl_ms", "mean_e2el_ms"}
     with pytest.raises(UserError, match="no figure"):
         read_result(write(tmp_path, document), DEPLOYED)
