@@ -27,7 +27,13 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece, event_of
+from corepipe.serving.api.cassettes.exchange import (
+    AnswerPiece,
+    RecordedAnswer,
+    RecordedExchange,
+    RecordedRequest,
+    event_of,
+)
 from corepipe.serving.api.cassettes.file_format import to_text
 
 EVENTS = 41
@@ -59,13 +65,13 @@ def body(number: int) -> bytes:
     return json.dumps(asked).encode()
 
 
-def exchange(number: int) -> Exchange:
-    return Exchange(
-        Asked("POST", "/v1/chat/completions", body(number)),
-        Answered(
+def exchange(number: int) -> RecordedExchange:
+    return RecordedExchange(
+        RecordedRequest("POST", "/v1/chat/completions", body(number)),
+        RecordedAnswer(
             200,
             {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"},
-            tuple(Piece(30.0 + 4.5 * at, data) for at, data in enumerate(stream(number))),
+            tuple(AnswerPiece(30.0 + 4.5 * at, data) for at, data in enumerate(stream(number))),
         ),
     )
 

@@ -135,8 +135,8 @@ def test_the_example_of_a_file_is_one() -> None:
     (answer,) = re.findall(r'^(    "answer": \{.*?^    \})', PAGE, re.DOTALL | re.MULTILINE)
     request = '{"method": "POST", "path": "/v1/chat/completions", "body": {}}'
     whole = from_text(f'{{"cassette": 1, "request": {request},\n{answer}}}'.encode(), 1 << 20)
-    assert len(whole.answered.pieces) == 3
-    assert whole.answered.body.endswith(b"data: [DONE]\n\n")
+    assert len(whole.answer.pieces) == 3
+    assert whole.answer.body.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("code", blocks("python"))

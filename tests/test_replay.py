@@ -22,7 +22,7 @@ from corepipe.cli.flags.settings import flag_of
 from corepipe.engine.config import validated
 from corepipe.errors import UserError
 from corepipe.kernels import native
-from corepipe.serving.api.cassettes.server_cassettes import Deck
+from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
 from corepipe.serving.config import ServerConfig
 from tests.servers import PATIENCE_SECONDS, TINY, Served, run, served, until
 
@@ -212,7 +212,7 @@ def test_two_processes_record_into_one_directory(tmp_path: Path) -> None:
 def refused(**flags: object) -> str:
     """What the settings of a server that are wrong are told."""
     with pytest.raises(UserError) as caught:
-        Deck(validated(ServerConfig, flags, flag_of))
+        ServerCassettes(validated(ServerConfig, flags, flag_of))
     return caught.value.message
 
 

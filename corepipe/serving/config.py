@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationInfo, field_validator
 
 from corepipe.engine.config import FrozenModel
-from corepipe.serving.faults import Fault, parse_faults
+from corepipe.serving.faults import RequestFault, parse_faults
 from corepipe.serving.keys import digest_of
 
 ReplayElse = Literal["refuse", "compute", "record"]
@@ -61,7 +61,7 @@ class ServerConfig(FrozenModel):
     replay_else: ReplayElse = Field(default="refuse", validate_default=True)
     replay_pace: ReplayPace = Field(default="none", validate_default=True)
     otlp_traces_endpoint: str | None = None
-    inject: tuple[Fault, ...] = ()
+    inject: tuple[RequestFault, ...] = ()
     inject_with_keys: bool = Field(default=False, validate_default=True)
     fleet: str | None = None
     replicas: int | None = Field(default=None, ge=1, le=64, validate_default=True)

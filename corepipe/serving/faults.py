@@ -28,7 +28,7 @@ _ONE = re.compile(r"([\w-]+):(\d+(?:\.\d*)?)%(?:@(\d+(?:\.\d*)?)(ms|s))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RequestFault:
     """`share` of the requests, 0 to 1, meet a fault of this kind; `seconds` is 0 where it takes no time."""
 
     kind: str
@@ -40,7 +40,7 @@ class Fault:
         return f"{self.kind}:{self.share * 100:g}%{took}"
 
 
-def parse_faults(text: str) -> tuple[Fault, ...]:
+def parse_faults(text: str) -> tuple[RequestFault, ...]:
     """Reads `KIND:SHARE%[@TIME],...`, such as `429:5%,slow:2%@500ms`.  Raises ValueError."""
     faults = tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
     kinds = [fault.kind for fault in faults]
@@ -51,7 +51,7 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
     return faults
 
 
-def _fault(text: str) -> Fault:
+def _fault(text: str) -> RequestFault:
     found = _ONE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no fault; write KIND:SHARE%, such as 429:5% or slow:2%@500ms")
@@ -65,20 +65,20 @@ def _fault(text: str) -> Fault:
     seconds = SECONDS.get(kind, 0.0) if time is None else float(time) / (1000 if unit == "ms" else 1)
     if float(percent) > 100:
         raise ValueError(f"{text}: a share is at most 100 %")
-    return Fault(kind, float(percent) / 100, seconds)
+    return RequestFault(kind, float(percent) / 100, seconds)
 
 
-class Draw:
+class FaultSequence:
     """Which request meets which fault: the n-th one's does not depend on anything but the seed and n."""
 
-    def __init__(self, faults: tuple[Fault, ...], seed: int) -> None:
+    def __init__(self, faults: tuple[RequestFault, ...], seed: int) -> None:
         self._faults = faults
         self._random = Random(seed)  # noqa: S311 -- repeatable, no secret
 
-    def __iter__(self) -> Iterator[Fault | None]:
+    def __iter__(self) -> Iterator[RequestFault | None]:
         return self
 
-    def __next__(self) -> Fault | None:
+    def __next__(self) -> RequestFault | None:
         """The next request's fault; None for the lucky ones."""
         at = self._random.random()
         for fault in self._faults:

@@ -15,7 +15,7 @@ from corepipe.answers.detokenizer import Pieces
 from corepipe.answers.parts import Finish, Text, joined_logprobs, joined_text
 from corepipe.answers.text_answer import Echo, TextAnswer
 from corepipe.engine.messages import Output, Submit, TokenLogprobs, TokenSampling
-from corepipe.serving.api.answering.rendering import ChoicesRenderer, Envelope, Usage
+from corepipe.serving.api.answering.rendering import ChoicesRenderer, Envelope, TokenUsage
 from corepipe.serving.api.routes.chat import ChatShape
 from corepipe.serving.api.routes.completions import CompletionShape
 from corepipe.serving.supervision.streams import merge_outputs
@@ -107,7 +107,7 @@ def test_a_stream_says_what_the_whole_answer_says(shape, case):
     told = news(text, ends=ends, logprobs=asked.logprobs is not None)
     parts = parts_of(asked, merged(told, cuts))
     renderer = ChoicesRenderer(shape, tokenizer(), Envelope("id", 1, "m", "fp"), usage_chunk=True)
-    usage = Usage(2, len(told), 0)
+    usage = TokenUsage(2, len(told), 0)
     whole = json.loads(renderer.whole([part for some in parts for part in some] + [usage]))
     stream = [renderer.event(some) for some in parts] + [renderer.closing([usage])]
     chunks = [json.loads(one.removeprefix(b"data: ").partition(b"\n")[0]) for one in stream if one]

@@ -9,7 +9,7 @@ import pytest
 
 from corepipe.cli.start.announce import MOST_LINES, Announcement
 from corepipe.engine.messages import Ready
-from corepipe.serving.api.http.port_router import Port
+from corepipe.serving.api.http.port_router import ServerPort
 from tests.servers import TINY, served
 
 CORE = {"memory_bytes": {"weights": 4_410_000_000, "kv_cache": 12_000_000, "buffers": 0}}
@@ -32,7 +32,7 @@ TO_KNOW: dict[str, Any] = {
 }
 NOTES = ["its response_template is not used: it is wrong"]
 COMMON = ["faults are injected", "recording into x"]
-URLS = {Port.PUBLIC: "http://h:1", Port.ADMIN: "http://h:2", Port.METRICS: "http://h:3"}
+URLS = {ServerPort.PUBLIC: "http://h:1", ServerPort.ADMIN: "http://h:2", ServerPort.METRICS: "http://h:3"}
 ONE = Announcement("a", [], URLS, COMMON)
 
 
@@ -45,7 +45,7 @@ def in_short(said: Announcement, notes: list[str], **placement: object) -> list[
 
 
 def test_what_a_person_wants_to_know_comes_first() -> None:
-    deployed, memory, loaded = in_short(replace(ONE, common=[], urls={Port.PUBLIC: "http://h:1"}), [])
+    deployed, memory, loaded = in_short(replace(ONE, common=[], urls={ServerPort.PUBLIC: "http://h:1"}), [])
     assert deployed.startswith("tiny, int8 (native on the device), on inf2.xlarge (emulated, async): ")
     assert memory == "memory of a core on the device: 4.41 GB of weights, 12.0 MB of KV cache"
     assert "http://h:1/v1 (up to 256 tokens a request); Ctrl-C ends it, --verbose says more" in loaded

@@ -32,7 +32,7 @@ from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.answering.service import GENERATES
 from corepipe.serving.api.app import create_app, make_server
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
-from corepipe.serving.api.cassettes.server_cassettes import Deck
+from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
 from corepipe.serving.api.http.listeners import listen_all
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.supervision.streams import OutputStream
@@ -276,9 +276,9 @@ def _serving(
     config: ServerConfig,
 ) -> Iterator[list[str]]:
     deployment = EngineConfig(model=MODEL, max_num_seqs=8)
-    deck = None if config.record is None and config.replay is None else Deck(config)
+    cassettes = None if config.record is None and config.replay is None else ServerCassettes(config)
     vocabulary = None if config.replays_alone else text or tokenizer()
-    app = create_app(engine, vocabulary, deployment, config, "1.2.3", ready, deck, task)
+    app = create_app(engine, vocabulary, deployment, config, "1.2.3", ready, cassettes, task)
     listeners = listen_all(config)
     http = make_server(app, config)
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=listeners)))

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from corepipe.engine.config import validated
 from corepipe.errors import UserError
 from corepipe.serving.config import ServerConfig
-from corepipe.serving.faults import KINDS, SECONDS, Draw, Fault, parse_faults
+from corepipe.serving.faults import KINDS, SECONDS, FaultSequence, RequestFault, parse_faults
 
 
 def test_faults_are_read():
     assert parse_faults(" 429:5%, cut-stream:0.5% ,slow:2%@500ms,stall:1%@3s,") == (
-        Fault("429", 0.05),
-        Fault("cut-stream", 0.005),
-        Fault("slow", 0.02, 0.5),
-        Fault("stall", 0.01, 3.0),
+        RequestFault("429", 0.05),
+        RequestFault("cut-stream", 0.005),
+        RequestFault("slow", 0.02, 0.5),
+        RequestFault("stall", 0.01, 3.0),
     )
     assert parse_faults("slow:1%")[0].seconds == SECONDS["slow"]
     assert parse_faults("") == ()
@@ -56,18 +56,18 @@ def test_what_cannot_be_meant_is_refused(text, says):
     st.integers(0, 100),
 )
 def test_what_is_written_is_read_again(shares, time):
-    faults = tuple(Fault(k, s / 100, time / 4 if k in SECONDS else 0.0) for k, s in shares.items())
+    faults = tuple(RequestFault(k, s / 100, time / 4 if k in SECONDS else 0.0) for k, s in shares.items())
     assert parse_faults(",".join(map(str, faults))) == tuple(
         fault
         if fault.seconds or fault.kind not in SECONDS
-        else Fault(fault.kind, fault.share, SECONDS[fault.kind])
+        else RequestFault(fault.kind, fault.share, SECONDS[fault.kind])
         for fault in faults
     )
 
 
 def test_the_same_seed_gives_the_same_faults():
     faults = parse_faults("429:10%,slow:20%")
-    first, again, other = (list(islice(Draw(faults, seed), 2000)) for seed in (1, 1, 2))
+    first, again, other = (list(islice(FaultSequence(faults, seed), 2000)) for seed in (1, 1, 2))
     assert first == again != other
     counts = Counter(fault and fault.kind for fault in first)
     assert counts["429"] == pytest.approx(200, abs=40)
@@ -75,7 +75,9 @@ def test_the_same_seed_gives_the_same_faults():
 
 
 def test_all_of_them_can_fail():
-    assert set(islice(Draw(parse_faults("500:50%,503:50%"), 0), 1000)) == set(parse_faults("500:50%,503:50%"))
+    assert set(islice(FaultSequence(parse_faults("500:50%,503:50%"), 0), 1000)) == set(
+        parse_faults("500:50%,503:50%")
+    )
 
 
 def test_users_do_not_meet_faults_unless_it_is_forced():

@@ -12,7 +12,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.models import registry
 from corepipe.neuron.formats import FORMATS, DType
-from corepipe.serving.api.http.port_router import Port
+from corepipe.serving.api.http.port_router import ServerPort
 from corepipe.serving.supervision.engine_process import EngineProcess
 from corepipe.serving.supervision.supervisor import ProcessClient
 
@@ -31,7 +31,7 @@ class Announcement:
 
     name: str
     names: Sequence[str]
-    urls: Mapping[Port, str]
+    urls: Mapping[ServerPort, str]
     common: Sequence[str] = ()
     verbose: bool = False
 
@@ -70,7 +70,7 @@ class Announcement:
 
     @property
     def _address(self) -> str:
-        return f"{self.urls[Port.PUBLIC]}/v1"
+        return f"{self.urls[ServerPort.PUBLIC]}/v1"
 
     @property
     def _hint(self) -> str:

@@ -28,7 +28,7 @@ from corepipe.version import __version__
 
 if TYPE_CHECKING:
     from corepipe.cli.start.fleet_client import AnnouncedFleet
-    from corepipe.serving.api.cassettes.server_cassettes import Deck
+    from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
 
 
 def launch(start: Starting) -> None:
@@ -38,12 +38,12 @@ def launch(start: Starting) -> None:
     the open port.
     """
     server, listeners = start.found[0].server, list(start.listeners)
-    deck = _deck(server)
-    urls, common = urls_of(listeners, server), [*warnings_of(server), *_of_cassettes(server, deck)]
+    cassettes = _cassettes(server)
+    urls, common = urls_of(listeners, server), [*warnings_of(server), *_of_cassettes(server, cassettes)]
     names = [one.name for one in start.found] if len(start.found) > 1 else []
     said = [Announcement(one.name, names, urls, common, server.verbose) for one in start.found]
     models = Models([_service(*one) for one in zip(_with_shares(start.found), said, strict=True)])
-    app = create_app_of(models, server, deck)
+    app = create_app_of(models, server, cassettes)
     try:
         with ExitStack() as stack:
             for one in start.found:
@@ -96,20 +96,20 @@ def _tokenizer(path: Path, model: registry.Model, *, tried: bool) -> Tokenizer:
     return tokenizer
 
 
-def _deck(server: ServerConfig) -> Deck | None:
+def _cassettes(server: ServerConfig) -> ServerCassettes | None:
     """What is recorded or replayed, where something is.  Raises UserError."""
     if server.record is None and server.replay is None:
         return None
-    from corepipe.serving.api.cassettes.server_cassettes import Deck  # noqa: PLC0415 -- who has no cassettes does without
+    from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes  # noqa: PLC0415 -- who has no cassettes does without
 
-    return Deck(server)
+    return ServerCassettes(server)
 
 
-def _of_cassettes(server: ServerConfig, deck: Deck | None) -> list[str]:
+def _of_cassettes(server: ServerConfig, cassettes: ServerCassettes | None) -> list[str]:
     """What is replayed, and where to is recorded."""
     said = []
-    if deck is not None and deck.library is not None:
-        said.append(f"replaying {len(deck.library)} exchanges of {server.replay}")
+    if cassettes is not None and cassettes.library is not None:
+        said.append(f"replaying {len(cassettes.library)} exchanges of {server.replay}")
     if (folder := server.recorded_into[0]) is not None:
         said.append(f"recording into {folder}")
     return said

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from corepipe.serving.api.http.connection_limit import make_room, too_few_files
 from corepipe.serving.api.http.listeners import check_bind, listen_all
-from corepipe.serving.api.http.port_router import Port, open_at
+from corepipe.serving.api.http.port_router import ServerPort, open_at
 from corepipe.serving.api.http.tls import tls_certificate
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.keys import read_keys
@@ -21,7 +21,7 @@ def open_ports(server: ServerConfig) -> list[socket.socket]:
     return listen_all(server)
 
 
-def urls_of(listeners: Sequence[socket.socket], server: ServerConfig) -> dict[Port, str]:
+def urls_of(listeners: Sequence[socket.socket], server: ServerConfig) -> dict[ServerPort, str]:
     """Of the sockets of all ports."""
     return {port: _url(one, server) for port, one in zip(open_at(server), listeners, strict=True)}
 
@@ -45,9 +45,9 @@ def warnings_of(server: ServerConfig) -> list[str]:
     return warnings
 
 
-_TOLD = {Port.ADMIN: "metrics, placement and control", Port.METRICS: "metrics, without a key"}
+_TOLD = {ServerPort.ADMIN: "metrics, placement and control", ServerPort.METRICS: "metrics, without a key"}
 
 
-def other_ports(urls: Mapping[Port, str]) -> list[str]:
+def other_ports(urls: Mapping[ServerPort, str]) -> list[str]:
     """A line for each port but the public one."""
     return [f"{_TOLD[port]}: {url}" for port, url in urls.items() if port in _TOLD]

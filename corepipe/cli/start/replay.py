@@ -10,8 +10,8 @@ from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, serve
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
-from corepipe.serving.api.cassettes.server_cassettes import Deck
-from corepipe.serving.api.http.port_router import Port
+from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
+from corepipe.serving.api.http.port_router import ServerPort
 from corepipe.serving.config import ServerConfig
 from corepipe.version import __version__
 
@@ -19,17 +19,17 @@ from corepipe.version import __version__
 def replay(engine: EngineConfig, server: ServerConfig) -> None:
     """Serves recorded answers until a signal.  Raises UserError."""
     listeners = open_ports(server)
-    deck = Deck(server)
-    assert deck.library is not None
-    if not len(deck.library):
+    cassettes = ServerCassettes(server)
+    assert cassettes.library is not None
+    if not len(cassettes.library):
         raise UserError(f"--replay {server.replay}: holds no recorded exchange (*.yaml)", "replay")
-    names = server.served_model_names or tuple(deck.library.models) or (engine.model,)
+    names = server.served_model_names or tuple(cassettes.library.models) or (engine.model,)
     engine = engine.model_copy(update={"model": names[0]})
     server = server.model_copy(update={"served_model_names": names})
-    app = create_app(NoEngine(), None, engine, server, __version__, NOTHING_LOADED, deck)
+    app = create_app(NoEngine(), None, engine, server, __version__, NOTHING_LOADED, cassettes)
     urls = urls_of(listeners, server)
-    url = urls[Port.PUBLIC]
-    ready = f"ready to replay {len(deck.library)} exchanges of {server.replay}: {url}/v1; Ctrl-C ends it"
+    url = urls[ServerPort.PUBLIC]
+    ready = f"ready to replay {len(cassettes.library)} exchanges of {server.replay}: {url}/v1; Ctrl-C ends it"
     for line in [*warnings_of(server), ready, *other_ports(urls)]:
         errors().print(line, markup=False)
     uvloop.run(serve(app, server, listeners))

@@ -30,17 +30,17 @@ from corepipe.serving.api.answering.service import GENERATES, Service
 from corepipe.serving.api.http import errors as http_errors
 from corepipe.serving.api.http.connection import HEAD_SECONDS, Connection
 from corepipe.serving.api.http.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
-from corepipe.serving.api.http.inject import AbortableConnection, Inject, InjectedFaults
-from corepipe.serving.api.http.limits import Guard
+from corepipe.serving.api.http.inject import AbortableConnection, FaultMiddleware, InjectedFaults
+from corepipe.serving.api.http.limits import RequestGuard
 from corepipe.serving.api.http.listeners import BACKLOG, listen_all
-from corepipe.serving.api.http.origins import Origins
-from corepipe.serving.api.http.port_router import STATE_KEY, Port, PortRouter, open_at
-from corepipe.serving.api.http.reload import Reload
+from corepipe.serving.api.http.origins import OriginMiddleware
+from corepipe.serving.api.http.port_router import STATE_KEY, PortRouter, ServerPort, open_at
+from corepipe.serving.api.http.reload import FileReload
 from corepipe.serving.api.http.tenants import Tenants
 from corepipe.serving.api.http.tls import tls_certificate
 from corepipe.serving.api.routes import openapi
-from corepipe.serving.api.routes.missing import Missing
-from corepipe.serving.api.routes.route import Paths, Route
+from corepipe.serving.api.routes.missing import MissingRoutes
+from corepipe.serving.api.routes.route import Route, RoutePaths
 from corepipe.serving.api.routes.table import (
     GENERATING_PATHS,
     INSTEAD,
@@ -50,16 +50,16 @@ from corepipe.serving.api.routes.table import (
     metrics_routes,
     public_routes,
 )
-from corepipe.serving.api.routes.traffic import HttpMetrics, Traffic
+from corepipe.serving.api.routes.traffic import HttpMetrics, TrafficMiddleware
 from corepipe.serving.api.state import tell_state
 from corepipe.serving.config import ServerConfig
-from corepipe.serving.faults import Draw
+from corepipe.serving.faults import FaultSequence
 from corepipe.serving.keys import read_keys
 from corepipe.signals import Handler, answered
 
 if TYPE_CHECKING:  # heavy
     from corepipe.models.text.tokenizer import Tokenizer
-    from corepipe.serving.api.cassettes.server_cassettes import Deck
+    from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
     from corepipe.serving.supervision.client import EngineClient
 
 OTHER_CONNECTIONS = 64
@@ -79,7 +79,7 @@ def create_app(
     server: ServerConfig,
     version: str,
     ready: Ready | None = None,
-    deck: Deck | None = None,
+    cassettes: ServerCassettes | None = None,
     task: TaskInfo = GENERATES,
 ) -> FastAPI:
     """The ASGI application of one deployment; as `create_app_of`.
@@ -94,10 +94,10 @@ def create_app(
     service = Service(client, tokenizer, engine, server, version, task)
     if ready is not None:
         service.set_ready(ready)
-    return create_app_of(Models([service]), server, deck)
+    return create_app_of(Models([service]), server, cassettes)
 
 
-def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None) -> FastAPI:
+def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassettes | None = None) -> FastAPI:
     """The ASGI application of `models`, which are its `state.models`; its `state.others` are the applications
     of the other ports that there are.
 
@@ -105,8 +105,8 @@ def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None
     """
     version, engine = models.first.version, models.first.engine
     routes = public_routes(admin_port=server.admin_port is not None)
-    if deck is not None and server.replays_alone:
-        routes = deck.replayed_routes(routes)
+    if cassettes is not None and server.replays_alone:
+        routes = cassettes.replayed_routes(routes)
     app = _bare_app(version, routes, _lifespan)
     app.state.models = models
     http = HttpMetrics(models.registry, ROUTES)
@@ -117,18 +117,21 @@ def create_app_of(models: Models, server: ServerConfig, deck: Deck | None = None
     )
     app.state.tenants = tenants
     _furnish(app, models, routes, keys=bool(tenants))
-    if deck is not None:
-        deck.install(app, models)
+    if cassettes is not None:
+        cassettes.install(app, models)
     if server.inject:
-        draw, counts = Draw(server.inject, engine.seed), InjectedFaults(models.registry)
-        app.add_middleware(Inject, draw=draw, counts=counts, paths=GENERATING_PATHS)
+        draw, counts = FaultSequence(server.inject, engine.seed), InjectedFaults(models.registry)
+        app.add_middleware(FaultMiddleware, draw=draw, counts=counts, paths=GENERATING_PATHS)
     app.state.closers = [_trace(app, server, engine, version), models.close]
-    if deck is not None:
-        app.state.closers.append(deck.close)
+    if cassettes is not None:
+        app.state.closers.append(cassettes.close)
     _guard(app, server, server.host, tenants, routes)
-    app.add_middleware(Origins, allowed=server.allowed_origins)
-    app.add_middleware(Traffic, metrics=http)
-    told = {Port.ADMIN: (admin_routes(), server.admin_api_keys), Port.METRICS: (metrics_routes(), ())}
+    app.add_middleware(OriginMiddleware, allowed=server.allowed_origins)
+    app.add_middleware(TrafficMiddleware, metrics=http)
+    told = {
+        ServerPort.ADMIN: (admin_routes(), server.admin_api_keys),
+        ServerPort.METRICS: (metrics_routes(), ()),
+    }
     app.state.others = {
         port: _other_app(models, server, http, host, *told[port])
         for port, (host, _) in open_at(server).items()
@@ -152,14 +155,16 @@ def _other_app(
     tenants = Tenants(keys)
     _furnish(other, models, routes, keys=bool(tenants))
     _guard(other, server, host, tenants, routes)
-    other.add_middleware(Origins)
-    other.add_middleware(Traffic, metrics=http)
+    other.add_middleware(OriginMiddleware)
+    other.add_middleware(TrafficMiddleware, metrics=http)
     return other
 
 
 def _guard(app: FastAPI, server: ServerConfig, host: str, tenants: Tenants, routes: Sequence[Route]) -> None:
-    posts = Paths(one for one in routes if one.method == "POST")
-    app.add_middleware(Guard, config=server, host=host, tenants=tenants, keyless=KEYLESS_PATHS, posts=posts)
+    posts = RoutePaths(one for one in routes if one.method == "POST")
+    app.add_middleware(
+        RequestGuard, config=server, host=host, tenants=tenants, keyless=KEYLESS_PATHS, posts=posts
+    )
 
 
 def _bare_app(version: str, routes: Sequence[Route], lifespan: Lifespan[FastAPI] | None) -> FastAPI:
@@ -172,14 +177,14 @@ def _bare_app(version: str, routes: Sequence[Route], lifespan: Lifespan[FastAPI]
         redoc_url=None,
         openapi_url=None,
     )
-    http_errors.install(app, Missing(routes, INSTEAD).error)
+    http_errors.install(app, MissingRoutes(routes, INSTEAD).error)
     return app
 
 
 def _furnish(app: FastAPI, models: Models, routes: Sequence[Route], *, keys: bool) -> None:
     """Adds these routes, and what makes the document that describes them."""
     app.router.routes += [route.bound(models) for route in routes]
-    app.state.document = openapi.Described(routes, models, keys=keys)
+    app.state.document = openapi.ApiDocument(routes, models, keys=keys)
 
 
 def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: str) -> Callable[[], None]:
@@ -187,12 +192,12 @@ def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: st
     if server.otlp_traces_endpoint is None:
         return _nothing
     try:
-        from corepipe.serving.api.tracing import Traces, Tracing  # noqa: PLC0415 -- optional, and heavy
+        from corepipe.serving.api.tracing import SpanExporter, TracingMiddleware  # noqa: PLC0415 -- optional, and heavy
     except ImportError as error:
         message = f"--otlp-traces-endpoint: {error.name} is missing; pip install 'corepipe[tracing]'"
         raise UserError(message, "otlp_traces_endpoint") from error
-    traces = Traces(server.otlp_traces_endpoint, engine, version)
-    app.add_middleware(Tracing, traces=traces, paths=GENERATING_PATHS)
+    traces = SpanExporter(server.otlp_traces_endpoint, engine, version)
+    app.add_middleware(TracingMiddleware, traces=traces, paths=GENERATING_PATHS)
     return traces.close
 
 
@@ -217,7 +222,7 @@ async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socke
         raise models.failure
 
 
-def make_server(app: FastAPI, server: ServerConfig) -> Server:
+def make_server(app: FastAPI, server: ServerConfig) -> HttpServer:
     """The HTTP server around `app`; it logs warnings and errors only."""
     config = uvicorn.Config(
         app,
@@ -237,14 +242,14 @@ def make_server(app: FastAPI, server: ServerConfig) -> Server:
     certificate = tls_certificate(server.ssl_certfile, server.ssl_keyfile)
     tls = None if certificate is None else certificate.context
     kind = AbortableConnection if server.inject else Connection
-    running = Server(config, server.shutdown_timeout, limit, tls, list(open_at(server)), kind)
-    running.orders[signal.SIGHUP] = Reload(server, app.state.tenants, certificate).begin
+    running = HttpServer(config, server.shutdown_timeout, limit, tls, list(open_at(server)), kind)
+    running.orders[signal.SIGHUP] = FileReload(server, app.state.tenants, certificate).begin
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         running.orders[number] = partial(tell_state, models, limit, running.server_state.tasks)
     return running
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Ends with exit code 0 at SIGINT and SIGTERM: uvicorn would raise them again after the shutdown.
 
     `on_drain` is told of the signal at once.  While answers are under way, for up to `drain_seconds`, the
@@ -258,7 +263,7 @@ class Server(uvicorn.Server):
         drain_seconds: float,
         limit: ConnectionLimit,
         tls: ssl.SSLContext | None,
-        ports: Sequence[Port],
+        ports: Sequence[ServerPort],
         kind: type[Connection] = Connection,
     ) -> None:
         super().__init__(config)
@@ -282,7 +287,7 @@ class Server(uvicorn.Server):
         self.servers = []
         for port, one in zip(self._ports, sockets or [], strict=True):
             state = {**self.lifespan.state, STATE_KEY: port}
-            limit = self._limit if port is Port.PUBLIC else ConnectionLimit(OTHER_CONNECTIONS)
+            limit = self._limit if port is ServerPort.PUBLIC else ConnectionLimit(OTHER_CONNECTIONS)
             make = partial(self._kind, self.config, self.server_state, state, limit, loop)
             self.servers.append(
                 await loop.create_server(

@@ -35,7 +35,7 @@ _NANOSECONDS = 1e9
 Attributes = dict[str, AttributeValue]
 
 
-class Traces:
+class SpanExporter:
     """Where spans go: batches, by OTLP over HTTP, to `endpoint`, from a thread beside the server."""
 
     def __init__(self, endpoint: str, engine: EngineConfig, version: str) -> None:
@@ -50,13 +50,13 @@ class Traces:
         self._provider.shutdown()
 
 
-class Tracing:
+class TracingMiddleware:
     """Pure ASGI: opens a span, hands it on in the scope, tells the client its context, and closes it.
 
     What is traced are POSTs to `paths`.
     """
 
-    def __init__(self, app: ASGIApp, traces: Traces, paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, traces: SpanExporter, paths: Collection[str]) -> None:
         self._app = app
         self._traces = traces
         self._paths = paths
@@ -65,7 +65,7 @@ class Tracing:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
-        trace = Trace(self._traces, scope)
+        trace = RequestSpan(self._traces, scope)
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -82,10 +82,10 @@ class Tracing:
             trace.end()
 
 
-class Trace:
+class RequestSpan:
     """One request's span.  `answered` is for whoever made the answer, once, when it is over."""
 
-    def __init__(self, traces: Traces, scope: Scope) -> None:
+    def __init__(self, traces: SpanExporter, scope: Scope) -> None:
         self._tracer = traces.tracer
         self._engine = traces.engine
         self._began = time_ns()

@@ -19,7 +19,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, run_server
 from corepipe.serving.api.http.listeners import listen
-from corepipe.serving.api.http.port_router import Port
+from corepipe.serving.api.http.port_router import ServerPort
 from corepipe.serving.api.routes.reference import reference
 from corepipe.serving.api.routes.table import ROUTES, admin_routes, public_routes
 from corepipe.serving.config import ServerConfig
@@ -227,7 +227,7 @@ def test_every_route_is_in_the_table_and_in_the_reference():
     )
     assert served_by(whole) == of(public_routes(admin_port=False))
     assert served_by(split) == of(public_routes(admin_port=True))
-    assert served_by(split.state.others[Port.ADMIN]) == of(admin_routes())
+    assert served_by(split.state.others[ServerPort.ADMIN]) == of(admin_routes())
     assert of(public_routes(admin_port=False)) | of(admin_routes()) == of(ROUTES)
     assert [one.path for one in ROUTES if f"`{one.method} {one.path}`" not in reference()] == []
 

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from corepipe.serving.api.bodies.client_settings import IGNORED, SETTINGS, Place, Setting
+from corepipe.serving.api.bodies.client_settings import IGNORED, SETTINGS, ClientSetting, SettingPlace
 from corepipe.serving.api.routes.table import ROUTES
 from tests.engine.encoder_support import EMBED, SCORE, bert, computing
 from tests.serving.api.test_models import A, pair, several
@@ -41,10 +41,10 @@ EPHEMERAL = {"type": "ephemeral", "ttl": "1h"}
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 OPEN = "{% for m in messages %}{{ m.content }}{% endfor %}[{{ verbosity }} {{ reasoning_effort }}]<think>\n"
 ASK = {
-    Place.CHAT: (CHATS, CHAT),
-    Place.COMPLETION: (COMPLETIONS, TEXT),
-    Place.TEXTS: ("/v1/embeddings", {"model": MODEL, "input": "the cat"}),
-    Place.STREAM_OPTIONS: (CHATS, CHAT | {"stream": True}),
+    SettingPlace.CHAT: (CHATS, CHAT),
+    SettingPlace.COMPLETION: (COMPLETIONS, TEXT),
+    SettingPlace.TEXTS: ("/v1/embeddings", {"model": MODEL, "input": "the cat"}),
+    SettingPlace.STREAM_OPTIONS: (CHATS, CHAT | {"stream": True}),
 }
 EXAMPLES: dict[object, object] = {
     "keep_alive": "5m",
@@ -74,8 +74,8 @@ class Servers:
         self.vectors = start(encoder, text=bert(), task=EMBED)
         self.strict_vectors = start(encoder, text=bert(), task=EMBED, strict=True)
 
-    def of(self, place: Place, *, strict: bool = False) -> str:
-        if place is Place.TEXTS:
+    def of(self, place: SettingPlace, *, strict: bool = False) -> str:
+        if place is SettingPlace.TEXTS:
             return self.strict_vectors if strict else self.vectors
         return self.strict if strict else self.lenient
 
@@ -101,7 +101,7 @@ def refused(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["param"])
 
 
-def rows(*, honoured: bool) -> list[tuple[Setting, str, Place]]:
+def rows(*, honoured: bool) -> list[tuple[ClientSetting, str, SettingPlace]]:
     return [
         (one, name, place)
         for one in SETTINGS
@@ -111,19 +111,19 @@ def rows(*, honoured: bool) -> list[tuple[Setting, str, Place]]:
     ]
 
 
-def named(one: Setting | str | Place) -> str:
+def named(one: ClientSetting | str | SettingPlace) -> str:
     """A part of a test's name."""
-    return "" if isinstance(one, Setting) else one.name if isinstance(one, Place) else one
+    return "" if isinstance(one, ClientSetting) else one.name if isinstance(one, SettingPlace) else one
 
 
-def value_of(row: Setting, name: str) -> object:
+def value_of(row: ClientSetting, name: str) -> object:
     return row.takes.values[0] if row.takes.values else EXAMPLES.get(name, 1 if name not in FLAGS else True)
 
 
 FLAGS = ("timings_per_token", "return_progress", "include_reasoning")
 
 
-def asked(place: Place, name: str, value: object) -> tuple[str, dict[str, Any]]:
+def asked(place: SettingPlace, name: str, value: object) -> tuple[str, dict[str, Any]]:
     """Where to ask, and a body that has the setting in this place."""
     if place in ASK:
         path, body = ASK[place]

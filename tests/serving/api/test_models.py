@@ -18,7 +18,7 @@ from corepipe.engine.messages import Ready
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.app import create_app_of, make_server
-from corepipe.serving.api.cassettes.server_cassettes import Deck
+from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
 from corepipe.serving.api.http.listeners import listen_all
 from corepipe.serving.config import ServerConfig
 from tests.servers import PATIENCE_SECONDS, metric_of, until
@@ -40,8 +40,8 @@ def several(
         services.append(Service(engine, tokenizer(), deployment, own, "1.2.3"))  # type: ignore[arg-type]
         if ready is not None:
             services[-1].set_ready(ready)
-    deck = None if config.record is None else Deck(config)
-    app = create_app_of(Models(services), config, deck)
+    cassettes = None if config.record is None else ServerCassettes(config)
+    app = create_app_of(Models(services), config, cassettes)
     listeners = listen_all(config)
     url = f"http://127.0.0.1:{listeners[0].getsockname()[1]}"  # a server that has ended has closed them
     http = make_server(app, config)

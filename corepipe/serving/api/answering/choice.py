@@ -39,17 +39,17 @@ _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
 """What is answered for an Output's `error_kind`, and what is said where it says nothing."""
 
 
-class Details(NamedTuple):
+class RequestedDetails(NamedTuple):
     """What is told of an answer beside its text: token ids, and so many alternatives for the prompt's."""
 
     token_ids: bool
     prompt_logprobs: int | None
 
     @staticmethod
-    def of(body: GenerationRequest) -> Details | None:
+    def of(body: GenerationRequest) -> RequestedDetails | None:
         """None where nothing was asked for, as mostly."""
         if body.return_token_ids or body.prompt_logprobs is not None:
-            return Details(body.return_token_ids, body.prompt_logprobs)
+            return RequestedDetails(body.return_token_ids, body.prompt_logprobs)
         return None
 
     def prompt(self, answer: TextAnswer, output: Output) -> Prompt:
@@ -59,11 +59,15 @@ class Details(NamedTuple):
         return Prompt(answer.choice, tokens, None if wanted is None else prompt_entries(output, wanted))
 
 
-class Choice:
+class GeneratedChoice:
     """Follows one sequence.  `failure`: "error" or "abort", where it has come to no end of its own."""
 
     def __init__(
-        self, answer: TextAnswer, arrival: float, metrics: RequestMetrics, details: Details | None = None
+        self,
+        answer: TextAnswer,
+        arrival: float,
+        metrics: RequestMetrics,
+        details: RequestedDetails | None = None,
     ) -> None:
         self.answer = answer
         self.failure: str | None = None
@@ -96,7 +100,7 @@ class Choice:
             return parts
         return [*self._told(self._details, output, answer.generated - before), *parts]
 
-    def _told(self, details: Details, output: Output, count: int) -> Iterator[AnswerPart]:
+    def _told(self, details: RequestedDetails, output: Output, count: int) -> Iterator[AnswerPart]:
         """What is told beside the text, `count` tokens of it."""
         if not self._begun:
             self._begun = True

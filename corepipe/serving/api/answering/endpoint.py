@@ -12,11 +12,11 @@ from typing import ClassVar, Generic, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 
 from corepipe.models.tasks import Task
-from corepipe.serving.api.answering.generation import Exchange, Generation, Plan
-from corepipe.serving.api.answering.rendering import ChoicesRenderer, Envelope, Renderer, Shape
+from corepipe.serving.api.answering.generation import Generation, GenerationJob, GenerationPlan
+from corepipe.serving.api.answering.rendering import ChoiceShape, ChoicesRenderer, Envelope, Renderer
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import TRACE
-from corepipe.serving.api.answering.token_details import NamedById, Vocabulary
+from corepipe.serving.api.answering.token_details import NamedById, TokenTexts
 from corepipe.serving.api.bodies.client_settings import IGNORED, settle
 from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest, Neutral, decode, read
 from corepipe.serving.api.http.errors import invalid
@@ -78,7 +78,7 @@ class Endpoint(ABC, Generic[B]):
         self.service = service
 
     @abstractmethod
-    async def plan(self, body: B, grammar: str) -> list[Plan]:
+    async def plan(self, body: B, grammar: str) -> list[GenerationPlan]:
         """One for each prompt; `grammar` is what its text must be, if anything.  Raises ApiError."""
 
     @abstractmethod
@@ -90,10 +90,10 @@ class Endpoint(ABC, Generic[B]):
         return ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = await self.exchange(scope, receive)
-        await Generation(self.service, exchange).answer(receive, naming(send, exchange.ignored))
+        job = await self.prepare(scope, receive)
+        await Generation(self.service, job).answer(receive, naming(send, job.ignored))
 
-    async def exchange(self, scope: Scope, receive: Receive) -> Exchange:
+    async def prepare(self, scope: Scope, receive: Receive) -> GenerationJob:
         """What is asked, made ready.  Raises ApiError."""
         arrival, service = perf_counter(), self.service
         body, ignored = await read_request(service, receive, self.request, self.neutral)
@@ -110,7 +110,7 @@ class Endpoint(ABC, Generic[B]):
             model=body.model,
             fingerprint=service.fingerprint,
         )
-        return Exchange(
+        return GenerationJob(
             id=envelope.id,
             sequences=f"{self.prefix}-{drawn}",
             body=body,
@@ -146,7 +146,7 @@ class ChoicesEndpoint(Endpoint[B]):
         self._shape_by_id = self.shape(NamedById(service.tokenizer))
 
     @abstractmethod
-    def shape(self, vocabulary: Vocabulary) -> Shape:
+    def shape(self, vocabulary: TokenTexts) -> ChoiceShape:
         """How choices are written."""
 
     def kind(self, body: B) -> type[ChoicesRenderer]:  # noqa: ARG002

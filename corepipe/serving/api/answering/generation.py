@@ -12,11 +12,11 @@ from corepipe.answers.parsing.reading import Reading
 from corepipe.answers.parts import Prompt
 from corepipe.answers.text_answer import Echo, TextAnswer
 from corepipe.engine.messages import Predicted, Submit
-from corepipe.serving.api.answering.choice import Choice, Details
-from corepipe.serving.api.answering.output_streams import News, news_of
-from corepipe.serving.api.answering.rendering import Emulated, Part, Renderer, Usage
+from corepipe.serving.api.answering.choice import GeneratedChoice, RequestedDetails
+from corepipe.serving.api.answering.output_streams import AnswerOutputs, answer_outputs
+from corepipe.serving.api.answering.rendering import EmulatedTimes, Renderer, ResponsePart, TokenUsage
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.answering.submission import Trace, charged, followed
+from corepipe.serving.api.answering.submission import AnswerObserver, charged, followed
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.http.errors import ApiError, internal, invalid
 from corepipe.serving.api.http.tenants import ANYONE, Tenant
@@ -30,7 +30,7 @@ _SSE_HEADERS = [
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GenerationPlan:
     """A prompt made ready, and how to answer it; `source` is the field of the body that it came from.
 
     `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
@@ -65,7 +65,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class GenerationJob:
     """A request made ready: what was asked, what to compute for it, and who writes the answer.
 
     `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
@@ -76,14 +76,14 @@ class Exchange:
     id: str
     sequences: str
     body: GenerationRequest
-    plans: Sequence[Plan]
+    plans: Sequence[GenerationPlan]
     prediction: list[int]
     renderer: Renderer
     operation: str
     arrival: float
     device_metrics: bool = False
     tenant: Tenant = ANYONE
-    trace: Trace | None = None
+    trace: AnswerObserver | None = None
     ignored: Sequence[str] = ()
 
 
@@ -93,15 +93,16 @@ class Generation:
     Raises ApiError, before anything is submitted, if a prompt does not fit the context.
     """
 
-    def __init__(self, service: Service, exchange: Exchange) -> None:
-        exchange.tenant.check(len(exchange.plans) * exchange.body.n, exchange.body.priority)
+    def __init__(self, service: Service, job: GenerationJob) -> None:
+        job.tenant.check(len(job.plans) * job.body.n, job.body.priority)
         self._service = service
-        self._exchange = exchange
-        self._renderer = exchange.renderer
-        self._bad_words = spelled(exchange.body.bad_words, service.tokenizer)
-        details = Details.of(exchange.body)
+        self._job = job
+        self._renderer = job.renderer
+        self._bad_words = spelled(job.body.bad_words, service.tokenizer)
+        details = RequestedDetails.of(job.body)
         self._choices = [
-            Choice(answer, exchange.arrival, service.metrics.requests, details) for answer in self._answers()
+            GeneratedChoice(answer, job.arrival, service.metrics.requests, details)
+            for answer in self._answers()
         ]
         self._left = len(self._choices)
 
@@ -115,49 +116,49 @@ class Generation:
 
         The sequences are aborted as soon as the client goes away.
         """
-        prompts = sum(len(plan.prompt) for plan in self._exchange.plans)
-        with charged(self._exchange.tenant.quota, len(self._choices), prompts, self._generated):
+        prompts = sum(len(plan.prompt) for plan in self._job.plans)
+        with charged(self._job.tenant.quota, len(self._choices), prompts, self._generated):
             streams = [self._service.client.submit(submit) for submit in self.submits]
-            news = news_of(streams)
+            outputs = answer_outputs(streams)
             async with followed(streams, receive, lambda: self._tell(streams)):
-                answered = self._stream if self._exchange.body.stream else self._whole
+                answered = self._stream if self._job.body.stream else self._whole
                 try:
-                    await answered(news, send)
+                    await answered(outputs, send)
                 finally:
-                    await news.close()
+                    await outputs.close()
 
     def _generated(self) -> int:
         return sum(choice.answer.generated for choice in self._choices)
 
     def _answers(self) -> Iterator[TextAnswer]:
-        exchange, service = self._exchange, self._service
+        job, service = self._job, self._service
         context = service.require_ready().max_model_len
-        skip = exchange.body.skip_special_tokens
-        for at, plan in enumerate(exchange.plans):
+        skip = job.body.skip_special_tokens
+        for at, plan in enumerate(job.plans):
             most = plan.tokens_within(context)
             pieces = service.pieces(plan.reading) if skip else service.raw
-            for copy in range(exchange.body.n):
-                index = at * exchange.body.n + copy
+            for copy in range(job.body.n):
+                index = at * job.body.n + copy
                 submit = self._submission(index, copy, plan, max(most, 1))
                 yield TextAnswer(
                     index,
                     submit,
-                    exchange.body,
+                    job.body,
                     pieces,
                     plan.echo,
                     silent=most == 0,
                     reading=plan.reading,
                 )
 
-    def _submission(self, index: int, copy: int, plan: Plan, max_tokens: int) -> Submit:
-        body, tenant = self._exchange.body, self._exchange.tenant
+    def _submission(self, index: int, copy: int, plan: GenerationPlan, max_tokens: int) -> Submit:
+        body, tenant = self._job.body, self._job.tenant
         if body.min_tokens > max_tokens:
             raise invalid(f"min_tokens is more than max_tokens, {max_tokens}.", "min_tokens")
         stop_ids = set(body.stop_token_ids)
         if not body.ignore_eos or plan.grammar:  # a grammar's end is the answer's
             stop_ids |= self._service.tokenizer.eos_ids
         submit = Submit(
-            id=f"{self._exchange.sequences}-{index}",
+            id=f"{self._job.sequences}-{index}",
             prompt=plan.prompt,
             max_tokens=max_tokens,
             sampling=body.sampling(copy, plan.logprobs, plan.prompt_logprobs),
@@ -169,23 +170,23 @@ class Generation:
             told_salt=body.cache_salt,
             bad_words=self._bad_words,
             grammar=plan.grammar,
-            prediction=self._exchange.prediction,
+            prediction=self._job.prediction,
             speculation=body.speculation,
         )
         return require_some(submit)
 
-    async def _whole(self, news: News, send: Send) -> None:
-        parts: list[Part] = []
+    async def _whole(self, outputs: AnswerOutputs, send: Send) -> None:
+        parts: list[ResponsePart] = []
         while self._left:
-            parts += await self._next(news)
+            parts += await self._next(outputs)
         body = self._renderer.whole([*parts, *self._of_all()])
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _stream(self, news: News, send: Send) -> None:
+    async def _stream(self, outputs: AnswerOutputs, send: Send) -> None:
         """Wait for the first news, so that a refusal still has its own status; then send events."""
-        parts = await self._next(news)
+        parts = await self._next(outputs)
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
         body = self._renderer.opening(len(self._choices), self._known(parts))
         try:
@@ -193,8 +194,8 @@ class Generation:
             while self._left:
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                body = self._event(await self._next(news))
-            body += self._renderer.closing(self._of_all() if self._exchange.body.usage_chunk else ())
+                body = self._event(await self._next(outputs))
+            body += self._renderer.closing(self._of_all() if self._job.body.usage_chunk else ())
         except ApiError as error:
             body = _error_event(error)
         except Exception:
@@ -202,75 +203,75 @@ class Generation:
             raise
         await send({"type": "http.response.body", "body": body})
 
-    async def _next(self, news: News) -> Sequence[Part]:
+    async def _next(self, outputs: AnswerOutputs) -> Sequence[ResponsePart]:
         """What is next added to a choice that has not ended; what comes after a choice's end is dropped."""
         while True:
-            index, output = await news.next()
+            index, output = await outputs.next()
             choice = self._choices[index]
             if not choice.ended:
                 break
-        parts: Sequence[Part] = choice.take(output)
-        if parts and self._exchange.body.usage_everywhere:
+        parts: Sequence[ResponsePart] = choice.take(output)
+        if parts and self._job.body.usage_everywhere:
             parts = [*parts, _usage_of(choice.answer, choice.answer.generated)]
         if choice.answer.finish is not None:
             self._left -= 1
             if choice.answer.cut:
-                await news.drop(index)
+                await outputs.drop(index)
         return parts
 
-    def _known(self, parts: Sequence[Part]) -> list[Part]:
+    def _known(self, parts: Sequence[ResponsePart]) -> list[ResponsePart]:
         """What a stream can tell before its text; `parts` are the first."""
-        known: list[Part] = [part for part in parts if isinstance(part, Prompt)]
-        if self._exchange.body.usage_everywhere:
+        known: list[ResponsePart] = [part for part in parts if isinstance(part, Prompt)]
+        if self._job.body.usage_everywhere:
             known.append(_usage_of(self._choices[0].answer, 0))
         return known
 
-    def _event(self, parts: Sequence[Part]) -> bytes:
+    def _event(self, parts: Sequence[ResponsePart]) -> bytes:
         """The event of these parts; where nothing closes the stream the last one tells of the device."""
-        if self._left or self._exchange.body.usage_chunk:
+        if self._left or self._job.body.usage_chunk:
             return self._renderer.event(parts)
         return self._renderer.event([*parts, *self._emulated()])
 
-    def _of_all(self) -> list[Part]:
+    def _of_all(self) -> list[ResponsePart]:
         return [self._usage(), *self._emulated()]
 
-    def _usage(self) -> Usage:
-        firsts = [choice.answer for choice in self._choices[:: self._exchange.body.n]]
-        return Usage(
+    def _usage(self) -> TokenUsage:
+        firsts = [choice.answer for choice in self._choices[:: self._job.body.n]]
+        return TokenUsage(
             prompt=sum(len(answer.submit.prompt) for answer in firsts),
             completion=sum(choice.answer.generated for choice in self._choices),
             cached=sum(answer.cached for answer in firsts),
             predicted=_sum([choice.answer for choice in self._choices]),
         )
 
-    def _emulated(self) -> list[Emulated]:
+    def _emulated(self) -> list[EmulatedTimes]:
         """What the emulated device would have taken, if that was asked for."""
-        if not self._exchange.device_metrics:
+        if not self._job.device_metrics:
             return []
         lasts = [choice.answer.last for choice in self._choices]
         times = [last.device if last else None for last in lasts]
         guesses = [last.speculated if last else None for last in lasts]
-        return [Emulated(self._service.engine.instance, times, self._service.lateness.verdict, guesses)]
+        return [EmulatedTimes(self._service.engine.instance, times, self._service.lateness.verdict, guesses)]
 
     def _tell(self, streams: Sequence[OutputStream]) -> None:
         """Tell the metrics, and the trace if there is one, how each choice ended.
 
         What has no end of its own was given up: with the choice that failed, else by the client.
         """
-        exchange, failures = self._exchange, [choice.failure for choice in self._choices]
+        job, failures = self._job, [choice.failure for choice in self._choices]
         given_up = "error" if "error" in failures else "abort"
         parts = [
-            choice.finished(given_up, exchange.body.n, stream)
+            choice.finished(given_up, job.body.n, stream)
             for choice, stream in zip(self._choices, streams, strict=True)
         ]
         self._service.metrics.requests.finish(parts)
-        if exchange.trace is not None:
-            exchange.trace.answered(exchange.operation, exchange.body, exchange.id, parts)
+        if job.trace is not None:
+            job.trace.answered(job.operation, job.body, job.id, parts)
 
 
-def _usage_of(answer: TextAnswer, completion: int) -> Usage:
+def _usage_of(answer: TextAnswer, completion: int) -> TokenUsage:
     prompt, cached = len(answer.submit.prompt), answer.cached
-    return Usage(prompt, completion, cached, _sum([answer]))
+    return TokenUsage(prompt, completion, cached, _sum([answer]))
 
 
 def _sum(answers: Sequence[TextAnswer]) -> Predicted | None:

@@ -12,7 +12,7 @@ from corepipe.models.tasks import Images
 from corepipe.models.vision.preprocessing import COLOURS, FILE
 from corepipe.models.vision.reader import DecodedImage
 from corepipe.serving.api.answering.service import LONG_TEXT, Service
-from corepipe.serving.api.answering.texts import Input, Prompt, Reading, entries, read_entries
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input, entries, read_entries
 from corepipe.serving.api.http.errors import ApiError, invalid
 
 MAX_IMAGES = 64
@@ -24,8 +24,8 @@ FETCHED = ("http:", "https:", "ftp:", "file:", "s3:", "gs:", "//")
 
 
 async def read_input(
-    service: Service, given: Input, field: str, reading: Reading, before: str = ""
-) -> list[Prompt]:
+    service: Service, given: Input, field: str, reading: EncodingOptions, before: str = ""
+) -> list[EncodedPrompt]:
     """Prompts of what a request's field has: images where the model reads them, else texts.
 
     Raises ApiError, naming the entry at fault.
@@ -38,7 +38,7 @@ async def read_input(
 
 async def read_images(
     service: Service, images: Images, listed: Sequence[str | list[int]], field: str
-) -> list[Prompt]:
+) -> list[EncodedPrompt]:
     """Prompts of data URIs.  Raises ApiError for what is no image, or cannot be read."""
     if images.preprocessing is None:
         raise _tensors_alone(images)
@@ -57,9 +57,9 @@ async def read_images(
     return prompts
 
 
-def of_pixels(images: Images, pixels: bytes) -> Prompt:
+def of_pixels(images: Images, pixels: bytes) -> EncodedPrompt:
     """What the engine takes of an image: pixels as the model reads them."""
-    return Prompt([0] * images.rows, image=pixels)
+    return EncodedPrompt([0] * images.rows, image=pixels)
 
 
 def _read(service: Service, text: str, field: str) -> DecodedImage:

@@ -103,7 +103,7 @@ class Models:
         self.on_failure()
 
 
-class Chosen:
+class ModelRouter:
     """Pure ASGI: one route of several models.  The path names one, or the body does, or it is the first."""
 
     def __init__(self, models: Models, apps: Sequence[ASGIApp]) -> None:

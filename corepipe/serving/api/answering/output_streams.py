@@ -14,7 +14,7 @@ from corepipe.serving.api.http.errors import unavailable
 from corepipe.serving.supervision.streams import MAX_PENDING, OutputStream
 
 
-class News(Protocol):
+class AnswerOutputs(Protocol):
     """News of all sequences of an answer: (index of the sequence, output)."""
 
     async def next(self) -> tuple[int, Output]: ...
@@ -26,12 +26,12 @@ class News(Protocol):
         """Abort all that have not ended."""
 
 
-def news_of(streams: Sequence[OutputStream]) -> News:
+def answer_outputs(streams: Sequence[OutputStream]) -> AnswerOutputs:
     """What these tell."""
-    return Single(streams[0]) if len(streams) == 1 else Merged(streams)
+    return SingleOutputs(streams[0]) if len(streams) == 1 else MergedOutputs(streams)
 
 
-class Single:
+class SingleOutputs:
     """News of one sequence: no task, no queue."""
 
     def __init__(self, stream: OutputStream) -> None:
@@ -47,7 +47,7 @@ class Single:
         await self._stream.aclose()
 
 
-class Merged:
+class MergedOutputs:
     """News of several sequences, in the order they come; first of all those that were refused at once."""
 
     def __init__(self, streams: Sequence[OutputStream]) -> None:

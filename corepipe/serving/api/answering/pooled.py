@@ -19,11 +19,11 @@ from corepipe.engine.messages import Output, Submit
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.answering.choice import failure
 from corepipe.serving.api.answering.endpoint import asks_device, naming, read_request
-from corepipe.serving.api.answering.rendering import Emulated
+from corepipe.serving.api.answering.rendering import EmulatedTimes
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.answering.submission import TRACE, Trace, charged, followed
-from corepipe.serving.api.answering.texts import Prompt, Reading
-from corepipe.serving.api.answering.truncation import Cut
+from corepipe.serving.api.answering.submission import TRACE, AnswerObserver, charged, followed
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
+from corepipe.serving.api.answering.truncation import Truncation
 from corepipe.serving.api.bodies.protocol import MAX_TOKENS, REQUEST_ID, ModelRequest, Neutral
 from corepipe.serving.api.http.errors import invalid, unavailable
 from corepipe.serving.api.http.tenants import Tenant, tenant_of
@@ -79,7 +79,7 @@ B = TypeVar("B", bound=PooledRequest)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PooledJob:
     """A request whose prompts are to be computed; `operation` is what traces call it.
 
     `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
@@ -93,13 +93,13 @@ class Asked:
     priority: int
     arrival: float
     tenant: Tenant
-    trace: Trace | None
+    trace: AnswerObserver | None
 
     @staticmethod
-    def by(scope: Scope, body: ModelRequest, priority: int, arrival: float, name: Naming) -> Asked:
+    def by(scope: Scope, body: ModelRequest, priority: int, arrival: float, name: JobNaming) -> PooledJob:
         """What a client asks for, by its scope."""
         drawn = secrets.token_hex(12)
-        return Asked(
+        return PooledJob(
             id=f"{name.prefix}-{name.request_id or drawn}",
             sequences=f"{name.prefix}-{drawn}",
             body=body,
@@ -111,7 +111,7 @@ class Asked:
         )
 
 
-class Naming(NamedTuple):
+class JobNaming(NamedTuple):
     """What a kind of request is called; `request_id`: what its client calls it."""
 
     prefix: str
@@ -119,46 +119,46 @@ class Naming(NamedTuple):
     request_id: str | None = None
 
 
-class Result(NamedTuple):
+class PooledResult(NamedTuple):
     """What was computed for a prompt."""
 
-    prompt: Prompt
+    prompt: EncodedPrompt
     output: Output
 
 
-class Pooling:
+class PooledRunner:
     """Has prompts computed, so many at a time that others keep their places in the queue."""
 
-    def __init__(self, service: Service, asked: Asked) -> None:
-        asked.tenant.check(1, asked.priority)
+    def __init__(self, service: Service, job: PooledJob) -> None:
+        job.tenant.check(1, job.priority)
         self._service = service
-        self._asked = asked
+        self._job = job
         self._streams: list[OutputStream] = []
         self._outputs: list[Output] = []
         self._ends: list[float] = []
 
-    async def results(self, prompts: Sequence[Prompt], receive: Receive) -> list[Result] | None:
+    async def results(self, prompts: Sequence[EncodedPrompt], receive: Receive) -> list[PooledResult] | None:
         """In the order of the prompts; None where the client has gone away.
 
         Raises ApiError where one fails; nothing goes on then.
         """
-        quota, most = self._asked.tenant.quota, self._most()
+        quota, most = self._job.tenant.quota, self._most()
         tokens = sum(len(prompt.ids) for prompt in prompts)
         with charged(quota, min(len(prompts), most), tokens):
             async with followed(self._streams, receive, lambda: self._tell(prompts)):
                 await self._compute(prompts, most)
         if len(self._outputs) < len(prompts):
             return None
-        return [*map(Result, prompts, self._outputs)]
+        return [*map(PooledResult, prompts, self._outputs)]
 
     def _most(self) -> int:
         """Prompts that may be in the engine at a time."""
-        quota = self._asked.tenant.quota
+        quota = self._job.tenant.quota
         held = None if quota is None else quota.most()
         share = max(self._service.engine.max_queued_requests // SHARE, 1)
         return min(MOST_AT_ONCE, share, MOST_AT_ONCE if held is None else held)
 
-    async def _compute(self, prompts: Sequence[Prompt], most: int) -> None:
+    async def _compute(self, prompts: Sequence[EncodedPrompt], most: int) -> None:
         room = max(self._service.engine.max_queued_tokens // SHARE, 1)
         waiting: deque[tuple[OutputStream, int]] = deque()
         for number, prompt in enumerate(prompts):
@@ -172,18 +172,18 @@ class Pooling:
         for stream, _ in waiting:
             await self._take(stream)
 
-    def _submitted(self, number: int, prompt: Prompt) -> OutputStream:
-        asked = self._asked
+    def _submitted(self, number: int, prompt: EncodedPrompt) -> OutputStream:
+        job = self._job
         stream = self._service.client.submit(
             Submit(
-                id=f"{asked.sequences}-{number}",
+                id=f"{job.sequences}-{number}",
                 prompt=prompt.ids,
                 max_tokens=0,
                 second=prompt.second,
                 image=prompt.image,
-                priority=asked.priority,
-                owner=asked.tenant.turn,
-                cache_salt=asked.tenant.salt,
+                priority=job.priority,
+                owner=job.tenant.turn,
+                cache_salt=job.tenant.salt,
             )
         )
         self._streams.append(stream)
@@ -199,12 +199,12 @@ class Pooling:
         if output.finish_reason in ("error", "abort"):
             raise failure(output)
 
-    def _tell(self, prompts: Sequence[Prompt]) -> None:
+    def _tell(self, prompts: Sequence[EncodedPrompt]) -> None:
         """Tell the metrics, and the trace if there is one, how each prompt ended that was submitted.
 
         What has no end of its own was given up: with the prompt that failed, else by the client.
         """
-        asked, failures = self._asked, [output.finish_reason for output in self._outputs]
+        job, failures = self._job, [output.finish_reason for output in self._outputs]
         given_up = "error" if "error" in failures else "abort"
         ends = [*zip(self._outputs, self._ends, strict=True)]
         parts = []
@@ -214,8 +214,8 @@ class Pooling:
         if not parts:
             return
         self._service.metrics.requests.finish(parts)
-        if asked.trace is not None:
-            asked.trace.answered(asked.operation, asked.body, asked.id, parts)
+        if job.trace is not None:
+            job.trace.answered(job.operation, job.body, job.id, parts)
 
     def _finished(
         self, stream: OutputStream, tokens: int, output: Output | None, at: float, given_up: str
@@ -228,7 +228,7 @@ class Pooling:
             generated_tokens=0,
             max_tokens=0,
             n=1,
-            seconds=at - self._asked.arrival,
+            seconds=at - self._job.arrival,
             queue_seconds=None if started is None else started - stream.opened_at,
             prefill_seconds=None if started is None or output is None else at - started,
             first_token_seconds=None,
@@ -238,7 +238,7 @@ class Pooling:
         )
 
 
-class Told(NamedTuple):
+class PooledEnvelope(NamedTuple):
     """What every answer says beside its values; `device`: what the emulated device would have taken."""
 
     id: str
@@ -275,36 +275,36 @@ class PooledEndpoint(ABC, Generic[B]):
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def meant(self, sent: Any) -> B:  # noqa: ANN401 -- a `request`
+    def converted(self, sent: Any) -> B:  # noqa: ANN401 -- a `request`
         """What a body comes to; of other servers' forms that is another one."""
         body: B = sent
         return body
 
     @abstractmethod
-    async def plan(self, body: B, reading: Reading) -> list[Prompt]:
+    async def plan(self, body: B, reading: EncodingOptions) -> list[EncodedPrompt]:
         """What is to be computed.  Raises ApiError."""
 
     @abstractmethod
-    def render(self, body: B, results: Sequence[Result], told: Told) -> bytes:
+    def render(self, body: B, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:
         """The body of the answer.  Raises ApiError."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival, service = perf_counter(), self.service
         sent, ignored = await read_request(service, receive, self.request, self.neutral)
-        body = self.meant(sent)
+        body = self.converted(sent)
         service.require_task(*self.tasks)
         most = service.most_tokens
         body.check(service.task)
-        reading = Reading(most, Cut.of(body, most, 0))
+        reading = EncodingOptions(most, Truncation.of(body, most, 0))
         prompts = await self.plan(body, reading)
-        named = Naming(self.prefix, self.operation, body.request_id)
-        asked = Asked.by(scope, body, body.priority, arrival, named)
-        results = await Pooling(service, asked).results(prompts, receive)
+        named = JobNaming(self.prefix, self.operation, body.request_id)
+        job = PooledJob.by(scope, body, body.priority, arrival, named)
+        results = await PooledRunner(service, job).results(prompts, receive)
         if results is None:
             return
         outputs = [result.output for result in results]
-        told = Told(
-            id=asked.id,
+        envelope = PooledEnvelope(
+            id=job.id,
             created=int(time.time()),
             model=body.model or service.names[0],
             tokens=sum(len(prompt.ids) for prompt in prompts),
@@ -312,14 +312,14 @@ class PooledEndpoint(ABC, Generic[B]):
         )
         size = sum(len(output.values) for output in outputs) // 4
         await answer(
-            naming(send, ignored), await service.beside(size, lambda: self.render(body, results, told))
+            naming(send, ignored), await service.beside(size, lambda: self.render(body, results, envelope))
         )
 
 
 def emulated(service: Service, outputs: Sequence[Output]) -> dict[str, Any]:
     """What the emulated device would have taken for these."""
     times = [output.device for output in outputs]
-    return Emulated(service.engine.instance, times, service.lateness.verdict).fields()
+    return EmulatedTimes(service.engine.instance, times, service.lateness.verdict).fields()
 
 
 async def answer(send: Send, body: bytes, *others: tuple[bytes, bytes]) -> None:

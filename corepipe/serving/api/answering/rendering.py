@@ -24,13 +24,13 @@ from corepipe.answers.parts import (
 )
 from corepipe.engine.messages import DeviceTimes, Predicted, Speculated
 from corepipe.serving.api.answering.choice import AnswerPart
-from corepipe.serving.api.answering.token_details import Vocabulary, prompt_fields
+from corepipe.serving.api.answering.token_details import TokenTexts, prompt_fields
 from corepipe.serving.telemetry.lateness import Verdict
 
 encode = msgspec.json.encode
 
 
-class Usage(msgspec.Struct, frozen=True):
+class TokenUsage(msgspec.Struct, frozen=True):
     """Tokens counted over all choices, each prompt once; predicted: where there was a prediction."""
 
     prompt: int
@@ -53,7 +53,7 @@ class Usage(msgspec.Struct, frozen=True):
         return fields
 
 
-class Emulated(msgspec.Struct, frozen=True):
+class EmulatedTimes(msgspec.Struct, frozen=True):
     """What the emulated device would have taken for each choice; `verdict`: does the host keep its pace?
     `speculated`: what came of guesses about each."""
 
@@ -96,31 +96,31 @@ def _guesses(known: Sequence[Speculated]) -> dict[str, Any]:
     return {"speculative_decoding": told}
 
 
-Part = AnswerPart | Usage | Emulated
+ResponsePart = AnswerPart | TokenUsage | EmulatedTimes
 """Of what answers consist.  A choice's parts bear its index, the others are of the whole answer."""
 
 
 class Renderer(Protocol):
     """Writes the answer to one request."""
 
-    def opening(self, choices: int, parts: Sequence[Part]) -> bytes:
+    def opening(self, choices: int, parts: Sequence[ResponsePart]) -> bytes:
         """What a stream of so many choices begins with; `parts`: what is known by then beside the text."""
         ...
 
-    def event(self, parts: Sequence[Part]) -> bytes:
+    def event(self, parts: Sequence[ResponsePart]) -> bytes:
         """Parts of a stream that came together, of one choice; empty where they say nothing of it."""
         ...
 
-    def closing(self, parts: Sequence[Part]) -> bytes:
+    def closing(self, parts: Sequence[ResponsePart]) -> bytes:
         """What a stream ends with; `parts`: what is told of the whole answer in an event of its own."""
         ...
 
-    def whole(self, parts: Sequence[Part]) -> bytes:
+    def whole(self, parts: Sequence[ResponsePart]) -> bytes:
         """The body of an answer that is not streamed."""
         ...
 
 
-class Shape(Protocol):
+class ChoiceShape(Protocol):
     """How one of OpenAI's APIs writes a choice."""
 
     whole_kind: str
@@ -165,7 +165,7 @@ class ChoicesRenderer:
     """Answers that list `choices`.  With `usage_chunk` every chunk but that one says `"usage": null`."""
 
     def __init__(
-        self, shape: Shape, vocabulary: Vocabulary, envelope: Envelope, *, usage_chunk: bool
+        self, shape: ChoiceShape, vocabulary: TokenTexts, envelope: Envelope, *, usage_chunk: bool
     ) -> None:
         self._shape = shape
         self._vocabulary = vocabulary
@@ -174,7 +174,7 @@ class ChoicesRenderer:
         self._no_usage = b',"usage":null' if usage_chunk else b""
         self._pieces: dict[int, tuple[bytes, bytes]] = {}
 
-    def opening(self, choices: int, parts: Sequence[Part]) -> bytes:
+    def opening(self, choices: int, parts: Sequence[ResponsePart]) -> bytes:
         opened = [one for one in map(self._opened, range(choices)) if one is not None]
         if not opened:
             return b""
@@ -185,7 +185,7 @@ class ChoicesRenderer:
     def _opened(self, index: int) -> dict[str, Any] | None:
         return self._shape.opening(index)
 
-    def event(self, parts: Sequence[Part]) -> bytes:
+    def event(self, parts: Sequence[ResponsePart]) -> bytes:
         if len(parts) == 1 and type(only := parts[0]) is Text and only.logprobs is None:
             return self._piece(only.choice, only.text) if only.text else b""
         choices, fields = _sorted(parts)
@@ -199,30 +199,30 @@ class ChoicesRenderer:
             return b""
         return self._chunk(self._shape.chunk(index, text, logprobs, finish) | details, rest)
 
-    def closing(self, parts: Sequence[Part]) -> bytes:
+    def closing(self, parts: Sequence[ResponsePart]) -> bytes:
         _, fields = _sorted(parts)
         told = self._head + b',"choices":[]' + rest_of(fields) + b"}\n\n" if fields else b""
         return told + b"data: [DONE]\n\n"
 
-    def whole(self, parts: Sequence[Part]) -> bytes:
+    def whole(self, parts: Sequence[ResponsePart]) -> bytes:
         told, fields = _sorted(parts)
         choices = [self._whole(index, one) for index, one in sorted(told.items())]
         envelope = self._envelope.fields(self._shape.whole_kind)
         return encode({**envelope, "choices": choices, **fields, **self._of_answer(told)})
 
-    def _whole(self, index: int, told: Told) -> dict[str, Any]:
+    def _whole(self, index: int, told: ChoiceParts) -> dict[str, Any]:
         assert told.finish is not None
         text, logprobs = joined_text(told.texts), joined_logprobs(told.texts)
         return self._shape.whole(index, text, logprobs, told.finish) | self._of_choice(told)
 
-    def _of_choice(self, told: Told) -> dict[str, Any]:
+    def _of_choice(self, told: ChoiceParts) -> dict[str, Any]:
         """Fields of a choice beside its text."""
         fields: dict[str, Any] = {} if told.tokens is None else {"token_ids": told.tokens}
         if told.prompt is not None and not self._shape.one_prompt:
             fields |= prompt_fields(told.prompt, self._vocabulary)
         return fields
 
-    def _of_answer(self, choices: Mapping[int, Told]) -> dict[str, Any]:
+    def _of_answer(self, choices: Mapping[int, ChoiceParts]) -> dict[str, Any]:
         """Fields of the whole answer, of which one choice knows as well as any."""
         prompts = [one.prompt for one in choices.values() if one.prompt is not None]
         return prompt_fields(prompts[0], self._vocabulary) if prompts and self._shape.one_prompt else {}
@@ -243,7 +243,7 @@ class ChoicesRenderer:
 
 
 @dataclass(slots=True)
-class Told:
+class ChoiceParts:
     """The parts of one choice, by what becomes of them."""
 
     texts: list[Text] = field(default_factory=list)
@@ -266,15 +266,15 @@ class Told:
             self.others.append(part)
 
 
-def _sorted(parts: Iterable[Part]) -> tuple[dict[int, Told], dict[str, Any]]:
+def _sorted(parts: Iterable[ResponsePart]) -> tuple[dict[int, ChoiceParts], dict[str, Any]]:
     """What is told of each choice, and fields of the whole object."""
-    choices: dict[int, Told] = {}
+    choices: dict[int, ChoiceParts] = {}
     fields: dict[str, Any] = {}
     for part in parts:
-        if isinstance(part, Usage | Emulated):
-            fields["usage" if isinstance(part, Usage) else "corepipe"] = part.fields()
+        if isinstance(part, TokenUsage | EmulatedTimes):
+            fields["usage" if isinstance(part, TokenUsage) else "corepipe"] = part.fields()
         else:
-            choices.setdefault(part.choice, Told()).add(part)
+            choices.setdefault(part.choice, ChoiceParts()).add(part)
     return choices, fields
 
 

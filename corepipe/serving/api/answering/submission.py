@@ -18,7 +18,7 @@ TRACE = "corepipe.trace"
 """Where the scope of a request that is traced has its Trace."""
 
 
-class Trace(Protocol):
+class AnswerObserver(Protocol):
     """Who is told how an answer went; `tracing.Trace`."""
 
     def answered(

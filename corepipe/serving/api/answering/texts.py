@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from corepipe.serving.api.answering.service import Service, check_length, encoded
-from corepipe.serving.api.answering.truncation import READABLE, Cut
+from corepipe.serving.api.answering.truncation import READABLE, Truncation
 from corepipe.serving.api.http.errors import ApiError, invalid
 
 MAX_ENTRIES = 2048
@@ -22,7 +22,7 @@ Input = str | list[str | int | list[int]]
 E = TypeVar("E")
 
 
-class Prompt(NamedTuple):
+class EncodedPrompt(NamedTuple):
     """Token ids of a text, or of two; `second`: where the other's token types begin (0: there is one).
 
     image: what is read instead, as `messages.Submit` has it; a zero then stands for each row of it.
@@ -33,7 +33,7 @@ class Prompt(NamedTuple):
     image: bytes = b""
 
 
-class Pair(NamedTuple):
+class TextPair(NamedTuple):
     """Two texts that are read together, and the field that the second came from."""
 
     first: str
@@ -41,12 +41,12 @@ class Pair(NamedTuple):
     field: str
 
 
-class Reading(NamedTuple):
+class EncodingOptions(NamedTuple):
     """How texts are read: `most` tokens each, cut where they are to be cut; `special`: framed as the model
     wants it.  `most_second`: tokens kept of a pair's second text (0: all)."""
 
     most: int
-    cut: Cut | None = None
+    cut: Truncation | None = None
     special: bool = True
     most_second: int = 0
 
@@ -85,8 +85,12 @@ def check_count(count: int, field: str) -> None:
 
 
 async def read_entries(
-    service: Service, listed: Sequence[str | list[int]], field: str, reading: Reading, before: str = ""
-) -> list[Prompt]:
+    service: Service,
+    listed: Sequence[str | list[int]],
+    field: str,
+    reading: EncodingOptions,
+    before: str = "",
+) -> list[EncodedPrompt]:
     """Prompts of texts, each with `before` in front, or of token ids.
 
     Raises ApiError for what is empty, too long, or no token, naming the entry.
@@ -100,7 +104,9 @@ async def read_entries(
     return await service.beside(size, lambda: _within_limit(prepare, enumerate(listed), field))
 
 
-async def read_pairs(service: Service, pairs: Sequence[Pair], field: str, reading: Reading) -> list[Prompt]:
+async def read_pairs(
+    service: Service, pairs: Sequence[TextPair], field: str, reading: EncodingOptions
+) -> list[EncodedPrompt]:
     """Prompts of pairs of texts.  Raises ApiError as `read_entries`."""
     check_count(len(pairs), field)
     size = sum(len(pair.first) + len(pair.second) for pair in pairs) + ENTRY_WORK * len(pairs)
@@ -115,7 +121,9 @@ def check_total(tokens: int, field: str) -> None:
         raise invalid(message, field, "context_length_exceeded")
 
 
-def _within_limit(prepare: Callable[[E], Prompt], listed: Iterable[E], field: str) -> list[Prompt]:
+def _within_limit(
+    prepare: Callable[[E], EncodedPrompt], listed: Iterable[E], field: str
+) -> list[EncodedPrompt]:
     """Stops where there are too many tokens: nothing more is encoded then."""
     prompts, total = [], 0
     for one in listed:
@@ -125,7 +133,7 @@ def _within_limit(prepare: Callable[[E], Prompt], listed: Iterable[E], field: st
     return prompts
 
 
-def _paired(service: Service, reading: Reading, pair: Pair) -> Prompt:
+def _paired(service: Service, reading: EncodingOptions, pair: TextPair) -> EncodedPrompt:
     tokenizer, cut = service.tokenizer, reading.cut
     readable = reading.most if cut is None and not reading.most_second else READABLE
     for text in (pair.first, pair.second):
@@ -136,18 +144,18 @@ def _paired(service: Service, reading: Reading, pair: Pair) -> Prompt:
     )
     if len(ids) > reading.most:
         raise too_long(len(ids), reading.most, pair.field)
-    return Prompt(ids, second)
+    return EncodedPrompt(ids, second)
 
 
 def _numbered(
-    service: Service, reading: Reading, before: str, field: str, item: tuple[int, str | list[int]]
-) -> Prompt:
+    service: Service, reading: EncodingOptions, before: str, field: str, item: tuple[int, str | list[int]]
+) -> EncodedPrompt:
     return _prompt(service, reading, before, f"{field}[{item[0]}]", item)
 
 
 def _prompt(
-    service: Service, reading: Reading, before: str, field: str, item: tuple[int, str | list[int]]
-) -> Prompt:
+    service: Service, reading: EncodingOptions, before: str, field: str, item: tuple[int, str | list[int]]
+) -> EncodedPrompt:
     tokenizer, given, cut = service.tokenizer, item[1], reading.cut
     if isinstance(given, str):
         readable = reading.most if cut is None else cut.readable
@@ -161,7 +169,7 @@ def _prompt(
         ids = tokenizer.cut(ids, cut.most, cut.side, framed=reading.special and isinstance(given, str))
     if len(ids) > reading.most:
         raise too_long(len(ids), reading.most, field)
-    return Prompt(ids)
+    return EncodedPrompt(ids)
 
 
 def too_long(tokens: int, most: int, field: str) -> ApiError:

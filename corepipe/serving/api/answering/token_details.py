@@ -11,7 +11,7 @@ from corepipe.engine.messages import TokenLogprobs
 from corepipe.serving.api.answering.answers import Strict
 
 
-class Vocabulary(Protocol):
+class TokenTexts(Protocol):
     """What answers need of a tokenizer."""
 
     def decode_token(self, token: int, /) -> str: ...
@@ -22,7 +22,7 @@ class Vocabulary(Protocol):
 class NamedById:
     """A vocabulary in which tokens are called `token_id:N`: several may have the same text."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TokenTexts) -> None:
         self._vocabulary = vocabulary
 
     def decode_token(self, token: int, /) -> str:
@@ -47,7 +47,7 @@ class PromptDetails(Strict):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
-def prompt_fields(prompt: Prompt, vocabulary: Vocabulary) -> dict[str, Any]:
+def prompt_fields(prompt: Prompt, vocabulary: TokenTexts) -> dict[str, Any]:
     """The fields of `PromptDetails` that were asked for."""
     fields: dict[str, Any] = {}
     if prompt.tokens is not None:
@@ -57,7 +57,7 @@ def prompt_fields(prompt: Prompt, vocabulary: Vocabulary) -> dict[str, Any]:
     return fields
 
 
-def _by_id(entry: TokenLogprobs, vocabulary: Vocabulary) -> dict[str, dict[str, Any]]:
+def _by_id(entry: TokenLogprobs, vocabulary: TokenTexts) -> dict[str, dict[str, Any]]:
     told = {entry.token: (entry.logprob, entry.rank)}
     told |= {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}
     return {

@@ -11,7 +11,7 @@ READABLE = 65_536
 """Tokens up to which a text is sure to be read whole, to be cut then: each takes 350 bytes meanwhile."""
 
 
-class Asked(Protocol):
+class TruncationFields(Protocol):
     """A body that says how prompts are cut."""
 
     @property
@@ -20,14 +20,14 @@ class Asked(Protocol):
     def truncation_side(self) -> Side: ...
 
 
-class Cut(NamedTuple):
+class Truncation(NamedTuple):
     """At most so many tokens, cut from a side."""
 
     most: int
     side: Side
 
     @staticmethod
-    def of(body: Asked, context: int, answer: int) -> Cut | None:
+    def of(body: TruncationFields, context: int, answer: int) -> Truncation | None:
         """None where the request asks for no cut.
 
         -1 keeps what leaves room for an answer of `answer` tokens.  Raises ApiError for more than a context.
@@ -38,7 +38,7 @@ class Cut(NamedTuple):
         if asked > context:
             message = f"truncate_prompt_tokens is at most {context} here (max_model_len)."
             raise invalid(message, "truncate_prompt_tokens")
-        return Cut(max(context - answer, 1) if asked == -1 else asked, body.truncation_side)
+        return Truncation(max(context - answer, 1) if asked == -1 else asked, body.truncation_side)
 
     @property
     def readable(self) -> int:

@@ -21,7 +21,7 @@ IGNORED = "x-corepipe-ignored"
 """The header of an answer that names what was taken without effect: fields with their paths, by commas."""
 
 
-class Place(Enum):
+class SettingPlace(Enum):
     """An object that a setting may stand in: its path in a body, and the schemas of the API document that
     describe it.  One without a path is the body itself."""
 
@@ -43,11 +43,15 @@ class Place(Enum):
     @property
     def told(self) -> str:
         """In words, for the API's page."""
-        words = {Place.CHAT: "chats", Place.COMPLETION: "completions", Place.TEXTS: "vectors, ranks, classes"}
+        words = {
+            SettingPlace.CHAT: "chats",
+            SettingPlace.COMPLETION: "completions",
+            SettingPlace.TEXTS: "vectors, ranks, classes",
+        }
         return words.get(self, f"`{self.path.rstrip('.')}`")
 
 
-class Setting(NamedTuple):
+class ClientSetting(NamedTuple):
     """Fields that clients send; null stands for the default in each.
 
     takes: the values that are taken.  why: why they change no answer, or what they mean.  clients: who sends
@@ -57,16 +61,22 @@ class Setting(NamedTuple):
 
     fields: tuple[str, ...]
     takes: Neutral
-    places: tuple[Place, ...]
+    places: tuple[SettingPlace, ...]
     why: str
     clients: str
     read_as: str = ""
     by_template: bool = False
 
 
-_GENERATION = (Place.CHAT, Place.COMPLETION)
-_EVERYWHERE = (*_GENERATION, Place.TEXTS)
-_MARKED = (Place.MESSAGE, Place.PART, Place.CALL, Place.TOOL, Place.FUNCTION)
+_GENERATION = (SettingPlace.CHAT, SettingPlace.COMPLETION)
+_EVERYWHERE = (*_GENERATION, SettingPlace.TEXTS)
+_MARKED = (
+    SettingPlace.MESSAGE,
+    SettingPlace.PART,
+    SettingPlace.CALL,
+    SettingPlace.TOOL,
+    SettingPlace.FUNCTION,
+)
 
 _Flag = bool
 _Number = int | float
@@ -77,134 +87,134 @@ _Extras = Annotated[
     dict[_Name, _Scalar | Annotated[list[_Scalar], Meta(max_length=1024)]], Meta(max_length=64)
 ]
 
-SETTINGS: Sequence[Setting] = (
-    Setting(
+SETTINGS: Sequence[ClientSetting] = (
+    ClientSetting(
         ("store",),
         Neutral((True,)),
         _GENERATION,
         "nothing is kept, asked or not",
         "openai and its Agents SDK, ai (npm)",
     ),
-    Setting(
+    ClientSetting(
         ("service_tier",),
         Neutral(("flex", "scale", "priority", "fast")),
         _GENERATION,
         "there is one tier; `priority` says who goes first",
         "openai, pydantic-ai, ai (npm), Codex",
     ),
-    Setting(
+    ClientSetting(
         ("prompt_cache_retention",),
         Neutral(("24h", "in-memory")),
         _GENERATION,
         "the prefix cache changes no answer, and keeps what fits",
         "openai and its Agents SDK, ai (npm), LiveKit, Unsloth Studio",
     ),
-    Setting(
+    ClientSetting(
         ("prompt_cache_options",),
         Neutral(type=_Options),
         _GENERATION,
         "the same",
         "openai",
     ),
-    Setting(
+    ClientSetting(
         ("prompt_cache_breakpoint",),
         Neutral(type=_Options),
-        (Place.PART,),
+        (SettingPlace.PART,),
         "the same: prefixes are found wherever they end",
         "openai",
     ),
-    Setting(
+    ClientSetting(
         ("cache_control",),
         Neutral(type=_Options),
         (*_GENERATION, *_MARKED),
         "the same: Anthropic's marks",
         "litellm, langchain, LibreChat, pi",
     ),
-    Setting(
+    ClientSetting(
         ("cache_prompt",),
         Neutral(type=_Flag),
         _GENERATION,
         "the same",
         "clients of llama.cpp: SillyTavern",
     ),
-    Setting(
+    ClientSetting(
         ("id_slot",),
         Neutral(type=Annotated[int, Meta(ge=-1)]),
         _GENERATION,
         "the scheduler chooses; no answer depends on it",
         "clients of llama.cpp",
     ),
-    Setting(
+    ClientSetting(
         ("session_id",),
         Neutral(type=ShortText),
         _EVERYWHERE,
         "a name for routers and logs",
         "clients of vLLM and OpenRouter",
     ),
-    Setting(
+    ClientSetting(
         ("keep_alive",),
         Neutral(type=ShortText | _Number),
         _EVERYWHERE,
         "the model stays loaded",
         "clients of Ollama: opencode, Open WebUI",
     ),
-    Setting(
+    ClientSetting(
         ("ttl",),
         Neutral(type=_Number),
         _EVERYWHERE,
         "the model stays loaded",
         "clients of LM Studio",
     ),
-    Setting(
+    ClientSetting(
         ("stream_interval",),
         Neutral(type=Annotated[int, Meta(ge=1)]),
         _GENERATION,
         "how a stream is cut into chunks changes no answer",
         "clients of vLLM",
     ),
-    Setting(
+    ClientSetting(
         ("vllm_xargs",),
         Neutral(type=_Extras),
         _GENERATION,
         "they are for extensions of vLLM; there are none here",
         "clients of vLLM",
     ),
-    Setting(
+    ClientSetting(
         ("include_obfuscation",),
         Neutral((True,)),
-        (Place.STREAM_OPTIONS,),
+        (SettingPlace.STREAM_OPTIONS,),
         "chunks are not padded, and say the same",
         "openai",
     ),
-    Setting(
+    ClientSetting(
         ("timings_per_token", "return_progress"),
         Neutral(type=_Flag),
         _GENERATION,
         "figures beside the answer; `device_metrics` and `usage` have those that there are",
         "clients of llama.cpp: its web page",
     ),
-    Setting(
+    ClientSetting(
         ("reasoning_format",),
         Neutral(("auto", "deepseek")),
-        (Place.CHAT,),
+        (SettingPlace.CHAT,),
         "reasoning is told from the text anyway",
         "clients of llama.cpp: its web page",
     ),
-    Setting(
+    ClientSetting(
         ("typical_p", "typ_p", "tfs_z"),
         Neutral((1,)),
         _GENERATION,
         "1 is off; another value is refused",
         "clients of llama.cpp: its web page, SillyTavern",
     ),
-    Setting(
+    ClientSetting(
         ("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "top_a"),
         Neutral((0,)),
         _GENERATION,
         "0 is off; another value is refused",
         "clients of llama.cpp and Ollama: their web pages, SillyTavern",
     ),
-    Setting(
+    ClientSetting(
         (
             "mirostat_tau",
             "mirostat_eta",
@@ -219,40 +229,40 @@ SETTINGS: Sequence[Setting] = (
         "they belong to samplers that are off",
         "the same",
     ),
-    Setting(
+    ClientSetting(
         ("reasoning_effort",),
         Neutral(("minimal", "low", "medium", "high", "xhigh", "max")),
-        (Place.CHAT,),
+        (SettingPlace.CHAT,),
         "a parameter; without effect where the chat template has no reasoning to switch",
         "openai, crewAI, cognee, marimo, VS Code",
         read_as="reasoning_effort",
         by_template=True,
     ),
-    Setting(
+    ClientSetting(
         ("verbosity",),
         Neutral(("low", "high")),
-        (Place.CHAT,),
+        (SettingPlace.CHAT,),
         "a parameter; without effect where the chat template has no such variable",
         "openai, langchain, ai (npm), ag2",
         read_as="verbosity",
         by_template=True,
     ),
-    Setting(
+    ClientSetting(
         ("verbosity",),
         Neutral(("low", "medium", "high")),
-        (Place.COMPLETION,),
+        (SettingPlace.COMPLETION,),
         "there is no chat template",
         "the same",
     ),
-    Setting(
+    ClientSetting(
         ("include_reasoning",),
         Neutral(type=_Flag),
-        (Place.CHAT,),
+        (SettingPlace.CHAT,),
         "a parameter: false leaves the reasoning out of the answer",
         "clients of vLLM and OpenRouter",
         read_as="include_reasoning",
     ),
-    Setting(
+    ClientSetting(
         ("repeat_penalty",),
         Neutral(type=Annotated[float, Meta(ge=0.01, le=10)]),
         _GENERATION,
@@ -260,7 +270,7 @@ SETTINGS: Sequence[Setting] = (
         "clients of llama.cpp, Ollama and LM Studio",
         read_as="repetition_penalty",
     ),
-    Setting(
+    ClientSetting(
         ("n_predict",),
         Neutral(type=Annotated[int, Meta(ge=-1, le=2**31 - 1)]),
         _GENERATION,
@@ -268,7 +278,7 @@ SETTINGS: Sequence[Setting] = (
         "clients of llama.cpp: its web page, SillyTavern",
         read_as="max_tokens",
     ),
-    Setting(
+    ClientSetting(
         ("max_tokens",),
         Neutral((-1,)),
         _GENERATION,
@@ -276,26 +286,26 @@ SETTINGS: Sequence[Setting] = (
         "clients of LM Studio and llama.cpp, langchain",
         read_as="max_tokens",
     ),
-    Setting(
+    ClientSetting(
         ("max_completion_tokens",),
         Neutral((-1,)),
-        (Place.CHAT,),
+        (SettingPlace.CHAT,),
         "the same",
         "the same",
         read_as="max_completion_tokens",
     ),
 )
 
-Rows = Mapping[str, Setting]
+Rows = Mapping[str, ClientSetting]
 
-_ROWS: Mapping[Place, Rows] = {
+_ROWS: Mapping[SettingPlace, Rows] = {
     place: {
         name: one for one in SETTINGS if place in one.places and not one.by_template for name in one.fields
     }
-    for place in Place
+    for place in SettingPlace
 }
-_OF_BODIES: Mapping[str, Place] = {
-    schema: place for place in Place if not place.steps for schema in place.schemas
+_OF_BODIES: Mapping[str, SettingPlace] = {
+    schema: place for place in SettingPlace if not place.steps for schema in place.schemas
 }
 _MARKS = tuple(f'"{name}"'.encode() for name in {name for place in _MARKED for name in _ROWS[place]})
 """What a body has somewhere that has a setting within its messages or tools."""
@@ -305,7 +315,7 @@ def taken_by_schema() -> Mapping[str, Mapping[str, Neutral]]:
     """What is taken that is no parameter, by the schemas of the API document and the field's name."""
     return {
         schema: {name: row.takes for name, row in _ROWS[place].items() if row.read_as != name}
-        for place in Place
+        for place in SettingPlace
         for schema in place.schemas
     }
 
@@ -323,7 +333,7 @@ def settle(
     if own is not None:
         _settle(fields, own, ignored, strict)
     if isinstance(options := fields.get("stream_options"), dict):
-        _settle(options, Place.STREAM_OPTIONS, ignored, strict)
+        _settle(options, SettingPlace.STREAM_OPTIONS, ignored, strict)
     if any(mark in body for mark in _MARKS):
         for place in _MARKED:
             for one in _objects(fields, place.steps):
@@ -331,7 +341,7 @@ def settle(
     return list(ignored)
 
 
-def _settle(fields: dict[str, Any], place: Place, ignored: dict[str, None], strict: bool) -> None:
+def _settle(fields: dict[str, Any], place: SettingPlace, ignored: dict[str, None], strict: bool) -> None:
     rows = _ROWS[place]
     for name in [name for name in fields if name in rows]:
         row, value = rows[name], fields[name]
@@ -368,7 +378,7 @@ def _objects(value: object, steps: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield from _objects(value.get(steps[0]), steps[1:])
 
 
-def _refusal(row: Setting, name: str, where: str) -> ApiError:
+def _refusal(row: ClientSetting, name: str, where: str) -> ApiError:
     """Of a strict server."""
     hint = f"Use {row.read_as}" if row.read_as not in ("", name) else "Leave it out"
     message = f"Unsupported value for parameter {echo(where)}. {hint}: this server is strict (--strict)."

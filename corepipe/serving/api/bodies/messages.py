@@ -43,7 +43,7 @@ NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
 _NEUTRAL_CALL: Mapping[str, Neutral] = {"index": Neutral(type=int)}
 _NEUTRAL_FUNCTION: Mapping[str, Neutral] = {"parsed_arguments": Neutral(type=Any)}
 
-Plain = dict[str, Any]
+TemplateMessage = dict[str, Any]
 """A message as templates take it."""
 
 
@@ -75,7 +75,7 @@ class Conversation:
     tools.  effort: of its reasoning.  verbosity: of its answer.
     """
 
-    messages: Sequence[Plain]
+    messages: Sequence[TemplateMessage]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template: str | None = None
@@ -121,7 +121,7 @@ class Conversation:
         return text_of(last["content"]) if last["role"] == "assistant" else ""
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Plain]:
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
     """Each message with a text or text parts as its content, and the arguments of its calls as objects.
 
     A developer message becomes a system message; reasoning goes by all of its names.  Raises ApiError for
@@ -132,12 +132,12 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Plain]:
     return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def joined(messages: Sequence[Plain]) -> list[Plain]:
+def joined(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """One message for those of the same role and name that follow each other, with empty lines between.
 
     What bears calls or their results stays as it is.
     """
-    turns: list[Plain] = []
+    turns: list[TemplateMessage] = []
     for message in messages:
         texts_alone = message.keys() <= {*_HONOURED} and message["role"] != "tool"
         if turns and texts_alone and {**turns[-1], "content": ""} == {**message, "content": ""}:
@@ -147,7 +147,7 @@ def joined(messages: Sequence[Plain]) -> list[Plain]:
     return turns
 
 
-def with_objects(messages: Sequence[Plain]) -> list[Plain]:
+def with_objects(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Makes arguments that are no object the only member of one, for templates that take nothing else."""
     return [
         {**turn, "tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
@@ -157,14 +157,14 @@ def with_objects(messages: Sequence[Plain]) -> list[Plain]:
     ]
 
 
-def _with_object(call: Plain) -> Plain:
+def _with_object(call: TemplateMessage) -> TemplateMessage:
     function = call["function"]
     if isinstance(function["arguments"], dict):
         return call
     return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
 
 
-def _plain(message: Mapping[str, Any], where: str) -> Plain:
+def _plain(message: Mapping[str, Any], where: str) -> TemplateMessage:
     said = message.get("role")
     role = ROLES.get(said) if isinstance(said, str) else None
     fields = screen(message, _HONOURED + _OF_ROLE.get(role or "", ()), NEUTRAL_MESSAGE, f"{where}.")
@@ -174,7 +174,7 @@ def _plain(message: Mapping[str, Any], where: str) -> Plain:
     content = fields.get("content")
     if role == "assistant" and content in (None, []):  # an answer that said nothing, or called alone
         content = ""
-    plain: Plain = {"role": role, "content": _content(content, f"{where}.content")}
+    plain: TemplateMessage = {"role": role, "content": _content(content, f"{where}.content")}
     for name in ("name", "tool_call_id"):
         if name in fields:
             plain[name] = _string(fields[name], f"{where}.{name}")
@@ -187,7 +187,7 @@ def _reasons(fields: Mapping[str, Any]) -> bool:
     return "reasoning" in fields or "reasoning_content" in fields
 
 
-def _reasoning(fields: Mapping[str, Any], where: str) -> Plain:
+def _reasoning(fields: Mapping[str, Any], where: str) -> TemplateMessage:
     """Under all its names, of which clients send one and templates read one; `thinking` is gpt-oss's."""
     if not _reasons(fields):
         return {}
@@ -197,13 +197,13 @@ def _reasoning(fields: Mapping[str, Any], where: str) -> Plain:
     return {"reasoning": text, "reasoning_content": text, "thinking": text}
 
 
-def _calls(calls: object, where: str) -> list[Plain]:
+def _calls(calls: object, where: str) -> list[TemplateMessage]:
     if not isinstance(calls, list):
         raise invalid(f"{where} must be a list.", where, "invalid_type")
     return [_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
 
 
-def _call(call: object, where: str) -> Plain:
+def _call(call: object, where: str) -> TemplateMessage:
     fields = screen(_object(call, where), ("id", "type", "function"), _NEUTRAL_CALL, f"{where}.")
     if fields.get("type", "function") != "function":
         raise invalid(f"{where}.type: calls of functions are the only kind.", f"{where}.type")
@@ -234,13 +234,13 @@ def _object(value: object, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _content(content: object, where: str) -> str | list[Plain]:
+def _content(content: object, where: str) -> str | list[TemplateMessage]:
     if isinstance(content, list) and content:
         return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
     return _string(content, where)
 
 
-def _part(part: object, where: str) -> Plain:
+def _part(part: object, where: str) -> TemplateMessage:
     if not isinstance(part, dict):
         raise invalid(f"{where} must be an object.", where, "invalid_type")
     if part.get("type") != "text":

@@ -23,7 +23,7 @@ _EVENT, _EVENT_END = b"data: ", b"\n\n"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordedRequest:
     """A request.  `body` is a JSON object, empty for a GET; `device`: a header asks for device times."""
 
     method: str
@@ -32,11 +32,11 @@ class Asked:
     device: bool = False
 
     @staticmethod
-    def by(scope: Mapping[str, Any], body: bytes) -> Asked:
+    def by(scope: Mapping[str, Any], body: bytes) -> RecordedRequest:
         """The request of an ASGI scope, with its whole body."""
         device = (DEVICE_HEADER.encode(), b"1") in scope["headers"]
         said = body.removeprefix(BYTE_ORDER_MARK) if scope["method"] == "POST" else b""
-        return Asked(scope["method"], scope["path"], said, device)
+        return RecordedRequest(scope["method"], scope["path"], said, device)
 
     @property
     def canonical(self) -> bytes:
@@ -54,7 +54,7 @@ class Asked:
         return digest.hexdigest()
 
 
-class Piece(msgspec.Struct, frozen=True):
+class AnswerPiece(msgspec.Struct, frozen=True):
     """Bytes of an answer's body, which were sent so many milliseconds after the request had come."""
 
     at_ms: float
@@ -62,22 +62,24 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Answered:
+class RecordedAnswer:
     """An answer: a stream in pieces, or a whole one in at most one piece."""
 
     status: int
     headers: Mapping[str, str]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AnswerPiece, ...]
 
     @staticmethod
-    def of(status: int, headers: Iterable[tuple[bytes, bytes]], pieces: Iterable[Piece]) -> Answered:
+    def of(
+        status: int, headers: Iterable[tuple[bytes, bytes]], pieces: Iterable[AnswerPiece]
+    ) -> RecordedAnswer:
         """From what an ASGI application has sent."""
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         kept = {name: given[name] for name in KEPT_HEADERS if name in given}
         sent = tuple(pieces)
         if sent and not kept.get("content-type", "").startswith("text/event-stream"):
-            sent = (Piece(sent[-1].at_ms, b"".join(piece.data for piece in sent)),)
-        return Answered(status, kept, sent)
+            sent = (AnswerPiece(sent[-1].at_ms, b"".join(piece.data for piece in sent)),)
+        return RecordedAnswer(status, kept, sent)
 
     @property
     def streamed(self) -> bool:
@@ -89,11 +91,11 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class RecordedExchange:
     """`device`: what the emulated device would have taken, labelled as such; empty where it is not known."""
 
-    asked: Asked
-    answered: Answered
+    request: RecordedRequest
+    answer: RecordedAnswer
     device: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -16,10 +16,10 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from corepipe.serving.api.cassettes.exchange import (
     DEVICE_HEADER,
-    Answered,
-    Asked,
-    Exchange,
-    Piece,
+    AnswerPiece,
+    RecordedAnswer,
+    RecordedExchange,
+    RecordedRequest,
     data_of,
     event_of,
     events_of,
@@ -34,7 +34,7 @@ Members = dict[str, Raw]
 _encode = msgspec.json.encode
 
 
-class Malformed(ValueError):  # noqa: N818 -- says what a file is
+class MalformedCassette(ValueError):  # noqa: N818 -- says what a file is
     """No cassette, and why."""
 
 
@@ -91,66 +91,66 @@ AT_ONCE = 64 * 1024
 """Bytes of a file whose exchange is made when it is read: making one holds up who else is answered."""
 
 
-def to_text(exchange: Exchange) -> bytes:
+def to_text(exchange: RecordedExchange) -> bytes:
     """The file of an exchange.  Raises Malformed where a body is no text."""
-    asked, answered = exchange.asked, exchange.answered
-    request = [("method", _encode(asked.method)), ("path", _encode(asked.path))]
-    if asked.device:
-        request.append(("headers", _block({DEVICE_HEADER: "1"}, 2)))
-    if asked.body:
-        request.append(("body", _indented(asked.body, 2)))
-    answer = [
-        ("status", _encode(answered.status)),
-        ("headers", _block(answered.headers, 2)),
-        ("times_ms", msgspec.json.format(_encode([piece.at_ms for piece in answered.pieces]), indent=0)),
-        *_content(answered),
+    request, answer = exchange.request, exchange.answer
+    request_fields = [("method", _encode(request.method)), ("path", _encode(request.path))]
+    if request.device:
+        request_fields.append(("headers", _block({DEVICE_HEADER: "1"}, 2)))
+    if request.body:
+        request_fields.append(("body", _indented(request.body, 2)))
+    answer_fields = [
+        ("status", _encode(answer.status)),
+        ("headers", _block(answer.headers, 2)),
+        ("times_ms", msgspec.json.format(_encode([piece.at_ms for piece in answer.pieces]), indent=0)),
+        *_content(answer),
     ]
     parts = [
         ("cassette", _encode(VERSION)),
-        ("request", _object(request, 1)),
-        ("answer", _object(answer, 1)),
+        ("request", _object(request_fields, 1)),
+        ("answer", _object(answer_fields, 1)),
     ]
     if exchange.device:
         parts.append(("device", _block(exchange.device, 1)))
     try:
         return fold((_object(parts, 0) + b"\n").decode()).encode()
     except UnicodeDecodeError as error:
-        raise Malformed("the answer is no text") from error
+        raise MalformedCassette("the answer is no text") from error
 
 
-class Recording:
+class CassetteFile:
     """A file that has been looked through: `asked` is its request, its exchange is made when it is wanted.
 
     Putting a stream together takes most of the time that reading its file would take.
     """
 
-    def __init__(self, asked: Asked, plain: bytes) -> None:
-        self.asked = asked
+    def __init__(self, request: RecordedRequest, plain: bytes) -> None:
+        self.request = request
         self._plain = plain
-        self._made = _made(asked, plain) if len(plain) > AT_ONCE else None
+        self._made = _made(request, plain) if len(plain) > AT_ONCE else None
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> RecordedExchange:
         """The file's, whose answer is put together."""
-        return self._made or _made(self.asked, self._plain)
+        return self._made or _made(self.request, self._plain)
 
 
-def read(data: bytes, most: int) -> Recording:
+def read(data: bytes, most: int) -> CassetteFile:
     """What a file records, whose answer may have so many bytes.  Raises Malformed."""
     try:
         data.decode()  # what is kept as it is, is not looked into
         plain = compact(unfold(data))
         file = _CHECKER.decode(plain)
         _check(file.answer, len(plain), most)
-        asked = file.request
-        body, device = bytes(asked.body), bool(asked.headers)
-        return Recording(Asked(asked.method, asked.path, body, device), plain)
+        request = file.request
+        body, device = bytes(request.body), bool(request.headers)
+        return CassetteFile(RecordedRequest(request.method, request.path, body, device), plain)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise Malformed(str(error)) from error
+        raise MalformedCassette(str(error)) from error
     except RecursionError as error:
-        raise Malformed("nested too deeply") from error
+        raise MalformedCassette("nested too deeply") from error
 
 
-def from_text(data: bytes, most: int) -> Exchange:
+def from_text(data: bytes, most: int) -> RecordedExchange:
     """The exchange of a file, as `read`."""
     return read(data, most).exchange()
 
@@ -163,13 +163,13 @@ def compact(raw: bytes) -> bytes:
 # Writing
 
 
-def _content(answered: Answered) -> Iterable[tuple[str, bytes]]:
-    if answered.streamed:
-        yield from _stream([_events(piece.data) for piece in answered.pieces])
-    elif _is_plain(answered.body):
-        yield "body", _indented(answered.body, 2)
+def _content(answer: RecordedAnswer) -> Iterable[tuple[str, bytes]]:
+    if answer.streamed:
+        yield from _stream([_events(piece.data) for piece in answer.pieces])
+    elif _is_plain(answer.body):
+        yield "body", _indented(answer.body, 2)
     else:
-        yield "text", _text(answered.body)
+        yield "text", _text(answer.body)
 
 
 def _stream(pieces: Sequence[Sequence[Members | bytes]]) -> Iterable[tuple[str, bytes]]:
@@ -233,7 +233,7 @@ def _text(data: bytes) -> bytes:
     try:
         return _encode(data.decode())
     except UnicodeDecodeError as error:
-        raise Malformed("the answer is no text") from error
+        raise MalformedCassette("the answer is no text") from error
 
 
 def _object(members: Iterable[tuple[str, bytes]], depth: int) -> bytes:
@@ -253,30 +253,32 @@ def _indented(raw: bytes, depth: int) -> bytes:
 # Reading: an answer is checked first, and made later, which cannot fail any more.
 
 
-def _made(asked: Asked, plain: bytes) -> Exchange:
+def _made(request: RecordedRequest, plain: bytes) -> RecordedExchange:
     file = _DECODER.decode(plain)
     answer = file.answer
     headers = dict(msgspec.to_builtins(answer.headers))
-    timed = [Piece(at, data) for at, data in zip(answer.times_ms, _pieces(answer), strict=True)]
-    return Exchange(asked, Answered(answer.status, headers, tuple(timed)), file.device)
+    timed = [AnswerPiece(at, data) for at, data in zip(answer.times_ms, _pieces(answer), strict=True)]
+    return RecordedExchange(request, RecordedAnswer(answer.status, headers, tuple(timed)), file.device)
 
 
 def _check(answer: _Answer[_Object | str], size: int, most: int) -> None:
     """Raises Malformed, also where an answer of a file of `size` bytes may have more than `most`."""
     kind = answer.headers.content_type
     if not _CONTENT_TYPE.fullmatch(kind):
-        raise Malformed("`answer.headers.content-type` is neither application/json nor text/event-stream")
+        raise MalformedCassette(
+            "`answer.headers.content-type` is neither application/json nor text/event-stream"
+        )
     given = (bytes(answer.body) != b"", answer.text is not UNSET, answer.events is not UNSET)
     if sum(given) != 1 or given[2] != kind.startswith("text/event-stream"):
-        raise Malformed("`answer` wants a body or a text, or, where it is a stream, events")
+        raise MalformedCassette("`answer` wants a body or a text, or, where it is a stream, events")
     pieces = min(len(answer.times_ms), 1)
     if answer.events is not UNSET:
         pieces = len(answer.events)
         common = len(_encode(answer.common))
         if size + common * sum(map(len, answer.events)) > most:  # it stands in every event again
-            raise Malformed(f"the answer is larger than {most} bytes")
+            raise MalformedCassette(f"the answer is larger than {most} bytes")
     if pieces != len(answer.times_ms):
-        raise Malformed("`answer.times_ms` wants a time for each piece of the answer")
+        raise MalformedCassette("`answer.times_ms` wants a time for each piece of the answer")
 
 
 def _pieces(answer: _Answer[Raw]) -> list[bytes]:

@@ -11,15 +11,15 @@ _STEP = re.compile(
     r"|\[(?:(?P<all>\*)|(?P<index>[0-9]{1,9})|'(?P<quoted>[^']+)')\])"
 )
 
-Step = tuple[bool, str | int | None]
+PathStep = tuple[bool, str | int | None]
 """Whether it goes to any depth, and the name or the index of what it leads to; None: all there is."""
 
 
-def parse_path(text: str) -> tuple[Step, ...]:
+def parse_path(text: str) -> tuple[PathStep, ...]:
     """The steps of a path.  Raises ValueError that says where it is wrong."""
     if not text.startswith("$"):
         raise ValueError(f"{text!r} is no JSON path: it begins with $, as $.messages[*].content")
-    steps: list[Step] = []
+    steps: list[PathStep] = []
     at = 1
     while at < len(text):
         found = _STEP.match(text, at)
@@ -33,7 +33,7 @@ def parse_path(text: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def places(value: Any, path: Sequence[Step]) -> list[tuple[Any, str | int]]:  # noqa: ANN401 -- any JSON
+def places(value: Any, path: Sequence[PathStep]) -> list[tuple[Any, str | int]]:  # noqa: ANN401 -- any JSON
     """Where the path leads to: containers, and the name or index of the value in each."""
     here = [([value], 0)]
     for deep, wanted in path:

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from corepipe.errors import UserError, shown
-from corepipe.serving.api.cassettes.exchange import Asked, Exchange
-from corepipe.serving.api.cassettes.file_format import Malformed, Recording, read
-from corepipe.serving.api.cassettes.nearest import Nearest, nearest
+from corepipe.serving.api.cassettes.exchange import RecordedExchange, RecordedRequest
+from corepipe.serving.api.cassettes.file_format import CassetteFile, MalformedCassette, read
+from corepipe.serving.api.cassettes.nearest import NearestRequest, nearest
 from corepipe.serving.api.cassettes.redaction import Redaction
 from corepipe.serving.api.http.errors import ApiError
 
@@ -28,7 +28,7 @@ MAX_TOTAL = 512 * 1024 * 1024
 _NUMBER = re.compile(r"([0-9]+)")
 
 
-class Library:
+class CassetteLibrary:
     """Exchanges by request.  Identical ones get theirs in the order of the files' names, then the last again.
 
     `redaction` is applied to what is looked for as it was to what was recorded.
@@ -39,26 +39,26 @@ class Library:
         self.models: list[str] = []
         """Names that the requests ask for, the first file's first."""
         self._redaction = redaction
-        self._recordings: dict[str, list[Recording]] = {}
+        self._recordings: dict[str, list[CassetteFile]] = {}
         self._taken: dict[str, int] = {}
-        self._requests: dict[str, Asked] = {}
+        self._requests: dict[str, RecordedRequest] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, file: str, recording: Recording) -> None:
+    def add(self, file: str, recording: CassetteFile) -> None:
         """Raises ApiError where the request's body is no JSON object."""
-        asked = self._redaction.asked(recording.asked)
-        self._recordings.setdefault(asked.key, []).append(recording)
-        self._requests[file] = asked
-        if asked.body:
-            model = _Named.of(asked.body)
+        request = self._redaction.redacted_request(recording.request)
+        self._recordings.setdefault(request.key, []).append(recording)
+        self._requests[file] = request
+        if request.body:
+            model = _Named.of(request.body)
             if model and model not in self.models:
                 self.models.append(model)
 
-    def take(self, asked: Asked) -> Exchange | None:
-        """The next exchange of a request; None: there is none.  Raises ApiError as `Asked.key` does."""
-        key = self._redaction.asked(asked).key
+    def take(self, request: RecordedRequest) -> RecordedExchange | None:
+        """The next exchange of a request, or None.  Raises ApiError as `RecordedRequest.key` does."""
+        key = self._redaction.redacted_request(request).key
         found = self._recordings.get(key)
         if found is None:
             return None
@@ -66,9 +66,9 @@ class Library:
         self._taken[key] = min(number + 1, len(found) - 1)
         return found[number].exchange()
 
-    def nearest(self, asked: Asked) -> Nearest | None:
+    def nearest(self, request: RecordedRequest) -> NearestRequest | None:
         """Of the same method and path, the request that has most in common with this one; None: none."""
-        return nearest(self._redaction.asked(asked), self._requests)
+        return nearest(self._redaction.redacted_request(request), self._requests)
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -84,12 +84,12 @@ class _Named(msgspec.Struct, frozen=True):
             return None
 
 
-def read_library(folder: Path, redaction: Redaction, known: Callable[[str, str], bool]) -> Library:
+def read_library(folder: Path, redaction: Redaction, known: Callable[[str, str], bool]) -> CassetteLibrary:
     """All `*.yaml` of a directory; `known`: whether a method and a path are of an endpoint that is recorded.
 
     Raises UserError that names the file at fault.
     """
-    library, total = Library(folder, redaction), 0
+    library, total = CassetteLibrary(folder, redaction), 0
     names = _names(folder)
     with _opened(folder) as opened:
         for name in names:
@@ -97,13 +97,13 @@ def read_library(folder: Path, redaction: Redaction, known: Callable[[str, str],
                 data = _read(opened, name)
                 total += len(data)
                 if total > MAX_TOTAL:
-                    raise Malformed(f"the directory holds more than {MAX_TOTAL} bytes")
+                    raise MalformedCassette(f"the directory holds more than {MAX_TOTAL} bytes")
                 recording = read(data, MAX_FILE)
-                asked = recording.asked
-                if not known(asked.method, asked.path):
-                    raise Malformed(f"{asked.method} {shown(asked.path)} is not replayed")
+                request = recording.request
+                if not known(request.method, request.path):
+                    raise MalformedCassette(f"{request.method} {shown(request.path)} is not replayed")
                 library.add(name, recording)
-            except (Malformed, ApiError) as error:
+            except (MalformedCassette, ApiError) as error:
                 raise _wrong(folder / name, shown(str(error), 300)) from error
             except OSError as error:
                 raise _wrong(folder / name, os.strerror(error.errno or 0)) from error
@@ -159,9 +159,9 @@ def _read(folder: int, name: str) -> bytes:
     try:  # without a file object, of which ten thousand take a while
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise Malformed("is no regular file")
+            raise MalformedCassette("is no regular file")
         if status.st_size > MAX_FILE:
-            raise Malformed(f"is larger than {MAX_FILE} bytes")
+            raise MalformedCassette(f"is larger than {MAX_FILE} bytes")
         return _whole(file, status.st_size)
     finally:
         os.close(file)

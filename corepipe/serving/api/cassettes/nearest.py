@@ -10,7 +10,7 @@ from itertools import islice
 
 import msgspec
 
-from corepipe.serving.api.cassettes.exchange import Asked
+from corepipe.serving.api.cassettes.exchange import RecordedRequest
 from corepipe.serving.api.cassettes.folding import fold
 
 MOST_REQUESTS = 20_000
@@ -28,27 +28,27 @@ _WORD = re.compile(rb'[^\s"{}\[\]:,.]+')
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
+class NearestRequest:
     """A recorded request's file, and its lines (-) beside those of the other (+)."""
 
     file: str
     difference: str
 
 
-def nearest(asked: Asked, recorded: Mapping[str, Asked]) -> Nearest | None:
+def nearest(request: RecordedRequest, recorded: Mapping[str, RecordedRequest]) -> NearestRequest | None:
     """Of the same method and path, by the words that both have; None: there is none."""
-    words = _words(asked)
-    alike = ((file, one) for file, one in recorded.items() if (one.method, one.path) == _place(asked))
+    words = _words(request)
+    alike = ((file, one) for file, one in recorded.items() if (one.method, one.path) == _place(request))
     best, best_share = None, -1.0
     for file, one in islice(alike, MOST_REQUESTS):
         others = _words(one)
         share = len(words & others) / (len(words | others) or 1)
         if share > best_share:
             best, best_share = file, share
-    return None if best is None else Nearest(best, difference(recorded[best], asked))
+    return None if best is None else NearestRequest(best, difference(recorded[best], request))
 
 
-def difference(old: Asked, new: Asked) -> str:
+def difference(old: RecordedRequest, new: RecordedRequest) -> str:
     """Their bodies' lines that differ, with those around them."""
     before, after = _lines(old), _lines(new)
     same = 0
@@ -66,15 +66,15 @@ def _rows(before: list[str], after: list[str]) -> Iterator[str]:
     return ("…" if line.startswith("@@") else line for line in islice(lines, 3, None))
 
 
-def _place(asked: Asked) -> tuple[str, str]:
-    return asked.method, asked.path
+def _place(request: RecordedRequest) -> tuple[str, str]:
+    return request.method, request.path
 
 
-def _words(asked: Asked) -> frozenset[bytes]:
-    return frozenset(_WORD.findall(asked.body[:MOST_COMPARED]))
+def _words(request: RecordedRequest) -> frozenset[bytes]:
+    return frozenset(_WORD.findall(request.body[:MOST_COMPARED]))
 
 
-def _lines(asked: Asked) -> list[str]:
-    head = ["x-corepipe-device: 1"] if asked.device else []
-    text = msgspec.json.format(asked.canonical, indent=2).decode()
+def _lines(request: RecordedRequest) -> list[str]:
+    head = ["x-corepipe-device: 1"] if request.device else []
+    text = msgspec.json.format(request.canonical, indent=2).decode()
     return [*head, *fold(text).split("\n")]

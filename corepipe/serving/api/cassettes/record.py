@@ -11,12 +11,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corepipe.engine.messages import DeviceTimes
 from corepipe.serving.api.answering.models import Models
-from corepipe.serving.api.answering.rendering import Emulated
-from corepipe.serving.api.answering.submission import TRACE, Trace
+from corepipe.serving.api.answering.rendering import EmulatedTimes
+from corepipe.serving.api.answering.submission import TRACE, AnswerObserver
 from corepipe.serving.api.bodies.protocol import ModelRequest, decode
-from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece, data_of, events_of
+from corepipe.serving.api.cassettes.exchange import (
+    AnswerPiece,
+    RecordedAnswer,
+    RecordedExchange,
+    RecordedRequest,
+    data_of,
+    events_of,
+)
 from corepipe.serving.api.cassettes.library import MAX_FILE
-from corepipe.serving.api.cassettes.writer import Writer
+from corepipe.serving.api.cassettes.writer import CassetteWriter
 from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.table import is_recorded
 from corepipe.serving.telemetry.requests import Finished
@@ -25,14 +32,14 @@ PASSING = frozenset({"service_unavailable", "rate_limit_exceeded", "queue_timeou
 """Codes of errors that tell of the server's state at that moment: another time there is an answer."""
 
 
-class Record:
+class RecordingMiddleware:
     """Pure ASGI, around the routes alone: faults that are injected are not recorded.
 
     What is recorded was asked in full, and answered in full to a client that was still there, with something
     that holds another time, too.
     """
 
-    def __init__(self, app: ASGIApp, models: Models, writer: Writer) -> None:
+    def __init__(self, app: ASGIApp, models: Models, writer: CassetteWriter) -> None:
         self._app = app
         self._models = models
         self._writer = writer
@@ -43,10 +50,10 @@ class Record:
             return
         take, device = _Take(receive, send), _Device(scope.get(TRACE))
         await self._app({**scope, TRACE: device}, take.receive, take.send)
-        answered = take.answered()
-        asked = Asked.by(scope, b"".join(take.body))
-        if answered is not None and _is_object(asked) and not _passes(answered):
-            self._writer.add(Exchange(asked, answered, device.fields(self._models)))
+        answer = take.answer()
+        request = RecordedRequest.by(scope, b"".join(take.body))
+        if answer is not None and _is_object(request) and not _passes(answer):
+            self._writer.add(RecordedExchange(request, answer, device.fields(self._models)))
 
 
 class _Take:
@@ -57,19 +64,19 @@ class _Take:
         self._receive = receive
         self._send = send
         self._began = perf_counter()
-        self._asked = self._left = self._done = False
+        self._received = self._left = self._done = False
         self._status = 0
         self._headers: Sequence[tuple[bytes, bytes]] = ()
-        self._pieces: list[Piece] = []
+        self._pieces: list[AnswerPiece] = []
         self._size = 0
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self._left = True
-        elif not self._asked:
+        elif not self._received:
             self.body.append(message.get("body", b""))
-            self._asked = not message.get("more_body", False)
+            self._received = not message.get("more_body", False)
         return message
 
     async def send(self, message: Message) -> None:
@@ -85,19 +92,19 @@ class _Take:
         if self._size > MAX_FILE:
             self._pieces.clear()  # the writer will not take it
         elif data:
-            self._pieces.append(Piece(round((perf_counter() - self._began) * 1e3, 1), data))
+            self._pieces.append(AnswerPiece(round((perf_counter() - self._began) * 1e3, 1), data))
 
-    def answered(self) -> Answered | None:
+    def answer(self) -> RecordedAnswer | None:
         """None where there is no whole answer to a client that was there, too large a one, or one for now."""
         if not self._done or self._size > MAX_FILE or b"retry-after" in dict(self._headers):
             return None
-        return Answered.of(self._status, self._headers, self._pieces)
+        return RecordedAnswer.of(self._status, self._headers, self._pieces)
 
 
 class _Device:
     """A request's trace: hears of the device's times, and hands all on to who traces, if anybody does."""
 
-    def __init__(self, trace: Trace | None) -> None:
+    def __init__(self, trace: AnswerObserver | None) -> None:
         self._trace = trace
         self._times: list[DeviceTimes | None] = []
         self._model: str | None = None
@@ -115,23 +122,23 @@ class _Device:
         if not any(self._times):
             return {}
         service = models.named(self._model)
-        return Emulated(service.engine.instance, self._times, service.lateness.verdict).fields()
+        return EmulatedTimes(service.engine.instance, self._times, service.lateness.verdict).fields()
 
 
-def _is_object(asked: Asked) -> bool:
+def _is_object(request: RecordedRequest) -> bool:
     """Whether a body is what endpoints want; all others are refused alike, with and without a model."""
     try:
-        decode(asked.body if asked.method == "POST" else b"{}")
+        decode(request.body if request.method == "POST" else b"{}")
     except ApiError:
         return False
     return True
 
 
-def _passes(answered: Answered) -> bool:
+def _passes(answer: RecordedAnswer) -> bool:
     """Whether it is a stream that ends with an error of `PASSING`."""
-    if not answered.streamed or not answered.pieces:
+    if not answer.streamed or not answer.pieces:
         return False
-    last = data_of(events_of(answered.pieces[-1].data)[-1]) or b""
+    last = data_of(events_of(answer.pieces[-1].data)[-1]) or b""
     try:
         return msgspec.json.decode(last, type=_Failed).error.code in PASSING
     except (msgspec.DecodeError, UnicodeError):

@@ -25,9 +25,23 @@ import msgspec
 
 from corepipe.errors import UserError
 from corepipe.serving.api.bodies.protocol import decode
-from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece, events_of
+from corepipe.serving.api.cassettes.exchange import (
+    AnswerPiece,
+    RecordedAnswer,
+    RecordedExchange,
+    RecordedRequest,
+    events_of,
+)
 from corepipe.serving.api.cassettes.json_path import parse_path
-from corepipe.serving.api.cassettes.replacement import DEFAULT, Part, Rule, blank, echoes, redact, without
+from corepipe.serving.api.cassettes.replacement import (
+    DEFAULT,
+    RedactablePart,
+    RedactionRule,
+    blank,
+    echoes,
+    redact,
+    without,
+)
 from corepipe.serving.api.http.errors import invalid
 
 MAX_FILE = 64 * 1024
@@ -37,50 +51,50 @@ MAX_FILE = 64 * 1024
 class Redaction:
     """What becomes of requests and answers by some rules; without rules, nothing."""
 
-    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+    def __init__(self, rules: Iterable[RedactionRule] = ()) -> None:
         self._rules = tuple(rules)
 
-    def asked(self, asked: Asked) -> Asked:
+    def redacted_request(self, request: RecordedRequest) -> RecordedRequest:
         """The request as it is recorded, and as it is looked for.  Raises ApiError for what is no object."""
         if not self._rules:
-            return asked
-        path = without(asked.path, self._rules)
-        if asked.method == "GET":
-            return replace(asked, path=path)
-        body = decode(asked.body)
+            return request
+        path = without(request.path, self._rules)
+        if request.method == "GET":
+            return replace(request, path=path)
+        body = decode(request.body)
         try:
             changed = redact([body], self._rules)
         except RecursionError:
             raise invalid("The body is nested too deeply.", code="invalid_json") from None
-        return replace(asked, path=path, body=msgspec.json.encode(body) if changed else asked.body)
+        return replace(request, path=path, body=msgspec.json.encode(body) if changed else request.body)
 
-    def exchange(self, exchange: Exchange) -> Exchange:
+    def exchange(self, exchange: RecordedExchange) -> RecordedExchange:
         """The exchange as it is recorded.  Raises ApiError where the request's body is no object."""
         if not self._rules:
             return exchange
-        asked = self.asked(exchange.asked)
-        replaced = asked != exchange.asked
-        rules = (*self._rules, *echoes(exchange.asked.body, self._rules))
-        return replace(exchange, asked=asked, answered=_answered(exchange.answered, rules, replaced=replaced))
+        request = self.redacted_request(exchange.request)
+        replaced = request != exchange.request
+        rules = (*self._rules, *echoes(exchange.request.body, self._rules))
+        return replace(exchange, request=request, answer=_answered(exchange.answer, rules, replaced=replaced))
 
 
-def _answered(answered: Answered, rules: Sequence[Rule], *, replaced: bool) -> Answered:
+def _answered(answer: RecordedAnswer, rules: Sequence[RedactionRule], *, replaced: bool) -> RecordedAnswer:
     """`replaced`: something of the request was."""
     pieces = [
-        (piece.at_ms, [Part(part, streamed=answered.streamed) for part in _parts(answered, piece)])
-        for piece in answered.pieces
+        (piece.at_ms, [RedactablePart(part, streamed=answer.streamed) for part in _parts(answer, piece)])
+        for piece in answer.pieces
     ]
     parts = [part for _, of_piece in pieces for part in of_piece]
     values = [part.value for part in parts if part.value is not None]
     if redact(values, rules) or replaced:
         for value in values:
-            blank(value, refused=answered.status >= 400)
-    told = (Piece(at, b"".join(part.told(rules) for part in of_piece)) for at, of_piece in pieces)
-    return replace(answered, pieces=tuple(told))
+            blank(value, refused=answer.status >= 400)
+    told = (AnswerPiece(at, b"".join(part.told(rules) for part in of_piece)) for at, of_piece in pieces)
+    return replace(answer, pieces=tuple(told))
 
 
-def _parts(answered: Answered, piece: Piece) -> list[bytes]:
-    return events_of(piece.data) if answered.streamed else [piece.data]
+def _parts(answer: RecordedAnswer, piece: AnswerPiece) -> list[bytes]:
+    return events_of(piece.data) if answer.streamed else [piece.data]
 
 
 def read_redaction(file: Path | None) -> Redaction:
@@ -99,7 +113,7 @@ def read_redaction(file: Path | None) -> Redaction:
         raise UserError(f"--record-redact {file}: {error}", "record_redact") from error
 
 
-def _rules(document: Mapping[str, Any]) -> Iterator[Rule]:
+def _rules(document: Mapping[str, Any]) -> Iterator[RedactionRule]:
     tables = document.get("rule")
     if set(document) != {"rule"} or not isinstance(tables, list):
         raise ValueError("wants tables named [[rule]], and nothing else")
@@ -110,7 +124,7 @@ def _rules(document: Mapping[str, Any]) -> Iterator[Rule]:
             raise ValueError(f"rule {number}: {error}") from error
 
 
-def _rule(table: Mapping[str, Any]) -> Rule:
+def _rule(table: Mapping[str, Any]) -> RedactionRule:
     if unknown := sorted(set(table) - {"path", "regex", "replace"}):
         raise ValueError(f"{unknown[0]!r} is none of path, regex and replace")
     if not {"path", "regex"} & set(table):
@@ -119,7 +133,9 @@ def _rule(table: Mapping[str, Any]) -> Rule:
         if not isinstance(value, str):
             raise ValueError(f"{name} is a text")
     path = parse_path(table["path"]) if "path" in table else None
-    return Rule(path, _regex(table["regex"]) if "regex" in table else None, table.get("replace", DEFAULT))
+    return RedactionRule(
+        path, _regex(table["regex"]) if "regex" in table else None, table.get("replace", DEFAULT)
+    )
 
 
 def _regex(text: str) -> re.Pattern[str]:

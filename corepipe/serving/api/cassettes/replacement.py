@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from corepipe.serving.api.cassettes.exchange import data_of, event_of
-from corepipe.serving.api.cassettes.json_path import Step, places
+from corepipe.serving.api.cassettes.json_path import PathStep, places
 
 DEFAULT = "REDACTED"
 TOKEN_DETAILS = ("logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids")
@@ -19,20 +19,20 @@ TOKEN_DETAILS = ("logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids")
 _SHORTEST_ECHO = 4
 """Characters of a value taken out of a request from which it is looked for in the answer, too."""
 
-Place = tuple[Any, str | int]
+JsonPlace = tuple[Any, str | int]
 """A dict or a list, and where in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RedactionRule:
     """The value at `path`, or what fits `regex` in texts, there or anywhere, becomes `replacement`."""
 
-    path: tuple[Step, ...] | None
+    path: tuple[PathStep, ...] | None
     regex: re.Pattern[str] | None
     replacement: str = DEFAULT
 
 
-class Part:
+class RedactablePart:
     """A body, or an event of a stream: `value` is its JSON, None where it is none."""
 
     def __init__(self, raw: bytes, *, streamed: bool) -> None:
@@ -41,7 +41,7 @@ class Part:
         self.value: Any = _json(data_of(raw) if streamed else raw)
         self._before = None if self.value is None else msgspec.json.encode(self.value)
 
-    def told(self, rules: Sequence[Rule]) -> bytes:
+    def told(self, rules: Sequence[RedactionRule]) -> bytes:
         """The part again; as it was, where nothing in it was replaced."""
         if self._before is None:
             return without(self._raw.decode(errors="replace"), rules).encode()
@@ -58,7 +58,7 @@ def _json(data: bytes | None) -> Any:  # noqa: ANN401
         return None
 
 
-def redact(values: list[Any], rules: Iterable[Rule]) -> bool:
+def redact(values: list[Any], rules: Iterable[RedactionRule]) -> bool:
     """Whether anything was replaced.  What several values have at one place is looked through as one text."""
     changed = False
     for rule in rules:
@@ -70,7 +70,7 @@ def redact(values: list[Any], rules: Iterable[Rule]) -> bool:
     return changed
 
 
-def without(text: str, rules: Iterable[Rule]) -> str:
+def without(text: str, rules: Iterable[RedactionRule]) -> str:
     """A text that is not JSON, by the rules for all texts."""
     for rule in rules:
         if rule.path is None and rule.regex is not None:
@@ -78,7 +78,7 @@ def without(text: str, rules: Iterable[Rule]) -> str:
     return text
 
 
-def _sub(rule: Rule, regex: re.Pattern[str], text: str) -> str:
+def _sub(rule: RedactionRule, regex: re.Pattern[str], text: str) -> str:
     """The replacement as it is: a backslash in it means nothing."""
     return regex.sub(lambda _: rule.replacement, text)
 
@@ -98,7 +98,7 @@ def blank(value: Any, *, refused: bool) -> None:  # noqa: ANN401
             blank(inner, refused=refused)
 
 
-def echoes(body: bytes, rules: Iterable[Rule]) -> Iterator[Rule]:
+def echoes(body: bytes, rules: Iterable[RedactionRule]) -> Iterator[RedactionRule]:
     """Rules for the answer: texts that the request has where values are replaced."""
     value = _json(body)
     for rule in rules:
@@ -106,22 +106,22 @@ def echoes(body: bytes, rules: Iterable[Rule]) -> Iterator[Rule]:
             for container, at in _places([value], rule):
                 for _, holder, inner in _texts(container, at, (), None):
                     if len(text := holder[inner]) >= _SHORTEST_ECHO and text != rule.replacement:
-                        yield Rule(None, re.compile(re.escape(text)), rule.replacement)
+                        yield RedactionRule(None, re.compile(re.escape(text)), rule.replacement)
 
 
-def _places(values: Sequence[Any], rule: Rule) -> list[Place]:
+def _places(values: Sequence[Any], rule: RedactionRule) -> list[JsonPlace]:
     assert rule.path is not None
     return [place for value in values for place in places(value, rule.path)]
 
 
-def _replace_value(place: Place, rule: Rule) -> bool:
+def _replace_value(place: JsonPlace, rule: RedactionRule) -> bool:
     container, at = place
     changed: bool = container[at] != rule.replacement
     container[at] = rule.replacement
     return changed
 
 
-def _rename(value: Any, rule: Rule, regex: re.Pattern[str]) -> bool:  # noqa: ANN401
+def _rename(value: Any, rule: RedactionRule, regex: re.Pattern[str]) -> bool:  # noqa: ANN401
     """Names in objects are texts, too."""
     changed = False
     if isinstance(value, dict):
@@ -132,9 +132,9 @@ def _rename(value: Any, rule: Rule, regex: re.Pattern[str]) -> bool:  # noqa: AN
     return bool(sum(_rename(one, rule, regex) for one in inner)) or changed
 
 
-def _replace_texts(values: list[Any], rule: Rule, regex: re.Pattern[str]) -> bool:
+def _replace_texts(values: list[Any], rule: RedactionRule, regex: re.Pattern[str]) -> bool:
     wanted = None if rule.path is None else {(id(c), at) for c, at in _places(values, rule)}
-    told: dict[tuple[Any, ...], list[Place]] = {}
+    told: dict[tuple[Any, ...], list[JsonPlace]] = {}
     for at in range(len(values)):
         for identity, container, inner in _texts(values, at, (), wanted):
             told.setdefault(identity, []).append((container, inner))
@@ -166,7 +166,7 @@ def _texts(
             yield from _texts(value, number, (*identity, str(mark)), wanted)
 
 
-def _replace_in(leaves: Sequence[Place], rule: Rule, regex: re.Pattern[str]) -> bool:
+def _replace_in(leaves: Sequence[JsonPlace], rule: RedactionRule, regex: re.Pattern[str]) -> bool:
     """What fits becomes the replacement where it begins, and nothing where it goes on."""
     texts = [container[at] for container, at in leaves]
     joined = "".join(texts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from time import perf_counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,13 +11,12 @@ from corepipe.errors import shown
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.output_streams import while_connected
 from corepipe.serving.api.answering.service import STATES
-from corepipe.serving.api.cassettes.exchange import Answered, Asked
-from corepipe.serving.api.cassettes.library import Library
+from corepipe.serving.api.cassettes.exchange import RecordedAnswer, RecordedRequest
+from corepipe.serving.api.cassettes.library import CassetteLibrary
+from corepipe.serving.api.cassettes.writer import CountOutcome
 from corepipe.serving.api.http.errors import ApiError, send_error, unavailable
 from corepipe.serving.api.http.limits import read_again, read_body
 from corepipe.serving.api.routes.table import is_recorded
-
-Count = Callable[[str], None]
 
 
 class NotRecorded(ApiError):  # noqa: N818 -- as the others, it is an answer
@@ -27,7 +25,7 @@ class NotRecorded(ApiError):  # noqa: N818 -- as the others, it is an answer
     longest = 4000
 
 
-class Replay:
+class ReplayMiddleware:
     """Pure ASGI, around the routes and `Record`.  What is not in the library is refused, unless `computes`.
 
     `paced`: pieces of answers come when they came to the client of the recording.  `count` is told of each
@@ -35,7 +33,14 @@ class Replay:
     """
 
     def __init__(
-        self, app: ASGIApp, models: Models, library: Library, count: Count, *, paced: bool, computes: bool
+        self,
+        app: ASGIApp,
+        models: Models,
+        library: CassetteLibrary,
+        count: CountOutcome,
+        *,
+        paced: bool,
+        computes: bool,
     ) -> None:
         self._app = app
         self._models = models
@@ -59,32 +64,34 @@ class Replay:
         if self._models.draining:
             raise unavailable(STATES["draining"])
         body = await read_body(receive) if scope["method"] == "POST" else b""
-        asked = Asked.by(scope, body)
-        found = self._library.take(asked)
+        request = RecordedRequest.by(scope, body)
+        found = self._library.take(request)
         if found is not None:
             self._count("replayed")
-            await self._play(found.answered, began, receive, send)
+            await self._play(found.answer, began, receive, send)
         elif (
-            self._computes or asked.method == "GET"
+            self._computes or request.method == "GET"
         ):  # what is not recorded of models, the server knows itself
             self._count("computed")
-            await self._app(scope, read_again(body, receive) if asked.body else receive, send)
+            await self._app(scope, read_again(body, receive) if request.body else receive, send)
         else:
             self._count("refused")
-            raise await self._missed(asked)
+            raise await self._missed(request)
 
-    async def _play(self, answered: Answered, began: float, receive: Receive, send: Send) -> None:
+    async def _play(self, answer: RecordedAnswer, began: float, receive: Receive, send: Send) -> None:
         if not self._paced:
-            await _send(answered, None, send)
+            await _send(answer, None, send)
             return
         async with while_connected(receive):
-            await _send(answered, began, send)
+            await _send(answer, began, send)
 
-    async def _missed(self, asked: Asked) -> NotRecorded:
+    async def _missed(self, request: RecordedRequest) -> NotRecorded:
         """One look for what is nearest at a time: it takes a while where much is recorded."""
         async with self._comparing:
-            near = await asyncio.to_thread(self._library.nearest, asked)
-        what = f"No answer is recorded for this {asked.method} {shown(asked.path)} in {self._library.folder}"
+            near = await asyncio.to_thread(self._library.nearest, request)
+        what = (
+            f"No answer is recorded for this {request.method} {shown(request.path)} in {self._library.folder}"
+        )
         if near is None:
             message = f"{what}, nor any other of that path."
         else:
@@ -92,15 +99,15 @@ class Replay:
         return NotRecorded(404, message, code="not_recorded")
 
 
-async def _send(answered: Answered, began: float | None, send: Send) -> None:
+async def _send(answer: RecordedAnswer, began: float | None, send: Send) -> None:
     """At once, or at the times of the recording since `began`."""
-    headers = [(name.encode(), value.encode("latin-1")) for name, value in answered.headers.items()]
-    if not answered.streamed:
-        headers.append((b"content-length", b"%d" % len(answered.body)))
-    pieces = answered.pieces
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    if not answer.streamed:
+        headers.append((b"content-length", b"%d" % len(answer.body)))
+    pieces = answer.pieces
     if pieces:
         await _reach(pieces[0].at_ms, began)
-    await send({"type": "http.response.start", "status": answered.status, "headers": headers})
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     for piece in pieces:
         await _reach(piece.at_ms, began)
         await send({"type": "http.response.body", "body": piece.data, "more_body": piece is not pieces[-1]})

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import NO_MODEL_LOADED, Service
-from corepipe.serving.api.cassettes.library import Library, read_library
-from corepipe.serving.api.cassettes.record import Record
+from corepipe.serving.api.cassettes.library import CassetteLibrary, read_library
+from corepipe.serving.api.cassettes.record import RecordingMiddleware
 from corepipe.serving.api.cassettes.redaction import read_redaction
-from corepipe.serving.api.cassettes.replay import Replay
-from corepipe.serving.api.cassettes.writer import Writer
+from corepipe.serving.api.cassettes.replay import ReplayMiddleware
+from corepipe.serving.api.cassettes.writer import CassetteWriter
 from corepipe.serving.api.http.errors import unavailable
 from corepipe.serving.api.routes.route import Route
 from corepipe.serving.api.routes.table import is_recorded
@@ -42,18 +42,18 @@ class CassetteMetrics(Collector):
         yield family
 
 
-class Deck:
+class ServerCassettes:
     """Reads the directories and rules that a server is given.  Raises UserError where they are wrong."""
 
     def __init__(self, server: ServerConfig) -> None:
         self.metrics = CassetteMetrics()
-        self.library: Library | None = None
-        self._writer: Writer | None = None
+        self.library: CassetteLibrary | None = None
+        self._writer: CassetteWriter | None = None
         self._server = server
         redaction = read_redaction(server.record_redact)
         folder, flag = server.recorded_into
         if folder is not None:
-            self._writer = Writer(folder, redaction, flag, self.metrics.count)
+            self._writer = CassetteWriter(folder, redaction, flag, self.metrics.count)
         if server.replay is not None:
             self.library = read_library(server.replay, redaction, is_recorded)
 
@@ -61,10 +61,10 @@ class Deck:
         """Around the routes of an application, before anything else is."""
         models.registry.register(self.metrics)
         if self._writer is not None:
-            app.add_middleware(Record, models=models, writer=self._writer)
+            app.add_middleware(RecordingMiddleware, models=models, writer=self._writer)
         if self.library is not None:
             app.add_middleware(
-                Replay,
+                ReplayMiddleware,
                 models=models,
                 library=self.library,
                 count=self.metrics.count,

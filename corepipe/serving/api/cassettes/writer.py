@@ -12,25 +12,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from corepipe.errors import UserError
-from corepipe.serving.api.cassettes.exchange import Asked, Exchange
-from corepipe.serving.api.cassettes.file_format import Malformed, to_text
+from corepipe.serving.api.cassettes.exchange import RecordedExchange, RecordedRequest
+from corepipe.serving.api.cassettes.file_format import MalformedCassette, to_text
 from corepipe.serving.api.cassettes.library import MAX_FILE, SUFFIX
 from corepipe.serving.api.cassettes.redaction import Redaction
 
 MOST_WAITING = 256 * 1024 * 1024
 """Bytes of answers that may wait for a slow disk."""
 
-Count = Callable[[str], None]
+CountOutcome = Callable[[str], None]
 
 
-class Writer:
+class CassetteWriter:
     """A file an exchange, `WHAT-HASH-NUMBER.yaml`: the hash is the request's; identical ones are numbered.
 
     What keeps one from being written is told in the log, and costs no answer.  `count` is told of each:
     "recorded" or "lost".
     """
 
-    def __init__(self, folder: Path, redaction: Redaction, flag: str, count: Count) -> None:
+    def __init__(self, folder: Path, redaction: Redaction, flag: str, count: CountOutcome) -> None:
         """Raises UserError, naming `flag`, where files cannot be put there."""
         self._folder = folder
         self._redaction = redaction
@@ -46,9 +46,9 @@ class Writer:
             raise UserError(f"--{flag} {folder}: {error.strerror}", flag.replace("-", "_")) from error
         self._pool = ThreadPoolExecutor(1, "cassettes")
 
-    def add(self, exchange: Exchange) -> None:
+    def add(self, exchange: RecordedExchange) -> None:
         """Will be written; before `close` returns, at the latest."""
-        size = len(exchange.asked.body) + sum(len(piece.data) for piece in exchange.answered.pieces)
+        size = len(exchange.request.body) + sum(len(piece.data) for piece in exchange.answer.pieces)
         with self._lock:
             room = self._waiting + size <= MOST_WAITING
             self._waiting += size if room else 0
@@ -63,17 +63,19 @@ class Writer:
         if self._lost:
             _log().error("%d exchanges were not recorded in %s", self._lost, self._folder)
 
-    def _write(self, exchange: Exchange, size: int) -> None:
+    def _write(self, exchange: RecordedExchange, size: int) -> None:
         try:
             redacted = self._redaction.exchange(exchange)
             text = to_text(redacted)
             if len(text) > MAX_FILE:
-                raise Malformed(f"it is larger than {MAX_FILE} bytes")
-            new = self._put(name_of(redacted.asked), text, once=redacted.asked.method == "GET")
+                raise MalformedCassette(f"it is larger than {MAX_FILE} bytes")
+            new = self._put(name_of(redacted.request), text, once=redacted.request.method == "GET")
         except OSError as error:
             self._lose(error.strerror or str(error))
         except Exception as error:  # an answer is never the worse for its cassette
-            self._lose(f"{type(error).__name__}: {error}" if not isinstance(error, Malformed) else str(error))
+            self._lose(
+                f"{type(error).__name__}: {error}" if not isinstance(error, MalformedCassette) else str(error)
+            )
         else:
             if new:
                 self._count("recorded")
@@ -119,10 +121,10 @@ class Writer:
             _log().error("an answer was not recorded in %s (%s); the end tells of more", self._folder, reason)
 
 
-def name_of(asked: Asked) -> str:
+def name_of(request: RecordedRequest) -> str:
     """What the file of a request is called, but for its number."""
-    what = re.sub(r"[^a-z0-9]+", "-", asked.path.lower().removeprefix("/v1/")).strip("-")[:40]
-    return f"{what}-{asked.key[:12]}"
+    what = re.sub(r"[^a-z0-9]+", "-", request.path.lower().removeprefix("/v1/")).strip("-")[:40]
+    return f"{what}-{request.key[:12]}"
 
 
 def _linked(draft: Path, target: Path) -> bool:

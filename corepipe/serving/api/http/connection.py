@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from corepipe.serving.api.http import request_head
-from corepipe.serving.api.http.connection_limit import ConnectionLimit, Entry, Refusal
+from corepipe.serving.api.http.connection_limit import Admission, ConnectionLimit, RefusalReason
 from corepipe.serving.api.http.errors import ApiError, on_the_wire
 from corepipe.serving.api.http.http10 import until_close
 from corepipe.serving.api.http.request_head import MAX_HEAD, MAX_HEADERS, MAX_URL, malformed
@@ -40,10 +40,15 @@ LINGER_SECONDS = 2.0
 MAX_DISCARDED = 1024 * 1024
 """Bytes that are read and dropped meanwhile."""
 
-_BY_STATUS = {408: Refusal.LATE, 414: Refusal.TOO_LARGE, 429: Refusal.PIPELINED, 431: Refusal.TOO_LARGE}
+_BY_STATUS = {
+    408: RefusalReason.LATE,
+    414: RefusalReason.TOO_LARGE,
+    429: RefusalReason.PIPELINED,
+    431: RefusalReason.TOO_LARGE,
+}
 
 
-class Wire:
+class TransportWrapper:
     """The transport as uvicorn's protocol sees it; `close` is ours, so that a refusal is read."""
 
     __slots__ = ("abort", "close", "get_extra_info", "is_closing", "pause_reading", "resume_reading", "write")
@@ -112,12 +117,12 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast("asyncio.Transport", transport)
-        self._wire = Wire(self._socket, self)
+        self._wire = TransportWrapper(self._socket, self)
         super().connection_made(cast("asyncio.Transport", self._wire))
         entry = self._limit.enter(self)
-        if entry is Entry.TAKEN:
+        if entry is Admission.TAKEN:
             self._after(HEAD_SECONDS, self._head_is_late)
-        elif entry is Entry.DROPPED:
+        elif entry is Admission.DROPPED:
             self._socket.abort()
         else:
             self._next = _Next.HEAD  # it is about to ask, and is to read why not
@@ -286,7 +291,7 @@ class Connection(HttpToolsProtocol):
 
     def _reject(self, error: ApiError) -> None:
         """Answers a request that is not to be executed, after those before it."""
-        self._limit.refusals[_BY_STATUS.get(error.status, Refusal.MALFORMED)] += 1
+        self._limit.refusals[_BY_STATUS.get(error.status, RefusalReason.MALFORMED)] += 1
         if self._next is _Next.BODY and self._forget(self.cycle):
             self.close()
         elif self._answering is not None or self._starting is not None or self.pipeline:
@@ -344,7 +349,7 @@ class Connection(HttpToolsProtocol):
         if self.flow.read_paused:  # our own doing
             self._after(HEAD_SECONDS, self._head_is_late)
         elif self._messages == 0:
-            self._limit.refusals[Refusal.LATE] += 1
+            self._limit.refusals[RefusalReason.LATE] += 1
             self.close()
         else:
             self._reject(_late("The head did not come in time."))
@@ -360,7 +365,7 @@ class Connection(HttpToolsProtocol):
             self._after(BODY_GRACE_SECONDS / 2, self._check_body)
 
     def _drop_slow_reader(self) -> None:
-        self._limit.refusals[Refusal.SLOW_READER] += 1
+        self._limit.refusals[RefusalReason.SLOW_READER] += 1
         self._socket.abort()
 
     def _end_write_timer(self) -> None:

@@ -21,7 +21,7 @@ RESTED_SECONDS = 5.0
 """After so long without a request an idle connection may be closed for a new one: none is on its way then."""
 
 
-class Refusal(Enum):
+class RefusalReason(Enum):
     """Why a connection ended that did not have to."""
 
     MALFORMED = "malformed"
@@ -32,7 +32,7 @@ class Refusal(Enum):
     CROWDED = "crowded"
 
 
-class Entry(Enum):
+class Admission(Enum):
     """What becomes of a new connection."""
 
     TAKEN = "taken"
@@ -41,7 +41,7 @@ class Entry(Enum):
     DROPPED = "dropped"
 
 
-class Member(Protocol):
+class LimitedConnection(Protocol):
     """A connection."""
 
     def close(self) -> None:
@@ -57,24 +57,24 @@ class ConnectionLimit:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._all: set[Member] = set()
-        self._refused: set[Member] = set()
-        self._resting: dict[Member, float] = {}  # since when; the longest first
-        self.refusals: Counter[Refusal] = Counter(dict.fromkeys(Refusal, 0))
+        self._all: set[LimitedConnection] = set()
+        self._refused: set[LimitedConnection] = set()
+        self._resting: dict[LimitedConnection, float] = {}  # since when; the longest first
+        self.refusals: Counter[RefusalReason] = Counter(dict.fromkeys(RefusalReason, 0))
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def enter(self, member: Member) -> Entry:
+    def enter(self, member: LimitedConnection) -> Admission:
         """Whether there is room for it, or room could be made."""
         if len(self._all) >= self._limit and not self._make_room():
-            self.refusals[Refusal.CROWDED] += 1
+            self.refusals[RefusalReason.CROWDED] += 1
             if len(self._refused) >= MAX_REFUSED:
-                return Entry.DROPPED
+                return Admission.DROPPED
             self._refused.add(member)
-            return Entry.REFUSED
+            return Admission.REFUSED
         self._all.add(member)
-        return Entry.TAKEN
+        return Admission.TAKEN
 
     def _make_room(self) -> bool:
         longest = next(iter(self._resting), None)
@@ -84,16 +84,16 @@ class ConnectionLimit:
         longest.close()
         return True
 
-    def rests(self, member: Member) -> None:
+    def rests(self, member: LimitedConnection) -> None:
         """It has been answered, and nothing of another request has come."""
         if member in self._all:
             self._resting[member] = time.monotonic()
 
-    def asks(self, member: Member) -> None:
+    def asks(self, member: LimitedConnection) -> None:
         """A request begins to come."""
         self._resting.pop(member, None)
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: LimitedConnection) -> None:
         self._all.discard(member)
         self._refused.discard(member)
         self._resting.pop(member, None)

@@ -76,7 +76,7 @@ class ApiError(Exception):
         return Response(self.body(path), self.status, self.headers, media_type="application/json")
 
 
-Form = Callable[[ApiError], dict[str, Any]]
+ErrorForm = Callable[[ApiError], dict[str, Any]]
 
 
 def _openai(error: ApiError) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _open_inference(error: ApiError) -> dict[str, Any]:
     return {"error": error.message}
 
 
-_FORMS: tuple[tuple[str, Form], ...] = (
+_FORMS: tuple[tuple[str, ErrorForm], ...] = (
     ("/v1/messages/", _anthropic),
     ("/v2/rerank/", _openai),
     ("/v2/embed/", _openai),
@@ -158,11 +158,11 @@ async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-Missing = Callable[[str, str, str], ApiError]
+MissingRouteAnswer = Callable[[str, str, str], ApiError]
 """What is answered where no route is: of a method, a path and the server's origin."""
 
 
-def install(app: FastAPI, missing: Missing) -> None:
+def install(app: FastAPI, missing: MissingRouteAnswer) -> None:
     """Make `app` answer every refusal in this shape, its framework's own included."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(UserError, _on_user_error)
@@ -179,7 +179,7 @@ async def _on_user_error(request: Request, error: Exception) -> Response:
     return invalid(error.message, error.param).response(request.scope["path"])
 
 
-async def _on_http_exception(missing: Missing, request: Request, error: Exception) -> Response:
+async def _on_http_exception(missing: MissingRouteAnswer, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     if error.status_code in (404, 405):

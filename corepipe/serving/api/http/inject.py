@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corepipe.serving.api.http.connection import Connection
 from corepipe.serving.api.http.errors import RETRY_SECONDS, ApiError, send_error
-from corepipe.serving.faults import KINDS, Draw, Fault
+from corepipe.serving.faults import KINDS, FaultSequence, RequestFault
 
 HEADER = b"x-corepipe-injected"
 PIECES = 3
@@ -38,7 +38,7 @@ class InjectedFaults(Collector):
         self._counts = dict.fromkeys(KINDS, 0)
         registry.register(self)
 
-    def count(self, fault: Fault) -> None:
+    def count(self, fault: RequestFault) -> None:
         self._counts[fault.kind] += 1
 
     def collect(self) -> Iterator[Metric]:
@@ -50,13 +50,15 @@ class InjectedFaults(Collector):
         yield family
 
 
-class Inject:
+class FaultMiddleware:
     """Pure ASGI, inside of the guard: who is refused there meets no other fault.
 
     Faults are injected in POSTs to `paths`: never in what probes and Prometheus ask for.
     """
 
-    def __init__(self, app: ASGIApp, draw: Draw, counts: InjectedFaults, paths: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, draw: FaultSequence, counts: InjectedFaults, paths: Collection[str]
+    ) -> None:
         self._app = app
         self._draw = draw
         self._counts = counts
@@ -78,15 +80,15 @@ class Inject:
         if fault.kind == "drop-connection":
             _abort(scope)
         else:
-            await self._app(scope, receive, Marred(scope, send, fault))
+            await self._app(scope, receive, SpoiledSend(scope, send, fault))
         if fault.kind in ENDINGS:
             await _disconnected(receive)
 
 
-class Marred:
+class SpoiledSend:
     """A `send` that spoils the answer.  What the application sends after a cut goes nowhere."""
 
-    def __init__(self, scope: Scope, send: Send, fault: Fault) -> None:
+    def __init__(self, scope: Scope, send: Send, fault: RequestFault) -> None:
         self._scope = scope
         self._send = send
         self._fault = fault

@@ -50,7 +50,7 @@ def read_again(body: bytes, receive: Receive) -> Receive:
     return received
 
 
-class Guard:
+class RequestGuard:
     """Pure ASGI: refuses a request by its headers and, while it is read, by the size of its body.
 
     host: where the port listens.  keyless: paths that need no API key.  posts: paths that bodies are posted

@@ -42,7 +42,7 @@ _EXPOSED = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
 _REMEMBERED = (b"access-control-max-age", str(PREFLIGHT_SECONDS).encode())
 
 
-class Origins:
+class OriginMiddleware:
     """Pure ASGI: pages of `allowed` origins may use the server, others may not.
 
     A browser tells where a page is from, by `Origin` and `Sec-Fetch-Site`, whatever the page wants.  What has

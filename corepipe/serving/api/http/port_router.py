@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from corepipe.serving.config import ServerConfig
 
 
-class Port(Enum):
+class ServerPort(Enum):
     """Which of them; the value is how its flags begin."""
 
     PUBLIC = ""
@@ -22,23 +22,25 @@ STATE_KEY = "port"
 """In the state of connections: the Port that they came in by.  The socket says it, not the request."""
 
 
-def open_at(server: ServerConfig) -> dict[Port, tuple[str, int]]:
+def open_at(server: ServerConfig) -> dict[ServerPort, tuple[str, int]]:
     """Host and port number of each that the server has, the public one first."""
-    ports = {Port.PUBLIC: (server.host, server.port)}
+    ports = {ServerPort.PUBLIC: (server.host, server.port)}
     if server.admin_port is not None:
-        ports[Port.ADMIN] = server.admin_host, server.admin_port
+        ports[ServerPort.ADMIN] = server.admin_host, server.admin_port
     if server.metrics_port is not None:
-        ports[Port.METRICS] = server.metrics_host, server.metrics_port
+        ports[ServerPort.METRICS] = server.metrics_host, server.metrics_port
     return ports
 
 
 class PortRouter:
     """Pure ASGI: leads what came in by one of the other ports to that port's application."""
 
-    def __init__(self, app: ASGIApp, others: Mapping[Port, ASGIApp]) -> None:
+    def __init__(self, app: ASGIApp, others: Mapping[ServerPort, ASGIApp]) -> None:
         self._public = app
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        came_by: Port = scope["state"].get(STATE_KEY, Port.PUBLIC) if scope["type"] == "http" else Port.PUBLIC
+        came_by: ServerPort = (
+            scope["state"].get(STATE_KEY, ServerPort.PUBLIC) if scope["type"] == "http" else ServerPort.PUBLIC
+        )
         await self._others.get(came_by, self._public)(scope, receive, send)

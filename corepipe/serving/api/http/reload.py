@@ -13,7 +13,7 @@ from corepipe.serving.config import ServerConfig
 from corepipe.serving.keys import read_keys
 
 
-class Reload:
+class FileReload:
     """Reads the files of a server's configuration again; requests and connections under way go on."""
 
     def __init__(self, config: ServerConfig, tenants: Tenants, certificate: Certificate | None) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.http.errors import ApiError
-from corepipe.serving.api.routes.route import JSON, Audience, Common, Route
+from corepipe.serving.api.routes.route import JSON, Audience, ForAllModels, Route
 from corepipe.serving.telemetry.exposition import render
 
 _EXPOSITIONS = ("text/plain", "application/openmetrics-text")
@@ -57,7 +57,7 @@ ROUTES = (
         "GET",
         "/v1/placement",
         "Where the model is on the emulated device",
-        Common(_placement),
+        ForAllModels(_placement),
         audience=Audience.WATCHERS,
         others=(JSON,),
     ),
@@ -65,7 +65,7 @@ ROUTES = (
         "GET",
         "/metrics",
         "Prometheus metrics",
-        Common(_metrics),
+        ForAllModels(_metrics),
         "as text, or in OpenMetrics' form",
         Audience.WATCHERS,
         others=_EXPOSITIONS,
@@ -76,7 +76,7 @@ ROUTES = (
         "GET",
         "/metrics/neuron",
         "The emulated device",
-        Common(_neuron),
+        ForAllModels(_neuron),
         "neuron-monitor's names",
         Audience.WATCHERS,
         others=_EXPOSITIONS,
@@ -86,7 +86,7 @@ ROUTES = (
         "POST",
         "/abort_requests",
         "Ends every answer under way",
-        Common(_abort_requests),
+        ForAllModels(_abort_requests),
         "on the admin port alone",
         Audience.OPERATORS,
         answer=Aborted,

@@ -27,12 +27,18 @@ from corepipe.models.text.chat import TemplateRefusalError
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.answering.answers import DeviceTimes, FinishReason, Strict, Usage
 from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
-from corepipe.serving.api.answering.generation import Plan
-from corepipe.serving.api.answering.rendering import ChoicesRenderer, Shape
+from corepipe.serving.api.answering.generation import GenerationPlan
+from corepipe.serving.api.answering.rendering import ChoiceShape, ChoicesRenderer
 from corepipe.serving.api.answering.service import LONG_TEXT, Service
-from corepipe.serving.api.answering.token_details import PromptDetails, Vocabulary
-from corepipe.serving.api.answering.truncation import Cut
-from corepipe.serving.api.bodies.messages import MAX_TEMPLATE, Conversation, Plain, joined, with_objects
+from corepipe.serving.api.answering.token_details import PromptDetails, TokenTexts
+from corepipe.serving.api.answering.truncation import Truncation
+from corepipe.serving.api.bodies.messages import (
+    MAX_TEMPLATE,
+    Conversation,
+    TemplateMessage,
+    joined,
+    with_objects,
+)
 from corepipe.serving.api.bodies.protocol import (
     MAX_LOGPROBS,
     MAX_MESSAGES,
@@ -206,7 +212,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
     prefix = "chatcmpl"
     operation = "chat"
 
-    def shape(self, vocabulary: Vocabulary) -> Shape:
+    def shape(self, vocabulary: TokenTexts) -> ChoiceShape:
         return ChatShape(vocabulary)
 
     def kind(self, body: ChatRequest) -> type[ChoicesRenderer]:
@@ -226,7 +232,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
             raise invalid(message, names[0])
         return names
 
-    async def plan(self, body: ChatRequest, grammar: str) -> list[Plan]:
+    async def plan(self, body: ChatRequest, grammar: str) -> list[GenerationPlan]:
         offer = offered(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
         conversation = Conversation.of(
             body.messages,
@@ -238,7 +244,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
             verbosity=body.verbosity,
         )
         context = self.service.require_ready().max_model_len
-        cut = Cut.of(body, context, body.most_tokens or 1)
+        cut = Truncation.of(body, context, body.most_tokens or 1)
         ids = await encode_chat(self.service, conversation, context if cut is None else cut.readable)
         if cut is not None:
             ids = self.service.tokenizer.cut(ids, cut.most, cut.side, framed=body.add_special_tokens)
@@ -247,7 +253,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
         reading = await self._reading(body, offer, ids)
         said = conversation.last_said if body.echo else ""
         return [
-            Plan(
+            GenerationPlan(
                 prompt=ids,
                 source="messages",
                 max_tokens=body.most_tokens,
@@ -326,7 +332,7 @@ def _rendered(render: Callable[..., str], conversation: Conversation) -> str:
     """The prompt's text.  A template that refuses the messages as they are gets them in the other forms that
     say the same: those of one speaker joined, arguments that are no JSON object as one."""
 
-    def rendered(messages: Sequence[Plain]) -> str:
+    def rendered(messages: Sequence[TemplateMessage]) -> str:
         return render(
             messages,
             conversation.add_generation_prompt,

@@ -15,8 +15,14 @@ from corepipe.answers.parts import (
     joined_calls,
     joined_reasoning,
 )
-from corepipe.serving.api.answering.rendering import ChoicesRenderer, Part, Told, Usage, rest_of
-from corepipe.serving.api.answering.token_details import Vocabulary
+from corepipe.serving.api.answering.rendering import (
+    ChoiceParts,
+    ChoicesRenderer,
+    ResponsePart,
+    TokenUsage,
+    rest_of,
+)
+from corepipe.serving.api.answering.token_details import TokenTexts
 
 
 class ChatShape:
@@ -26,7 +32,7 @@ class ChatShape:
     chunk_kind = "chat.completion.chunk"
     one_prompt = True
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TokenTexts) -> None:
         self._vocabulary = vocabulary
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -78,13 +84,13 @@ class ChatRenderer(ChoicesRenderer):
     def _opened(self, index: int) -> dict[str, Any] | None:
         return _said(index, {"role": "assistant", "content": None})
 
-    def event(self, parts: Sequence[Part]) -> bytes:
+    def event(self, parts: Sequence[ResponsePart]) -> bytes:
         """A chunk for each kind of parts that follows another; the end shares one with text alone."""
-        usage = [part for part in parts if isinstance(part, Usage)]
-        rest = [part for part in parts if not isinstance(part, Usage)]
+        usage = [part for part in parts if isinstance(part, TokenUsage)]
+        rest = [part for part in parts if not isinstance(part, TokenUsage)]
         return b"".join(self._run(list(run), usage) for _, run in groupby(rest, _kind))
 
-    def _run(self, parts: Sequence[Part], usage: Sequence[Usage]) -> bytes:
+    def _run(self, parts: Sequence[ResponsePart], usage: Sequence[TokenUsage]) -> bytes:
         thoughts = [part for part in parts if isinstance(part, Reasoning)]
         if thoughts:
             return self._delta(thoughts[0].choice, _reasoning(joined_reasoning(thoughts)), usage)
@@ -93,10 +99,10 @@ class ChatRenderer(ChoicesRenderer):
             return self._delta(called[0].choice, {"tool_calls": _fragments(called)}, usage)
         return super().event([*parts, *usage])
 
-    def _delta(self, index: int, delta: dict[str, Any], usage: Sequence[Usage]) -> bytes:
+    def _delta(self, index: int, delta: dict[str, Any], usage: Sequence[TokenUsage]) -> bytes:
         return self._chunk(_said(index, delta), b"".join(rest_of({"usage": one.fields()}) for one in usage))
 
-    def _whole(self, index: int, told: Told) -> dict[str, Any]:
+    def _whole(self, index: int, told: ChoiceParts) -> dict[str, Any]:
         choice = super()._whole(index, told)
         message = choice["message"]
         message["content"] = message["content"] or None
@@ -113,14 +119,14 @@ class ChatRenderer(ChoicesRenderer):
 class UnreasonedRenderer(ChatRenderer):
     """The same answers without their reasoning (`include_reasoning: false`)."""
 
-    def event(self, parts: Sequence[Part]) -> bytes:
+    def event(self, parts: Sequence[ResponsePart]) -> bytes:
         return super().event(_unreasoned(parts))
 
-    def whole(self, parts: Sequence[Part]) -> bytes:
+    def whole(self, parts: Sequence[ResponsePart]) -> bytes:
         return super().whole(_unreasoned(parts))
 
 
-def _unreasoned(parts: Sequence[Part]) -> list[Part]:
+def _unreasoned(parts: Sequence[ResponsePart]) -> list[ResponsePart]:
     return [part for part in parts if not isinstance(part, Reasoning)]
 
 
@@ -128,7 +134,7 @@ def _said(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
 
 
-def _kind(part: Part) -> str:
+def _kind(part: ResponsePart) -> str:
     if isinstance(part, Reasoning):
         return "thoughts"
     return "calls" if isinstance(part, CallStart | CallArguments) else "text"

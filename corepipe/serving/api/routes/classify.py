@@ -13,8 +13,14 @@ from corepipe.answers.values import F32, activated
 from corepipe.models.tasks import ScoreActivation, Task
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.answering.images import read_input
-from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
-from corepipe.serving.api.answering.texts import Input, Prompt, Reading
+from corepipe.serving.api.answering.pooled import (
+    NEUTRAL_POOLED,
+    PooledEndpoint,
+    PooledEnvelope,
+    PooledRequest,
+    PooledResult,
+)
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
 from corepipe.serving.api.answering.values import array
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 
@@ -75,11 +81,13 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
     operation = "classify"
     tasks = (Task.CLASSIFY,)
 
-    async def plan(self, body: ClassifyRequest, reading: Reading) -> list[Prompt]:
+    async def plan(self, body: ClassifyRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
         reading = reading._replace(special=body.add_special_tokens)
         return await read_input(self.service, body.input, "input", reading)
 
-    def render(self, body: ClassifyRequest, results: Sequence[Result], told: Told) -> bytes:
+    def render(
+        self, body: ClassifyRequest, results: Sequence[PooledResult], envelope: PooledEnvelope
+    ) -> bytes:
         task = self.service.task
         activation = ScoreActivation.IDENTITY if body.use_activation is False else task.activation
         data = []
@@ -87,13 +95,13 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
             scores = activated(array(output), activation)
             told_of = self._of_tokens(prompt, scores) if task.per_token else self._of_text(scores)
             data.append(encode({"index": index, **told_of, "num_classes": scores.shape[1]}))
-        return told.listing(data)
+        return envelope.listing(data)
 
     def _of_text(self, scores: F32) -> dict[str, object]:
         (row,) = scores
         return {"label": self._label(row), "probs": row.tolist()}
 
-    def _of_tokens(self, prompt: Prompt, scores: F32) -> dict[str, object]:
+    def _of_tokens(self, prompt: EncodedPrompt, scores: F32) -> dict[str, object]:
         name = self.service.tokenizer.decode_token
         tokens = [
             {"position": at, "token": name(token), "label": self._label(row), "probs": row.tolist()}

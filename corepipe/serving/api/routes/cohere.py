@@ -11,8 +11,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.models.tasks import Task
 from corepipe.serving.api.answering.answers import DeviceTimes, Strict
-from corepipe.serving.api.answering.pooled import PooledEndpoint, Result, Told
-from corepipe.serving.api.answering.texts import Prompt, Reading, check_said, read_entries
+from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, check_said, read_entries
 from corepipe.serving.api.answering.values import Encoding, to_json
 from corepipe.serving.api.bodies.protocol import ModelRequest, Neutral
 from corepipe.serving.api.routes.embeddings import InputType, VectorRequest, named_prompt, vector
@@ -40,14 +40,14 @@ class EmbedRequest(ModelRequest, frozen=True, kw_only=True):
     ] = "END"
 
 
-class Meant(VectorRequest, frozen=True, kw_only=True):
+class CohereVectorRequest(VectorRequest, frozen=True, kw_only=True):
     """What such a request comes to."""
 
     sent: EmbedRequest
 
     @staticmethod
-    def by(sent: EmbedRequest) -> Meant:
-        return Meant(
+    def by(sent: EmbedRequest) -> CohereVectorRequest:
+        return CohereVectorRequest(
             model=sent.model,
             dimensions=sent.output_dimension,
             truncate_prompt_tokens=None if sent.truncate == "NONE" else -1,
@@ -78,7 +78,7 @@ class Embedded(Strict):
     corepipe: DeviceTimes | UnsetType = UNSET
 
 
-class Embed(PooledEndpoint[Meant]):
+class Embed(PooledEndpoint[CohereVectorRequest]):
     """The endpoint of the second version."""
 
     request = EmbedRequest
@@ -88,24 +88,26 @@ class Embed(PooledEndpoint[Meant]):
     tasks = (Task.EMBED,)
     version: ClassVar[str] = "2"
 
-    def meant(self, sent: EmbedRequest) -> Meant:
-        return Meant.by(sent)
+    def converted(self, sent: EmbedRequest) -> CohereVectorRequest:
+        return CohereVectorRequest.by(sent)
 
-    async def plan(self, body: Meant, reading: Reading) -> list[Prompt]:
+    async def plan(self, body: CohereVectorRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
         kind, task = body.sent.input_type, self.service.task
         before = body.prompt(task) if kind is None else named_prompt(task, kind)
         check_said(body.sent.texts, "texts")
         return await read_entries(self.service, body.sent.texts, "texts", reading, before)
 
-    def render(self, body: Meant, results: Sequence[Result], told: Told) -> bytes:
+    def render(
+        self, body: CohereVectorRequest, results: Sequence[PooledResult], envelope: PooledEnvelope
+    ) -> bytes:
         vectors = [vector(result.output, self.service.task, body) for result in results]
         types: Sequence[Encoding] = body.sent.embedding_types or ("float",)
         found = {kind: [msgspec.Raw(to_json(one, kind)) for one in vectors] for kind in types}
-        meta = {"api_version": {"version": self.version}, "billed_units": {"input_tokens": told.tokens}}
-        answer = {"id": told.id, **self._of_version(body, found), "texts": body.sent.texts, "meta": meta}
-        return msgspec.json.encode(answer | told.more)
+        meta = {"api_version": {"version": self.version}, "billed_units": {"input_tokens": envelope.tokens}}
+        answer = {"id": envelope.id, **self._of_version(body, found), "texts": body.sent.texts, "meta": meta}
+        return msgspec.json.encode(answer | envelope.more)
 
-    def _of_version(self, body: Meant, found: Mapping[Encoding, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def _of_version(self, body: CohereVectorRequest, found: Mapping[Encoding, Any]) -> dict[str, Any]:  # noqa: ARG002
         return {"embeddings": found}
 
 
@@ -114,7 +116,7 @@ class EmbedV1(Embed):
 
     version = "1"
 
-    def _of_version(self, body: Meant, found: Mapping[Encoding, Any]) -> dict[str, Any]:
+    def _of_version(self, body: CohereVectorRequest, found: Mapping[Encoding, Any]) -> dict[str, Any]:
         if body.sent.embedding_types is None:
             return {"response_type": "embeddings_floats", "embeddings": found["float"]}
         return {"response_type": "embeddings_by_type", "embeddings": found}

@@ -12,11 +12,11 @@ from corepipe.answers.text_answer import Echo
 from corepipe.engine.messages import TokenLogprobs
 from corepipe.serving.api.answering.answers import DeviceTimes, FinishReason, Strict, Usage
 from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
-from corepipe.serving.api.answering.generation import Plan
-from corepipe.serving.api.answering.rendering import Shape
+from corepipe.serving.api.answering.generation import GenerationPlan
+from corepipe.serving.api.answering.rendering import ChoiceShape
 from corepipe.serving.api.answering.texts import check_ids, entries
-from corepipe.serving.api.answering.token_details import PromptDetails, Vocabulary
-from corepipe.serving.api.answering.truncation import Cut
+from corepipe.serving.api.answering.token_details import PromptDetails, TokenTexts
+from corepipe.serving.api.answering.truncation import Truncation
 from corepipe.serving.api.bodies.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -109,22 +109,22 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
     prefix = "cmpl"
     operation = "text_completion"
 
-    def shape(self, vocabulary: Vocabulary) -> Shape:
+    def shape(self, vocabulary: TokenTexts) -> ChoiceShape:
         return CompletionShape(vocabulary)
 
-    async def plan(self, body: CompletionRequest, grammar: str) -> list[Plan]:
+    async def plan(self, body: CompletionRequest, grammar: str) -> list[GenerationPlan]:
         listed = entries(body.prompt, "prompt")
         if len(listed) * body.n > MAX_CHOICES:
             raise invalid(f"prompts times n is at most {MAX_CHOICES}.", "prompt")
         context = self.service.require_ready().max_model_len
         free = body.max_tokens == NO_LIMIT
         most = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
-        cut = Cut.of(body, context, max(most, 1))
+        cut = Truncation.of(body, context, max(most, 1))
         prompts = [await self._prompt(one, body, cut) for one in listed]
         if body.max_tokens == 0 and not body.echo:
             raise invalid("max_tokens must be at least 1, or 0 with echo: true.", "max_tokens")
         return [
-            Plan(
+            GenerationPlan(
                 prompt=ids,
                 source="prompt",
                 max_tokens=None if free else body.max_tokens,
@@ -138,7 +138,7 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
         ]
 
     async def _prompt(
-        self, prompt: str | list[int], body: CompletionRequest, cut: Cut | None
+        self, prompt: str | list[int], body: CompletionRequest, cut: Truncation | None
     ) -> tuple[list[int], str]:
         """Its token ids, and the text that an echo repeats."""
         service, tokenizer = self.service, self.service.tokenizer
@@ -183,7 +183,7 @@ class CompletionShape:
     whole_kind = chunk_kind = "text_completion"
     one_prompt = False
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: TokenTexts) -> None:
         self._vocabulary = vocabulary
 
     def opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002

@@ -12,8 +12,21 @@ from corepipe.answers.values import F32, normalized
 from corepipe.engine.messages import Output
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
-from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
-from corepipe.serving.api.answering.texts import Input, Prompt, Reading, check_said, entries, read_entries
+from corepipe.serving.api.answering.pooled import (
+    NEUTRAL_POOLED,
+    PooledEndpoint,
+    PooledEnvelope,
+    PooledRequest,
+    PooledResult,
+)
+from corepipe.serving.api.answering.texts import (
+    EncodedPrompt,
+    EncodingOptions,
+    Input,
+    check_said,
+    entries,
+    read_entries,
+)
 from corepipe.serving.api.answering.values import Encoding, array, to_json
 from corepipe.serving.api.http.errors import echo, invalid
 from corepipe.serving.api.routes.route import NO_MODEL, Route
@@ -144,17 +157,19 @@ class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
     operation = "embeddings"
     tasks = (Task.EMBED,)
 
-    async def plan(self, body: EmbeddingRequest, reading: Reading) -> list[Prompt]:
+    async def plan(self, body: EmbeddingRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
         listed = entries(body.input, "input")
         check_said(listed, "input")
         reading = reading._replace(special=body.add_special_tokens)
         return await read_entries(self.service, listed, "input", reading, body.prompt(self.service.task))
 
-    def render(self, body: EmbeddingRequest, results: Sequence[Result], told: Told) -> bytes:
+    def render(
+        self, body: EmbeddingRequest, results: Sequence[PooledResult], envelope: PooledEnvelope
+    ) -> bytes:
         task, encoding = self.service.task, body.encoding_format
         vectors = (to_json(vector(result.output, task, body), encoding) for result in results)
         data = [b'{"object":"embedding","index":%d,"embedding":%b}' % item for item in enumerate(vectors)]
-        return told.listing(data)
+        return envelope.listing(data)
 
 
 ROUTE = Route(

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.routes.route import NO_MODEL, Common, Route, plain
+from corepipe.serving.api.routes.route import NO_MODEL, ForAllModels, Route, plain
 
 
 class ModelCard(Strict):
@@ -71,7 +71,7 @@ async def _version(models: Models, _: Request) -> Response:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", "The served names", Common(_models), answer=ModelList, of_model=True),
+    Route("GET", "/v1/models", "The served names", ForAllModels(_models), answer=ModelList, of_model=True),
     Route(
         "GET",
         "/v1/models/{model}",
@@ -81,5 +81,7 @@ ROUTES = (
         statuses=NO_MODEL,
         of_model=True,
     ),
-    Route("GET", "/version", "The version", Common(_version), answer=Version, keyless=True, counted=False),
+    Route(
+        "GET", "/version", "The version", ForAllModels(_version), answer=Version, keyless=True, counted=False
+    ),
 )

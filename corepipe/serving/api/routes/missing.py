@@ -30,7 +30,7 @@ _OF_MODELS: Mapping[str, str] = {
 """Of the Open Inference Protocol, what stands at the end of a model's path."""
 
 
-class Missing:
+class MissingRoutes:
     """Says what a client wants to know whose request no route answers.
 
     routes: those that there are.  instead: paths of other servers, and those here that do as much.

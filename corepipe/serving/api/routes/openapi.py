@@ -18,7 +18,7 @@ from corepipe.serving.api.bodies.client_settings import IGNORED, taken_by_schema
 from corepipe.serving.api.bodies.messages import NEUTRAL_MESSAGE
 from corepipe.serving.api.bodies.protocol import NESTED, Nested, Neutral
 from corepipe.serving.api.routes.probes import Health
-from corepipe.serving.api.routes.route import JSON, Audience, Common, Route
+from corepipe.serving.api.routes.route import JSON, Audience, ForAllModels, Route
 
 _ANYWHERE: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
@@ -277,7 +277,7 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     return outer | {"anyOf": [*(kinds or [inner]), {"type": "null"}]}
 
 
-class Described:
+class ApiDocument:
     """The document of an application with these routes; made when it is first asked for: it takes as long as
     half of the rest of the application."""
 
@@ -296,7 +296,7 @@ class Described:
 
 
 async def _described(_: Models, request: Request) -> Response:
-    described: Described = request.app.state.document
+    described: ApiDocument = request.app.state.document
     return Response(await asyncio.to_thread(lambda: described.body), media_type="application/json")
 
 
@@ -304,7 +304,7 @@ ROUTE = Route(
     "GET",
     "/openapi.json",
     "This document",
-    Common(_described),
+    ForAllModels(_described),
     "these routes, for programs",
     Audience.ALL,
     others=(JSON,),

@@ -12,8 +12,8 @@ from corepipe.engine.messages import Output
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.answering.images import read_input
-from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, Result, Told
-from corepipe.serving.api.answering.texts import Input, Prompt, Reading
+from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledEnvelope, PooledResult
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
 from corepipe.serving.api.answering.values import array, to_json
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import VectorRequest, vector
@@ -68,14 +68,18 @@ class PoolingEndpoint(PooledEndpoint[PoolingRequest]):
     operation = "pooling"
     tasks = (Task.EMBED, Task.CLASSIFY, Task.SCORE)
 
-    async def plan(self, body: PoolingRequest, reading: Reading) -> list[Prompt]:
+    async def plan(self, body: PoolingRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
         reading = reading._replace(special=body.add_special_tokens)
         before = body.prompt(self.service.task)
         return await read_input(self.service, body.input, "input", reading, before)
 
-    def render(self, body: PoolingRequest, results: Sequence[Result], told: Told) -> bytes:
+    def render(
+        self, body: PoolingRequest, results: Sequence[PooledResult], envelope: PooledEnvelope
+    ) -> bytes:
         data = (to_json(self._values(result.output, body), body.encoding_format) for result in results)
-        return told.listing([b'{"index":%d,"object":"pooling","data":%b}' % item for item in enumerate(data)])
+        return envelope.listing(
+            [b'{"index":%d,"object":"pooling","data":%b}' % item for item in enumerate(data)]
+        )
 
     def _values(self, output: Output, body: PoolingRequest) -> F32:
         task = self.service.task

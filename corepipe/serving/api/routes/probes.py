@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.http.errors import RETRY_SECONDS
-from corepipe.serving.api.routes.route import Audience, Common, Route
+from corepipe.serving.api.routes.route import Audience, ForAllModels, Route
 
 
 class Health(Strict):
@@ -54,7 +54,7 @@ def _probe(
         "GET",
         path,
         summary,
-        Common(handler),
+        ForAllModels(handler),
         details,
         Audience.ALL,
         answer=Health,

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from corepipe.engine.messages import Submit
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.endpoint import Endpoint, naming
-from corepipe.serving.api.answering.generation import Exchange, Generation
+from corepipe.serving.api.answering.generation import Generation, GenerationJob
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.routes import chat, completions
@@ -64,7 +64,7 @@ class Rendered(Strict):
     kv_transfer_params: None
 
 
-class Render:
+class RenderEndpoint:
     """The endpoint, as plain ASGI: refuses what `endpoint` would refuse before it has anything computed.
 
     A key's tokens are not charged, as nothing is generated.
@@ -76,23 +76,23 @@ class Render:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._endpoint.service
-        exchange = await self._endpoint.exchange(scope, receive)
-        submits = Generation(service, exchange).submits[:: exchange.body.n]
-        answers = [_rendered(exchange, submit) for submit in submits]
+        job = await self._endpoint.prepare(scope, receive)
+        submits = Generation(service, job).submits[:: job.body.n]
+        answers = [_rendered(job, submit) for submit in submits]
         told = answers if self._listed else answers[0]
         tokens = sum(len(submit.prompt) for submit in submits)
         body = await service.beside(tokens, lambda: msgspec.json.encode(told))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        send = naming(send, exchange.ignored)
+        send = naming(send, job.ignored)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 
-def _rendered(exchange: Exchange, submit: Submit) -> Rendered:
-    body = exchange.body
+def _rendered(job: GenerationJob, submit: Submit) -> Rendered:
+    body = job.body
     options = body.stream_options
     return Rendered(
-        request_id=exchange.id,
+        request_id=job.id,
         token_ids=submit.prompt,
         features=None,
         sampling_params=_drawing(body, submit),
@@ -121,12 +121,12 @@ def _drawing(body: GenerationRequest, submit: Submit) -> Drawing:
     )
 
 
-def _completions(service: Service) -> Render:
-    return Render(completions.Completions(service), listed=True)
+def _completions(service: Service) -> RenderEndpoint:
+    return RenderEndpoint(completions.Completions(service), listed=True)
 
 
-def _chat(service: Service) -> Render:
-    return Render(chat.Chat(service), listed=False)
+def _chat(service: Service) -> RenderEndpoint:
+    return RenderEndpoint(chat.Chat(service), listed=False)
 
 
 ROUTES = (

@@ -10,11 +10,17 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
-from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
-from corepipe.serving.api.answering.texts import Prompt, Reading
+from corepipe.serving.api.answering.pooled import (
+    NEUTRAL_POOLED,
+    PooledEndpoint,
+    PooledEnvelope,
+    PooledRequest,
+    PooledResult,
+)
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.bodies.protocol import MAX_TOKENS, Count
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.scoring import SCORED, Side, plan_scores, scores
+from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 DOCUMENTS_A_UNIT = 100
 """Documents that Cohere bills as one search."""
@@ -93,24 +99,24 @@ class Rerank(PooledEndpoint[RerankRequest]):
     version: ClassVar[str] = "1"
     tells_documents: ClassVar[bool] = True
 
-    async def plan(self, body: RerankRequest, reading: Reading) -> list[Prompt]:
+    async def plan(self, body: RerankRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
         reading = reading._replace(most_second=body.max_tokens_per_doc or 0)
-        documents = Side(body.texts, "documents")
-        return await plan_scores(self.service, Side([body.query], "query"), documents, reading)
+        documents = ComparedTexts(body.texts, "documents")
+        return await plan_scores(self.service, ComparedTexts([body.query], "query"), documents, reading)
 
-    def render(self, body: RerankRequest, results: Sequence[Result], told: Told) -> bytes:
+    def render(self, body: RerankRequest, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:
         found = scores(self.service, results, 1, body.use_activation)
         best = sorted(range(len(found)), key=lambda at: (-found[at], at))
         texts = body.texts if self._tells(body) else None
         units = -(-len(found) // DOCUMENTS_A_UNIT)
         answer = {
-            "id": told.id,
-            "model": told.model,
+            "id": envelope.id,
+            "model": envelope.model,
             "results": [_ranked(at, found[at], texts) for at in best[: body.top_n or None]],
-            "usage": told.usage,
+            "usage": envelope.usage,
             "meta": {"api_version": {"version": self.version}, "billed_units": {"search_units": units}},
         }
-        return msgspec.json.encode(answer | told.more)
+        return msgspec.json.encode(answer | envelope.more)
 
     def _tells(self, body: RerankRequest) -> bool:
         return self.tells_documents if body.return_documents is None else body.return_documents
@@ -124,8 +130,8 @@ class RerankV2(Rerank):
 
 
 def _ranked(index: int, score: float, texts: Sequence[str] | None) -> dict[str, Any]:
-    told = {"index": index, "relevance_score": score}
-    return told if texts is None else {**told, "document": {"text": texts[index]}}
+    fields = {"index": index, "relevance_score": score}
+    return fields if texts is None else {**fields, "document": {"text": texts[index]}}
 
 
 RERANK = Route(

@@ -12,7 +12,7 @@ from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.http.errors import origin_of
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.missing import BASE
-from corepipe.serving.api.routes.route import Common, Route
+from corepipe.serving.api.routes.route import ForAllModels, Route
 
 _PAGE = """\
 <!doctype html>
@@ -46,7 +46,7 @@ ROUTE = Route(
     "GET",
     "/",
     "Where the API is",
-    Common(_root),
+    ForAllModels(_root),
     "the base URL of clients, as a page for browsers, else as JSON",
     answer=Root,
     others=("text/html",),

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from corepipe.serving.api.answering.models import Chosen, Models
+from corepipe.serving.api.answering.models import ModelRouter, Models
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.bodies.protocol import Neutral
 
@@ -27,7 +27,7 @@ Answerer = ASGIApp | Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class ForAllModels:
     """`make` of a route that a function answers for all models of the server together."""
 
     handler: Callable[[Models, Request], Awaitable[Response]]
@@ -64,7 +64,7 @@ class Route:
     method: str
     path: str
     summary: str
-    make: Callable[[Service], Answerer] | Common
+    make: Callable[[Service], Answerer] | ForAllModels
     details: str = ""
     audience: Audience = Audience.USERS
     answer: type[msgspec.Struct] | None = None
@@ -83,10 +83,12 @@ class Route:
 
     def bound(self, models: Models) -> routing.Route:
         """The route of an application.  HEAD is no method of it."""
-        if isinstance(self.make, Common):
+        if isinstance(self.make, ForAllModels):
             return self._answered_by(partial(self.make.handler, models))
         made = [self._answered_by(self.make(one)) for one in models.services]
-        return self._answered_by(Chosen(models, [one.app for one in made])) if models.several else made[0]
+        return (
+            self._answered_by(ModelRouter(models, [one.app for one in made])) if models.several else made[0]
+        )
 
     def _answered_by(self, answerer: Answerer) -> routing.Route:
         made = routing.Route(self.path.replace("}", ":path}"), answerer, methods=[self.method])
@@ -109,7 +111,7 @@ class Route:
         return whole and bool(named) and "\n" not in named
 
 
-class Paths(Collection[str]):
+class RoutePaths(Collection[str]):
     """The paths of some routes, as requests have them."""
 
     def __init__(self, routes: Iterable[Route]) -> None:

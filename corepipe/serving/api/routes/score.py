@@ -10,11 +10,17 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
-from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledRequest, Result, Told
-from corepipe.serving.api.answering.texts import Prompt, Reading
+from corepipe.serving.api.answering.pooled import (
+    NEUTRAL_POOLED,
+    PooledEndpoint,
+    PooledEnvelope,
+    PooledRequest,
+    PooledResult,
+)
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.route import NO_MODEL, Route
-from corepipe.serving.api.routes.scoring import SCORED, Side, plan_scores, scores
+from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 Texts = str | list[str]
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
@@ -34,7 +40,7 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
         None
     )
 
-    def sides(self) -> tuple[Side, Side]:
+    def sides(self) -> tuple[ComparedTexts, ComparedTexts]:
         """Raises ApiError unless there is one pair of them."""
         sent = [pair for pair in NAMES if any(getattr(self, name) is not None for name in pair)]
         if len(sent) > 1:
@@ -42,13 +48,13 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
         first, second = sent[0] if sent else NAMES[0]
         return self._side(first), self._side(second)
 
-    def _side(self, name: str) -> Side:
+    def _side(self, name: str) -> ComparedTexts:
         given: Texts | None = getattr(self, name)
         if given is None:
             raise invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
         if not given and isinstance(given, list):
             raise invalid(f"{name} must not be empty.", name)
-        return Side([given] if isinstance(given, str) else given, name)
+        return ComparedTexts([given] if isinstance(given, str) else given, name)
 
 
 class Score(Strict):
@@ -76,14 +82,14 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
     operation = "score"
     tasks = SCORED
 
-    async def plan(self, body: ScoreRequest, reading: Reading) -> list[Prompt]:
+    async def plan(self, body: ScoreRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
         return await plan_scores(self.service, *body.sides(), reading)
 
-    def render(self, body: ScoreRequest, results: Sequence[Result], told: Told) -> bytes:
+    def render(self, body: ScoreRequest, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:
         firsts, _ = body.sides()
         found = scores(self.service, results, len(firsts.texts), body.use_activation)
         data = [{"index": at, "object": "score", "score": score} for at, score in enumerate(found)]
-        return told.listing([msgspec.json.encode(one) for one in data])
+        return envelope.listing([msgspec.json.encode(one) for one in data])
 
 
 _SCORE = Route(

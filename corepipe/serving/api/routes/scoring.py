@@ -9,10 +9,16 @@ import numpy as np
 
 from corepipe.answers.values import activated, normalized
 from corepipe.models.tasks import ScoreActivation, Task
-from corepipe.serving.api.answering.pooled import Result
+from corepipe.serving.api.answering.pooled import PooledResult
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.answering.texts import Pair, Prompt, Reading, read_entries, read_pairs
-from corepipe.serving.api.answering.truncation import Cut
+from corepipe.serving.api.answering.texts import (
+    EncodedPrompt,
+    EncodingOptions,
+    TextPair,
+    read_entries,
+    read_pairs,
+)
+from corepipe.serving.api.answering.truncation import Truncation
 from corepipe.serving.api.answering.values import array
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import InputType, named_prompt
@@ -21,14 +27,16 @@ SCORED = (Task.SCORE, Task.EMBED)
 """Tasks that scores can be had of."""
 
 
-class Side(NamedTuple):
+class ComparedTexts(NamedTuple):
     """Texts on one side of a comparison, and the field that they came in."""
 
     texts: Sequence[str]
     field: str
 
 
-async def plan_scores(service: Service, firsts: Side, seconds: Side, reading: Reading) -> list[Prompt]:
+async def plan_scores(
+    service: Service, firsts: ComparedTexts, seconds: ComparedTexts, reading: EncodingOptions
+) -> list[EncodedPrompt]:
     """Prompts to compare the first text with each of the second, or as many texts with as many.
 
     Raises ApiError for other numbers of texts, and as `read_pairs` and `read_entries`.
@@ -44,14 +52,14 @@ async def plan_scores(service: Service, firsts: Side, seconds: Side, reading: Re
         raise invalid("The model that is served reads no pairs of texts.", "model", "task_not_served")
     both = list(firsts.texts) * (len(seconds.texts) // len(firsts.texts))
     pairs = [
-        Pair(first, second, f"{seconds.field}[{at}]")
+        TextPair(first, second, f"{seconds.field}[{at}]")
         for at, (first, second) in enumerate(zip(both, seconds.texts, strict=True))
     ]
     return await read_pairs(service, pairs, seconds.field, reading)
 
 
 def scores(
-    service: Service, results: Sequence[Result], firsts: int, use_activation: bool | None
+    service: Service, results: Sequence[PooledResult], firsts: int, use_activation: bool | None
 ) -> list[float]:
     """One for each of the second texts; `firsts`: how many first ones there are."""
     outputs = [result.output for result in results]
@@ -64,15 +72,17 @@ def scores(
     return [float(activated(array(output), activation)[0, 0]) for output in outputs]
 
 
-def _of_seconds(service: Service, reading: Reading) -> Reading:
+def _of_seconds(service: Service, reading: EncodingOptions) -> EncodingOptions:
     """How second texts are read that stand alone: what is put around a text is not counted."""
     if not reading.most_second:
         return reading
     most = reading.most_second + len(service.tokenizer.encode("", reading.special))
     shorter = reading.cut is not None and reading.cut.most <= most
-    return reading if shorter else reading._replace(cut=Cut(most, "right"))
+    return reading if shorter else reading._replace(cut=Truncation(most, "right"))
 
 
-async def _vectors(service: Service, side: Side, kind: InputType, reading: Reading) -> list[Prompt]:
+async def _vectors(
+    service: Service, side: ComparedTexts, kind: InputType, reading: EncodingOptions
+) -> list[EncodedPrompt]:
     before = named_prompt(service.task, kind)
     return await read_entries(service, list(side.texts), side.field, reading, before)

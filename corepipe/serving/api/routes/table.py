@@ -25,7 +25,7 @@ from corepipe.serving.api.routes import (
 )
 from corepipe.serving.api.routes.kserve import inference
 from corepipe.serving.api.routes.kserve import metadata as inference_metadata
-from corepipe.serving.api.routes.route import Audience, Paths, Route
+from corepipe.serving.api.routes.route import Audience, Route, RoutePaths
 
 ROUTES: Sequence[Route] = (
     completions.ROUTE,
@@ -51,7 +51,7 @@ ROUTES: Sequence[Route] = (
 
 KEYLESS_PATHS = frozenset(route.path for route in ROUTES if route.keyless)
 """What needs no API key: what load balancers and probes ask for, and nothing that tells of users."""
-GENERATING_PATHS = Paths(route for route in ROUTES if route.generates)
+GENERATING_PATHS = RoutePaths(route for route in ROUTES if route.generates)
 """What is traced, and meets faults that are injected."""
 _RECORDED = tuple(route for route in ROUTES if route.recorded)
 

@@ -12,16 +12,23 @@ from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.serving.api.answering.pooled import PooledEndpoint, Result, Told
+from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.answering.texts import Input, Prompt, Reading, check_said, entries, read_entries
+from corepipe.serving.api.answering.texts import (
+    EncodedPrompt,
+    EncodingOptions,
+    Input,
+    check_said,
+    entries,
+    read_entries,
+)
 from corepipe.serving.api.bodies.protocol import ModelRequest, Neutral, decode
 from corepipe.serving.api.http.errors import ApiError, invalid
 from corepipe.serving.api.http.limits import read_again, read_body
 from corepipe.serving.api.routes.embeddings import EmbeddingRequest, vector
 from corepipe.serving.api.routes.rerank import RERANK, Rerank, RerankRequest
 from corepipe.serving.api.routes.route import JSON, NO_MODEL, Route
-from corepipe.serving.api.routes.scoring import SCORED, Side, plan_scores, scores
+from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 Direction = Annotated[
     Literal["Left", "Right", "left", "right"],
@@ -90,7 +97,7 @@ class TeiEmbed(PooledEndpoint[_Vectors]):
     operation = "embeddings"
     tasks = (Task.EMBED,)
 
-    def meant(self, sent: TeiEmbedRequest) -> _Vectors:
+    def converted(self, sent: TeiEmbedRequest) -> _Vectors:
         return _Vectors(
             **sent.cut,
             input=sent.inputs,
@@ -100,13 +107,13 @@ class TeiEmbed(PooledEndpoint[_Vectors]):
             normalize=sent.normalize,
         )
 
-    async def plan(self, body: _Vectors, reading: Reading) -> list[Prompt]:
+    async def plan(self, body: _Vectors, reading: EncodingOptions) -> list[EncodedPrompt]:
         before = body.prompt(self.service.task)
         listed = entries(body.input, "inputs")
         check_said(listed, "inputs")
         return await read_entries(self.service, listed, "inputs", reading, before)
 
-    def render(self, body: _Vectors, results: Sequence[Result], told: Told) -> bytes:  # noqa: ARG002
+    def render(self, body: _Vectors, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:  # noqa: ARG002
         task = self.service.task
         return msgspec.json.encode([vector(result.output, task, body).tolist() for result in results])
 
@@ -120,15 +127,15 @@ class TeiRerank(PooledEndpoint[_Ranked]):
     operation = "rerank"
     tasks = SCORED
 
-    def meant(self, sent: TeiRerankRequest) -> _Ranked:
+    def converted(self, sent: TeiRerankRequest) -> _Ranked:
         return _Ranked(**sent.cut, query=sent.query, documents=list(sent.texts), sent=sent)
 
-    async def plan(self, body: _Ranked, reading: Reading) -> list[Prompt]:
+    async def plan(self, body: _Ranked, reading: EncodingOptions) -> list[EncodedPrompt]:
         return await plan_scores(
-            self.service, Side([body.query], "query"), Side(body.texts, "texts"), reading
+            self.service, ComparedTexts([body.query], "query"), ComparedTexts(body.texts, "texts"), reading
         )
 
-    def render(self, body: _Ranked, results: Sequence[Result], told: Told) -> bytes:  # noqa: ARG002
+    def render(self, body: _Ranked, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:  # noqa: ARG002
         found = scores(self.service, results, 1, use_activation=False)
         if self.service.task.task is Task.SCORE and not body.sent.raw_scores:
             found = [_sigmoid(one) for one in found]

@@ -103,7 +103,7 @@ class HttpMetrics(Collector):
         return self._routes.get(path) or max(matching, key=lambda one: len(one.path), default=None)
 
 
-class Traffic:
+class TrafficMiddleware:
     """Pure ASGI: gives every answer an `x-request-id` (the client's own, if it is plain) and counts it.
 
     A fault of ours becomes a 500 here, so that it has them too; it is raised again, for the server to log.

@@ -11,14 +11,19 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece
-from corepipe.serving.api.cassettes.file_format import Malformed, from_text, to_text
+from corepipe.serving.api.cassettes.exchange import (
+    AnswerPiece,
+    RecordedAnswer,
+    RecordedExchange,
+    RecordedRequest,
+)
+from corepipe.serving.api.cassettes.file_format import MalformedCassette, from_text, to_text
 from corepipe.serving.api.cassettes.folding import WIDTH, fold, unfold
 
 MOST = 1 << 25
 JSON = {"content-type": "application/json"}
 EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-ASKED = Asked("POST", "/v1/chat/completions", b'{"model":"tiny"}')
+ASKED = RecordedRequest("POST", "/v1/chat/completions", b'{"model":"tiny"}')
 
 printable = st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_categories=("Cs", "Cc", "Zl", "Zp"))
 texts = st.text(printable | st.sampled_from('\n\\" \t'), max_size=400)
@@ -38,8 +43,8 @@ spelled = st.sampled_from(
 times = st.floats(0, 1e6).map(lambda at: round(at, 1))
 
 
-def exchange(answered: Answered, **device: Any) -> Exchange:
-    return Exchange(ASKED, answered, device)
+def exchange(answered: RecordedAnswer, **device: Any) -> RecordedExchange:
+    return RecordedExchange(ASKED, answered, device)
 
 
 @given(values, st.integers(0, 3))
@@ -52,13 +57,13 @@ def test_what_is_folded_comes_back_and_is_yaml(value: Any, indent: int) -> None:
 
 @given(objects, spelled, times)
 def test_a_whole_answer_comes_back_byte_for_byte(value: dict[str, Any], spell: Any, at: float) -> None:
-    one = exchange(Answered(200, JSON, (Piece(at, spell(value)),)))
+    one = exchange(RecordedAnswer(200, JSON, (AnswerPiece(at, spell(value)),)))
     assert from_text(to_text(one), MOST) == one
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=300))
 def test_an_answer_that_is_no_json_comes_back(text: str) -> None:
-    one = exchange(Answered(200, JSON, (Piece(0.0, text.encode()),)))
+    one = exchange(RecordedAnswer(200, JSON, (AnswerPiece(0.0, text.encode()),)))
     assert from_text(to_text(one), MOST) == one
 
 
@@ -84,7 +89,7 @@ def test_an_answer_that_is_no_json_comes_back(text: str) -> None:
     )
 )
 def test_a_stream_comes_back_piece_for_piece(sent: list[tuple[float, bytes]]) -> None:
-    one = exchange(Answered(200, EVENTS, tuple(Piece(*piece) for piece in sent)))
+    one = exchange(RecordedAnswer(200, EVENTS, tuple(AnswerPiece(*piece) for piece in sent)))
     assert from_text(to_text(one), MOST) == one
 
 
@@ -92,8 +97,10 @@ def test_a_stream_comes_back_piece_for_piece(sent: list[tuple[float, bytes]]) ->
 def test_a_request_comes_back_but_for_the_space_between_its_tokens(
     value: Any, spell: Any, device: bool
 ) -> None:
-    asked = Asked("POST", "/v1/completions", spell(value), device)
-    again = from_text(to_text(Exchange(asked, Answered(200, JSON, (Piece(0.0, b"{}"),)))), MOST).asked
+    asked = RecordedRequest("POST", "/v1/completions", spell(value), device)
+    again = from_text(
+        to_text(RecordedExchange(asked, RecordedAnswer(200, JSON, (AnswerPiece(0.0, b"{}"),)))), MOST
+    ).request
     assert (again.method, again.path, again.device) == (asked.method, asked.path, device)
     assert again.canonical == asked.canonical
     assert again.key == asked.key
@@ -101,14 +108,14 @@ def test_a_request_comes_back_but_for_the_space_between_its_tokens(
 
 def test_requests_are_told_apart_by_what_they_ask_alone() -> None:
     same = (b'{"a":1,"b":[{"c":"\\u00e9","d":2}]}', '{ "b": [{"d": 2, "c": "é"}],\n "a": 1 }'.encode())
-    assert len({Asked("POST", "/v1/completions", body).key for body in same}) == 1
+    assert len({RecordedRequest("POST", "/v1/completions", body).key for body in same}) == 1
     others = [
-        Asked("POST", "/v1/completions", b'{"a":1}'),
-        Asked("POST", "/v1/completions", b'{"a":2}'),
-        Asked("POST", "/v1/completions", b'{"a":1}', device=True),
-        Asked("POST", "/v1/chat/completions", b'{"a":1}'),
-        Asked("GET", "/v1/models"),
-        Asked("GET", "/v1/models/a"),
+        RecordedRequest("POST", "/v1/completions", b'{"a":1}'),
+        RecordedRequest("POST", "/v1/completions", b'{"a":2}'),
+        RecordedRequest("POST", "/v1/completions", b'{"a":1}', device=True),
+        RecordedRequest("POST", "/v1/chat/completions", b'{"a":1}'),
+        RecordedRequest("GET", "/v1/models"),
+        RecordedRequest("GET", "/v1/models/a"),
     ]
     assert len({asked.key for asked in others}) == len(others)
 
@@ -118,8 +125,12 @@ def test_a_stream_has_a_line_an_event_and_says_once_what_all_have() -> None:
     deltas = [{"role": "assistant", "content": ""}, {"content": "Hel"}, {"content": "lo\n"}]
     events = [head | {"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
     told = [b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events]
-    pieces = (Piece(1.5, told[0] + told[1]), Piece(2.5, told[2]), Piece(3.0, b"data: [DONE]\n\n"))
-    text = to_text(exchange(Answered(200, EVENTS, pieces), emulated=True)).decode()
+    pieces = (
+        AnswerPiece(1.5, told[0] + told[1]),
+        AnswerPiece(2.5, told[2]),
+        AnswerPiece(3.0, b"data: [DONE]\n\n"),
+    )
+    text = to_text(exchange(RecordedAnswer(200, EVENTS, pieces), emulated=True)).decode()
     assert text == TOLD
 
 
@@ -162,8 +173,8 @@ TOLD = """\
 
 def test_a_long_text_has_lines() -> None:
     said = "First, a line.\n    Then code, which is indented.\n\nAnd " + "very " * 60 + "long ones."
-    asked = Asked("POST", "/v1/completions", msgspec.json.encode({"prompt": said}))
-    text = to_text(Exchange(asked, Answered(200, JSON, (Piece(0.0, b"{}"),)))).decode()
+    asked = RecordedRequest("POST", "/v1/completions", msgspec.json.encode({"prompt": said}))
+    text = to_text(RecordedExchange(asked, RecordedAnswer(200, JSON, (AnswerPiece(0.0, b"{}"),)))).decode()
     assert max(map(len, text.split("\n"))) < WIDTH + 20
     assert "        \\    Then code, which is indented.\\n\\\n        \\n\\\n        And very" in text
     assert yaml.safe_load(text)["request"]["body"]["prompt"] == said
@@ -172,7 +183,7 @@ def test_a_long_text_has_lines() -> None:
 WRONG = {
     "no JSON": (b"{", "truncated"),
     "another version": (
-        to_text(exchange(Answered(200, JSON, ()))).replace(b'"cassette": 1', b'"cassette": 2'),
+        to_text(exchange(RecordedAnswer(200, JSON, ()))).replace(b'"cassette": 1', b'"cassette": 2'),
         "cassette",
     ),
     "a field that is none": (TOLD.replace('"status"', '"statu": 1, "status"').encode(), "statu"),
@@ -195,7 +206,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_no_cassette(name: str) -> None:
     data, word = WRONG[name]
-    with pytest.raises(Malformed, match=f"(?i){word}"):
+    with pytest.raises(MalformedCassette, match=f"(?i){word}"):
         from_text(data, MOST)
 
 
@@ -203,10 +214,10 @@ def test_what_is_in_common_does_not_make_a_small_file_a_huge_answer() -> None:
     bomb = TOLD.replace('"chatcmpl-1"', '"' + "x" * 100_000 + '"').replace(
         '["data: [DONE]\\n\\n"]', ",".join(["[{}]"] * 10_000)
     )
-    with pytest.raises(Malformed, match="larger"):
+    with pytest.raises(MalformedCassette, match="larger"):
         from_text(bomb.encode(), MOST)
 
 
 def test_bytes_that_are_no_text_are_not_written() -> None:
-    with pytest.raises(Malformed, match="no text"):
-        to_text(exchange(Answered(200, JSON, (Piece(0.0, b"\xff"),))))
+    with pytest.raises(MalformedCassette, match="no text"):
+        to_text(exchange(RecordedAnswer(200, JSON, (AnswerPiece(0.0, b"\xff"),))))

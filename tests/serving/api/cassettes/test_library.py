@@ -9,42 +9,49 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.serving.api.cassettes import library as limits
-from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece
+from corepipe.serving.api.cassettes.exchange import (
+    AnswerPiece,
+    RecordedAnswer,
+    RecordedExchange,
+    RecordedRequest,
+)
 from corepipe.serving.api.cassettes.file_format import to_text
-from corepipe.serving.api.cassettes.library import Library, read_library
+from corepipe.serving.api.cassettes.library import CassetteLibrary, read_library
 from corepipe.serving.api.cassettes.redaction import Redaction, read_redaction
-from corepipe.serving.api.cassettes.writer import Writer
+from corepipe.serving.api.cassettes.writer import CassetteWriter
 from corepipe.serving.api.routes.table import is_recorded
 
 CHAT = "/v1/chat/completions"
 
 
-def asked(text: str, path: str = CHAT) -> Asked:
-    return Asked(
+def asked(text: str, path: str = CHAT) -> RecordedRequest:
+    return RecordedRequest(
         "POST", path, b'{"model":"tiny","messages":[{"role":"user","content":"%b"}]}' % text.encode()
     )
 
 
-def saying(request: Asked, answer: str) -> Exchange:
-    said = Answered(200, {"content-type": "application/json"}, (Piece(1.0, b'"%b"' % answer.encode()),))
-    return Exchange(request, said)
+def saying(request: RecordedRequest, answer: str) -> RecordedExchange:
+    said = RecordedAnswer(
+        200, {"content-type": "application/json"}, (AnswerPiece(1.0, b'"%b"' % answer.encode()),)
+    )
+    return RecordedExchange(request, said)
 
 
-def opened(folder: Path, redaction: Redaction | None = None) -> Library:
+def opened(folder: Path, redaction: Redaction | None = None) -> CassetteLibrary:
     return read_library(folder, redaction or Redaction(), is_recorded)
 
 
-def written(folder: Path, *exchanges: Exchange) -> Path:
-    writer = Writer(folder, Redaction(), "record", lambda _: None)
+def written(folder: Path, *exchanges: RecordedExchange) -> Path:
+    writer = CassetteWriter(folder, Redaction(), "record", lambda _: None)
     for exchange in exchanges:
         writer.add(exchange)
     writer.close()
     return folder
 
 
-def heard(library: Library, request: Asked) -> str | None:
+def heard(library: CassetteLibrary, request: RecordedRequest) -> str | None:
     found = library.take(request)
-    return None if found is None else found.answered.body.decode().strip('"')
+    return None if found is None else found.answer.body.decode().strip('"')
 
 
 def test_identical_requests_get_theirs_in_order_and_then_the_last_again(tmp_path: Path) -> None:
@@ -82,7 +89,7 @@ def test_names_say_what_was_asked_and_stay_when_others_come(tmp_path: Path) -> N
 
 def test_what_is_there_is_added_to(tmp_path: Path) -> None:
     """By any number of writers, none of which knows of the others."""
-    writers = [Writer(tmp_path, Redaction(), "record", lambda _: None) for _ in range(4)]
+    writers = [CassetteWriter(tmp_path, Redaction(), "record", lambda _: None) for _ in range(4)]
     for number in range(200):
         writers[number % 4].add(saying(asked("a"), str(number)))
     for writer in writers:
@@ -95,7 +102,7 @@ def test_what_is_there_is_added_to(tmp_path: Path) -> None:
 
 
 def test_a_list_of_models_is_recorded_once(tmp_path: Path) -> None:
-    models = Asked("GET", "/v1/models")
+    models = RecordedRequest("GET", "/v1/models")
     library = opened(written(tmp_path, saying(models, "first"), saying(models, "second")))
     assert [heard(library, models) for _ in range(2)] == ["first"] * 2
     assert len(library) == 1
@@ -209,9 +216,9 @@ def test_a_name_with_control_characters_is_quoted(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_had(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"^--replay .*/file: File exists"):
-        Writer(tmp_path / "file", Redaction(), "replay", lambda _: None)
+        CassetteWriter(tmp_path / "file", Redaction(), "replay", lambda _: None)
     with pytest.raises(UserError, match=r"^--record /proc/none: "):
-        Writer(Path("/proc/none"), Redaction(), "record", lambda _: None)
+        CassetteWriter(Path("/proc/none"), Redaction(), "record", lambda _: None)
 
 
 def test_what_cannot_be_written_is_told_and_the_rest_is(
@@ -219,14 +226,17 @@ def test_what_cannot_be_written_is_told_and_the_rest_is(
 ) -> None:
     counted: list[str] = []
     folder = tmp_path / "tapes"
-    writer = Writer(folder, Redaction(), "record", counted.append)
+    writer = CassetteWriter(folder, Redaction(), "record", counted.append)
     folder.rename(tmp_path / "away")
     writer.add(saying(asked("a"), "lost"))
     writer.add(saying(asked("b"), "lost"))
     writer._pool.submit(lambda: None).result()
     (tmp_path / "away").rename(folder)
     writer.add(
-        Exchange(asked("c"), Answered(200, {"content-type": "application/json"}, (Piece(0.0, b"\xff"),)))
+        RecordedExchange(
+            asked("c"),
+            RecordedAnswer(200, {"content-type": "application/json"}, (AnswerPiece(0.0, b"\xff"),)),
+        )
     )
     writer.add(saying(asked("c"), "there"))
     writer.close()
@@ -248,7 +258,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         return real_open(Path("/dev/full"), "wb", buffering=0)
 
     counted: list[str] = []
-    writer = Writer(tmp_path, Redaction(), "record", counted.append)
+    writer = CassetteWriter(tmp_path, Redaction(), "record", counted.append)
     monkeypatch.setattr(Path, "open", full)
     writer.add(saying(asked("a"), "x"))
     writer.close()

@@ -202,7 +202,7 @@ def test_at_the_recorded_pace_nothing_comes_before_its_time(recorded: Path) -> N
         began = time.perf_counter()
         assert ask(url, CHATS, CHAT)[0] == 200
         assert time.perf_counter() - began >= 0.2
-    pieces = from_text(streamed.read_bytes(), MAX_FILE).answered.pieces
+    pieces = from_text(streamed.read_bytes(), MAX_FILE).answer.pieces
     with replaying(recorded / "s", replay_pace="recorded") as url:
         began, heard = time.perf_counter(), b""
         with httpx.stream("POST", url + CHATS, json=stream) as answer:

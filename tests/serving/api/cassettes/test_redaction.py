@@ -13,11 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corepipe.errors import UserError
-from corepipe.serving.api.cassettes.exchange import Answered, Asked, Exchange, Piece
+from corepipe.serving.api.cassettes.exchange import (
+    AnswerPiece,
+    RecordedAnswer,
+    RecordedExchange,
+    RecordedRequest,
+)
 from corepipe.serving.api.cassettes.file_format import to_text
 from corepipe.serving.api.cassettes.json_path import parse_path, places
 from corepipe.serving.api.cassettes.redaction import Redaction, read_redaction
-from corepipe.serving.api.cassettes.replacement import Rule
+from corepipe.serving.api.cassettes.replacement import RedactionRule
 
 SECRET = "sk-4f9a8b7c6d5e"
 JSON = {"content-type": "application/json"}
@@ -55,11 +60,13 @@ def redacted(
     redaction: Redaction, body: dict[str, Any], *answer: bytes, streamed: bool = False, status: int = 200
 ) -> tuple[dict[str, Any], str]:
     """The request's body and the answer's, as they are written."""
-    pieces = tuple(Piece(float(at), data) for at, data in enumerate(answer))
-    asked = Asked("POST", "/v1/chat/completions", json.dumps(body).encode())
-    done = redaction.exchange(Exchange(asked, Answered(status, EVENTS if streamed else JSON, pieces)))
+    pieces = tuple(AnswerPiece(float(at), data) for at, data in enumerate(answer))
+    asked = RecordedRequest("POST", "/v1/chat/completions", json.dumps(body).encode())
+    done = redaction.exchange(
+        RecordedExchange(asked, RecordedAnswer(status, EVENTS if streamed else JSON, pieces))
+    )
     assert SECRET.encode() not in to_text(done)
-    return json.loads(done.asked.body), done.answered.body.decode()
+    return json.loads(done.request.body), done.answer.body.decode()
 
 
 def test_requests_and_answers(redaction: Redaction) -> None:
@@ -101,7 +108,7 @@ def test_a_secret_that_a_stream_has_cut_anywhere(cuts: list[int], data: st.DataO
     turns = data.draw(st.permutations([0] * len(parts) + [1] * len(parts)))
     left = [iter(parts), iter(parts)]
     events = [event({"content": next(left[turn])}, turn) for turn in turns]
-    redaction = Redaction([Rule(None, re.compile("sk-[0-9a-f]{12}"), "KEY")])
+    redaction = Redaction([RedactionRule(None, re.compile("sk-[0-9a-f]{12}"), "KEY")])
     _, answer = redacted(redaction, {}, *events, b"data: [DONE]\n\n", streamed=True)
     told = ["", ""]
     for line in answer.split("\n\n")[:-2]:
@@ -131,20 +138,20 @@ def test_a_refusal_does_not_quote_what_was_replaced(redaction: Redaction) -> Non
 
 
 def test_a_path_of_a_request(redaction: Redaction) -> None:
-    asked = redaction.asked(Asked("GET", f"/v1/models/{SECRET}"))
+    asked = redaction.redacted_request(RecordedRequest("GET", f"/v1/models/{SECRET}"))
     assert asked.path == "/v1/models/KEY"
 
 
 def test_what_no_rule_names_stays_byte_for_byte(redaction: Redaction) -> None:
-    asked = Asked("POST", "/v1/completions", b'{ "b":1.0, "a":"\\u0041" }')
-    answered = Answered(200, JSON, (Piece(0.0, b'{"a": 1e3, "logprobs": [1]}'),))
-    assert redaction.exchange(Exchange(asked, answered)) == Exchange(asked, answered)
+    asked = RecordedRequest("POST", "/v1/completions", b'{ "b":1.0, "a":"\\u0041" }')
+    answered = RecordedAnswer(200, JSON, (AnswerPiece(0.0, b'{"a": 1e3, "logprobs": [1]}'),))
+    assert redaction.exchange(RecordedExchange(asked, answered)) == RecordedExchange(asked, answered)
 
 
 def test_requests_that_differ_in_what_is_replaced_are_the_same(redaction: Redaction) -> None:
     keys = {
-        redaction.asked(
-            Asked("POST", "/v1/chat/completions", json.dumps({"user": user, "n": 1}).encode())
+        redaction.redacted_request(
+            RecordedRequest("POST", "/v1/chat/completions", json.dumps({"user": user, "n": 1}).encode())
         ).key
         for user in ("a", "b", "REDACTED")
     }

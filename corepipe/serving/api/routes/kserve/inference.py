@@ -20,12 +20,12 @@ from corepipe.models.tasks import Images, Task, TaskInfo
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.images import of_pixels
 from corepipe.serving.api.answering.models import VERSION, named_in_path
-from corepipe.serving.api.answering.pooled import Asked, Naming, Pooling, Result, answer
+from corepipe.serving.api.answering.pooled import JobNaming, PooledJob, PooledResult, PooledRunner, answer
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.texts import (
-    Pair,
-    Prompt,
-    Reading,
+    EncodedPrompt,
+    EncodingOptions,
+    TextPair,
     check_count,
     check_ids,
     check_total,
@@ -33,7 +33,7 @@ from corepipe.serving.api.answering.texts import (
     read_pairs,
     too_long,
 )
-from corepipe.serving.api.answering.truncation import Cut
+from corepipe.serving.api.answering.truncation import Truncation
 from corepipe.serving.api.answering.values import array
 from corepipe.serving.api.bodies.protocol import MAX_TOKENS, ModelRequest, parse
 from corepipe.serving.api.http.errors import invalid
@@ -50,7 +50,7 @@ from corepipe.serving.api.routes.kserve.metadata import (
     inputs_of,
     outputs_of,
 )
-from corepipe.serving.api.routes.kserve.tensors import Named, TensorInput, TensorOutput
+from corepipe.serving.api.routes.kserve.tensors import NamedTensor, TensorInput, TensorOutput
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 
 BINARY = (b"content-type", b"application/octet-stream")
@@ -108,29 +108,31 @@ class InferAnswer(Strict):
     id: str | UnsetType = UNSET
 
 
-def computed(task: TaskInfo, results: Sequence[Result]) -> dict[str, Named]:
+def computed(task: TaskInfo, results: Sequence[PooledResult]) -> dict[str, NamedTensor]:
     """The outputs of a model, by name.  Rows of tokens end with zeros, and empty labels, where there are no
     more tokens.  Raises ApiError as `array`."""
     found = [array(result.output) for result in results]
     if task.task is Task.EMBED:
-        return _by_name(Named("embedding", "FP32", np.concatenate(found)))
+        return _by_name(NamedTensor("embedding", "FP32", np.concatenate(found)))
     scores = [activated(one, task.activation) for one in found]
     if task.task is Task.SCORE:
-        return _by_name(Named("score", "FP32", np.concatenate(scores)[:, 0]))
+        return _by_name(NamedTensor("score", "FP32", np.concatenate(scores)[:, 0]))
     names = np.array(task.labels, object)
     if not task.per_token:
         probs = np.concatenate(scores)
-        return _by_name(Named("probs", "FP32", probs), Named("label", "BYTES", names[probs.argmax(-1)]))
+        return _by_name(
+            NamedTensor("probs", "FP32", probs), NamedTensor("label", "BYTES", names[probs.argmax(-1)])
+        )
     longest = max(len(one) for one in scores)
     padded = np.zeros((len(scores), longest, len(task.labels)), np.float32)
     labels = np.full((len(scores), longest), "", object)
     for at, one in enumerate(scores):
         padded[at, : len(one)] = one
         labels[at, : len(one)] = names[one.argmax(-1)]
-    return _by_name(Named("probs", "FP32", padded), Named("label", "BYTES", labels))
+    return _by_name(NamedTensor("probs", "FP32", padded), NamedTensor("label", "BYTES", labels))
 
 
-def _by_name(*outputs: Named) -> dict[str, Named]:
+def _by_name(*outputs: NamedTensor) -> dict[str, NamedTensor]:
     return {one.name: one for one in outputs}
 
 
@@ -147,10 +149,12 @@ class Infer:
         request = parse(body, InferRequest, {})
         service.require_task(Task.EMBED, Task.CLASSIFY, Task.SCORE)
         wanted = self._wanted(request)
-        asked = request.parameters or Parameters()
-        prompts = await self._prompts([*tensors.read(request.inputs, binary)], asked)
-        named = Naming("infer", "infer")
-        pooling = Pooling(service, Asked.by(scope, ModelRequest(model=name), asked.priority, arrival, named))
+        parameters = request.parameters or Parameters()
+        prompts = await self._prompts([*tensors.read(request.inputs, binary)], parameters)
+        named = JobNaming("infer", "infer")
+        pooling = PooledRunner(
+            service, PooledJob.by(scope, ModelRequest(model=name), parameters.priority, arrival, named)
+        )
         results = await pooling.results(prompts, receive)
         if results is None:
             return
@@ -177,7 +181,7 @@ class Infer:
             wanted[one.name] = everywhere if said is None else said
         return wanted
 
-    async def _prompts(self, sent: Sequence[Named], asked: Parameters) -> list[Prompt]:
+    async def _prompts(self, sent: Sequence[NamedTensor], parameters: Parameters) -> list[EncodedPrompt]:
         task = self._service.task
         given = {one.name: one for one in sent}
         known = {one.name: one for one in inputs_of(task)}
@@ -187,12 +191,12 @@ class Infer:
                 takes = ", ".join(f"{name} ({known[name].datatype})" for name in known)
                 message = f"inputs[{at}]: the model takes {takes}, each once."
                 raise invalid(message, f"inputs[{at}].name")
-        if asked.truncate_prompt_tokens == 0:
+        if parameters.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "parameters")
         if task.images is not None:
-            return _images(given[PIXELS], task.images, asked)
+            return _images(given[PIXELS], task.images, parameters)
         most = self._service.most_tokens
-        reading = Reading(most, Cut.of(asked, most, 0))
+        reading = EncodingOptions(most, Truncation.of(parameters, most, 0))
         if (TEXT in given) == (IDS in given):
             raise invalid(f"inputs: send either {TEXT} or {IDS}.", "inputs")
         if IDS in given:
@@ -205,10 +209,10 @@ class Infer:
         seconds = _texts(given[SECOND])
         if len(seconds) != len(texts):
             raise invalid(f"{TEXT} and {SECOND} have not the same shape.", "inputs")
-        pairs = [Pair(str(one), str(two), SECOND) for one, two in zip(texts, seconds, strict=True)]
+        pairs = [TextPair(str(one), str(two), SECOND) for one, two in zip(texts, seconds, strict=True)]
         return await read_pairs(self._service, pairs, SECOND, reading)
 
-    def _of_ids(self, given: Mapping[str, Named], most: int) -> list[Prompt]:
+    def _of_ids(self, given: Mapping[str, NamedTensor], most: int) -> list[EncodedPrompt]:
         if TEXT in given or SECOND in given:
             raise invalid(f"inputs: send either {TEXT} or {IDS}.", "inputs")
         ids = given[IDS].array
@@ -225,7 +229,7 @@ class Infer:
         if not (np.array_equal(mask, places < lengths[:, None]) and lengths.all()):
             raise invalid(f"{MASK} wants ones, one at least, then zeros: padding goes to the right.", MASK)
         prompts = [
-            Prompt(row[:length].tolist(), _second(kinds[:length]))
+            EncodedPrompt(row[:length].tolist(), _second(kinds[:length]))
             for row, kinds, length in zip(ids, types, lengths.tolist(), strict=True)
         ]
         for prompt in prompts:
@@ -236,7 +240,7 @@ class Infer:
         return prompts
 
     def _written(
-        self, name: str, request: InferRequest, wanted: Mapping[str, bool], results: Sequence[Result]
+        self, name: str, request: InferRequest, wanted: Mapping[str, bool], results: Sequence[PooledResult]
     ) -> list[bytes]:
         """The JSON of an answer, then its binary tensors."""
         found = computed(self._service.task, results)
@@ -247,9 +251,9 @@ class Infer:
         return [msgspec.json.encode(told), *(data for _, data in written)]
 
 
-def _images(tensor: Named, images: Images, asked: Parameters) -> list[Prompt]:
+def _images(tensor: NamedTensor, images: Images, parameters: Parameters) -> list[EncodedPrompt]:
     """Of images that their client has made ready."""
-    if asked.truncate_prompt_tokens is not None:
+    if parameters.truncate_prompt_tokens is not None:
         raise invalid("truncate_prompt_tokens is for texts; this model reads images.", "parameters")
     pixels = tensor.array
     if pixels.shape[1:] != images.shape or not len(pixels):
@@ -270,7 +274,7 @@ def _second(types: tensors.Array) -> int:
     return second
 
 
-def _texts(tensor: Named) -> list[str | list[int]]:
+def _texts(tensor: NamedTensor) -> list[str | list[int]]:
     if tensor.array.ndim > 2 or tensor.array.shape[1:] not in ((), (1,)) or not tensor.array.size:
         raise invalid(f"{tensor.name} wants a shape of [texts] or [texts, 1].", tensor.name)
     return list(tensor.array.ravel())

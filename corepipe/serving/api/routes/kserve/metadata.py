@@ -14,7 +14,7 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import ApiError, wrong_method
 from corepipe.serving.api.routes.kserve.tensors import Datatype
 from corepipe.serving.api.routes.missing import extension_at
-from corepipe.serving.api.routes.route import NO_MODEL, Audience, Common, Route, plain
+from corepipe.serving.api.routes.route import NO_MODEL, Audience, ForAllModels, Route, plain
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 PIXELS = "pixel_values"
@@ -139,7 +139,7 @@ ROUTES = (
         "GET",
         "/v2",
         "The server, by the Open Inference Protocol",
-        Common(_server),
+        ForAllModels(_server),
         answer=ServerMetadata,
         failures=(Outcome,),
         keyless=True,
@@ -149,7 +149,7 @@ ROUTES = (
         "GET",
         "/v2/health/live",
         "Alive",
-        Common(_live),
+        ForAllModels(_live),
         audience=Audience.ALL,
         answer=Live,
         failures=(Outcome,),
@@ -160,7 +160,7 @@ ROUTES = (
         "GET",
         "/v2/health/ready",
         "Whether requests are taken",
-        Common(_ready),
+        ForAllModels(_ready),
         audience=Audience.ALL,
         answer=ServerReady,
         failures=(Outcome, ServerReady),

@@ -21,7 +21,7 @@ from corepipe.serving.api.http.errors import invalid
 Datatype = Literal["BYTES", "INT64", "FP32"]
 MAX_DIMENSIONS = 4
 Length = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Shape = Annotated[list[Length], Meta(min_length=1, max_length=MAX_DIMENSIONS)]
+TensorShape = Annotated[list[Length], Meta(min_length=1, max_length=MAX_DIMENSIONS)]
 Array = npt.NDArray[Any]
 _SIZE = np.dtype("<u4")
 
@@ -36,7 +36,7 @@ class TensorInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor that is sent: `data` in row-major order, nested or not."""
 
     name: Annotated[str, Meta(max_length=128)]
-    shape: Shape
+    shape: TensorShape
     datatype: Datatype
     parameters: InputParameters | None = None
     data: list[Any] | UnsetType = UNSET
@@ -52,7 +52,7 @@ class TensorOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     data: list[Any] | UnsetType = UNSET
 
 
-class Named(NamedTuple):
+class NamedTensor(NamedTuple):
     """A tensor by its name."""
 
     name: str
@@ -60,7 +60,7 @@ class Named(NamedTuple):
     array: Array
 
 
-def read(inputs: Sequence[TensorInput], binary: bytes) -> Iterator[Named]:
+def read(inputs: Sequence[TensorInput], binary: bytes) -> Iterator[NamedTensor]:
     """The tensors of a request; texts as arrays of str.  Raises ApiError, naming the tensor at fault."""
     at = 0
     for number, one in enumerate(inputs):
@@ -80,12 +80,12 @@ def read(inputs: Sequence[TensorInput], binary: bytes) -> Iterator[Named]:
             wants = f"{math.prod(one.shape)} elements; {len(flat)} were sent"
             message = f"{field}: shape {one.shape} has {wants}."
             raise invalid(message, f"{field}.shape")
-        yield Named(one.name, one.datatype, _array(flat, one.datatype, field).reshape(one.shape))
+        yield NamedTensor(one.name, one.datatype, _array(flat, one.datatype, field).reshape(one.shape))
     if at != len(binary):
         raise invalid(f"{len(binary) - at} bytes follow the last tensor.", "inputs")
 
 
-def write(tensor: Named, *, binary: bool) -> tuple[TensorOutput, bytes]:
+def write(tensor: NamedTensor, *, binary: bool) -> tuple[TensorOutput, bytes]:
     """What is said of a tensor in the JSON, and what follows that."""
     shape = list(tensor.array.shape)
     if not binary:
