@@ -165,8 +165,9 @@ def test_a_failed_start_ends_the_server():
 
 PROGRAM = """
 from tests.serving.http_support import FakeEngine, saying, tokenizer
-from corepipe.serving.api.app import create_app, run_server
-from corepipe.engine.config import EngineConfig, ServerConfig
+from corepipe.engine.config import EngineConfig
+from corepipe.serving.api.app import create_app
+from corepipe.serving.config import ServerConfig
 import uvloop
 from corepipe.serving.api.app import serve
 from corepipe.serving.api.http.listeners import listen_all
