@@ -1,4 +1,4 @@
-"""What the cache holds: fetched models, packed weights, what killed processes left; and what of it may go."""
+"""The cache on disk: fetched models, packed weights and leftovers of killed processes; their removal."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A model's folder, a file of packed weights, or what a process left that was killed.
+    """An entry of the cache: a model's folder, a file of packed weights, or a leftover of a killed process.
 
-    used: when it last was, in seconds since 1970.  in_use: by a process that runs.
+    used: the time of its last use, in seconds since 1970. in_use: a running process holds it.
     """
 
     kind: Literal["model", "packed weights", "leftover"]
@@ -37,8 +37,8 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class RemovalRule:
-    """What is to go: what was not used for so many seconds; the least recently used, until the cache has no
-    more than so many bytes; or everything.  Leftovers go in any case."""
+    """Which entries to remove: those unused for `older_than` seconds, the least recently used ones until the
+    cache has at most `max_bytes`, or everything. Leftovers are removed in any case."""
 
     older_than: float | None = None
     max_bytes: int | None = None
@@ -46,13 +46,13 @@ class RemovalRule:
 
 
 def holdings(cache: Path) -> list[CacheEntry]:
-    """All that is in the cache, the least recently used first."""
+    """Lists all entries of the cache, the least recently used first."""
     found = [*_models(cache / "models"), *_packed(cache / "packed")]
     return sorted(found, key=lambda held: held.used)
 
 
 def choose(held: Sequence[CacheEntry], wanted: RemovalRule, now: float) -> list[CacheEntry]:
-    """What is to go of these, which are the least recently used first; some of it may be in use."""
+    """Selects the entries to remove from a list in order of last use, oldest first; some may be in use."""
     excess = 0 if wanted.max_bytes is None else sum(one.nbytes for one in held) - wanted.max_bytes
     chosen = []
     for one in held:
@@ -64,7 +64,7 @@ def choose(held: Sequence[CacheEntry], wanted: RemovalRule, now: float) -> list[
 
 
 def remove(held: CacheEntry) -> bool:
-    """Removes it, unless a process uses it.  Raises UserError where it may not be removed."""
+    """Removes an entry, or returns False where a process uses it. Raises UserError if the OS forbids it."""
     try:
         with ExitStack() as locks:
             for file in _files(held.path):
@@ -81,10 +81,10 @@ def remove(held: CacheEntry) -> bool:
 
 @contextmanager
 def in_use(path: Path) -> Iterator[None]:
-    """Keeps a fetched model from being removed meanwhile; other paths are not the cache's."""
+    """Protects a fetched model from removal while the block runs; ignores paths outside the cache."""
     fetched = path.resolve().is_relative_to((cache_dir() / "models").resolve())
     with ExitStack() as open_files:
-        with suppress(OSError):  # no lock there: then it is not kept
+        with suppress(OSError):  # without a lock file there is no protection
             for file in _own_files(path) if fetched else ():
                 fcntl.flock(open_files.enter_context(file.open("rb")), fcntl.LOCK_SH)
         yield
@@ -92,7 +92,7 @@ def in_use(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[bool]:
-    """Whether nobody else has the file, which nobody else can then take meanwhile."""
+    """Locks a file exclusively while the block runs; yields False where another process holds it."""
     with file.open("rb") as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,7 +120,7 @@ def _packed(folder: Path) -> Iterator[CacheEntry]:
 
 
 def _model_of(file: Path) -> str:
-    """The model's name in a packed file; those of older versions have none."""
+    """Reads the model's name from a packed file; files of older versions have none."""
     try:
         with file.open("rb") as opened:
             head = opened.read(packed_index.ALIGNMENT)
@@ -138,7 +138,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _own_files(model: Path) -> list[Path]:
-    """Without those that are being fetched into its folder."""
+    """Lists a model's files without those that are still being fetched into its folder."""
     return [file for file in _files(model) if not file.parent.name.startswith(FETCHING)]
 
 
@@ -147,7 +147,7 @@ def _held(
 ) -> CacheEntry:
     files = _files(path)
     states = [file.stat() for file in files]
-    # A packed file is touched when it is used; of a model the time of access is all that there is.
+    # A packed file is touched when it is used; for a model only the access time is known.
     times = [s.st_mtime if kind == "packed weights" else max(s.st_mtime, s.st_atime) for s in states]
     used = max(times, default=path.stat().st_mtime)
     return CacheEntry(kind, model, fmt, path, sum(s.st_size for s in states), used, _any_in_use(files))

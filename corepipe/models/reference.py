@@ -1,4 +1,4 @@
-"""docs/models.md, written from the families and the published shapes, and the counts of other documents."""
+"""Writes docs/models.md from the families and the published shapes, and the counts in other documents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NAMES = """
 """
 
 COUNTED = ("README.md", "docs/deploy.md", "corepipe/cli/serve.py")
-"""Files beside docs/models.md that say how many there are, from the root of the repository."""
+"""Files beside docs/models.md that state how many models there are, from the root of the repository."""
 
 _LIMITS = """
 What the Graphs of these families leave out, or have in a simpler form:
@@ -192,13 +192,13 @@ def write(root: Path) -> None:
 
 
 def reference() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     return "".join((_families(), _LIMITS, _tasks(), _weights(), *_names()))
 
 
 def with_counts(text: str) -> str:
-    """A document that says how many model types are computed, how many models have names, and how large the
-    default model is, with the numbers of now."""
+    """Returns a document with the current numbers of computed model types and named models, and the current
+    size of the default model."""
     counts = {
         r"(?= model types\b)": len(computed_families()),
         r"(?= public models\b)": len(published.names()),
@@ -238,7 +238,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _names() -> Iterator[str]:
-    """A line for each shape, with all its names."""
+    """Yields a line for each shape, with all its names."""
     shapes: dict[str, list[str]] = {}
     for name in published.names():
         shapes.setdefault(str(published.config(name)), []).append(name)

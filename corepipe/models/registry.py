@@ -1,4 +1,4 @@
-"""From a path to a Model: which family it is, its configuration, checkpoint, Graph and tokenizer."""
+"""Loads models: from a path to the family, its configuration, the checkpoint, the Graph and the tokenizer."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ if TYPE_CHECKING:
 
 
 def _no_classes(_config: ModelConfig) -> None:
-    """Of a family that classifies no texts."""
+    """Returns None: the class head of a family that classifies no texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a module of `families` offers; its configs are of a kind of its own.
+    """The functions that a module of `families` offers; each family has its own kind of config.
 
-    configure: reads and checks the configuration; raises UserError.  build: the forward pass of a config in
-    a format, for so many positions, under a name.  weights: where a checkpoint has what the graph wants.
-    trunk: of an encoder, all but what is made of its hidden states.  class_head: what makes classes of them.
+    configure: reads and checks the configuration; raises UserError. build: builds the forward pass of a
+    config in a format, for a number of positions, under a name. weights: maps the graph's weights to tensors
+    of a checkpoint. trunk: for an encoder, appends all Ops up to its hidden states. class_head: describes how
+    classes are computed from them.
     """
 
     configure: Callable[[Fields], ModelConfig]
@@ -62,10 +63,10 @@ class Family:
 
 
 class Architecture:
-    """What a model computes, without its weights: enough to simulate, plan and predict it.
+    """A model's forward pass without its weights: enough to simulate, plan and predict it.
 
-    `name` is the directory's, the file's or the published one; `config` is checked.  max_tokens: where texts
-    are cut, of what has no directory that says so.
+    `name` is that of the directory, the file or the published model; `config` has been checked. max_tokens:
+    the length at which texts are truncated, for models without a directory that states it.
     """
 
     def __init__(self, name: str, fields: Fields, max_tokens: int | None = None) -> None:
@@ -76,7 +77,7 @@ class Architecture:
         self.config = self._family.configure(fields)
 
     def resized(self, image: int) -> Architecture:
-        """The same for images of so many pixels a side.  Raises UserError where it takes none of them."""
+        """Returns the model for square images of `image` pixels a side. Raises UserError for other sizes."""
         return Architecture(self.name, self._fields.replace("image_size", image))
 
     @property
@@ -91,26 +92,26 @@ class Architecture:
 
     @cached_property
     def parameters(self) -> int:
-        """Elements of all weights; what is tied counts once."""
+        """The number of elements of all weights; tied weights count once."""
         graph = self.graph(FORMATS["bf16"])
         return sum(prod(spec.shape) for spec in graph.weights() if spec.name not in graph.tied)
 
     def graph(self, fmt: Format, max_positions: int | None = None, task: TaskInfo | None = None) -> Graph:
-        """The forward pass for up to `max_positions` positions (None: all that the model claims).
+        """Returns the forward pass for up to `max_positions` positions (None: all that the model claims).
 
-        What it gives is what the model generates from, or its family's own result; with a `task` that has a
-        head it is what the task wants, before the activation of scores.
+        Its output is the logits, or the family's own result; with a `task` that has a head it is the task's
+        result before the activation of scores.
         """
         most = self.config.max_positions
         positions = most if max_positions is None else max_positions
         if not 1 <= positions <= most:
-            raise UserError(f"{self.name} has {most} positions, {positions} are asked for", "max_model_len")
+            raise UserError(f"{self.name} has {most} positions, {positions} were requested", "max_model_len")
         if task is None or task.head is None:
             return self._family.build(self.config, fmt, positions, self.name)
         return self._headed(fmt, positions, task.head)
 
     def _headed(self, fmt: Format, positions: int, head: Head) -> Graph:
-        """The forward pass with a task's head."""
+        """Returns the forward pass with a task's head."""
         trunk, config = self._family.trunk, self.config
         if trunk is None:
             return vectors_of(self._family.build(config, fmt, positions, self.name), config, head)
@@ -120,9 +121,9 @@ class Architecture:
         return replace(graph, tied={})
 
     def task(self, asked: str = "auto") -> TaskInfo:
-        """What the model does that is asked for one of `Task`, or for `auto`; reads no weights.
+        """Describes what the model does for a task by name, or for `auto`; reads no weights.
 
-        Raises UserError for what it cannot do.
+        Raises UserError for a task that the model cannot do.
         """
         graph, trunk = Architecture.graph(self, FORMATS["bf16"]), self._family.trunk
         subject = Subject(
@@ -138,7 +139,7 @@ class Architecture:
 
     @property
     def _folder(self) -> Path | None:
-        """The directory, where the model is one of Hugging Face's layout."""
+        """The model's directory, where it has Hugging Face's layout."""
         file = self._fields.path
         return file.parent if file.name == "config.json" and file.is_file() else None
 
@@ -150,7 +151,7 @@ class Architecture:
 
 
 class Model(Architecture):
-    """A model on disk.  Nothing but its configuration is read until it is asked for."""
+    """A model on disk. Only its configuration is read at first, the rest when it is needed."""
 
     def __init__(self, path: Path, name: str, fields: Fields, gguf: GgufFile | None) -> None:
         _refuse_code(fields)
@@ -165,14 +166,14 @@ class Model(Architecture):
             raise self._uncomputed(why)
 
     def graph(self, fmt: Format, max_positions: int | None = None, task: TaskInfo | None = None) -> Graph:
-        """As an Architecture's.  Raises UserError where the executors do not compute all of it in `fmt`."""
+        """Returns the forward pass. Raises UserError where the executors cannot compute it in `fmt`."""
         graph = super().graph(fmt, max_positions, task)
         if (why := graph.refusal()) is not None:
             raise self._uncomputed(why)
         return graph
 
     def _uncomputed(self, why: str | None) -> UserError:
-        """Of what can be timed but not computed."""
+        """Returns the error for a model that can be timed but not computed."""
         model_type = self._fields.text("model_type")
         return self._fields.error(
             "model_type",
@@ -182,11 +183,11 @@ class Model(Architecture):
 
     @cached_property
     def checkpoint(self) -> MappedCheckpoint:
-        """The weights, as the graph has them; UserError where files are missing, broken, or pickles."""
+        """The weights under the graph's names; UserError where files are missing, broken, or pickles."""
         return MappedCheckpoint(self._stored(), self._family.weights(self.config))
 
     def _stored(self) -> Checkpoint:
-        """The files."""
+        """Opens the checkpoint's files."""
         if self._gguf is None:
             plain = SafetensorsCheckpoint(self.path)
             own = plain if self._quantization is None else _quantised(plain, self._quantization)
@@ -201,7 +202,7 @@ class Model(Architecture):
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        # An engine reads text for a grammar alone, and a simulation none.
+        # An engine needs the tokenizer for grammars alone, and a simulation does not need it.
         from corepipe.models.text.directory_tokenizer import from_directory  # noqa: PLC0415
         from corepipe.models.text.gguf_tokenizer import from_gguf  # noqa: PLC0415
         from corepipe.models.text.tokenizer import no_tokenizer  # noqa: PLC0415
@@ -213,12 +214,12 @@ class Model(Architecture):
         return from_gguf(self._gguf, self.config.eos_ids)
 
     def check(self, graph: Graph) -> None:
-        """Compares all weights of `graph` with the checkpoint's header; raises UserError."""
+        """Compares all weights of `graph` with the checkpoint's headers; raises UserError."""
         self.checkpoint.check(graph)
 
 
 def family(fields: Fields) -> Family:
-    """What describes models of a configuration's model_type; raises UserError for those we do not know."""
+    """Returns the family of a configuration's model_type; raises UserError for unknown ones."""
     model_type = fields.text("model_type")
     if model_type not in FAMILIES:
         raise fields.error(
@@ -235,14 +236,14 @@ def family(fields: Fields) -> Family:
 
 
 def _plain_weights(_config: ModelConfig) -> WeightMap:
-    """Every weight is a tensor of its own, under its name."""
+    """Returns the map where every weight is a tensor of its own, under its name."""
     return WeightMap()
 
 
 def architecture(source: str) -> Architecture:
-    """The model that `source` names: a directory, a config.json, a .gguf file, or a published name.
+    """Returns the model that `source` names: a directory, a config.json, a .gguf file, or a published name.
 
-    Reads no weights and needs no tokenizer.  Raises UserError for what is none of these.
+    Reads no weights and needs no tokenizer. Raises UserError for anything else.
     """
     path = Path(source)
     if path.is_dir() and (path / "config.json").is_file():
@@ -257,8 +258,8 @@ def architecture(source: str) -> Architecture:
 
 
 def computed_families() -> tuple[str, ...]:
-    """Each model_type of which the executors compute a model, in some format: the first published one, or
-    where none is published a small one."""
+    """Lists each model_type that the executors compute in some format, judged by its first published model,
+    or by a small one where none is published."""
     first: dict[str, dict[str, object]] = {}
     for name in published.names():
         config = published.config(name)
@@ -276,7 +277,7 @@ SMALL = {
     "vocab_size": 256,
     "max_position_embeddings": 128,
 }
-"""A small model of any family that has the usual keys."""
+"""The configuration of a small model, for any family that has the usual keys."""
 
 
 def _is_computed(config: dict[str, object]) -> bool:
@@ -292,8 +293,8 @@ def _quantised(plain: SafetensorsCheckpoint, quantization: Quantization) -> Chec
 
 
 def _refuse_code(fields: Fields) -> None:
-    """Raises UserError for a model that brings code of its own: it is never run, and what it would compute
-    is not what the family of that name computes."""
+    """Raises UserError for a model that brings its own code: that code is never run, and its results are not
+    those of the family of that name."""
     for key in ("auto_map", "trust_remote_code"):
         if fields.has(key):
             raise fields.error(
@@ -304,7 +305,7 @@ def _refuse_code(fields: Fields) -> None:
 
 
 def load(path: Path) -> Model:
-    """A Hugging Face directory, a .gguf file, or a directory with one, or with one model's several.
+    """Loads a Hugging Face directory, a .gguf file, or a directory with one GGUF model's files.
 
     Raises UserError where the path is none of these, or the model is not supported.
     """
@@ -349,7 +350,7 @@ def _load_directory(path: Path) -> Model:
 
 
 def _refuse_pickles(path: Path) -> None:
-    """Pickles beside safetensors are ignored; alone they are refused by name."""
+    """Refuses pickles by name where there are no safetensors; beside safetensors they are ignored."""
     if (path / INDEX).is_file() or any(path.glob("*.safetensors")):
         return
     for file in sorted(path.iterdir()):
@@ -358,7 +359,7 @@ def _refuse_pickles(path: Path) -> None:
 
 
 def _directory_name(path: Path) -> str:
-    """The directory's name; for a snapshot in the hub's cache (models--org--name/snapshots/hash) org/name."""
+    """Returns the directory's name; org/name in the hub's cache (models--org--name/snapshots/hash)."""
     path = path.resolve()
     if path.parent.name == "snapshots":
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")

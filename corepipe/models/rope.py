@@ -20,10 +20,10 @@ F32 = npt.NDArray[np.float32]
 class RopeConfig:
     """Base and scaling of the rotary embedding.
 
-    linear: all frequencies over `factor` (Chen et al. 2023).  llama3: only the long wavelengths, with a
-    smooth passage (Llama 3.1's model card).  yarn: Peng et al. 2023, section 3.  `freq_factors`, one a
-    frequency, divide the default frequencies: so GGUF files state llama3's scaling, and longrope (Ding et al.
-    2024) is nothing else, with an attention factor.
+    linear: all frequencies over `factor` (Chen et al. 2023). llama3: only the long wavelengths, with a smooth
+    transition (Llama 3.1's model card). yarn: Peng et al. 2023, section 3. `freq_factors`, one a frequency,
+    divide the default frequencies: GGUF files state llama3's scaling so, and longrope (Ding et al. 2024) is
+    the same with an attention factor.
     """
 
     kind: RopeKind = "default"
@@ -41,7 +41,7 @@ class RopeConfig:
     freq_factors: tuple[float, ...] | None = None
 
     def spec(self, head_dim: int) -> RopeSpec:
-        """The `head_dim / 2` scaled frequencies and the factor on cos and sin."""
+        """Returns the `head_dim / 2` scaled frequencies and the factor of cos and sin."""
         if self.kind == "yarn":
             return RopeSpec(_values(_yarn(self, head_dim)), self._yarn_attention_factor())
         if self.kind == "longrope":
@@ -57,7 +57,7 @@ class RopeConfig:
         return RopeSpec(_values(inv_freq))
 
     def scores_factor(self) -> float:
-        """What DeepSeek's scores are multiplied by, too, where long contexts are yarn's."""
+        """Returns DeepSeek's additional factor of the scores, where yarn scales long contexts."""
         if self.kind != "yarn" or not self.mscale_all_dim:
             return 1.0
         return _mscale(self.factor, self.mscale_all_dim) ** 2
@@ -75,7 +75,7 @@ def _values(inv_freq: F32) -> tuple[float, ...]:
 
 
 def _wavelengths(theta: float, dim: int) -> F32:
-    """theta ** (2i / dim): the exponent rounded to fp32 first, as transformers does."""
+    """Returns theta ** (2i / dim); the exponent is rounded to fp32 first, as in transformers."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     base = float(np.float32(theta))
     return np.array([elementary.power(base, float(exponent)) for exponent in exponents], np.float32)
@@ -107,7 +107,7 @@ def _yarn(rope: RopeConfig, dim: int) -> F32:
 
 
 def _correction_range(rope: RopeConfig, dim: int) -> tuple[float, float]:
-    """Between which frequencies (indices) the ramp from extrapolation to interpolation runs."""
+    """Returns the frequencies (indices) between which the ramp from extrapolation to interpolation runs."""
 
     def index(rotations: float) -> float:
         ratio = rope.original_max_positions / (rotations * 2 * math.pi)

@@ -1,6 +1,6 @@
-"""Rotary embeddings in a configuration, as transformers has spelled them over the years.
+"""Rotary embeddings in a configuration, in the spellings that transformers has used over the years.
 
-What says two things at once, in two spellings or without a type for its factor, is refused by its key.
+Contradictions between two spellings, and a factor without a type, are refused by their key.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from corepipe.models.fields import MAX_POSITIONS, Fields
 from corepipe.models.rope import RopeConfig
 
 OLD, NEW = "rope_scaling", "rope_parameters"
-"""Objects: beside a `rope_theta`, and with it, as transformers 5 has them."""
+"""The keys of the object: beside a `rope_theta`, and with it inside, as transformers 5 has it."""
 OUTSIDE = ("rope_theta", "partial_rotary_factor")
-"""What may stand in the object or beside it."""
+"""Keys that may stand in the object or beside it."""
 TRAINED = "original_max_position_embeddings"
 DEFAULT = "default"
 ALIKE = {"none": DEFAULT, "su": "longrope"}
-"""Names of types that are others'."""
+"""Synonyms of types."""
 SCALES = ("factor", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor")
-"""What changes frequencies, if there is a type that reads it."""
+"""Keys that change frequencies, if there is a type that reads them."""
 TUNES = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", TRAINED)
 
 
 def rope_section(fields: Fields) -> Fields:
-    """The object, by either name; empty where there is none.  Raises UserError for two that differ."""
+    """Returns the object, by either name; empty where there is none. Raises UserError for two that differ."""
     old, new = (_filled(fields.section(name)) for name in (OLD, NEW))
     if old is not None and new is not None:
         check_alike(fields, old, new)
@@ -31,57 +31,57 @@ def rope_section(fields: Fields) -> Fields:
 
 
 def _filled(section: Fields | None) -> Fields | None:
-    """An empty object says as much as none."""
+    """Returns None for an empty object, which says as much as none."""
     return section if section is not None and section.values else None
 
 
 def check_alike(fields: Fields, old: Fields, new: Fields) -> None:
-    """Raises UserError where two objects of one configuration say different things."""
+    """Raises UserError where two objects of one configuration contradict each other."""
     if (types := (rope_type(old), rope_type(new)))[0] != types[1]:
-        raise new.error("rope_type", f"is {types[1]}, but that of {OLD} is {types[0]}: one of them has to go")
+        raise new.error("rope_type", f"is {types[1]}, but in {OLD} it is {types[0]}: remove one")
     for key in sorted({*old.values, *new.values} - {"type", "rope_type"}):
         ours, theirs = (
             (section if section.has(key) or key not in OUTSIDE else fields).values.get(key)
             for section in (new, old)
         )
         if ours != theirs:
-            raise new.error(key, f"is {_told(ours)}, but that of {OLD} is {_told(theirs)}: one has to go")
+            raise new.error(key, f"is {_told(ours)}, but in {OLD} it is {_told(theirs)}: remove one")
 
 
 def _told(value: object) -> str:
-    return "not there" if value is None else shown(value, 40)
+    return "absent" if value is None else shown(value, 40)
 
 
 def rope_type(section: Fields) -> str:
-    """The type, by either name.
+    """Returns the type, by either name.
 
-    Raises UserError where these differ, and where there is none, or the default one, beside what scales.
+    Raises UserError where the names differ, and where a scaling key has no type or the default type.
     """
     old, new = (ALIKE.get(name, name) for name in (section.text(key, "") for key in ("type", "rope_type")))
     if old and new and old != new:
-        raise section.error("type", f"is {shown(old, 40)}, but rope_type is {shown(new, 40)}: one has to go")
+        raise section.error("type", f"is {shown(old, 40)}, but rope_type is {shown(new, 40)}: remove one")
     kind = old or new
     said = [key for key in SCALES if section.has(key) and section.values[key] != 1]
     said += [key for key in (*SCALES, *TUNES) if section.has(key) and not kind]
     if said and not kind:
         raise section.error("rope_type", f"is missing, though {said[0]} is given")
     if said and kind == DEFAULT:
-        raise section.error(said[0], f"is given, but rope_type is {DEFAULT}: one of them has to go")
+        raise section.error(said[0], f"is given, but rope_type is {DEFAULT}: remove one")
     return kind or DEFAULT
 
 
 def either(fields: Fields, section: Fields, key: str) -> Fields:
-    """Who says it, the object or the configuration around it.  Raises UserError where they differ."""
+    """Returns the object or the config, whichever has the key. Raises UserError where both differ."""
     ours, theirs = section.values.get(key), fields.values.get(key)
     if section.has(key) and fields.says(key) and ours != theirs:
-        raise section.error(key, f"is {shown(ours, 40)}, but {shown(theirs, 40)} beside it: one has to go")
+        raise section.error(key, f"is {shown(ours, 40)}, but {shown(theirs, 40)} beside it: remove one")
     return section if section.has(key) else fields
 
 
 def read_rope(fields: Fields, head_dim: int, partial: bool = False) -> RopeConfig:
-    """Both spellings: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5.
+    """Reads both spellings: `rope_theta` with `rope_scaling`, and the `rope_parameters` of transformers 5.
 
-    `head_dim` counts what is rotated of a head; only where that is read (`partial`) may it be a part.
+    `head_dim` counts the rotated elements of a head; only with `partial` may that be a part of it.
     """
     section = rope_section(fields)
     for key, value in section.values.items():

@@ -1,15 +1,15 @@
-"""The definition of sampling, in numpy; the native sampler draws the same tokens.
+"""The reference sampler in numpy; the native sampler draws the same tokens.
 
-A row goes through these steps, in this order:
+Each row goes through these steps, in this order:
 
-1. Log-probabilities that are reported are log_softmax of the logits as the model gave them.  A token that is
-   `chosen` has a rank, too: how many tokens' logits are as large, its own among them.
-2. Where the row has a mask, x of each token that it does not allow becomes -inf.  `bias_values` are added
-   (-inf bans a token).
+1. Reported log-probabilities are log_softmax of the model's logits.  A `chosen` token also has a rank: the
+   number of tokens with logits as large, itself included.
+2. Where the row has a mask, x of each token that is not allowed becomes -inf.  `bias_values` are added
+   (-inf excludes a token).
 3. Repetition penalty for every seen token: x / r where x > 0, else x * r (Keskar et al. 2019).  Then
-   presence and frequency for those seen in the output: x - presence - frequency * count.
-4. Greedy: the largest x, the lowest id on a tie.  So it is for temperatures below GREEDY_BELOW, 0 among
-   them, and wherever the largest x / temperature is not finite.  Otherwise x = x / temperature.
+   presence and frequency penalties for those seen in the output: x - presence - frequency * count.
+4. Greedy: the largest x, the lowest id on a tie.  Temperatures below GREEDY_BELOW, 0 included, are greedy,
+   and so is a row whose largest x / temperature is not finite.  Otherwise x = x / temperature.
 5. Order: largest x first, then lowest id.  top_k keeps the first k.  Weights are exp(x - max x).
    top_p keeps the shortest beginning of that order whose weights reach top_p of the kept weights.
    min_p keeps weights >= min_p (the largest weight is 1).
@@ -17,7 +17,7 @@ A row goes through these steps, in this order:
    their sum, in double precision.
 
 NaN counts as -inf; where no logit is above -inf, token 0 is taken.  NaN is never reported among the best.
-Rows that the model gave with a NaN or an infinity are told as `overflowed`.
+Rows whose logits contain a NaN or an infinity are reported as `overflowed`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ I32 = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 GREEDY_BELOW = np.float32(1e-30)
-"""Colder than this only equal logits would share the draw, and some that differ and are below 1e-20."""
+"""Lower temperatures are greedy: only equal logits, or a few below 1e-20, would share the draw."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides the draw at `position`.
+    """Returns the number in [0, 1) that decides the draw at `position`.
 
-    The top 53 bits of splitmix64's finaliser over the seed, then over its result and the position
+    It is the top 53 bits of splitmix64's finaliser over the seed, then over its result and the position
     (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators").
     """
     bits = _mix((_mix((seed + _GOLDEN) & _MASK) + _GOLDEN * (position + 1)) & _MASK)
@@ -59,7 +59,7 @@ def _mix(z: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _RowSampling:
-    """One row's parameters."""
+    """The sampling parameters of one row."""
 
     temperature: np.float32
     top_k: int
@@ -70,9 +70,9 @@ class _RowSampling:
 
 
 def sample_reference(logits: F32, batch: SamplingBatch, masks: I32 | None = None) -> StepOutput:
-    """Draws a token for each row of `logits` [R, V]; a StepOutput without logits, of 0 seconds.
+    """Draws a token for each row of `logits` [R, V]; returns a StepOutput without logits, of 0 seconds.
 
-    masks [K, mask_words(V)]: of the rows that have one.
+    masks [K, mask_words(V)]: those of the rows that have one.
     """
     rows = len(logits)
     allowed = None if masks is None else allowed_tokens(masks, logits.shape[1])
@@ -102,13 +102,13 @@ def sample_reference(logits: F32, batch: SamplingBatch, masks: I32 | None = None
 
 
 def allowed_tokens(masks: I32, vocab: int) -> Flags:
-    """Of packed masks [K, mask_words(vocab)] each token's bit [K, vocab]."""
+    """Unpacks masks [K, mask_words(vocab)] to a flag for each token [K, vocab]."""
     words = np.ascontiguousarray(masks.astype("<i4")).view(np.uint8)
     return np.unpackbits(words, axis=1, count=vocab, bitorder="little").astype(np.bool_)
 
 
 def log_softmax(logits: F32) -> F64:
-    """log_softmax over the last axis in double precision; NaN counts as -inf."""
+    """Returns log_softmax over the last axis in double precision; NaN counts as -inf."""
     x = np.where(np.isnan(logits), -np.inf, logits.astype(np.float64))
     top = x.max(axis=-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -139,7 +139,7 @@ def _choose(logits: F32, batch: SamplingBatch, r: int, allowed: Flags | None) ->
 
 
 def _adjust(logits: F32, batch: SamplingBatch, r: int) -> F32:
-    """Bias, then penalties, in fp32."""
+    """Applies the bias, then the penalties, in fp32."""
     x = logits.copy()
     bias = slice(batch.bias_offsets[r], batch.bias_offsets[r + 1])
     np.add.at(x, batch.bias_ids[bias], batch.bias_values[bias])
@@ -152,7 +152,7 @@ def _adjust(logits: F32, batch: SamplingBatch, r: int) -> F32:
 
 
 def _order(x: F32) -> npt.NDArray[np.intp]:
-    """Ids, largest first, then lowest id."""
+    """Returns the ids, largest logit first, then lowest id."""
     return np.lexsort((np.arange(len(x)), -x))
 
 

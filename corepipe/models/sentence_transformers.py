@@ -1,6 +1,6 @@
-"""A directory of sentence-transformers: the modules after the model, where texts are cut, and prompts.
+"""A directory of sentence-transformers: the modules after the model, the truncation length, and prompts.
 
-What a module does beyond what is computed here is refused by file and key: a vector that is nearly right
+Options of a module that are not computed here are refused by file and key: a vector that is nearly right
 cannot be told from one that is.
 """
 
@@ -29,7 +29,7 @@ LENGTHS = (
     "sentence_albert_config.json",
     "sentence_xlm-roberta_config.json",
 )
-"""Where a Transformer module has its options; the first that is there."""
+"""Files with the options of a Transformer module; the first that is present counts."""
 TRANSFORMER_TASKS = ("feature-extraction", "sequence-classification")
 WITHOUT_EFFECT = frozenset({"padding_side", "use_fast"})
 """Options of tokenizers that change no token of a text."""
@@ -57,7 +57,7 @@ FLAGS: Mapping[str, PoolingMode] = MappingProxyType(
         "pooling_mode_lasttoken": PoolingMode.LAST,
     }
 )
-"""As the library spelled the modes before its release 6."""
+"""The pooling modes as the library spelled them before its release 6."""
 
 ACTIVATIONS: Mapping[str, Function | None] = MappingProxyType(
     {
@@ -69,7 +69,7 @@ ACTIVATIONS: Mapping[str, Function | None] = MappingProxyType(
         "Sigmoid": Function.SIGMOID,
     }
 )
-"""Of a Dense module, as torch.nn calls them."""
+"""The functions of a Dense module, by torch.nn's names."""
 
 SCORES: Mapping[str, ScoreActivation] = MappingProxyType(
     {
@@ -78,17 +78,16 @@ SCORES: Mapping[str, ScoreActivation] = MappingProxyType(
         "torch.nn.modules.linear.Identity": ScoreActivation.IDENTITY,
     }
 )
-"""Of a cross-encoder; other classes would be code that is run because a file names it."""
+"""The functions of a cross-encoder; other classes would be code that is run because a file names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceModel:
-    """What a directory says beside the model's own config.
+    """The settings of a directory beside the model's own config.
 
-    head: what is made of the hidden states (None: the directory does not say).  folders: of the modules that
-    have weights, by their names in the graph.  max_tokens: where texts are cut (None: it does not say).
-    lowercase: before anything else.  activation: what a cross-encoder's scores go through (None: it does not
-    say).
+    head: the Ops after the hidden states (None: not stated). folders: those of modules with weights, by their
+    names in the graph. max_tokens: the length at which texts are truncated (None: not stated). lowercase:
+    texts are lowercased first. activation: the function of a cross-encoder's scores (None: not stated).
     """
 
     head: TextVectors | None = None
@@ -101,7 +100,7 @@ class SentenceModel:
 
 
 def read_sentence_model(folder: Path) -> SentenceModel:
-    """Reads what there is.  Raises UserError, which names file and key, for what is not computed."""
+    """Reads a directory's settings. Raises UserError, which names file and key, for what is not computed."""
     options = _options(folder)
     told = _optional_fields(folder / PROMPTS)
     told.refuse("truncate_dim")
@@ -125,14 +124,14 @@ def read_sentence_model(folder: Path) -> SentenceModel:
 
 
 def module_folders(folder: Path) -> list[Path]:
-    """The directories of a model's modules that are there.  Raises UserError for a broken list of them."""
+    """Lists the existing directories of a model's modules. Raises UserError for a broken list of them."""
     listed = _listed(folder / MODULES) if (folder / MODULES).is_file() else []
     places = [folder / module.place for module in listed if module.place]
     return [place for place in places if place.is_dir()]
 
 
 def read_activation(fields: Fields, key: str) -> ScoreActivation | None:
-    """What a class's name stands for, None where there is none; raises UserError for other classes."""
+    """Returns the function of a class's name, None where there is none; raises UserError for others."""
     if not fields.has(key):
         return None
     return SCORES[fields.require(key, tuple(SCORES), "")]
@@ -143,7 +142,7 @@ def _optional_fields(file: Path) -> Fields:
 
 
 def _options(folder: Path) -> Fields:
-    """Of the Transformer module."""
+    """Reads the options of the Transformer module."""
     file = next((folder / name for name in LENGTHS if (folder / name).is_file()), folder / LENGTHS[0])
     options = _optional_fields(file)
     options.refuse("query_length", "document_length", "query_expansion", "processing_kwargs")
@@ -159,7 +158,7 @@ def _options(folder: Path) -> Fields:
 
 
 def _check_modalities(options: Fields) -> None:
-    """Text that the model's forward pass reads as it stands, not as messages of a chat."""
+    """Raises UserError unless the model reads plain texts in its forward pass, not messages of a chat."""
     modalities = options.section("modality_config")
     for name in modalities.values if modalities is not None else ():
         way = modalities.section(name) if modalities is not None else None
@@ -181,7 +180,7 @@ def _prompts(told: Fields) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """One of modules.json: the last part of its type's name, and its place in the directory."""
+    """An entry of modules.json: the last part of its type's name, and its place in the directory."""
 
     kind: str
     place: str
@@ -211,7 +210,7 @@ def _kind(fields: Fields) -> str:
 
 
 def _place(fields: Fields) -> str:
-    """A directory of the model's own, or none."""
+    """Returns a subdirectory of the model, or an empty string for none."""
     place = fields.text("path", "")
     if len(PurePosixPath(place).parts) > 1 or place.startswith(("/", ".")) or "\\" in place or "\0" in place:
         raise fields.error("path", f"({shown(place)}) is not a directory in the model's")
@@ -221,7 +220,7 @@ def _place(fields: Fields) -> str:
 def _head(
     folder: Path, modules: list[_Module], prompted: bool
 ) -> tuple[TextVectors | None, Mapping[str, Path]]:
-    """What comes after the model itself, and where its weights are."""
+    """Returns the steps after the model itself, and the folders of their weights."""
     if not modules:
         return None, {}
     file = folder / MODULES
@@ -255,7 +254,7 @@ def _config(folder: Path, module: _Module) -> Fields:
 
 
 def _pooling(fields: Fields, prompted: bool) -> PoolingMode:
-    """The mode; several, whose results the library concatenates, are refused."""
+    """Returns the pooling mode; several modes, whose results the library concatenates, are refused."""
     if prompted and not fields.flag("include_prompt", default=True):
         raise fields.error("include_prompt", "must be true: pooling without the prompt is not supported")
     if fields.has("pooling_mode"):
@@ -277,7 +276,7 @@ def _pooling(fields: Fields, prompted: bool) -> PoolingMode:
 
 
 def _step(folder: Path, module: _Module) -> Dense | UnitLength | None:
-    """A module after the pooling; None for a kind that is not computed."""
+    """Returns the step of a module after the pooling; None for a kind that is not computed."""
     if module.kind not in ("Dense", "Normalize"):
         return None
     fields = _config(folder, module)
@@ -295,7 +294,7 @@ def _step(folder: Path, module: _Module) -> Dense | UnitLength | None:
 
 
 def _function(fields: Fields) -> Function | None:
-    """A class of torch.nn.modules; others are code that we do not run."""
+    """Returns the function of a class of torch.nn.modules; other classes are code that is not run."""
     name = fields.text("activation_function", "torch.nn.modules.activation.Tanh")
     known = name.rpartition(".")[2]
     if not name.startswith("torch.nn.modules.") or known not in ACTIVATIONS:

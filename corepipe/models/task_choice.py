@@ -1,4 +1,4 @@
-"""What a checkpoint can be asked to do, from its configuration files alone."""
+"""Chooses the task of a checkpoint from its configuration files alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEQUENCE, TOKENS, IMAGE = "ForSequenceClassification", "ForTokenClassification",
 TAUGHT = f"{IMAGE}WithTeacher"
 MAX_LABEL = 1 << 10
 MAX_IMAGE = 1 << 23
-"""Numbers of an image: 1,672 pixels a side, and half a frame of what goes to the engine."""
+"""The most numbers of an image: 1,672 pixels a side, and half a frame of the messages to the engine."""
 
 PROBLEMS: Mapping[str, ScoreActivation] = MappingProxyType(
     {
@@ -40,15 +40,16 @@ PROBLEMS: Mapping[str, ScoreActivation] = MappingProxyType(
         "single_label_classification": ScoreActivation.SOFTMAX,
     }
 )
-"""Of a classifier, by a config's problem_type."""
+"""The activation of a classifier, by a config's problem_type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is asked: a model's fields, its directory (None: it has none), its graph without a head, the width
-    of its hidden states, whether it is an encoder, and whether its family has heads of classes.
+    """The facts that decide the task: a model's fields, its directory (None: it has none), its graph without
+    a head, the width of its hidden states, whether it is an encoder, and whether its family has heads of
+    classes.
 
-    sentence: what sentence-transformers' files say.
+    sentence: the settings of sentence-transformers' files.
     """
 
     fields: Fields
@@ -61,14 +62,14 @@ class Subject:
 
     @property
     def architecture(self) -> str:
-        """The class that saved the checkpoint, where it says so."""
+        """The class that saved the checkpoint; empty where the config does not name it."""
         listed = self.fields.values.get("architectures")
         first = listed[0] if isinstance(listed, list) and listed else ""
         return first if isinstance(first, str) else ""
 
     @property
     def classifies(self) -> bool:
-        """Whether the checkpoint has a head of classes."""
+        """Tells whether the checkpoint has a head of classes."""
         return self.architecture.endswith((SEQUENCE, TOKENS, IMAGE, TAUGHT))
 
     @property
@@ -77,7 +78,7 @@ class Subject:
 
 
 def choose(asked: str, subject: Subject) -> TaskInfo:
-    """What a model does that is asked for a task, or for `auto`.  Raises UserError where it cannot."""
+    """Describes what a model does for a task by name, or for `auto`. Raises UserError if it cannot."""
     task = _auto(subject) if asked == "auto" else _named(asked)
     return replace(_described(task, subject), vocab_size=subject.graph.vocab_size)
 
@@ -111,7 +112,7 @@ def _refused(subject: Subject, task: Task, why: str) -> UserError:
 
 def _generate(subject: Subject) -> TaskInfo:
     if not subject.graph.is_decoder:
-        raise _refused(subject, Task.GENERATE, "it is no decoder")
+        raise _refused(subject, Task.GENERATE, "it is not a decoder")
     return TaskInfo(Task.GENERATE, subject.graph.max_positions, subject.graph.vocab_size)
 
 
@@ -167,7 +168,7 @@ def _classify(task: Task, subject: Subject) -> TaskInfo:
 
 
 def _images(subject: Subject, task: Task) -> Images | None:
-    """Raises UserError for images that are too large, and for a preprocessing that is not done here."""
+    """Raises UserError for images that are too large, and for preprocessing that is not implemented."""
     given = next((one for one in subject.graph.inputs if one.kind is InputKind.PATCHES), None)
     if given is None:
         return None
@@ -175,7 +176,7 @@ def _images(subject: Subject, task: Task) -> Images | None:
     shape = image_shape(given, rows)
     if prod(shape) > MAX_IMAGE:
         raise _refused(subject, task, f"its images have {prod(shape)} numbers, more than {MAX_IMAGE}")
-    folder = subject.folder if shape[0] == COLOURS else None  # others come as tensors
+    folder = subject.folder if shape[0] == COLOURS else None  # images of other channels are given as tensors
     found = None if folder is None else read_preprocessing(folder, subject.architecture, shape[1])
     return Images(shape, rows, found)
 
@@ -185,7 +186,7 @@ def _types(subject: Subject) -> bool:
 
 
 def _max_tokens(subject: Subject) -> int:
-    """What sentence-transformers' options say, else the tokenizer's; no more than there are positions."""
+    """Returns the limit of sentence-transformers' options, else the tokenizer's; at most the positions."""
     stated = subject.sentence.max_tokens
     file = None if subject.folder is None else subject.folder / "tokenizer_config.json"
     if stated is None and file is not None and file.is_file():
@@ -198,7 +199,7 @@ def _max_tokens(subject: Subject) -> int:
 
 
 def _labels(fields: Fields) -> tuple[str, ...]:
-    """The names of the classes; as transformers names them where the config does not."""
+    """Returns the names of the classes; transformers' default names where the config has none."""
     section = fields.section("id2label")
     if section is None:
         return tuple(f"LABEL_{n}" for n in range(fields.integer("num_labels", MAX_VOCAB, default=2)))
@@ -211,8 +212,8 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 
 def _activation(task: Task, subject: Subject, labels: int) -> ScoreActivation:
-    """What sentence-transformers' files name; else a sigmoid for one label, and for more what the config's
-    problem is."""
+    """Returns the activation that sentence-transformers' files name; else a sigmoid for one label, and for
+    several the one of the config's problem_type."""
     fields = subject.fields
     section = fields.section("sentence_transformers") or Fields(fields.path, {})
     named = (
@@ -234,7 +235,7 @@ def _activation(task: Task, subject: Subject, labels: int) -> ScoreActivation:
 
 
 def _matryoshka(fields: Fields, width: int) -> tuple[int, ...] | None:
-    """To how many numbers vectors may be cut."""
+    """Returns the numbers of dimensions to which vectors may be truncated."""
     if fields.has("matryoshka_dimensions"):
         sizes = fields.items("matryoshka_dimensions")
         if not sizes or not all(type(size) is int and 1 <= size <= width for size in sizes):

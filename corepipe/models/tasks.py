@@ -1,4 +1,4 @@
-"""What a model is asked to do, beside generating: vectors of texts, classes, scores of pairs."""
+"""Tasks of a model beside generating: vectors of texts, classes, scores of pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from corepipe.neuron.ops import PoolingMode
 
 
 class Task(StrEnum):
-    """What a server does with a model."""
+    """The task that a server does with a model."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -21,7 +21,7 @@ class Task(StrEnum):
 
 
 class ScoreActivation(StrEnum):
-    """What scores go through before they are told."""
+    """The function applied to scores before they are returned."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -30,7 +30,7 @@ class ScoreActivation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A matrix [width, what comes in] and a function (None: none) after the pooling; `name`: its weights'."""
+    """A matrix [width, input width], named `name`, and a function (None: none) after the pooling."""
 
     name: str
     width: int
@@ -40,12 +40,12 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class UnitLength:
-    """Divides a vector by its length."""
+    """A step after the pooling: divides a vector by its length."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextVectors:
-    """A vector of each text: its rows pooled, then so many steps."""
+    """A head that computes a vector of each text: its rows are pooled, then go through the steps."""
 
     pooling: PoolingMode
     steps: tuple[Dense | UnitLength, ...] = ()
@@ -53,7 +53,7 @@ class TextVectors:
 
 @dataclass(frozen=True, slots=True)
 class ClassScores:
-    """So many numbers of each text, or of each of its tokens; `taught`: the mean of two heads (DeiT's)."""
+    """A head for `labels` numbers of each text, or token; `taught`: the mean of two heads (DeiT's)."""
 
     labels: int
     per_token: bool = False
@@ -61,14 +61,14 @@ class ClassScores:
 
 
 Head = TextVectors | ClassScores
-"""What is put on a model's hidden states."""
+"""The Ops appended to a model's hidden states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What a model reads of an image: numbers [channels, height, width], as so many rows.
+    """A model's image input: numbers [channels, height, width], as `rows` rows.
 
-    preprocessing: how they are made of an image's pixels; None where the model's files do not say.
+    preprocessing: the steps from an image's pixels to these numbers; None where the model's files do not say.
     """
 
     shape: tuple[int, int, int]
@@ -82,17 +82,17 @@ class Images:
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """What a model does in a server, and what its clients must know of it.
+    """The work of a model in a server, and what its clients must know of it.
 
-    labels: of classify and score, in the order of the numbers.  activation: what the numbers go through,
-    which the graph leaves out.  max_tokens: where texts are cut, special tokens included.  prompts: texts to
-    put before a text, by name; default_prompt: the name of the one that is put where none is asked for (None:
-    none).  normalized: vectors have length 1.  dimensions: numbers a row of what is computed.  matryoshka: to
-    how many of them vectors may be cut (empty: to any; None: they may not).  per_token: a row a token, not
-    one a text.  pairs: two texts can be read as one.  types: the graph reads token types.  head: what the
-    graph has on top (None: what generates).  images: what it reads of them (None: it reads texts).
-    vocab_size: rows of the embedding, and of the logits where there are any; the tokenizer may have texts
-    for fewer ids (0: its ids are all that there are).
+    labels: the names of classes or of the score, in the order of the numbers. activation: the function of the
+    numbers, which the graph leaves out. max_tokens: the length at which texts are truncated, special tokens
+    included. prompts: texts to put before a text, by name; default_prompt: the name of the one that is used
+    by default (None: none). normalized: vectors have length 1. dimensions: numbers in a row of the result.
+    matryoshka: the dimensions to which vectors may be truncated (empty: any; None: not allowed). per_token: a
+    row a token, not one a text. pairs: two texts can be read as one. types: the graph reads token types.
+    head: the graph's head (None: the one that generates). images: the image input (None: it reads texts).
+    vocab_size: rows of the embedding, and of the logits where there are any; the tokenizer may have texts for
+    fewer ids (0: it has all of them).
     """
 
     task: Task

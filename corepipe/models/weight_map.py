@@ -1,8 +1,8 @@
-"""From a checkpoint's tensors to the weights of a graph: what a family says of names, parts and order.
+"""Maps a graph's weights to a checkpoint's tensors: names, parts and order, as a family describes them.
 
 A graph has each matrix by itself, [out, in], with the rows of a head in the order of rotate-half, and gains
-that are multiplied as they stand.  Checkpoints keep several matrices in one tensor, transposed, with pairs of
-rows side by side, or a gain less one.  A `WeightMap` says so; `MappedCheckpoint` reads accordingly.
+that are multiplied as they are. Checkpoints keep several matrices in one tensor, transposed, with pairs of
+rows side by side, or a gain less one. A `WeightMap` describes this; `MappedCheckpoint` reads accordingly.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TensorRows:
-    """Some rows, in this order, of a tensor with `count` rows; `tensor` None: of the weight's own tensor.
+    """Some rows of a tensor with `count` rows, in this order; `tensor` None: the weight's own tensor.
 
-    Where a checkpoint keeps what another tensor has in others by itself, it is all of that.
-    Names are of modules: the same holds for the weight and for the bias.
+    In a checkpoint that keeps the module in its own tensor, the weight is all of that tensor. Names are those
+    of modules: the same holds for the weight and for the bias.
     """
 
     tensor: str | None
@@ -46,10 +46,10 @@ class TensorRows:
 class Stacked:
     """A weight of `shape` that is kept as one tensor or several, whose elements follow one another.
 
-    stored: the shape of each.  tensors: as in the graph's names from where the weight's own end begins.
-    grid: positions of a square of patches, after so many others; one of another size is interpolated (None:
-    it is no grid).  pairs: elements of a head that are rotated in adjacent pairs, as `rotated_pairs` has
-    them; 0: they have no order of their own.
+    stored: the shape of each tensor. tensors: their names from where the weight's own name ends. grid: the
+    number of positions before those of a square of patches; a square of another size is interpolated (None:
+    it is not a grid). pairs: elements of a head that are rotated in adjacent pairs, as in `rotated_pairs`; 0:
+    they need no reordering.
     """
 
     tensors: tuple[str, ...]
@@ -59,13 +59,13 @@ class Stacked:
     pairs: int = field(default=0, repr=False)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape can be read."""
+        """Tells whether a tensor of this shape can be read."""
         if self.grid is None or len(shape) != len(self.stored):
             return shape == self.stored
         return (shape[0], shape[2]) == (self.stored[0], self.stored[2]) and is_grid(shape[1], self.grid)
 
     def made(self, parts: Sequence[F32]) -> F32:
-        """The weight."""
+        """Returns the weight."""
         if self.grid is not None and parts[0].shape != self.stored:
             return interpolated(parts[0][0], self.grid, self.shape[0])
         values = np.concatenate([part.reshape(-1) for part in parts])
@@ -76,14 +76,15 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class WeightMap:
-    """How checkpoints of a family differ from its graph.  Modules are known by the end of their names.
+    """The differences between a family's checkpoints and its graph. Modules are found by the end of their
+    names.
 
-    prefix: what names begin with in the graph; in a checkpoint one of `prefixes` may stand there instead (a
-    model that was saved without its head has none).  spellings: what stands somewhere in names of the graph,
-    and what may stand there instead.  parts: modules that are rows of a tensor.  transposed:
-    modules whose matrices are [in, out].  less_one: norms whose gains are kept less one.  stacked: weights
-    that have other dimensions, by the end of their names.  experts: those of mixtures, in one of several
-    ways.  more_layers: a checkpoint may have some after the last, which are not part of the model.
+    prefix: the beginning of names in the graph, which a checkpoint may replace by one of `prefixes` (a model
+    that was saved without its head has none). spellings: parts of the graph's names, and what may replace
+    them. parts: modules that are rows of a tensor. transposed: modules whose matrices are [in, out].
+    less_one: norms whose gains are kept less one. stacked: weights with other dimensions, by the end of their
+    names. experts: the layouts of mixtures of experts. more_layers: a checkpoint may have layers after the
+    last that are not part of the model.
     """
 
     prefix: str = "model."
@@ -97,7 +98,7 @@ class WeightMap:
     more_layers: bool = False
 
     def spelled(self, name: str) -> Iterator[str]:
-        """How a tensor of the graph may be called in a checkpoint."""
+        """Yields the names that a tensor of the graph may have in a checkpoint."""
         names = [name]
         for ours, theirs in self.spellings:
             names += [other.replace(ours, theirs) for other in names if ours in other]
@@ -108,7 +109,7 @@ class WeightMap:
                 yield from (prefix + rest for prefix in self.prefixes)
 
     def fingerprint(self) -> str:
-        """Changes when a weight would be read in another way; empty where names alone may differ."""
+        """Returns a digest that changes when weights are read differently; empty if only names differ."""
         if not (self.parts or self.transposed or self.less_one or self.stacked):
             return ""
         digest = hashlib.sha256(repr((self.transposed, self.less_one)).encode())
@@ -122,7 +123,7 @@ class WeightMap:
 
 
 def in_turn(tensor: str, widths: Mapping[str, int]) -> dict[str, TensorRows]:
-    """Modules of these widths, one after the other in a tensor."""
+    """Returns modules of these widths that follow one another in a tensor."""
     count, start, parts = sum(widths.values()), 0, {}
     for name, width in widths.items():
         parts[name] = TensorRows(tensor, np.arange(start, start + width), count)
@@ -131,12 +132,12 @@ def in_turn(tensor: str, widths: Mapping[str, int]) -> dict[str, TensorRows]:
 
 
 def heads_in_turn(tensor: str, names: Iterable[str], heads: HeadLayout) -> dict[str, TensorRows]:
-    """All queries, then all keys, then all values."""
+    """Returns the parts of a tensor with all queries, then all keys, then all values."""
     return in_turn(tensor, dict(zip(names, _widths(heads, 1), strict=True)))
 
 
 def heads_by_group(tensor: str, names: Iterable[str], heads: HeadLayout) -> dict[str, TensorRows]:
-    """For each key/value head its queries, its key and its value."""
+    """Returns the parts of a tensor with each key/value head's queries, key and value together."""
     widths = _widths(heads, heads.kv_heads)
     ends = np.cumsum((0, *widths))
     rows = np.arange(heads.kv_heads * ends[-1]).reshape(heads.kv_heads, -1)
@@ -147,14 +148,14 @@ def heads_by_group(tensor: str, names: Iterable[str], heads: HeadLayout) -> dict
 
 
 def _widths(heads: HeadLayout, groups: int) -> tuple[int, int, int]:
-    """Rows of queries, keys and values in each of as many equal groups."""
+    """Returns the rows of queries, keys and values in each of `groups` equal groups."""
     kv = heads.kv_heads // groups * heads.head_dim
     return heads.heads // groups * heads.head_dim, kv, kv
 
 
 def rotated_pairs(heads: HeadLayout, rotary_dim: int | None = None) -> dict[str, TensorRows]:
-    """Queries and keys, the first `rotary_dim` elements (None: all) of whose heads are rotated in adjacent
-    pairs (0, 1), (2, 3) ...; the graph rotates (0, half), (1, half + 1) ..."""
+    """Returns queries and keys whose heads are rotated in adjacent pairs (0, 1), (2, 3) ... in their first
+    `rotary_dim` elements (None: all); the graph rotates (0, half), (1, half + 1) ..."""
     rotary = rotary_dim or heads.head_dim
     pairs = np.arange(rotary).reshape(-1, 2).T.reshape(-1)
     head = np.concatenate((pairs, np.arange(rotary, heads.head_dim)))
@@ -171,7 +172,7 @@ def rotated_pairs(heads: HeadLayout, rotary_dim: int | None = None) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class _WeightSource:
-    """The tensor that has a weight, and what is to be done to it."""
+    """The tensor that holds a weight, and the changes to apply to it."""
 
     tensor: str
     part: TensorRows | None
@@ -179,12 +180,12 @@ class _WeightSource:
     less_one: bool
 
     def in_order(self, read: Callable[[slice], W], rows: slice) -> W:
-        """Some rows of the weight, where `read` reads rows of the tensor."""
+        """Returns some rows of the weight; `read` reads rows of the tensor."""
         return read(rows) if self.part is None else gathered(read, self.part.rows[rows])
 
 
 class MappedCheckpoint:
-    """A checkpoint under the names of a graph's weights, each as the graph wants it."""
+    """A checkpoint under the names of a graph's weights, each in the graph's layout."""
 
     def __init__(self, stored: Checkpoint, weights: WeightMap) -> None:
         self._stored = stored
@@ -200,27 +201,27 @@ class MappedCheckpoint:
 
     @property
     def stored_as(self) -> str | None:
-        """How the files have the weights, for people; None where they are plain."""
+        """The quantisation of the files' weights, for people; None where they are plain."""
         return self._stored.stored_as
 
     @property
     def four_bits_as(self) -> str | None:
-        """Which of that formats of four bits keep as it is."""
+        """The part of `stored_as` that four-bit formats keep as it is."""
         return self._stored.four_bits_as
 
     @property
     def floats_as(self) -> str | None:
-        """Which of that they quantise as if it had been plain."""
+        """The part of `stored_as` that four-bit formats quantise as if it had been plain."""
         return self._stored.floats_as
 
     def names(self) -> Iterable[str]:
-        """Of the tensors as they are stored."""
+        """Returns the names of the tensors as they are stored."""
         return self._names
 
     def read(self, name: str, rows: slice = ALL) -> F32:
-        """Fresh fp32 C-contiguous rows of a weight; raises UserError for missing tensors and broken files.
+        """Returns fresh fp32 C-contiguous rows of a weight; raises UserError for missing or broken files.
 
-        Of a mixture's weight rows are experts.
+        In the weight of a mixture the rows are experts.
         """
         if (experts := self._experts(name)) is not None:
             return np.asarray(experts.made(self._stored.read, rows), np.float32)
@@ -237,19 +238,19 @@ class MappedCheckpoint:
         return np.ascontiguousarray(values + np.float32(1) if source.less_one else values)
 
     def stored(self, name: str, rows: slice = ALL) -> Stored:
-        """A matrix as four-bit formats keep it; see `Checkpoint.stored`.  Raises as `read`."""
+        """Returns a matrix as four-bit formats keep it; see `Checkpoint.stored`. Raises as `read`."""
         if (experts := self._experts(name)) is not None:
             return experts.made(self._stored.stored, rows)
         source = self._source(name)
         tensor = self._present(source)
-        if source.transposed:  # of integers the scales lie along the other axis
+        if source.transposed:  # the scales of transposed integers lie along the other axis
             weight = self.read(name, rows)
             plain = isinstance(self._stored.stored(tensor), np.ndarray)
             return weight if plain else Int8(*quantize_weight(weight))
         return source.in_order(lambda some: self._stored.stored(tensor, some), rows)
 
     def by_rows(self, name: str) -> bool:
-        """Whether some rows of a weight are read without the others."""
+        """Tells whether some rows of a weight are read without the others."""
         if (experts := self._experts(name)) is not None:
             return self._stored.by_rows(experts.tensors[0])
         source = self._source(name)
@@ -260,7 +261,7 @@ class MappedCheckpoint:
         """Compares every weight of `graph` with the headers, before anything is read.
 
         Raises UserError for the first tensor that is missing, has another shape, or has no place in the graph
-        though it belongs to what has one: a bias, or a further layer.
+        although it belongs to a module or a model that has one: a bias, or a further layer.
         """
         specs = {graph.tied.get(spec.name, spec.name): spec for spec in graph.weights()}
         for name, spec in specs.items():
@@ -275,11 +276,11 @@ class MappedCheckpoint:
         return frozenset(self._stored.names())
 
     def _stacked(self, name: str) -> tuple[str, Stacked] | None:
-        """What is said of a weight that has other dimensions, and by which end of its name."""
+        """Returns the entry of `stacked` for a weight with other dimensions, and its matching end."""
         return next((item for item in self._map.stacked.items() if _ends(name, item[0])), None)
 
     def _experts(self, name: str) -> ExpertTensors | None:
-        """How this checkpoint keeps a mixture's weight, under the names that the tensors have here."""
+        """Returns this checkpoint's layout of a mixture's weight, with the names of its tensors here."""
         for end, ways in self._map.experts.items():
             if _ends(name, end):
                 return self._present_way(name.removesuffix(end), ways)
@@ -290,7 +291,7 @@ class MappedCheckpoint:
         return next((way for way in named if way.tensors[0] in self._names), named[0])
 
     def _tensors_of(self, name: str, end: str, stacked: Stacked) -> Iterator[str]:
-        """Raises UserError where one is missing or has another shape."""
+        """Yields the tensors of a weight. Raises UserError where one is missing or has another shape."""
         for tensor in stacked.tensors:
             found = self._prefixed(name.removesuffix(end) + tensor)
             self._check_present(found, stacked)
@@ -347,11 +348,11 @@ class MappedCheckpoint:
         )
 
     def _source(self, name: str) -> _WeightSource:
-        """Where a weight of the graph is, or would be."""
+        """Returns where a weight of the graph is, or would be."""
         module, _, kind = name.rpartition(".")
         end, part = next((item for item in self._map.parts.items() if _ends(module, item[0])), ("", None))
         if part is not None and part.tensor is not None and self._prefixed(name) in self._names:
-            part = None  # which this checkpoint keeps by itself
+            part = None  # this checkpoint keeps it as a tensor of its own
         elif part is not None and part.tensor is not None:
             module = module.removesuffix(end) + part.tensor
         matrix = kind == "weight"
@@ -363,11 +364,11 @@ class MappedCheckpoint:
         )
 
     def _prefixed(self, name: str) -> str:
-        """With the prefix and the spelling that this checkpoint has."""
+        """Returns the name with the prefix and the spelling of this checkpoint."""
         return next((other for other in self._map.spelled(name) if other in self._names), name)
 
     def _present(self, source: _WeightSource) -> str:
-        """The tensor's name; raises UserError where there is none."""
+        """Returns the tensor's name; raises UserError where there is none."""
         if source.tensor not in self._names:
             raise missing(self.path, source.tensor)
         return source.tensor
@@ -378,7 +379,7 @@ def _ends(module: str, end: str) -> bool:
 
 
 def _contradictions(name: str, layers: int | None) -> Iterator[str]:
-    """Tensors that a checkpoint of the graph with this weight has not, unless the graph has them."""
+    """Yields tensors that a checkpoint of a graph with this weight cannot have, unless the graph has them."""
     if name.endswith(".weight"):
         yield name.removesuffix("weight") + "bias"
     if layers is not None and (last := f".{layers - 1}.") in name:

@@ -107,7 +107,7 @@ def test_a_server_says_how_to_get_a_model_with_terms(nowhere: dict[str, str]) ->
     done = run("serve", GEMMA, "--port", 0, env=nowhere)
     assert done.returncode == 2
     assert done.stderr == (
-        f"corepipe: {GEMMA}: is not here, and has terms to accept (ai.google.dev/gemma/terms): "
-        f"corepipe pull {GEMMA}\n"
+        f"corepipe: {GEMMA}: is not fetched, and has terms to accept (ai.google.dev/gemma/terms): "
+        f"run corepipe pull {GEMMA}\n"
     )
     assert not Path(nowhere["COREPIPE_CACHE"]).exists()

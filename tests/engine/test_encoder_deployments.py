@@ -98,7 +98,7 @@ def test_another_encoders_times(bert: Path, cache: Path) -> None:
     ("options", "message"),
     [
         ({"timing_model": "llama-3.2-1b"}, "it is no encoder of texts"),
-        ({"task": "generate"}, "cannot generate: it is no decoder"),
+        ({"task": "generate"}, "cannot generate: it is not a decoder"),
         ({"task": "classify"}, "cannot classify"),
         ({"max_model_len": 129}, "128 positions, 129"),
     ],

@@ -90,15 +90,15 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
         ),
         (
             {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"factor": 4.0}},
-            r"rope_parameters\.factor is 4\.0, but that of rope_scaling is 2\.0",
+            r"rope_parameters\.factor is 4\.0, but in rope_scaling it is 2\.0",
         ),
         (
             {"rope_scaling": LINEAR, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
-            r"rope_parameters\.rope_type is default, but that of rope_scaling is linear",
+            r"rope_parameters\.rope_type is default, but in rope_scaling it is linear",
         ),
         (
             {"rope_scaling": LINEAR, "rope_parameters": LINEAR | {"rope_theta": 5e5}},
-            r"rope_parameters\.rope_theta is 500000\.0, but that of rope_scaling is not there",
+            r"rope_parameters\.rope_theta is 500000\.0, but in rope_scaling it is absent",
         ),
         (
             {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
@@ -126,7 +126,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
                 "rope_scaling": LINEAR,
                 "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}},
             },
-            r"rope_parameters\.full_attention\.rope_type is yarn, but that of rope_scaling is linear",
+            r"rope_parameters\.full_attention\.rope_type is yarn, but in rope_scaling it is linear",
         ),
         (
             {"model_type": "phi3", "rope_scaling": {"type": "su", "rope_type": "linear", "factor": 2.0}},

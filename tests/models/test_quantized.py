@@ -275,7 +275,7 @@ def test_an_order_that_names_no_group_is_refused(tmp_path: Path) -> None:
     order = np.full(64, 4, np.int32)
     save_file(spoilt("pack-ordered", weight_g_idx=order), tmp_path / "m.safetensors")
     read = checkpoint(tmp_path / "m.safetensors", made("pack-ordered")[1])
-    with pytest.raises(UserError, match=r"m\.safetensors: tensor m\.weight_g_idx names none of 4 groups"):
+    with pytest.raises(UserError, match=r"m\.safetensors: tensor m\.weight_g_idx names none of the 4 groups"):
         read.read("m.weight")
 
 

@@ -38,7 +38,7 @@ def test_a_graph_needs_no_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("positions", [0, -1, 257])
 def test_positions_beyond_the_model_s_are_refused(positions: int) -> None:
-    with pytest.raises(UserError, match=f"llama3 has 256 positions, {positions} are asked for"):
+    with pytest.raises(UserError, match=f"llama3 has 256 positions, {positions} were requested"):
         registry.load(TINY / "llama3").graph(FORMATS["fp32"], positions)
 
 

@@ -70,9 +70,9 @@ def test_other_dtypes_are_refused_only_when_read(tmp_path: Path) -> None:
         ({"a": tensor(shape=(1 << 40, 1 << 40))}, bytes(8), "wants"),
         ({"a": tensor(shape=(True, 2))}, bytes(8), "has shape"),
         ({"a": tensor(shape="22")}, bytes(8), "has shape"),
-        ({"a": tensor(offsets=(8, 0))}, bytes(8), "wants 8 bytes, its offsets span -8"),
+        ({"a": tensor(offsets=(8, 0))}, bytes(8), "needs 8 bytes, its offsets span -8"),
         ({"a": tensor(offsets=(0, 8, 16))}, bytes(8), "data_offsets"),
-        ({"a": tensor(shape=(1,))}, bytes(8), "wants 4 bytes, its offsets span 8"),
+        ({"a": tensor(shape=(1,))}, bytes(8), "needs 4 bytes, its offsets span 8"),
         ({"a": tensor(offsets=(4, 12))}, bytes(12), "starts at byte"),
         ({"a": tensor(), "b": tensor()}, bytes(8), "starts at byte"),
         ({"a": tensor(), "b": tensor(offsets=(4, 12))}, bytes(12), "starts at byte"),
@@ -168,7 +168,7 @@ def test_a_damaged_header_never_crashes(
         ({"a": "/etc/passwd"}, "not at a .safetensors file beside it"),
         ({"a": "model.bin"}, "not at a .safetensors file beside it"),
         ({"a": 3}, "not at a .safetensors file beside it"),
-        ({"a": "gone.safetensors"}, "gone.safetensors is not there"),
+        ({"a": "gone.safetensors"}, "gone.safetensors is missing"),
         ({"b": "one.safetensors"}, "tensor b is missing"),
         ({}, "weight_map is missing"),
         (["a"], "weight_map is missing"),
@@ -185,7 +185,7 @@ def test_a_file_that_shrinks_meanwhile_is_an_error_not_a_crash(tmp_path: Path) -
     save_file({"a": np.zeros(1000, np.float32)}, tmp_path / "model.safetensors")
     checkpoint = SafetensorsCheckpoint(tmp_path)
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:500])
-    with pytest.raises(UserError, match="truncated: tensor a wants 1000 elements"):
+    with pytest.raises(UserError, match="truncated: tensor a needs 1000 elements"):
         checkpoint.read("a")
 
 

@@ -127,7 +127,7 @@ def test_scores_go_through_what_the_files_name(
     ("config", "asked", "why"),
     [
         (SMALL, "paint", "task: paint is not known"),
-        (SMALL, "generate", "task: .* cannot generate: it is no decoder"),
+        (SMALL, "generate", "task: .* cannot generate: it is not a decoder"),
         (SMALL, "score", "task: .* cannot score: it has no head of classes"),
         (
             named("BertForMaskedLM"),

@@ -1,7 +1,7 @@
 """GGUF files: a strict header reader, and tensors dequantised to fp32.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.  The gguf library has a header reader,
-too, which trusts the file and takes seconds; ours does neither.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The gguf library also has a header
+reader, which trusts the file and takes seconds; this one does neither.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ VERSIONS = (2, 3)
 MAX_HEADER = 1 << 26
 """Bytes of metadata and tensor list; vocabularies of 262,144 tokens with their merges take some 20 MB."""
 MAX_ENTRIES = 1 << 17
-"""Tensors, and metadata entries."""
+"""The most tensors, and the most metadata entries."""
 MAX_ARRAY = 1 << 22
-"""Values of one metadata array, each of which becomes a Python object."""
+"""The most values of one metadata array, each of which becomes a Python object."""
 MAX_DIMS = 4
 MATRIX_DIMS = 2
 MAX_STRING = 1 << 24
-LENGTH_BYTES = 8  # of a string, before it
+LENGTH_BYTES = 8  # the length of a string precedes it
 _LENGTH = struct.Struct("<Q")
 BUFFER_BYTES = 1 << 20
 MAX_NAME = 1 << 10
@@ -75,7 +75,7 @@ class GgufTensor:
         return math.prod(self.shape) // self.type.elements * self.type.bytes
 
     def rows(self, rows: slice) -> GgufTensor:
-        """Some rows of it: whole blocks."""
+        """Returns some rows of it: whole blocks."""
         before, shape = placed(self.shape, rows)
         offset = self.offset + before // self.type.elements * self.type.bytes
         return replace(self, shape=shape, offset=offset)
@@ -84,7 +84,8 @@ class GgufTensor:
 class _Cursor:
     """Reads values one after the other and refuses to leave the file.
 
-    Plain reads: a file that shrinks meanwhile is an error, where a mapping would be the end of the process.
+    Reads instead of mapping: a file that shrinks meanwhile is an error, where a mapping would kill the
+    process.
     """
 
     def __init__(self, path: Path, stream: BufferedReader[FileIO], size: int) -> None:
@@ -99,18 +100,18 @@ class _Cursor:
 
     @property
     def left(self) -> int:
-        """Bytes that may still belong to the header."""
+        """The bytes that may still belong to the header."""
         return self._end - self.at
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Returns the next `count` bytes."""
         if count > self._end - self.at:
             if count > self.size - self.at:
-                raise self.error(f"truncated: the header wants {count} more bytes")
+                raise self.error(f"truncated: the header needs {count} more bytes")
             raise self.error(f"its header is longer than {MAX_HEADER} bytes")
         data = self._stream.read(count)
         if len(data) != count:
-            raise self.error("truncated while it is read")
+            raise self.error("it was truncated while it was read")
         self.at += count
         return data
 
@@ -135,7 +136,7 @@ class _Cursor:
             raise self.error(f"{what} is not UTF-8") from error
 
     def strings(self, count: int, what: str) -> list[str]:
-        """So many strings: vocabularies have a hundred thousand."""
+        """Returns the next `count` strings, many at a time: vocabularies have a hundred thousand."""
         found: list[str] = []
         while len(found) < count:
             found.append(self.string(what))
@@ -143,10 +144,10 @@ class _Cursor:
         return found
 
     def _buffered_strings(self, most: int) -> list[str]:
-        """The next strings that the stream's buffer holds whole, up to one that `string` refuses."""
+        """Returns the next strings that the stream's buffer holds whole, up to one that `string` refuses."""
         data = self._stream.peek()[: self.left]
         found, at, size = list[str](), 0, len(data)
-        with suppress(UnicodeDecodeError, struct.error):  # the latter: not even its length is here
+        with suppress(UnicodeDecodeError, struct.error):  # struct.error: the length itself is incomplete
             for _ in range(most):
                 end = at + LENGTH_BYTES + _LENGTH.unpack_from(data, at)[0]
                 if end > size:
@@ -179,8 +180,8 @@ class _Cursor:
 class GgufFile:
     """Metadata and tensor list of a GGUF file (versions 2 and 3, little-endian), checked against its size.
 
-    `parts` are the files with their headers.
-    Raises UserError for files that are truncated, inconsistent, or hold encodings we do not know.
+    `parts` are the files with their headers. Raises UserError for files that are truncated, inconsistent, or
+    hold unknown encodings.
     """
 
     def __init__(self, path: Path) -> None:
@@ -235,7 +236,7 @@ class GgufFile:
         return listed
 
     def _check_layout(self, size: int) -> None:
-        """Tensors follow each other with nothing but padding between them; the last ends with the file."""
+        """Checks that tensors follow each other with only padding between them, up to the end of the file."""
         ordered = sorted(self.tensors.values(), key=lambda t: t.offset)
         for before, after in pairwise(ordered):
             end = before.offset + before.nbytes
@@ -251,24 +252,24 @@ class GgufFile:
         end = ordered[-1].offset + ordered[-1].nbytes
         if size < end:
             raise UserError(f"{self.path}: truncated: {size} bytes, the tensors need {end}")
-        # Writers pad the last tensor, too, or do not.
+        # Some writers pad the last tensor, others do not.
         if size not in (end, _aligned(end, self._alignment)):
             raise UserError(f"{self.path}: {size - end} bytes after the last tensor, or truncated padding")
 
     def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
-        """Some rows of a tensor by its GGUF name, dequantised, in its row-major shape."""
+        """Returns some rows of a tensor by its GGUF name, dequantised, in its row-major shape."""
         tensor = self.tensors[name].rows(rows)
         values = dequantise(tensor.file, tensor.type, math.prod(tensor.shape), tensor.offset, name)
         return finite(values, tensor.file, name).reshape(tensor.shape)
 
     def is_four_bits(self, name: str) -> bool:
-        """Whether a tensor is a matrix, or a stack of them, on a grid of four bits."""
+        """Tells whether a tensor is a matrix, or a stack of them, on a grid of four bits."""
         tensor = self.tensors[name]
         return tensor.type.name in FOUR_BITS and len(tensor.shape) >= MATRIX_DIMS
 
     def read_int4(self, name: str, rows: slice = ALL) -> Int4:
-        """Some rows of a tensor for which `is_four_bits` holds, as they are; of a stack matrices, one below
-        the other."""
+        """Returns some rows of a tensor for which `is_four_bits` holds, without change; the matrices of a
+        stack are one below the other."""
         tensor = self.tensors[name].rows(rows)
         data = read_array(tensor.file, "u1", tensor.nbytes, tensor.offset, name).astype(np.uint8, copy=False)
         try:

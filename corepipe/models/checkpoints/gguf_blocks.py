@@ -1,7 +1,7 @@
-"""GGUF's block types: which there are, and their values in fp32.
+"""GGUF's block types, and their values in fp32.
 
-The gguf library unpacks the blocks: it is the format's own, needs numpy alone, and knows them all.  What is
-ours is to ask it for a bounded piece at a time: it makes a dozen arrays as large as the one it is given.
+The gguf library unpacks the blocks: it is the format's own, needs numpy alone, and knows all types. This
+module passes it bounded pieces: it makes a dozen arrays as large as the piece it is given.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy.typing as npt
 from corepipe.models.checkpoints.checkpoint import read_array, widen_bf16
 
 PIECE = 1 << 18
-"""Values that are unpacked at once: they and what is made of them on the way fit in a core's L2 cache."""
+"""Values that are unpacked at once: with the intermediate arrays they fit in a core's L2 cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
-    """A tensor encoding: `elements` at a time in `bytes`; `number` is how files call it."""
+    """A tensor encoding: `elements` values are stored in `bytes`; `number` is its id in files."""
 
     number: int
     name: str
@@ -59,7 +59,7 @@ BLOCK_TYPES = {
         BlockType(40, "NVFP4", 64, 36),
     )
 }
-"""What weights are read from."""
+"""The block types that weights are read from."""
 
 OTHERS = {
     4: "Q4_2",
@@ -79,19 +79,19 @@ OTHERS = {
     38: "IQ4_NL_8_8",
     41: "Q1_0",
 }
-"""What else ggml has or had: given up, of no weights, or not unpacked by the gguf library."""
+"""ggml's other types: given up, not for weights, or not unpacked by the gguf library."""
 
 
 def type_name(number: int) -> str:
-    """How a message calls a type, known or not."""
+    """Returns how a message names a type, known or not."""
     name = BLOCK_TYPES[number].name if number in BLOCK_TYPES else OTHERS.get(number)
     return f"of the unknown block type {number}" if name is None else f"of block type {number} ({name})"
 
 
 def dequantise(path: Path, kind: BlockType, count: int, offset: int, name: str) -> npt.NDArray[np.float32]:
-    """`count` values of the tensor `name`, which begins at byte `offset` of a file.
+    """Returns `count` values of the tensor `name`, which begins at byte `offset` of a file.
 
-    Values may be anything where the file is damaged.  Raises UserError where it cannot be read.
+    Values may be anything where the file is damaged. Raises UserError where it cannot be read.
     """
     if kind.name == "F32":
         return read_array(path, "<f4", count, offset, name).astype(np.float32, copy=False)
@@ -109,13 +109,13 @@ def dequantise(path: Path, kind: BlockType, count: int, offset: int, name: str) 
 
 
 def _unpack(kind: BlockType, blocks: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    # Imported here: it costs 0.15 s that a start from packed weights need not pay.
+    # Imported here: it costs 0.15 s, which a start from packed weights does not need.
     from gguf import GGMLQuantizationType  # noqa: PLC0415
     from gguf.quants import dequantize  # noqa: PLC0415
 
-    # A damaged scale overflows; whoever reads looks for values that are not finite.
+    # A damaged scale overflows; the caller checks that values are finite.
     with np.errstate(all="ignore"):
-        # As one row: the library unpacks few rows at a time, and some of ours are short.
+        # As one row: the library unpacks few rows at a time, and some tensors have short rows.
         unpacked: npt.NDArray[np.float32] = dequantize(
             blocks.reshape(1, -1), GGMLQuantizationType(kind.number)
         )

@@ -1,4 +1,4 @@
-"""The weights of a GGUF file as the Hugging Face checkpoint has them that it was converted from."""
+"""The weights of a GGUF file under the names and in the layout of the Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from corepipe.neuron.numerics.numerics import quantize_weight
 
 PLAIN = {"F32", "F16", "BF16"}
 AS_FLOATS = PLAIN | {"MXFP4"}
-"""What is quantised like any floats: an MXFP4's steps are not equal, so that they are no grid of integers."""
+"""Types that are quantised like floats: the steps of MXFP4 are unequal, so it is not a grid of integers."""
 ASIDE = {"rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd"}
 """Tensors of frequencies, which are not weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class _GgufSource:
-    """The file's tensors that hold one of the original's, and how it is made of them; None: as it is, but for
-    what the family says of rows and gains."""
+    """The file's tensors that hold one tensor of the original, and how it is restored from them; None:
+    without change, except for the rows and gains that the family describes."""
 
     tensors: tuple[str, ...]
     restored: RestoredTensor | None = None
 
 
 class GgufCheckpoint:
-    """The weights of a GGUF file.  `heads` says how many heads the rows of "attn_q" and "attn_k" hold.
+    """The weights of a GGUF file. `heads` is the number of heads in the rows of "attn_q" and "attn_k".
 
-    Raises UserError for tensors with a scale of their own, which the values of no block type say, and for
-    those that the family has no place for.
+    Raises UserError for tensors with a scale of their own, which is in no block type's values, and for
+    tensors that have no place in the family.
     """
 
     def __init__(self, file: GgufFile, family: GgufFamily, heads: Mapping[str, int]) -> None:
@@ -63,7 +63,7 @@ class GgufCheckpoint:
         self._join()
 
     def _join(self) -> None:
-        """Has what two tensors of the file hold together under one name."""
+        """Puts tensors that hold one tensor of the original in two under one name."""
         for (first, second), (whole, restored) in TOGETHER.items():
             for name in [name for name in self._sources if name.endswith(f".{first}")]:
                 stem = name.removesuffix(first)
@@ -71,7 +71,7 @@ class GgufCheckpoint:
                 if both[1] is None:
                     raise missing(self.path, stem + second)
                 if stem + whole in self._sources:
-                    raise UserError(f"{self.path}: tensor {shown(stem + whole)} is there whole and in parts")
+                    raise UserError(f"{self.path}: tensor {shown(stem + whole)} is both whole and in parts")
                 self._sources[stem + whole] = _GgufSource((*both[0].tensors, *both[1].tensors), restored)
 
     def names(self) -> Iterable[str]:
@@ -86,7 +86,7 @@ class GgufCheckpoint:
             return source.restored.shape(*shapes)
         except (ValueError, IndexError) as error:
             told = " and ".join(f"{shown(t)} {list(s)}" for t, s in zip(source.tensors, shapes, strict=True))
-            raise UserError(f"{self.path}: {told}: no {shown(name)} is made of these shapes") from error
+            raise UserError(f"{self.path}: {told}: {shown(name)} cannot be made of these shapes") from error
 
     def file(self, name: str) -> Path:
         return self._file.tensors[self._source(name).tensors[0]].file
@@ -94,7 +94,7 @@ class GgufCheckpoint:
     def read(self, name: str, rows: slice = ALL) -> F32:
         source = self._source(name)
         if source.restored is not None:
-            self.shape(name)  # which names the tensors where none is made of theirs
+            self.shape(name)  # raises an error with the tensors' names where their shapes do not fit
             return self._made(source, source.restored)[rows]
         (ours,) = source.tensors
         values = self._in_order(ours, rows, lambda some: self._file.read(ours, some))
@@ -123,7 +123,7 @@ class GgufCheckpoint:
         return self._source(name).restored is None
 
     def _in_order(self, ours: str, rows: slice, read: Callable[[slice], W]) -> W:
-        """Some rows of what `read` reads, in the order of a Hugging Face checkpoint."""
+        """Returns some rows of what `read` reads, in the order of a Hugging Face checkpoint."""
         heads = self._heads.get(_stem(ours)) if self._family.interleaved else None
         if heads is None:
             return read(rows)
@@ -131,7 +131,7 @@ class GgufCheckpoint:
 
     @property
     def stored_as(self) -> str | None:
-        """The block types of the weights, for people; None where there are none."""
+        """The block types of the weights, for people; None where all are plain."""
         types = set[str]().union(*map(self._types, self._sources.values()))
         return ", ".join(sorted(types - PLAIN)) or None
 
@@ -158,7 +158,7 @@ class GgufCheckpoint:
 
 
 def hf_name(family: GgufFamily, name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor, None for those that the family has no place for."""
+    """Returns the Hugging Face name of a GGUF tensor, None for one that has no place in the family."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?((\w+)(?:\.(weight|bias))?)", name)
     if match is None:
         return None
@@ -171,7 +171,7 @@ def hf_name(family: GgufFamily, name: str) -> str | None:
 
 
 def _restored(family: GgufFamily, name: str) -> RestoredTensor | None:
-    """How a tensor is made of the file's of this name."""
+    """Returns how the original is restored from the file's tensor of this name; None: without change."""
     end = name.split(".", 2)[-1]
     if end.removesuffix(".weight") in family.transposed and end.endswith(".weight"):
         return TRANSPOSED
@@ -179,10 +179,10 @@ def _restored(family: GgufFamily, name: str) -> RestoredTensor | None:
 
 
 def _stem(name: str) -> str:
-    """What a tensor is: its name without layer and kind."""
+    """Returns a tensor's name without layer and kind."""
     return name.split(".")[-2]
 
 
 def _separate_halves(count: int, heads: int) -> npt.NDArray[np.intp]:
-    """Which of `count` rows (x0, y0, x1, y1, ...) of each head make (x0, x1, ..., y0, y1, ...)."""
+    """Returns which of `count` rows (x0, y0, x1, y1, ...) of each head make (x0, x1, ..., y0, y1, ...)."""
     return np.arange(count).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)

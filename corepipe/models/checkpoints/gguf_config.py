@@ -1,4 +1,4 @@
-"""GGUF metadata in the words of a Hugging Face config, so that one reader serves both."""
+"""Converts GGUF metadata to the keys of a Hugging Face config, so that one reader serves both."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ ONLY: Mapping[str, object] = MappingProxyType(
         "nextn_predict_layers": 0,
     }
 )
-"""What may be said of a family that reads no such key."""
+"""The only values of keys that are accepted in a family that does not read them."""
 UNSET = (-1, 2**32 - 1, 2**64 - 1)
-"""What writers put for a token that there is none of, signed and unsigned."""
+"""The ids that writers use for a token that does not exist, signed and unsigned."""
 
 
 def config_fields(file: GgufFile) -> Fields:
-    """The metadata under config.json's keys; complaints show GGUF's own keys.
+    """Returns the metadata under config.json's keys; errors show GGUF's own keys.
 
-    Raises UserError for variants of these architectures that this package does not describe.
+    Raises UserError for variants of these architectures that this package does not implement.
     """
     arch = architecture(file)
     found = gguf_family(file)
@@ -74,7 +74,7 @@ def config_fields(file: GgufFile) -> Fields:
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, object]:
-    """What there is of the values, in an object where keys have a dot."""
+    """Returns the values that are not None; a key with a dot goes into an object."""
     found: dict[str, object] = {}
     sections: dict[str, dict[str, object]] = {}
     for key, value in values.items():
@@ -85,7 +85,7 @@ def _nested(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def architecture(file: GgufFile) -> str:
-    """`general.architecture`, the prefix of the model's keys."""
+    """Returns `general.architecture`, the prefix of the model's keys."""
     arch = file.metadata.get("general.architecture")
     if not isinstance(arch, str):
         raise UserError(f"{file.path}: general.architecture is missing")
@@ -98,7 +98,7 @@ def architecture(file: GgufFile) -> str:
 
 
 def gguf_family(file: GgufFile) -> GgufFamily:
-    """How the file's names and values are to be read."""
+    """Returns how the file's names and values are to be read."""
     return GGUF_FAMILIES[architecture(file)]
 
 
@@ -117,7 +117,7 @@ def _refuse_variants(file: GgufFile, family: GgufFamily, values: dict[str, objec
 def _head_sizes(
     file: GgufFile, family: GgufFamily, values: dict[str, object]
 ) -> Iterator[tuple[str, object]]:
-    """What keys about heads have to say, where a head has one size and is rotated as a whole, or in part."""
+    """Yields the values required of keys about heads, which have one size and are rotated whole or partly."""
     if family.own_heads:
         return
     hidden, heads, head_dim = (values[k] for k in ("hidden_size", "num_attention_heads", "head_dim"))
@@ -132,7 +132,7 @@ def _head_sizes(
 
 
 def _scaling(file: GgufFile) -> dict[str, object]:
-    """Rope scaling by name, or llama3's as divisors of the frequencies (tensor rope_freqs.weight)."""
+    """Reads rope scaling by name, or llama3's as divisors of the frequencies (tensor rope_freqs.weight)."""
     arch = architecture(file)
     scaling = {key: file.metadata.get(f"{arch}.{name}") for key, name in SCALING_KEYS.items()}
     if scaling["rope_type"] not in (None, "none") or scaling["factor"] not in (None, 0, 1):
@@ -143,7 +143,7 @@ def _scaling(file: GgufFile) -> dict[str, object]:
 
 
 def _biases(file: GgufFile, family: GgufFamily) -> dict[str, object]:
-    """GGUF has no key for biases: the tensors tell, of whichever layer."""
+    """Finds biases from the tensors of any layer: GGUF has no key for them."""
     biased = {name.split(".")[-2] for name in file.tensors if name.endswith(".bias")}
     present = {key for key, stem in family.biases.items() if stem in biased}
     if "attn_q" in biased and not present:
@@ -152,7 +152,7 @@ def _biases(file: GgufFile, family: GgufFamily) -> dict[str, object]:
 
 
 def _special_ids(file: GgufFile) -> dict[str, object]:
-    """bos, and all ids that end an answer: end of text, of turn, of message."""
+    """Returns bos, and all ids that end an answer: end of text, of turn, of message."""
     ends = [token_id(file, name) for name in ("eos", "eot", "eom")]
     return {
         "bos_token_id": token_id(file, "bos"),
@@ -161,6 +161,6 @@ def _special_ids(file: GgufFile) -> dict[str, object]:
 
 
 def token_id(file: GgufFile, name: str) -> object:
-    """What the file says is the id of a special token; None: it has none."""
+    """Returns the id of a special token in the file; None where it has none."""
     value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
     return None if value in UNSET else value

@@ -1,7 +1,7 @@
-"""How llama.cpp's converter files each family: under which names, and what it changes on the way.
+"""The names that llama.cpp's converter gives each family's tensors, and the values that it changes.
 
-Names are those of the gguf library's tables; what is changed is in llama.cpp's convert_hf_to_gguf.py and
-its directory `conversion`.
+Names are those of the gguf library's tables; the changes are in llama.cpp's convert_hf_to_gguf.py and its
+directory `conversion`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EXPERTS = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
-"""Each a stack of all experts' matrices, but for the router."""
+"""Stacks of all experts' matrices, except for the router."""
 SPARSE = {**PRE_NORMS, **SEPARATE, **EXPERTS}
 SHARED_EXPERT = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
@@ -83,7 +83,7 @@ LATENTS = {
     "attn_v_b": "self_attn.v_b_proj",
     "attn_output": "self_attn.o_proj",
 }
-"""`attn_kv_b` in older files, and in its place what makes keys and what makes values since."""
+"""`attn_kv_b` in older files; newer ones have the matrices of keys and of values instead."""
 DBRX_LAYER = {
     "attn_norm": "norm_attn_norm.norm_1",
     "attn_qkv": "norm_attn_norm.attn.Wqkv",
@@ -141,7 +141,7 @@ GRANITE_HYBRID = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
-"""What every token takes is a shared expert where there are others."""
+"""The feed-forward of every token is a shared expert where there are others."""
 GRANITE_HYBRID_KEYS = {
     "shared_intermediate_size": "expert_shared_feed_forward_length",
     "mamba_n_heads": "ssm.time_step_rank",
@@ -199,7 +199,7 @@ MULTIPLIERS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
-"""Of Granite."""
+"""Granite's factors."""
 CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
@@ -210,14 +210,15 @@ CAPS = {
 class GgufFamily:
     """An architecture of GGUF files.
 
-    model_type: Hugging Face's.  layer: GGUF's names after "blk.N." and Hugging Face's after `layers` + "N.",
-    both without their ends; whole: with them, where these differ.  top: the other ones.  keys: of
-    config.json, a dot before those of an object in it, and of the metadata after the architecture's name,
-    beside the usual ones; where `expert_count` is none of them, mixtures are refused.  biases: flags of
-    config.json, and the name in a layer whose bias says that they are on.
-    partial: heads may be rotated in part.  own_heads: their sizes are none of the usual keys.  interleaved:
-    the rows of the two halves of each query and key head take turns.  plus_one: gains hold 1 + w.
-    transposed: names in a layer of what Hugging Face has as [in, out].
+    model_type: Hugging Face's. layer: GGUF's names after "blk.N." and Hugging Face's after `layers` + "N.",
+    both without weight or bias; whole: with them, where these differ. top: names outside layers. keys: of
+    config.json (a dot before those of a nested object), and of the metadata after the architecture's name, in
+    addition to the usual ones; where `expert_count` is not among them, mixtures are refused. biases: flags of
+    config.json, and the name in a layer whose bias shows that they are on.
+
+    partial: heads may be rotated in part. own_heads: the usual keys do not give their sizes. interleaved: the
+    rows of the two halves of each query and key head alternate. plus_one: gains hold 1 + w. transposed: names
+    in a layer of matrices that Hugging Face has as [in, out].
     """
 
     model_type: str
@@ -374,5 +375,5 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = MappingProxyType(
         ),
     }
 )
-"""By `general.architecture`.  llama.cpp files Mistral and Mixtral under llama, OLMo 3 under olmo2, and
-DeepSeek-V2 and V3 under deepseek2."""
+"""Families by `general.architecture`. llama.cpp stores Mistral and Mixtral as llama, OLMo 3 as olmo2, and
+DeepSeek-V2 and V3 as deepseek2."""

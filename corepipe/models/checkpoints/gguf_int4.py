@@ -1,4 +1,4 @@
-"""GGUF's blocks of four bits as they are: numbers, scales and offsets, without a float between.
+"""GGUF's four-bit blocks without conversion to floats: integers, scales and offsets.
 
 The layouts are those of ggml (ggml-common.h, dequantize_row_q4_0, _q4_1 and _q4_K in ggml-quants.c): in 32
 values the lower four bits of 16 bytes come first, then their upper four bits.
@@ -26,7 +26,7 @@ SUB_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Of blocks [rows, blocks, bytes] numbers [rows, ..., 32], scales and offsets [rows, groups]."""
+    """Blocks [rows, blocks, bytes] as integers [rows, ..., 32], scales and offsets [rows, groups]."""
 
     values: U8
     scale: F16
@@ -34,7 +34,7 @@ class _Groups:
 
 
 def _halves(packed: U8) -> U8:
-    """[..., bytes] to [..., 2, bytes]: all lower four bits, then all upper ones."""
+    """Splits [..., bytes] to [..., 2, bytes]: all lower four bits, then all upper ones."""
     return np.stack((packed & 15, packed >> 4), axis=-2)
 
 
@@ -51,7 +51,8 @@ def _q4_1(blocks: U8) -> _Groups:
 
 
 def _q4_k(blocks: U8) -> _Groups:
-    """Eight groups: their scales and minima are integers of six bits, times a scale of the block for either.
+    """Unpacks eight groups: their scales and minima are integers of six bits, times one block scale for each
+    kind.
 
     A product has up to 17 bits, of which fp16 keeps 11: rounded to nearest, once.
     """
@@ -61,7 +62,7 @@ def _q4_k(blocks: U8) -> _Groups:
     minima = np.concatenate((second & 63, mixed >> 4 | second >> 6 << 4), axis=2)
     rows, count, _ = blocks.shape
     pairs = _halves(blocks[:, :, 16:].reshape(rows, count, SUB_BLOCKS // 2, GROUP))
-    with np.errstate(over="ignore"):  # a damaged scale; whoever makes an Int4 of it looks
+    with np.errstate(over="ignore"):  # a damaged scale; the caller checks it when it makes an Int4
         return _Groups(pairs, (scale * scales).astype(np.float16), (-minimum * minima).astype(np.float16))
 
 
@@ -80,11 +81,11 @@ _FORMATS: Mapping[str, _BlockFormat] = MappingProxyType(
 )
 
 FOUR_BITS = tuple(_FORMATS)
-"""Block types that are a grid of four bits."""
+"""Block types with a grid of four bits."""
 
 
 def read_blocks(name: str, data: U8, rows: int, block_bytes: int) -> Int4:
-    """A matrix of so many rows in one of `FOUR_BITS`.
+    """Unpacks a matrix of `rows` rows in one of `FOUR_BITS`.
 
     Raises ValueError for scales that are not finite.
     """

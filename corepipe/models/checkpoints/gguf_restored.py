@@ -1,7 +1,7 @@
-"""Tensors that llama.cpp's converter changes as a whole, made again of what it wrote.
+"""Restores tensors that llama.cpp's converter changes as a whole.
 
-What it does to rows and gains is in `gguf_families`; here is what needs all of a tensor, or two of them:
-other dimensions, rates in place of their logarithms, and what makes keys and values apart.
+Its changes to rows and gains are in `gguf_families`; here are those that need all of a tensor, or two of
+them: other dimensions, rates in place of their logarithms, and separate matrices of keys and values.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class RestoredTensor:
-    """shape: of the original, from the shapes of the file's tensors.  made: its values, from theirs; raises
-    ValueError, in words, for values that nothing was made into."""
+    """How a tensor of the original is restored. shape: its shape, from the shapes of the file's tensors.
+    made: its values, from their values; raises ValueError with a reason for values that the converter
+    cannot have written."""
 
     shape: Callable[..., Shape]
     made: Callable[..., F32]
@@ -36,12 +37,13 @@ def _flat(shape: Shape) -> Shape:
 
 
 def _depthwise(shape: Shape) -> Shape:
-    """[channels, taps] to [channels, 1, taps]."""
+    """Changes [channels, taps] to [channels, 1, taps]."""
     return (shape[0], 1, *shape[1:])
 
 
 def _logarithms(rates: F32) -> F32:
-    """Of Mamba's rates, kept as -exp(l): an l that gives each rate again, to the bit where one does.
+    """Returns logarithms l of Mamba's rates, which files keep as -exp(l): exact ones where they exist in
+    fp32.
 
     The fp32 nearest to the logarithm is off by half of its last bit, and so may the rate be.
     """
@@ -64,7 +66,7 @@ def _keys_and_values_shape(keys: Shape, values: Shape) -> Shape:
 
 
 def _keys_and_values(keys: F32, values: F32) -> F32:
-    """Of each head what makes its key, which the file has as [rank, key], and what makes its value."""
+    """Joins for each head the matrix of its key, which the file has as [rank, key], and that of its value."""
     both = np.concatenate((keys.swapaxes(1, 2), values), axis=1)
     return both.reshape(-1, both.shape[-1])
 
@@ -79,7 +81,7 @@ RESTORED: Mapping[str, RestoredTensor] = MappingProxyType(
         "ssm_conv1d.weight": _reshaped(_depthwise),
     }
 )
-"""By names in a layer, with their ends."""
+"""Restored tensors by their names in a layer, with weight or bias."""
 TOGETHER: Mapping[tuple[str, str], tuple[str, RestoredTensor]] = MappingProxyType(
     {
         ("self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight"): (
@@ -88,4 +90,4 @@ TOGETHER: Mapping[tuple[str, str], tuple[str, RestoredTensor]] = MappingProxyTyp
         )
     }
 )
-"""Names that two tensors would have in a layer, and the one of what both of them are."""
+"""Names of two tensors of a layer, and the name of the one tensor that they hold."""

@@ -11,13 +11,14 @@ from corepipe.models.checkpoints.gguf import GgufFile, GgufTensor
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 COUNT, NUMBER, TENSORS = "split.count", "split.no", "split.tensors.count"
-"""Metadata: of how many files this is which one, from 0; and how many tensors there are in all of them."""
+"""Metadata keys: the number of files, of this one from 0, and of tensors in all files."""
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """A GGUF file, with all the others where it is one of several.
+    """Opens a GGUF file, with all the others where it is one of several.
 
-    Raises UserError as `GgufFile` does, and where one of several is missing, or belongs to others.
+    Raises UserError as `GgufFile` does, and where one of several files is missing or belongs to another
+    model.
     """
     file = GgufFile(path)
     if _integer(file, COUNT) <= 1:
@@ -26,7 +27,7 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def shards(path: Path) -> list[Path]:
-    """The files that a model is in, by the name of one of them."""
+    """Lists the files of a model, from the name of one of them."""
     found = _SHARD.fullmatch(path.name)
     if found is None:
         return [path]
@@ -35,18 +36,18 @@ def shards(path: Path) -> list[Path]:
 
 
 def stem_of(path: Path) -> str:
-    """The name of a model by that of one of its files."""
+    """Returns the name of a model from that of one of its files."""
     found = _SHARD.fullmatch(path.name)
     return path.stem if found is None else found["stem"]
 
 
 def same_model(files: Sequence[Path]) -> bool:
-    """Tells whether files are one, or some of the same several."""
+    """Tells whether the files are one file, or files of the same set."""
     return len({tuple(shards(file)) for file in files}) == 1
 
 
 class GgufShards(GgufFile):
-    """Several files as if they were one, whose metadata is that of the first."""
+    """Several files as if they were one; the metadata is that of the first."""
 
     def __init__(self, files: Sequence[GgufFile]) -> None:
         self.path = files[0].path
@@ -75,10 +76,10 @@ class GgufShards(GgufFile):
 
 def _shard(path: Path, number: int) -> GgufFile:
     if not path.is_file():
-        raise UserError(f"{path}: is not there: a model in several files needs all of them")
+        raise UserError(f"{path}: is missing: a model in several files needs all of them")
     file = GgufFile(path)
     if _integer(file, NUMBER, number) != number:
-        raise UserError(f"{path}: {NUMBER} is {_integer(file, NUMBER)}, not {number}: is it renamed?")
+        raise UserError(f"{path}: {NUMBER} is {_integer(file, NUMBER)}, not {number}: was it renamed?")
     return file
 
 

@@ -1,4 +1,4 @@
-"""What a config.json says that GGUF metadata says otherwise, or leaves to whoever reads them."""
+"""Values of a config.json that GGUF metadata express differently, or leave to the reader."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.fields import MAX_HEAD_DIM, MAX_LAYERS
 
 SOFTMAX, SIGMOID = 1, 2
-"""Of `expert_gating_func`."""
+"""Values of `expert_gating_func`."""
 FP32_MAX = float(np.finfo(np.float32).max)
 DBRX_EPS = 1e-5
 UNSAID_GROUPS: Mapping[int, tuple[int, int]] = MappingProxyType({160: (8, 3), 256: (8, 4)})
-"""By how many experts DeepSeek-V2 and V3 have: groups, and how many of them a token takes."""
+"""DeepSeek-V2's and V3's groups, and how many of them a token takes, by the number of experts."""
 
 
 def factors(file: GgufFile, name: str) -> tuple[float, ...]:
-    """A tensor of divisors of frequencies."""
+    """Reads a tensor of divisors of frequencies."""
     if name not in file.tensors:
         raise missing(file.path, name)
     shape = file.tensors[name].shape
@@ -32,36 +32,36 @@ def factors(file: GgufFile, name: str) -> tuple[float, ...]:
 
 
 def decimal(value: object) -> object:
-    """Of a number in fp32 the shortest decimal that it is the nearest fp32 to: what the config said."""
+    """Returns the shortest decimal whose nearest fp32 is this number: the value in the original config."""
     if not isinstance(value, float) or not abs(value) < FP32_MAX or np.float32(value) != value:
         return value
     return float(str(np.float32(value)))
 
 
 def _said(file: GgufFile, key: str) -> object:
-    """What the metadata has after the architecture's name."""
+    """Returns the metadata under a key after the architecture's name."""
     return file.metadata.get(f"{file.metadata['general.architecture']}.{key}")
 
 
 def _mistral(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """llama.cpp files Mistral under llama, which its window tells apart, if anything, and Mixtral."""
+    """Tells Mistral, by its window, and Mixtral from llama: llama.cpp stores all of them as llama."""
     if values["num_local_experts"]:
         return {"model_type": "mixtral"}
     return {"model_type": "mistral" if values["sliding_window"] is not None else "llama"}
 
 
 def _qwen3_moe(_file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
-    """Not written: llama.cpp makes the weights of Qwen3's experts sum to 1, and no others' of these."""
+    """Sets a flag that files lack: llama.cpp makes the weights of Qwen3's experts alone sum to 1."""
     return {"norm_topk_prob": True}
 
 
 def _gemma2(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """The scale of the scores is not written: a head's size; the 27B's is the width a head."""
+    """Sets the scale of scores, which files lack: a head's size; for the 27B the width over the heads."""
     return {"query_pre_attn_scalar": _query_scale(values, layers_of_27b=46)}
 
 
 def _gemma3(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """One base is written, that of the layers without a window, if any; the others' is 10,000."""
+    """Sets the rotary bases: files have at most that of layers without a window; the others' is 10,000."""
     found: dict[str, object] = {"query_pre_attn_scalar": _query_scale(values, layers_of_27b=62)}
     if values["rope_theta"] is None:
         found["rope_theta"] = 1e6
@@ -79,7 +79,7 @@ def _query_scale(values: dict[str, object], layers_of_27b: int) -> object:
 
 
 def _layer_types(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """Which layers have a window, where the file says it or has none."""
+    """Returns which layers have a window, where the file says it or has none."""
     layers = values["num_hidden_layers"]
     if values["sliding_window"] is None and isinstance(layers, int):
         return {"layer_types": ["full_attention"] * min(layers, MAX_LAYERS)}
@@ -90,7 +90,7 @@ def _layer_types(file: GgufFile, values: dict[str, object]) -> dict[str, object]
 
 
 def _olmo2(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """OLMo 3 is OLMo 2 with windows."""
+    """Tells OLMo 3 by its windows: llama.cpp stores it as olmo2."""
     if values["sliding_window"] is None:
         return {}
     return {"model_type": "olmo3", **_layer_types(file, values)}
@@ -101,7 +101,7 @@ def _stablelm(file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
 
 
 def _phi3(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """Factors of long contexts are tensors; a window of 0 is none."""
+    """Reads the factors of long contexts, which are tensors; a window of 0 means none."""
     found: dict[str, object] = {} if values["sliding_window"] else {"sliding_window": None}
     if "rope_factors_long.weight" not in file.tensors:
         return found
@@ -117,7 +117,7 @@ def _phimoe(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
 
 
 def _dbrx(file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
-    """Its norms add a constant of their own."""
+    """Checks the constant that its norms add."""
     key = "attention.layer_norm_epsilon"
     if decimal(_said(file, key)) != DBRX_EPS:
         raise _refused(file, key, f"only {DBRX_EPS} is supported")
@@ -125,8 +125,8 @@ def _dbrx(file: GgufFile, _values: dict[str, object]) -> dict[str, object]:
 
 
 def _gpt_oss(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """Bounds of yarn are not rounded, as its configs say; without scaling there is none, where a config that
-    does not speak of it means yarn."""
+    """Sets yarn's bounds not to be rounded, as the configs have it. Without scaling yarn is off, although a
+    config without a word on it means yarn."""
     scaling = values.get("rope_scaling")
     if not isinstance(scaling, dict):
         return {"rope_scaling": {"rope_type": "default"}}
@@ -134,7 +134,7 @@ def _gpt_oss(_file: GgufFile, values: dict[str, object]) -> dict[str, object]:
 
 
 def _deepseek(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """Scores by sigmoid are V3's, by softmax V2's; where a file does not say it, corrections are V3's."""
+    """Tells V3, whose scores are sigmoids, from V2 with softmax; without the key, corrections show V3."""
     key = "expert_gating_func"
     gating = _said(file, key)
     if gating not in (None, SOFTMAX, SIGMOID):
@@ -153,7 +153,7 @@ def _deepseek(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
 
 
 def _deepseek_groups(values: dict[str, object]) -> dict[str, object]:
-    """Where a file does not say them, they are those of the models that were published with some."""
+    """Returns the groups; where a file lacks them, those of the published models with as many experts."""
     if values["n_group"]:
         return {"n_group": values["n_group"], "topk_group": values["topk_group"]}
     experts = values["n_routed_experts"]
@@ -162,8 +162,8 @@ def _deepseek_groups(values: dict[str, object]) -> dict[str, object]:
 
 
 def _deepseek_heads(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """A key's length has both of its parts.  Older files, which do not keep latents, have no lengths of their
-    own for heads."""
+    """Returns the sizes of heads. A key's length includes both of its parts. Older files, which do not keep
+    latents, have no lengths of their own for heads."""
     key, rotated = values["qk_nope_head_dim"], values["qk_rope_head_dim"]
     key = _said(file, "attention.key_length") if key is None else key
     found: dict[str, object] = {}
@@ -175,8 +175,8 @@ def _deepseek_heads(file: GgufFile, values: dict[str, object]) -> dict[str, obje
 
 
 def _deepseek_rope(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """What scores are multiplied by is written as a tenth; what cosines are, not at all: it is the same in
-    the models that were published."""
+    """Returns yarn's factors: that of scores is written as a tenth; that of cosines is not written, and is
+    the same in the published models."""
     scaling, tenth = values.get("rope_scaling"), _said(file, "rope.scaling.yarn_log_multiplier")
     if not isinstance(scaling, dict) or not isinstance(tenth, float):
         return {}
@@ -189,9 +189,9 @@ def _mamba2(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
 
 
 def _granite_hybrid(file: GgufFile, values: dict[str, object]) -> dict[str, object]:
-    """Layers without key/value heads are Mamba's.
+    """Reads the layers' kinds: layers without key/value heads are Mamba's.
 
-    Bamba's files, which are of this architecture, too, have no factors.
+    Bamba's files also have this architecture, but no factors.
     """
     if values["attention_multiplier"] is None:
         raise _refused(file, "attention.scale", "Bamba is read from safetensors alone")
@@ -213,7 +213,7 @@ def _granite_hybrid(file: GgufFile, values: dict[str, object]) -> dict[str, obje
 
 
 def _scanned(file: GgufFile, heads: object, hidden: object, names: tuple[str, str]) -> dict[str, object]:
-    """The width of all heads is that of one times their number, and a multiple of the model's."""
+    """Returns the size of a head and the expansion: the heads' width is a multiple of the model's."""
     key = "ssm.inner_size"
     inner = _said(file, key)
     if not (isinstance(inner, int) and isinstance(heads, int) and isinstance(hidden, int)):
@@ -245,4 +245,4 @@ VARIANTS: Mapping[str, Callable[[GgufFile, dict[str, object]], dict[str, object]
         "stablelm": _stablelm,
     }
 )
-"""What a config.json says that the metadata says otherwise, or leave to whoever reads them."""
+"""The functions that set such values, by architecture."""

@@ -1,8 +1,8 @@
-"""GPTQ's and AWQ's checkpoints: eight numbers of four bits in a word, zero points alike, scales in fp16.
+"""GPTQ's and AWQ's checkpoints: eight four-bit integers in a word, zero points alike, scales in fp16.
 
 The layouts are those of AutoGPTQ (auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, `pack`) and AutoAWQ
 (awq/modules/linear/gemm.py, `from_linear`): matrices are [in, out]; GPTQ packs along the inputs, AWQ along
-the outputs, every eight of them in an order of its own.  GPTQ's first format keeps zero points less one.
+the outputs, each eight of them in an order of its own. GPTQ's first format keeps zero points less one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 WORD = 8
-"""Numbers in a word of 32 bits, the first in the lowest bits."""
+"""Integers in a word of 32 bits, the first in the lowest bits."""
 AWQ_ORDER = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-"""Where a word has each of its eight outputs."""
+"""The position of each of eight outputs in a word."""
 NUMBERS, ZEROS, SCALES, GROUPS = "qweight", "qzeros", "scales", "g_idx"
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A matrix of a module: [outputs, inputs], and inputs that share a scale."""
+    """A module's matrix: [outputs, inputs], and the number of inputs that share a scale."""
 
     module: str
     shape: tuple[int, int]
@@ -41,7 +41,7 @@ class _Packed:
 
 
 class GptqCheckpoint:
-    """A safetensors checkpoint in which modules have `qweight` instead of `weight`, under the usual names.
+    """A safetensors checkpoint whose modules have `qweight` instead of `weight`, under the usual names.
 
     Raises UserError for shapes that contradict the configuration.
     """
@@ -86,7 +86,7 @@ class GptqCheckpoint:
         return self._plain.file(f"{self._weights[name].module}.{NUMBERS}" if name in self._weights else name)
 
     def read(self, name: str, rows: slice = ALL) -> F32:
-        """A quantised weight as the floats that it stands for, or a plain one as it is."""
+        """Returns a quantised weight as the floats it represents, or a plain one as it is."""
         if name not in self._weights:
             return self._plain.read(name, rows)
         weight = self._weights[name]
@@ -95,7 +95,7 @@ class GptqCheckpoint:
         spread = (np.repeat(numbers, weight.group, axis=1)[:, :inputs] for numbers in (zeros, scale))
         dense = values.astype(np.float32)
         dense -= next(spread)
-        with np.errstate(all="ignore"):  # a damaged scale overflows, which is looked for below
+        with np.errstate(all="ignore"):  # a damaged scale overflows; `finite` checks for it below
             dense *= next(spread)
         return finite(dense, self.file(name), name)[rows]
 
@@ -110,7 +110,7 @@ class GptqCheckpoint:
         return name not in self._weights
 
     def _numbers(self, weight: _Packed) -> tuple[U8, F32, F32]:
-        """Numbers [outputs, inputs], scales and zero points [outputs, groups]."""
+        """Returns integers [outputs, inputs], scales and zero points [outputs, groups]."""
         module, (outputs, inputs) = weight.module, weight.shape
         words, zeros = (self._words(f"{module}.{part}") for part in (NUMBERS, ZEROS))
         scale = finite(self._plain.read(f"{module}.{SCALES}"), self._plain.file(f"{module}.{SCALES}"), module)
@@ -126,7 +126,7 @@ class GptqCheckpoint:
         return np.ascontiguousarray(self._plain.raw(name, 0, rows)).view("<u4").astype(np.uint32, copy=False)
 
     def _check_order(self, weight: _Packed) -> None:
-        """Inputs that were not quantised in their order share scales with others than their neighbours."""
+        """Raises UserError for inputs quantised in another order, whose neighbours share no scales."""
         name = f"{weight.module}.{GROUPS}"
         if not self._plain.has(name):
             return
@@ -138,11 +138,11 @@ class GptqCheckpoint:
             )
 
     def _is_needless_bias(self, name: str) -> bool:
-        """AutoGPTQ writes a bias of zeros for every module that has none."""
+        """Finds the biases of zeros that AutoGPTQ writes for every module without a bias."""
         return self._plain.has(name) and not self._plain.read(name).any()
 
     def _describe(self, module: str) -> _Packed:
-        """Of the headers alone."""
+        """Reads the shapes of a matrix from the headers alone."""
         shapes = {}
         for part, kinds in ((NUMBERS, ("I32",)), (ZEROS, ("I32",)), (SCALES, ("F16", "BF16", "F32"))):
             name = f"{module}.{part}"
@@ -169,7 +169,7 @@ class GptqCheckpoint:
 
 
 def _unpack(words: npt.NDArray[np.uint32], *, by_outputs: bool, reordered: bool) -> U8:
-    """The numbers of words [rows, columns]: eight times as many columns, or rows."""
+    """Unpacks words [rows, columns] to eight times as many columns, or rows."""
     shifts = 4 * (AWQ_ORDER if reordered else np.arange(WORD)).astype(np.uint32)
     rows, columns = words.shape
     if by_outputs:

@@ -1,8 +1,8 @@
-"""Whether a model's files are the ones that they should be, hash by hash.
+"""Verifies a model's files by their hashes.
 
-What they should be is known from a SHA256SUMS beside them (as coreutils' sha256sum writes it), from the names
-in huggingface_hub's cache (blobs are named by their sha256, small files by git's hash), or from the pinned
-hash of a packaged model.
+The known hashes are in a SHA256SUMS beside the files (as coreutils' sha256sum writes it), in the names of
+huggingface_hub's cache (blobs are named by their sha256, small files by git's hash), or pinned for a packaged
+model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from corepipe.models.sentence_transformers import module_folders
 SUMS = "SHA256SUMS"
 MAX_SUMS_BYTES = 1 << 22
 READ = (".safetensors", ".gguf", ".json", ".jinja", ".model", ".txt")
-"""Suffixes of what may be read of a model's directory."""
+"""Suffixes of the files of a model's directory that may be read."""
 CHUNK = 1 << 22
 
 Progress = Callable[[str, float], None]
@@ -30,7 +30,7 @@ Progress = Callable[[str, float], None]
 def verify(model: Path, progress: Progress) -> None:
     """Compares the files of a model, a directory or a file, with their hashes.
 
-    Raises UserError for the first that differs, for one of which no hash is known, and where none is.
+    Raises UserError for the first file that differs, and for one without a known hash.
     """
     folder = model if model.is_dir() else model.parent
     files = sorted(_read_of(folder)) if model.is_dir() else shards(model)
@@ -41,22 +41,22 @@ def verify(model: Path, progress: Progress) -> None:
 
 
 def _read_of(folder: Path) -> Iterator[Path]:
-    """What may be read of a directory: its files, its chat templates, and those of sentence-transformers'
-    modules in it."""
+    """Yields the files of a directory that may be read: its own, its chat templates, and those of
+    sentence-transformers' modules in it."""
     templates = folder / CHAT_TEMPLATES
     for place in (folder, *([templates] if templates.is_dir() else []), *module_folders(folder)):
         yield from (file for file in place.iterdir() if file.suffix in READ and not file.is_dir())
 
 
 def _known(file: Path, folder: Path, sums: Mapping[str, str]) -> str:
-    """The hash that a file should have: sha256, or git's of 40 digits."""
+    """Returns the known hash of a file: sha256, or git's of 40 digits."""
     name = file.relative_to(folder).as_posix()
     if name in sums:
         return sums[name]
     if file.is_symlink() and re.fullmatch("[0-9a-f]{64}|[0-9a-f]{40}", file.resolve().name):
         return file.resolve().name
     for model, packaged in PACKAGED.items():
-        # A lone file is known by its name; a directory's have names that many models' files have.
+        # A lone file is known by its name; names in a directory are shared by many models.
         known = packaged.pinned(name) if not packaged.beside or folder.name == model else None
         if known is not None:
             return known
@@ -83,7 +83,7 @@ def _sums(folder: Path) -> dict[str, str]:
 
 def _compare(file: Path, known: str) -> None:
     size = regular_size(file)
-    # Git hashes a file with its size in front; that SHA-1 is weak is git's and the hub's concern.
+    # Git hashes a file with its size in front; SHA-1's weakness is for git and the hub to solve.
     digest = (
         hashlib.sha256() if len(known) == 64 else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     )

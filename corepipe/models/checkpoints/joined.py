@@ -1,4 +1,4 @@
-"""A checkpoint and those of the modules beside it, under one roof."""
+"""A checkpoint joined with those of the modules beside it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class JoinedCheckpoint:
             yield from (f"{part}.{name}" for name in checkpoint.names())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor; raises UserError where it is missing."""
+        """Returns the shape of a tensor; raises UserError where it is missing."""
         checkpoint, inner = self._of(name)
         return checkpoint.shape(inner)
 
@@ -56,7 +56,7 @@ class JoinedCheckpoint:
         return checkpoint.file(inner)
 
     def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
-        """A fresh fp32 copy of some rows; raises UserError for missing tensors and broken files."""
+        """Returns some rows as a fresh fp32 copy; raises UserError for missing tensors and broken files."""
         checkpoint, inner = self._of(name)
         return checkpoint.read(inner, rows)
 

@@ -23,21 +23,21 @@ F32 = npt.NDArray[np.float32]
 
 BLOCKS, SCALES = "_blocks", "_scales"
 BYTES = MX_GROUP // 2
-"""Of a block."""
+"""Bytes of a block."""
 BIAS, NOT_A_NUMBER = 127, 255
-"""Of exponents: what stands for 0, and the one that stands for none."""
+"""The code of exponent 0, and the code of NaN."""
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 VALUES = np.concatenate((E2M1, -E2M1))
-"""What a half of a byte stands for."""
+"""The values of the 16 halves of a byte."""
 DIMENSIONS = 4
-"""Of blocks."""
+"""Dimensions of the tensor of blocks."""
 
 
 class Mxfp4Checkpoint:
-    """A safetensors checkpoint with tensors in MXFP4 among the others, each as floats [experts, N, K] under
-    the name of its blocks.
+    """A safetensors checkpoint with some tensors in MXFP4, each read as floats [experts, N, K] under the name
+    of its blocks.
 
-    Raises UserError for blocks and scales that do not go together.
+    Raises UserError for blocks and scales that do not fit each other.
     """
 
     stored_as = f"mxfp4 in groups of {MX_GROUP}"
@@ -66,7 +66,7 @@ class Mxfp4Checkpoint:
         return self._plain.file(name)
 
     def read(self, name: str, rows: slice = ALL) -> F32:
-        """Exact, of any exponent that fp32 and bf16 have; raises UserError for others."""
+        """Returns exact values for any exponent of fp32 and bf16; raises UserError for others."""
         if name not in self._shapes:
             return self._plain.read(name, rows)
         shape = self._shapes[name]
@@ -75,16 +75,16 @@ class Mxfp4Checkpoint:
         scales = self._plain.raw(_scales_of(name), start, stop).view(np.uint8)
         values = np.empty((*scales.shape, BYTES, 2), np.float32)
         values[..., 0], values[..., 1] = VALUES[packed & 0xF], VALUES[packed >> 4]
-        with np.errstate(over="ignore"):  # what overflows is looked for below
+        with np.errstate(over="ignore"):  # `finite` checks for overflow below
             np.ldexp(values, (scales.astype(np.int32) - BIAS)[..., None, None], out=values)
         values[scales == NOT_A_NUMBER] = np.nan
         return finite(values.reshape(stop - start, *shape[1:]), self.file(name), name)
 
     def stored(self, name: str, rows: slice = ALL) -> Stored:
-        """As floats: what four bits stand for here are no equal steps."""
+        """Returns floats: the steps of these four-bit values are unequal."""
         return self.read(name, rows)
 
-    def by_rows(self, name: str) -> bool:  # noqa: ARG002 -- the protocol's: rows follow one another
+    def by_rows(self, name: str) -> bool:  # noqa: ARG002 -- the protocol's parameter; rows are contiguous
         return True
 
     def _described(self, name: str) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
-"""What a config.json says of quantised weights: how many bits, and what has a scale of its own.
+"""The quantisation in a config.json: the bits of weights, and the shape that shares a scale.
 
-Read are fp8 as DeepSeek, transformers and vLLM write it, compressed-tensors, which llm-compressor writes,
-GPTQ's and AWQ's four bits, and gpt-oss's MXFP4.
-Of activations and KV caches nothing is read: those have the formats that a server is asked for.
+Supported are fp8 as DeepSeek, transformers and vLLM write it, compressed-tensors, which llm-compressor
+writes, GPTQ's and AWQ's four bits, and gpt-oss's MXFP4. Settings of activations and KV caches are not read: a
+server's flags decide their formats.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ GPTQ, AWQ = "gptq", "awq"
 MXFP4 = "mxfp4"
 METHODS = (*FP8_METHODS, COMPRESSED, GPTQ, AWQ, MXFP4)
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
-"""Of compressed-tensors."""
+"""Formats of compressed-tensors."""
 GPTQ_FORMATS = ("gptq", "gptq_v2")
 FOUR = 4
-"""Bits of GPTQ and AWQ, and of what kernels of four bits take as it is."""
+"""Bits of GPTQ and AWQ, and of the integers that four-bit kernels take without change."""
 STRATEGIES = ("tensor", "channel", "group", "block")
 MAX_GROUPS = 64
-"""Groups of layers that are quantised alike; a model has one or two."""
+"""The most groups of layers that are quantised alike; a model has one or two."""
 MAX_SIZE = 1 << 20
-"""Of a group or block."""
+"""The largest size of a group or block."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightScheme:
-    """Weights of so many bits; what has one scale: a tensor, a channel (row), a group of a row, or a block.
+    """The bits of weights, and the strategy of scales: one a tensor, a channel (row), a group of a row, or a
+    block.
 
     size: rows and columns that share a scale, 0 for all of them.
     """
@@ -45,7 +46,7 @@ class WeightScheme:
     ordered: bool = False
 
     def scale_shapes(self, rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
-        """The shapes that scales of a matrix may have."""
+        """Returns the shapes that scales of a matrix may have."""
         high, wide = self.size
         shape = (-(-rows // high) if high else 1, -(-columns // wide) if wide else 1)
         if self.strategy == "channel":
@@ -67,9 +68,9 @@ class WeightScheme:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How weights are quantised: each quantised one in one of `schemes`; MXFP4 is one by itself.
+    """The quantisation of a model: each quantised weight has one of `schemes`; MXFP4 has none.
 
-    zeros_less_one: of GPTQ, whether zero points are kept less one.
+    zeros_less_one: GPTQ's zero points are kept less one.
     """
 
     fields: Fields
@@ -79,9 +80,9 @@ class Quantization:
 
 
 def read_quantization(fields: Fields) -> Quantization | None:
-    """What a configuration says; None where it says nothing.
+    """Reads the quantisation of a configuration; None where it has none.
 
-    Raises UserError for methods and variants that are not read.
+    Raises UserError for methods and variants that are not supported.
     """
     section = fields.section("quantization_config") or fields.section("compression_config")
     if section is None:
@@ -103,7 +104,7 @@ def read_quantization(fields: Fields) -> Quantization | None:
 
 
 def _four_bits(section: Fields, method: str) -> WeightScheme:
-    """GPTQ's and AWQ's, in groups of inputs or with a scale an output (-1)."""
+    """Reads GPTQ's and AWQ's scheme, in groups of inputs or with a scale an output (-1)."""
     bits = section.integer("w_bit" if section.has("w_bit") else "bits", 8)
     if bits != FOUR:
         raise section.error("bits", f"{bits} of {method} are not supported (known: {FOUR})")
@@ -124,7 +125,7 @@ def _four_bits(section: Fields, method: str) -> WeightScheme:
 
 
 def _fp8(section: Fields, method: str) -> WeightScheme:
-    """Blocks have their size in the config; without one a scale is a tensor's, or FBGEMM's of a channel."""
+    """Reads fp8's scheme: blocks of the config's size, else a scale a tensor, or a channel in FBGEMM."""
     section.require("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     if section.has("weight_block_size"):
         return WeightScheme("float", 8, "block", _block(section, "weight_block_size"))
@@ -157,7 +158,7 @@ def _compressed(section: Fields) -> tuple[WeightScheme, ...]:
 
 
 def _group(group: Fields) -> tuple[WeightScheme, ...]:
-    """What a group says of weights: nothing where activations alone are quantised."""
+    """Reads the weights' scheme of a group; none where it quantises activations alone."""
     weights = group.section("weights")
     if weights is None:
         return ()

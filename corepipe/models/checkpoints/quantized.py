@@ -1,4 +1,4 @@
-"""Quantised safetensors as the weights that they stand for: fp8 and integers times their scales, in fp32."""
+"""Quantised safetensors read as fp32 weights: fp8 and integers times their scales."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ F32 = npt.NDArray[np.float32]
 PIECE = 1 << 20
 """Values that are computed at once."""
 STORED = {"F8_E4M3": "float", "I8": "int", "I32": "int"}
-"""What quantised weights are kept as, and of what kind they are; I32: several in a word."""
+"""Storage types of quantised weights, and the kind of their values; I32 has several in a word."""
 SCALES = ("weight_scale_inv", "weight_scale")
-"""DeepSeek's name, and everybody's; either is what a weight is multiplied by."""
+"""DeepSeek's name and the common one; a weight is multiplied by either."""
 PACKED, SHAPE, ZERO_POINT, ORDER = "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx"
 PARTS = (PACKED, SHAPE, ZERO_POINT, ORDER, *SCALES, "input_scale", "input_zero_point", "output_scale")
-"""What belongs to a quantised weight, by the end of its name."""
+"""Tensors that belong to a quantised weight, by the end of their names."""
 MOST = 1 << 31
-"""Rows or columns of a weight."""
+"""The most rows or columns of a weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """Where a weight and its parts are; None for parts that it has not."""
+    """The names of a weight's tensors; None for those that it does not have."""
 
     name: str
     stored: str
@@ -47,9 +47,9 @@ class QuantizedWeight:
 
 
 class QuantizedCheckpoint:
-    """A safetensors checkpoint with quantised weights among the others, all under their usual names.
+    """A safetensors checkpoint with some quantised weights, all under their usual names.
 
-    Raises UserError for a quantised weight that is none of what the configuration describes.
+    Raises UserError for a quantised weight that the configuration does not describe.
     """
 
     floats_as = None
@@ -88,7 +88,7 @@ class QuantizedCheckpoint:
         return self._plain.file(self._weights[name].stored if name in self._weights else name)
 
     def read(self, name: str, rows: slice = ALL) -> F32:
-        """A quantised weight times its scales, or a plain one as it is."""
+        """Returns a quantised weight times its scales, or a plain one as it is."""
         if name not in self._weights:
             return self._plain.read(name, rows)
         weight = self._weights[name]
@@ -103,12 +103,12 @@ class QuantizedCheckpoint:
             zero_point = scales.zero_points(start, end)
             if zero_point is not None:
                 piece -= zero_point
-            with np.errstate(all="ignore"):  # a damaged scale overflows, which is looked for below
+            with np.errstate(all="ignore"):  # a damaged scale overflows; `finite` checks for it below
                 piece *= scales.scales(start, end)
         return finite(values, self.file(name), name)[rows]
 
     def stored(self, name: str, rows: slice = ALL) -> Stored:
-        """Integers of four bits in groups as they are, or others in int8."""
+        """Returns four-bit integers in groups without change, others in int8."""
         if name not in self._weights:
             return self._plain.read(name, rows)
         weight = self._weights[name]
@@ -124,7 +124,7 @@ class QuantizedCheckpoint:
         return ", ".join(sorted(map(str, schemes))) or None
 
     def _four_bits(self, weight: QuantizedWeight) -> Int4 | None:
-        """Numbers are kept above the least: -8."""
+        """Returns four-bit integers as their distance from the least, -8."""
         rows, columns = weight.shape
         numbers = np.empty(weight.shape, np.float32)
         self._numbers(weight, 0, rows, numbers)
@@ -133,7 +133,7 @@ class QuantizedCheckpoint:
         return in_groups((numbers + 8).astype(np.uint8), scales.grid, zero, weight.scheme.size[1] or columns)
 
     def _numbers(self, weight: QuantizedWeight, start: int, end: int, out: F32) -> None:
-        """The rows as they are stored: fp8, or integers without a zero point."""
+        """Reads rows as they are stored: fp8, or integers without a zero point."""
         stored = self._plain.raw(weight.stored, start, end)
         if weight.stored.endswith(f".{PACKED}"):
             out[:] = _unpack(stored, weight.scheme.bits, weight.shape[1])
@@ -144,7 +144,7 @@ class QuantizedCheckpoint:
             out[:] = stored
 
     def _describe(self, stored: str) -> QuantizedWeight:
-        """Which scheme a weight has, from what is stored: the configuration must have said so."""
+        """Finds the scheme of a weight from its tensors; the configuration must describe it."""
         module, packed = _module(stored), stored.endswith(f".{PACKED}")
         shape = self._packed_shape(module) if packed else self._plain.shape_of(stored)
         if len(shape) != 2 or 0 in shape:
@@ -182,12 +182,12 @@ class QuantizedCheckpoint:
         return self._plain.shape_of(zero_point) in shapes
 
     def _part(self, module: str, part: str) -> str | None:
-        """The name of what belongs to a weight, where it is there."""
+        """Returns the name of a weight's tensor, where it exists."""
         name = f"{module}.{part}"
         return name if self._plain.has(name) else None
 
     def _packed_shape(self, module: str) -> tuple[int, ...]:
-        """Rows and columns before they were packed."""
+        """Returns rows and columns before they were packed."""
         name = self._part(module, SHAPE)
         if name is None:
             raise self._error(f"{module}.{PACKED}", f"has no shape: {module}.{SHAPE} is missing")
@@ -203,7 +203,7 @@ class QuantizedCheckpoint:
 
 
 class _Scales:
-    """Scales and zero points of a weight, for any rows of it."""
+    """Scales and zero points of a weight, for any of its rows."""
 
     def __init__(self, plain: SafetensorsCheckpoint, weight: QuantizedWeight) -> None:
         self._weight = weight
@@ -230,7 +230,7 @@ class _Scales:
         return None if self._zero_points is None else self._spread(self._zero_points, start, end)
 
     def _spread(self, grid: F32, start: int, end: int) -> F32:
-        """A number for each value of the rows, or one for all that share it."""
+        """Returns a number for each value of the rows, or one for all that share it."""
         high, wide = self._weight.scheme.size
         rows = grid[np.arange(start, end) // high] if high else grid
         if self._group is not None:
@@ -239,23 +239,23 @@ class _Scales:
         return np.repeat(rows, min(wide, columns), axis=1)[:, :columns] if wide else rows
 
     def _groups_of_columns(self, plain: SafetensorsCheckpoint, name: str) -> npt.NDArray[np.intp]:
-        """Which group each column belongs to, where they were not quantised in their order."""
+        """Returns the group of each column, where columns were quantised in another order."""
         groups = plain.raw(name, 0, self._weight.shape[1]).astype(np.intp)
         if groups.min() < 0 or groups.max() >= self._scales.shape[1]:
             raise UserError(
-                f"{plain.file(name)}: tensor {shown(name)} names none of {self._scales.shape[1]} groups"
+                f"{plain.file(name)}: tensor {shown(name)} names none of the {self._scales.shape[1]} groups"
             )
         return groups
 
 
 def _grid(weight: QuantizedWeight) -> tuple[int, int]:
-    """How many scales there are along rows and columns."""
+    """Returns the number of scales along rows and columns."""
     (grid,) = (s for s in weight.scheme.scale_shapes(*weight.shape) if len(s) == 2)
     return grid[0], grid[1]
 
 
 def _zero_points(plain: SafetensorsCheckpoint, name: str, scheme: WeightScheme, grid: tuple[int, int]) -> F32:
-    """As they are, or packed along the rows."""
+    """Reads zero points, which may be packed along the rows."""
     shape = plain.shape_of(name)
     stored = plain.raw(name, 0, shape[0] if shape else 1)
     if plain.dtype(name) == "I32":
@@ -266,7 +266,7 @@ def _zero_points(plain: SafetensorsCheckpoint, name: str, scheme: WeightScheme, 
 
 
 def _check_bits(plain: SafetensorsCheckpoint, name: str, bits: int, values: npt.NDArray[np.generic]) -> None:
-    """Raises UserError for integers, each stored by itself, that are none of so many bits."""
+    """Raises UserError for integers, each stored by itself, that do not fit in `bits` bits."""
     limit = 1 << (bits - 1)
     if values.size and not -limit <= values.min() <= values.max() < limit:
         raise UserError(
@@ -276,7 +276,7 @@ def _check_bits(plain: SafetensorsCheckpoint, name: str, bits: int, values: npt.
 
 
 def _is_direct(scheme: WeightScheme) -> bool:
-    """Whether kernels of four bits may take the integers as they are."""
+    """Tells whether four-bit kernels may take the integers without change."""
     whole = scheme.strategy == "channel" or (scheme.strategy == "group" and scheme.size[1] % GROUPS[0] == 0)
     return scheme.kind == "int" and scheme.bits == FOUR and whole and not scheme.ordered
 
@@ -290,12 +290,12 @@ def _module(name: str) -> str:
 
 
 def _words(count: int, bits: int) -> int:
-    """32-bit words that hold so many values, whole ones in each."""
+    """Returns the number of 32-bit words that hold `count` values; none is split between words."""
     return -(-count // (32 // bits))
 
 
 def _unpack(words: npt.NDArray[np.generic], bits: int, columns: int) -> npt.NDArray[np.int16]:
-    """The signed values in each row of words, the first in the lowest bits, above their least."""
+    """Unpacks the signed values in each row of words, the first in the lowest bits, offset by the least."""
     shifts = np.arange(0, 32 // bits * bits, bits, dtype=np.uint32)
     fields = (words.astype(np.int64).astype(np.uint32)[:, :, None] >> shifts) & np.uint32((1 << bits) - 1)
     values = fields.reshape(len(words), -1)[:, :columns].astype(np.int16)
@@ -304,6 +304,6 @@ def _unpack(words: npt.NDArray[np.generic], bits: int, columns: int) -> npt.NDAr
 
 @cache
 def _fp8_values() -> F32:
-    """What each of 256 bytes stands for in OCP's e4m3, which has NaN and no infinities."""
+    """Returns the value of each of 256 bytes in OCP's e4m3, which has NaN and no infinities."""
     codes = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
     return np.asarray(codes, np.float32)

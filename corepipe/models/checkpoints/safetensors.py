@@ -1,8 +1,8 @@
 """Safetensors, one file or several with an index; headers are checked before anything is allocated.
 
-The format (https://huggingface.co/docs/safetensors): 8 bytes of little-endian header length, a JSON
-header of {name: {dtype, shape, data_offsets}} in UTF-8, then the data, without gaps.  `__metadata__` is an
-object of texts, which nobody here reads.
+The format (https://huggingface.co/docs/safetensors): 8 bytes of little-endian header length, a JSON header of
+{name: {dtype, shape, data_offsets}} in UTF-8, then the data, without gaps. `__metadata__` is an object of
+texts, which is not read here.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from corepipe.neuron.numerics.int4 import ALL, Stored
 
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
-"""As the format's own library has it."""
+"""The limit of the format's own library."""
 MAX_TENSORS = 1 << 18
-"""In a file; the largest public checkpoints have about 92,000 in all of theirs (DeepSeek-V3)."""
+"""The most tensors in a file; the largest public checkpoints have about 92,000 in all files (DeepSeek-V3)."""
 MAX_NAME = 1024
 MAX_SHARDS = 4096
 DTYPES = {"F32": ("<f4", 4), "F16": ("<f2", 2), "BF16": ("<u2", 2)}
 RAW = {"F8_E4M3": "u1", "I8": "i1", "U8": "u1", "I32": "<i4", "I64": "<i8"}
-"""What quantised weights and what belongs to them are made of."""
+"""Types of quantised weights and of the tensors that belong to them."""
 OTHER_BYTES = {
     "F64": 8,
     "I64": 8,
@@ -57,7 +57,7 @@ BYTES = {**{name: size for name, (_, size) in DTYPES.items()}, **OTHER_BYTES, "F
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies; `offset` counts from the start of the file."""
+    """A tensor's type, shape and place; `offset` counts from the start of the file."""
 
     file: Path
     dtype: str
@@ -91,7 +91,7 @@ class SafetensorsCheckpoint:
         return self._entries.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that can be read; raises UserError for those of other types."""
+        """Returns the shape of a readable tensor; raises UserError for other types."""
         entry = self._entry(name)
         if entry.dtype not in DTYPES:
             raise UserError(
@@ -103,15 +103,15 @@ class SafetensorsCheckpoint:
         return name in self._entries
 
     def dtype(self, name: str) -> str:
-        """As the format spells it."""
+        """Returns the type as the format spells it."""
         return self._entry(name).dtype
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Of a tensor of any type."""
+        """Returns the shape of a tensor of any type."""
         return self._entry(name).shape
 
     def raw(self, name: str, start: int, end: int) -> npt.NDArray[np.generic]:
-        """Some rows of a tensor of integers, or of fp8 as bytes; raises UserError for other types."""
+        """Returns some rows of a tensor of integers, or of fp8 as bytes; raises UserError for other types."""
         entry = self._entry(name)
         if entry.dtype not in RAW:
             raise UserError(
@@ -126,7 +126,7 @@ class SafetensorsCheckpoint:
         return self._entry(name).file
 
     def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
-        """F32, F16 or BF16 as fp32."""
+        """Returns rows of F32, F16 or BF16 as fp32."""
         entry = self._entry(name)
         before, shape = placed(self.shape(name), rows)
         dtype, size = DTYPES[entry.dtype]
@@ -137,7 +137,7 @@ class SafetensorsCheckpoint:
     def stored(self, name: str, rows: slice = ALL) -> Stored:
         return self.read(name, rows)
 
-    def by_rows(self, name: str) -> bool:  # noqa: ARG002 -- the protocol's: rows follow one another
+    def by_rows(self, name: str) -> bool:  # noqa: ARG002 -- the protocol's parameter; rows are contiguous
         return True
 
     def _entry(self, name: str) -> TensorEntry:
@@ -147,11 +147,11 @@ class SafetensorsCheckpoint:
 
 
 def _files(path: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files of a checkpoint, and which of them the index says holds which tensor."""
+    """Returns the files of a checkpoint, and the file of each tensor by the index."""
     if path.is_file():
         return [path], {}
     index, whole = path / INDEX, path / "model.safetensors"
-    if whole.is_file():  # as transformers: an index beside it is of an earlier state
+    if whole.is_file():  # as in transformers: an index beside it belongs to an earlier state
         return [whole], {}
     if index.is_file():
         owners = _read_index(index)
@@ -175,7 +175,7 @@ def _read_index(index: Path) -> dict[str, str]:
         raise UserError(f"{index}: names more than {MAX_SHARDS} files")
     for file in sorted(set(owners.values())):
         if not (index.parent / file).is_file():
-            raise UserError(f"{index}: {shown(file)} is not there")
+            raise UserError(f"{index}: {shown(file)} is missing")
     return owners
 
 
@@ -186,7 +186,7 @@ def _check_owners(path: Path, owners: dict[str, str], entries: dict[str, TensorE
 
 
 def read_header(file: Path) -> tuple[bytes, dict[str, TensorEntry]]:
-    """The header's bytes and the tensors it lists; raises UserError for anything that does not add up."""
+    """Reads the header's bytes and the tensors it lists; raises UserError for anything inconsistent."""
     size = regular_size(file)
     try:
         with file.open("rb") as stream:
@@ -246,7 +246,7 @@ def _entry(file: Path, name: str, value: object, data_start: int) -> TensorEntry
         raise UserError(f"{file}: tensor {shown(name)} has data_offsets {shown(offsets)}")
     if offsets[1] - offsets[0] != math.prod(shape) * BYTES[dtype]:
         raise UserError(
-            f"{file}: tensor {shown(name)} of shape {shape} and dtype {dtype} wants "
+            f"{file}: tensor {shown(name)} of shape {shape} and dtype {dtype} needs "
             f"{math.prod(shape) * BYTES[dtype]} bytes, its offsets span {offsets[1] - offsets[0]}"
         )
     return TensorEntry(file, dtype, tuple(shape), data_start + offsets[0])
@@ -257,7 +257,7 @@ def _naturals(value: object) -> TypeGuard[list[int]]:
 
 
 def _check_layout(file: Path, entries: dict[str, TensorEntry], start: int, size: int) -> None:
-    """Tensors follow each other without gap or overlap, and the last one ends with the file."""
+    """Checks that tensors follow each other without gap or overlap, up to the end of the file."""
     at = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, math.prod(item[1].shape))):
         if entry.offset != at:
