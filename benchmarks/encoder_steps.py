@@ -30,7 +30,7 @@ from corepipe.neuron.host.executor import NativeCore, NativeExecutor
 from corepipe.neuron.host.lowering import FusedAttention, FusedLinear, Step
 from corepipe.neuron.host.weights import InMemoryWeights
 from corepipe.neuron.inputs import StepInputs
-from corepipe.neuron.numerics.numerics import F32
+from corepipe.neuron.numerics.arithmetic import F32
 from corepipe.neuron.ops import Linear
 from corepipe.neuron.values import WeightRole
 

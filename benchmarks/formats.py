@@ -26,7 +26,7 @@ from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.host.blocks import Checkpoint
+from corepipe.neuron.host.blocks import TensorSource
 from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.weights import PackedWeights, packed_weights
 from corepipe.neuron.numerics.int4 import ALL
@@ -75,7 +75,7 @@ def contenders(args: argparse.Namespace, folder: Path) -> dict[str, Contender]:
     made = {}
     for name in args.formats:
         graph = model.graph(FORMATS[name], 2048)
-        checkpoint: Checkpoint
+        checkpoint: TensorSource
         if isinstance(model, registry.Model):
             checkpoint, cache = model.checkpoint, hub.cache_dir() / "packed"
         else:

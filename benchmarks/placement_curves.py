@@ -23,7 +23,7 @@ from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.timing.cost import Bottleneck, CostModel, StepShape
+from corepipe.neuron.timing.cost import CostModel, LimitingResource, StepShape
 from corepipe.neuron.timing.modes import compiler
 from corepipe.neuron.timing.timeline import Timeline
 
@@ -145,7 +145,7 @@ def tensor_floor(setting: Setting = LARGE) -> Curve:
     rows = []
     for degree in setting.hardware.tensor_degrees:
         cost = setting.cost(tensor=degree)
-        together = cost.explain(0, ALONE).seconds[Bottleneck.COLLECTIVES]
+        together = cost.explain(0, ALONE).seconds[LimitingResource.COLLECTIVES]
         total = cost.latency(ALONE)
         rows.append((degree, 1e3 * total, 1e3 * (total - together), 1e3 * together, 100 * together / total))
     head = ("tensor", "ms a token", "own work, ms", "collectives, ms", "collectives, %")

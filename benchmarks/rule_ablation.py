@@ -26,7 +26,7 @@ from corepipe.neuron.chips.constants import Constants
 from corepipe.neuron.chips.engines import OpCost
 from corepipe.neuron.chips.hardware import Instance
 from corepipe.neuron.chips.profiles import NEVER, PROFILES, AttentionKernel, Buckets, RuntimeProfile
-from corepipe.neuron.chips.rates import CoreRates, Link, link
+from corepipe.neuron.chips.rates import CoreLink, CoreRates, link
 from corepipe.neuron.ops import experts
 from corepipe.neuron.ops.costs import merged
 from corepipe.planning.calibration import load, rows, stacks
@@ -65,9 +65,9 @@ def _whole_buckets(profile: RuntimeProfile) -> RuntimeProfile:
     return replace(profile, prefill_buckets=Buckets.POWERS) if halves else profile
 
 
-def _slower_of_two(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> Link:
+def _slower_of_two(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> CoreLink:
     way = link(instance, group, memory)
-    return Link(way.seconds, min(way.bytes_per_second, constants.collective_bytes_per_second))
+    return CoreLink(way.seconds, min(way.bytes_per_second, constants.collective_bytes_per_second))
 
 
 def _weighs_and_adds(weighed: OpCost, added: OpCost, rates: CoreRates, result: int) -> tuple[OpCost, ...]:

@@ -14,7 +14,7 @@ from corepipe.engine.process.frames import encode_frame
 from corepipe.models import published
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host import packed_index
-from corepipe.neuron.host.packed_index import Entry, Index, Part
+from corepipe.neuron.host.packed_index import ByteRange, Index, PackedEntry
 from fuzz.targets import TINY, tiny_graph
 
 
@@ -163,9 +163,9 @@ def index_of(graph: Graph) -> Index:
         kind, data, scale = packed_index.expected(spec, graph.format)[0]
         parts = []
         for size in (data, scale):
-            parts.append(Part(at, size))
+            parts.append(ByteRange(at, size))
             at += -(-size // packed_index.TENSOR_ALIGNMENT) * packed_index.TENSOR_ALIGNMENT
-        tensors[spec.name] = Entry(kind, spec.shape, parts[0], parts[1] if scale else None, 0)
+        tensors[spec.name] = PackedEntry(kind, spec.shape, parts[0], parts[1] if scale else None, 0)
     return Index(packed_index.ALIGNMENT * 2, packed_index.ALIGNMENT, tensors)
 
 

@@ -17,10 +17,10 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.inputs import Executor, StepInputs
-from corepipe.neuron.numerics.numerics import F32
+from corepipe.neuron.numerics.arithmetic import F32
 from corepipe.neuron.ops import Experts, Linear, Op
-from corepipe.neuron.ops.base import TwinContext
-from corepipe.neuron.values import Output, OutputKind, Value
+from corepipe.neuron.ops.base import ReferenceContext
+from corepipe.neuron.values import GraphOutput, OutputKind, Value
 from tests.support import logits
 
 
@@ -63,7 +63,7 @@ class Followed(Linear):
 
     routers: Routers | None = None
 
-    def twin(self, at: TwinContext) -> F32:
+    def twin(self, at: ReferenceContext) -> F32:
         assert self.routers is not None
         return self.routers.take(self.weight.name, Linear.twin(self, at))
 
@@ -71,7 +71,7 @@ class Followed(Linear):
 def up_to(graph: Graph, value: Value) -> Graph:
     """The part of a graph that ends with the Op that makes a value, and gives that."""
     end = next(number for number, op in enumerate(graph.ops) if op.out == value)
-    ops, output = graph.ops[: end + 1], Output(value, OutputKind.HIDDEN)
+    ops, output = graph.ops[: end + 1], GraphOutput(value, OutputKind.HIDDEN)
     return replace(graph, ops=ops, outputs=(output,), num_layers=ops[-1].layer + 1)
 
 

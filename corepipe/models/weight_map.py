@@ -22,8 +22,8 @@ from corepipe.models.expert_weights import ExpertTensors, Ways
 from corepipe.models.vision.positions import interpolated, is_grid
 from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.graph import Graph
+from corepipe.neuron.numerics.arithmetic import quantize_weight
 from corepipe.neuron.numerics.int4 import ALL, Int8, Stored, W
-from corepipe.neuron.numerics.numerics import quantize_weight
 from corepipe.neuron.values import WeightSpec
 
 F32 = npt.NDArray[np.float32]

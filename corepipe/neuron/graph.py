@@ -7,7 +7,7 @@ only; binding weights is a separate step, so that a 70B model can be planned for
 
 Rounding: every Op computes in fp32 from its stored inputs and rounds each result to the format's
 `compute` dtype when it stores it.  A Linear first converts its input to the format's `activations`
-dtype.  `corepipe.neuron.numerics.numerics` is the executable definition.
+dtype.  `corepipe.neuron.numerics.arithmetic` is the executable definition.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from corepipe.neuron.formats import Format
 from corepipe.neuron.values import (
     TOKENS,
     WANTED,
-    Input,
+    GraphInput,
+    GraphOutput,
     InputKind,
-    Output,
     OutputKind,
     RowSet,
     StateKind,
@@ -48,8 +48,8 @@ class Graph:
     name: str
     format: Format
     ops: tuple[Op, ...]
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
     num_layers: int
     vocab_size: int
     max_positions: int
@@ -81,7 +81,7 @@ class Graph:
     @property
     def is_decoder(self) -> bool:
         """Whether it generates token after token from tokens alone, as what is served does."""
-        return self.causal and self.inputs == (Input(InputKind.TOKENS, TOKENS),)
+        return self.causal and self.inputs == (GraphInput(InputKind.TOKENS, TOKENS),)
 
     @property
     def generates(self) -> bool:

@@ -159,7 +159,7 @@ class InputKind(StrEnum):
     PIXELS = "pixels"  # of an image, all channels
 
 
-class Input(NamedTuple):
+class GraphInput(NamedTuple):
     """What is given, and for which rows.
 
     shape: of what is given for each row, () for a number; of a patch [channels, height, width].  after: the
@@ -172,7 +172,7 @@ class Input(NamedTuple):
     after: int = 0
 
 
-def image_shape(given: Input, rows: int) -> tuple[int, int, int]:
+def image_shape(given: GraphInput, rows: int) -> tuple[int, int, int]:
     """[channels, height, width] of the square image that gives so many rows, those of learned vectors too."""
     channels, side, _ = given.shape
     whole = side * isqrt(rows - given.after)
@@ -189,7 +189,7 @@ class OutputKind(StrEnum):
     MAP = "map"  # one a pixel
 
 
-class Output(NamedTuple):
+class GraphOutput(NamedTuple):
     """What a forward pass gives."""
 
     value: Value

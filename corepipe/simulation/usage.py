@@ -10,7 +10,7 @@ from math import fsum
 import numpy as np
 
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timing.cost import ENGINES, Bottleneck, CostModel
+from corepipe.neuron.timing.cost import ENGINES, CostModel, LimitingResource
 from corepipe.simulation.columns import Floats, Table
 from corepipe.simulation.record import PlayedReplica, Record
 
@@ -98,7 +98,7 @@ class _Taken:
     @classmethod
     def apart(cls, replicas: Iterable[PlayedReplica], steps: Sequence[Table]) -> _Taken:
         rows = padded = total = 0.0
-        engines, bound = dict.fromkeys(ENGINES, 0.0), dict.fromkeys(map(str, Bottleneck), 0.0)
+        engines, bound = dict.fromkeys(ENGINES, 0.0), dict.fromkeys(map(str, LimitingResource), 0.0)
         for cost, shape in _moments(replicas, steps):
             rows += shape.rows
             padded += cost.padded(shape).rows

@@ -9,12 +9,12 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.axes import AxisShard, HeadLayout
 from corepipe.neuron.compile.compiler import compile_graph, kv_bytes_per_token, weight_bytes_by_format
-from corepipe.neuron.compile.memory import CoreMemory, Limits, measure
+from corepipe.neuron.compile.memory import CoreMemory, DeploymentLimits, measure
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import FORMATS, Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.numerics.attention_numerics import alibi_slopes
+from corepipe.neuron.numerics.attention import alibi_slopes
 from corepipe.neuron.ops import Attention, Function, Op, RowIndex, Scoring, Send
 from corepipe.neuron.values import RopeSpec, Value, WeightSpec
 from tests.digest.forms import Blocks, Json
@@ -56,7 +56,7 @@ def _replica(model: Architecture, blocks: Blocks, asked: Json) -> Json:
         programs = compile_graph(graph, Placement(asked["pipeline"], asked["tensor"]))
     except UserError as error:
         return {**kept, "refused": error.param}
-    limits = Limits(graph.max_positions, SEQUENCES, TOKENS, BLOCK, max_blocks=1)
+    limits = DeploymentLimits(graph.max_positions, SEQUENCES, TOKENS, BLOCK, max_blocks=1)
     distinct = {id(program.ops): program for program in programs}  # ranks as wide as another share its Ops
     memory = dict(zip(distinct, measure(list(distinct.values()), limits), strict=True))
     cores = [_core(program, memory[id(program.ops)], blocks) for program in programs]

@@ -11,7 +11,7 @@ from corepipe.models.registry import architecture
 from corepipe.neuron import ops
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import Op
-from corepipe.neuron.timing.cost import ENGINES, Bottleneck
+from corepipe.neuron.timing.cost import ENGINES, LimitingResource
 from corepipe.neuron.values import SOURCE, TOKENS, WANTED, WeightRole
 from tests.digest.check import one_a_family, part
 from tests.digest.models import source
@@ -44,7 +44,7 @@ def ours() -> set[tuple[str, str]]:
         "function": ops.Function,
         "found_by": ops.RowIndex,
         "scoring": ops.Scoring,
-        "bound": Bottleneck,
+        "bound": LimitingResource,
     }
     return named | {(kind, member.value) for kind, members in enums.items() for member in members}
 

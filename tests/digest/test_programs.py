@@ -17,7 +17,7 @@ from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import FORMATS
-from corepipe.neuron.ops import Clamp, GatherSlots, Normalize, Op, Pooling, convolution, scans
+from corepipe.neuron.ops import Clamp, GatherSlots, L2Norm, Op, SequencePooling, convolution, scans
 from corepipe.neuron.values import RopeSpec, Value, WeightSpec
 from tests.digest import check, programs
 from tests.digest.compare import Comparison
@@ -108,8 +108,8 @@ def test_each_kind_of_op_is_among_the_examples() -> None:
     known = {kind for kind in kinds if kind.__module__ not in later} - {
         Clamp,
         GatherSlots,
-        Normalize,
-        Pooling,
+        L2Norm,
+        SequencePooling,
     }
     assert {type(program.ops[number]) for program, number in examples()} == known
 

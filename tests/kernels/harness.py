@@ -15,7 +15,7 @@ import pytest
 from corepipe.kernels import _native
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.inputs import SamplingBatch
-from corepipe.neuron.numerics.attention_numerics import hadamard, hadamard_order
+from corepipe.neuron.numerics.attention import hadamard, hadamard_order
 
 
 def bf16(x: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import _native
-from corepipe.neuron.numerics.attention_numerics import Vectors
+from corepipe.neuron.numerics.attention import HeadVectors
 from tests.kernels.harness import AttentionRig, bf16, crossed, elsewhere, i32, in_turn, once, value
 
 SHAPES = [  # heads, kv_heads, head_dim
@@ -374,10 +374,10 @@ def test_what_a_cache_of_int8_holds_equals_the_twins(head_dim: int, rng: np.rand
     keys = groups[:, :, 0, 64:].view(np.int8).reshape(heads, 5, width, 16).swapaxes(2, 3)
     values = groups[:, :, 1, 64:].view(np.int8).reshape(heads, 5, 16, width)
     for number, (integers, vectors) in enumerate(((keys, seq.k), (values, seq.v))):
-        twin = Vectors.zeros(length, heads, head_dim, int8=True)
-        put = twin.put if number else twin.put_keys
+        reference = HeadVectors.zeros(length, heads, head_dim, int8=True)
+        put = reference.put if number else reference.put_keys
         put(np.arange(length), vectors.reshape(length, heads, head_dim))
         own = integers.reshape(heads, 80, width)[:, :length].swapaxes(0, 1)
-        assert np.array_equal(own[..., :head_dim], twin.elements)
+        assert np.array_equal(own[..., :head_dim], reference.elements)
         assert not own[..., head_dim:].any()
-        assert np.array_equal(scales[:, :, number].reshape(heads, 80)[:, :length].T, twin.scale)
+        assert np.array_equal(scales[:, :, number].reshape(heads, 80)[:, :length].T, reference.scale)

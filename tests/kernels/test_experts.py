@@ -1,4 +1,4 @@
-"""Mixtures of experts against the numpy twin, on every ISA; no row depends on others."""
+"""Mixtures of experts against the reference executor, on every ISA; no row depends on others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from corepipe.kernels import _native, packing
 from corepipe.neuron.axes import columns, fixed, hidden
 from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.numerics.arithmetic import Matrix, round_to
 from corepipe.neuron.numerics.int4 import Int4
-from corepipe.neuron.numerics.numerics import Matrix, round_to
 from corepipe.neuron.ops import Experts, Function, Groups, Scoring
 from corepipe.neuron.values import Value, WeightRole, WeightSpec
 from tests.kernels.harness import elsewhere, i32, in_turn, once, value
@@ -41,7 +41,7 @@ MOST = 70
 
 
 class Rig:
-    """One mixture, native and as the twin has it."""
+    """One mixture, native and as the reference executor has it."""
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class Rig:
             programs.append(program)
         return run_all(programs, x, scores, 3, threads)
 
-    def twin(self, x: F32, scores: F32) -> F32:
-        return self.op.twin(_Context(self, {0: x, 1: scores}))
+    def reference(self, x: F32, scores: F32) -> F32:
+        return self.op.reference(_Context(self, {0: x, 1: scores}))
 
 
 NAMES = ("gate", "up", "down")
@@ -178,7 +178,7 @@ def one_step(
 
 
 class _Context:
-    """What the twin of one Op asks for."""
+    """What the reference executor of one Op asks for."""
 
     def __init__(self, rig: Rig, values: dict[int, F32]) -> None:
         self._rig, self._values, self.format = rig, values, rig.format
@@ -214,7 +214,7 @@ def test_it_is_the_twin(kind: packing.Kind, scoring: Scoring, shape: tuple[int, 
     experts, top_k, rows = shape
     rig = Rig(kind, experts, top_k, scoring=scoring)
     x, scores = rig.rows(rows)
-    wanted = rig.twin(x, scores)
+    wanted = rig.reference(x, scores)
     assert (
         np.abs(rig.native(x, scores) - wanted).max() <= BOUND[rig.format.compute.value] * np.abs(wanted).max()
     )
@@ -228,7 +228,7 @@ def test_biases_and_bounds_are_the_twins(kind: packing.Kind, function: Function,
     rig = Rig(kind, 5, 2, biases=biases, function=function)
     x, scores = rig.rows(30)
     x *= 8  # gates reach beyond their bounds
-    wanted = rig.twin(x, scores)
+    wanted = rig.reference(x, scores)
     error = np.abs(rig.native(x, scores) - wanted).max()
     assert error <= BOUND[rig.format.compute.value] * np.abs(wanted).max()
 
@@ -272,7 +272,7 @@ def test_groups_are_the_routers(
     chosen, shares = rig.op.routed(logits, rig.correction)
     assert (chosen == taken).all()
     np.testing.assert_allclose(shares, 2.5 * weights, rtol=1e-6)
-    wanted = rig.twin(x, logits)
+    wanted = rig.reference(x, logits)
     error = np.abs(rig.native(x, logits) - wanted).max()
     assert error <= BOUND[rig.format.compute.value] * np.abs(wanted).max()
 
@@ -283,7 +283,7 @@ def test_a_router_of_sigmoids_that_gives_no_number_makes_none(scoring: Scoring) 
     x, scores = rig.rows(6)
     wanted = rig.native(x, scores)
     scores[1, 7], scores[4, 0] = np.nan, np.inf
-    for found in (rig.native(x, scores), rig.twin(x, scores)):
+    for found in (rig.native(x, scores), rig.reference(x, scores)):
         assert np.isnan(found[[1, 4]]).all()
         assert np.isfinite(np.delete(found, [1, 4], axis=0)).all()
     np.testing.assert_array_equal(np.delete(rig.native(x, scores), [1, 4], 0), np.delete(wanted, [1, 4], 0))
@@ -315,7 +315,7 @@ def test_near_scores_share_an_expert_s_weight() -> None:
             shares[:, place], (weights / weights.sum(1, keepdims=True))[range(5), index]
         )
         left[range(5), index] = -np.inf
-    wanted = rig.twin(x, scores)
+    wanted = rig.reference(x, scores)
     np.testing.assert_allclose(rig.native(x, scores), wanted, atol=2e-6 * np.abs(wanted).max())
 
 
@@ -337,7 +337,7 @@ def test_inputs_are_weighed_as_llama_4_has_them(top_k: int) -> None:
         gates = routed @ gate.T
         wanted += (routed @ up.T * gates / (1 + np.exp(-gates))) @ down.T
     assert (rig.op.routed(scores)[0] == chosen).all()
-    for found in (rig.twin(x, scores), rig.native(x, scores)):
+    for found in (rig.reference(x, scores), rig.native(x, scores)):
         np.testing.assert_allclose(found, wanted, atol=2e-6 * np.abs(wanted).max())
 
 
@@ -416,7 +416,7 @@ def test_of_equal_scores_the_first_are_taken_in_their_order() -> None:
     ordered = np.float32([[1, 5, 1, 4, 1, 3], [3, 2, 1, 0, 0, 0]])
     chosen = [np.argsort(-s, kind="stable")[:3].tolist() for s in (*scores, *ordered)]
     assert chosen == [[1, 3, 5], [0, 1, 2], [1, 3, 5], [0, 1, 2]]
-    wanted = rig.twin(x, scores)
+    wanted = rig.reference(x, scores)
     np.testing.assert_allclose(rig.native(x, scores), wanted, atol=1e-5 * np.abs(wanted).max())
 
 
@@ -430,7 +430,7 @@ def test_scores_that_are_not_finite_make_their_row_nan_and_no_other(bad: float) 
     got = rig.native(x, scores)
     assert np.isnan(got[[2, 4]]).all()
     np.testing.assert_array_equal(got[[0, 1, 3, 5]], fine[[0, 1, 3, 5]])
-    assert np.isnan(rig.twin(x, scores)[[2, 4]]).all()
+    assert np.isnan(rig.reference(x, scores)[[2, 4]]).all()
 
 
 def test_inputs_that_are_not_finite_spoil_their_row_alone() -> None:

@@ -1,4 +1,4 @@
-"""Row kernels against the numpy twin, on every ISA; what is fused around a Linear equals its parts."""
+"""Row kernels equal the reference executor, on every ISA; what is fused around a Linear equals its parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from corepipe.kernels import _native, packing
 from corepipe.neuron.formats import DType
-from corepipe.neuron.numerics import numerics
+from corepipe.neuron.numerics import arithmetic
 from corepipe.neuron.ops import Function
 from tests.kernels.harness import i32, in_turn, value
 
@@ -50,7 +50,7 @@ def test_functions_are_the_twins(function: Function) -> None:
     """Over all of where they bend, and close to 0."""
     x = np.linspace(-30, 30, 20 * 997, dtype=np.float32).reshape(20, 997)
     got = result(lambda p: p.activation(function.value, 0, 1), [x, 997], 1)
-    expected = numerics.apply(function, x)
+    expected = arithmetic.apply(function, x)
     looser = {Function.GELU_TANH: 5e-6, Function.CLAMPED_SWISH: 5e-6}
     relative = ({Function.SILU: 2e-6, Function.SIGMOID: 2e-6} | looser).get(function, 1e-6)
     assert np.abs(got - expected).max() <= 3e-6
@@ -58,14 +58,14 @@ def test_functions_are_the_twins(function: Function) -> None:
     np.testing.assert_allclose(got[far], expected[far], rtol=relative)
     small = normal(3, 40) * np.float32(1e-4)
     got = result(lambda p: p.activation(function.value, 0, 1), [small, 40], 1)
-    np.testing.assert_allclose(got, numerics.apply(function, small), rtol=1e-6)
+    np.testing.assert_allclose(got, arithmetic.apply(function, small), rtol=1e-6)
 
 
 @pytest.mark.parametrize("function", Function)
 def test_functions_far_out(function: Function) -> None:
     x = np.float32([[-1e30, -1e4, -100, -0.0, 0.0, 100, 1e4, 1e30, np.nan]])
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = numerics.apply(function, x)
+        expected = arithmetic.apply(function, x)
     got = result(lambda p: p.activation(function.value, 0, 1), [x, 9], 1)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-30)
 
@@ -78,10 +78,10 @@ def test_norms_are_the_twins(width: int, rounded: bool) -> None:
     compute = DType.BF16 if rounded else DType.FP32
     for g, b in itertools.product((gain, None), (bias, None)):
         got = result(lambda p, g=g, b=b: p.layer_norm(0, 1, g, b, 1e-3), [x, width], 1, rounded)
-        expected = numerics.layer_norm(x, g, b, 1e-3, compute)
+        expected = arithmetic.layer_norm(x, g, b, 1e-3, compute)
         np.testing.assert_allclose(got, expected, rtol=2.0**-7 if rounded else 1e-5, atol=2e-5)
     got = result(lambda p: p.rms_norm(0, 1, gain, 1e-3), [x, width], 1, rounded)
-    expected = numerics.rms_norm(x, gain, 1e-3, compute)
+    expected = arithmetic.rms_norm(x, gain, 1e-3, compute)
     np.testing.assert_allclose(got, expected, rtol=2.0**-7 if rounded else 1e-5)
 
 
@@ -95,7 +95,7 @@ def test_norms_of_heads_are_the_twins(width: int, rounded: bool) -> None:
         got = result(
             lambda p, g=gain, b=bias, n=groups: p.layer_norm(0, 1, g, b, 1e-3, n), [x, 3 * width], 1, rounded
         )
-        expected = numerics.layer_norm(x, gain, bias, 1e-3, compute, groups)
+        expected = arithmetic.layer_norm(x, gain, bias, 1e-3, compute, groups)
         np.testing.assert_allclose(got, expected, rtol=2.0**-7 if rounded else 1e-5, atol=2e-5)
         for head in range(3):
             part, own = slice(head * width, (head + 1) * width), slice((head % groups) * width, None)
@@ -111,13 +111,13 @@ def test_norms_of_heads_are_the_twins(width: int, rounded: bool) -> None:
 def test_scales_and_gates_are_the_twins(width: int, rounded: bool) -> None:
     x, y, compute = normal(7, width), normal(7, width, seed=1), DType.BF16 if rounded else DType.FP32
     got = result(lambda p: p.scale(0, 1 / 3, 1), [x, width], 1, rounded)
-    np.testing.assert_array_equal(got, numerics.scale(x, 1 / 3, compute))
-    x, y = (numerics.round_to(np.float32(6) * array, compute) for array in (x, y))  # beyond every bound
+    np.testing.assert_array_equal(got, arithmetic.scale(x, 1 / 3, compute))
+    x, y = (arithmetic.round_to(np.float32(6) * array, compute) for array in (x, y))  # beyond every bound
     got = result(lambda p: p.clamp(0, 0.3, 1), [x, width], 1, rounded)
-    np.testing.assert_array_equal(got, numerics.clamp(numerics.round_to(x, compute), 0.3, compute))
+    np.testing.assert_array_equal(got, arithmetic.clamp(arithmetic.round_to(x, compute), 0.3, compute))
     for function in Function:
         got = result(lambda p, f=function: p.glu(0, 1, 2, f.value), [x, y, width], 2, rounded)
-        expected = numerics.gated(x, y, function, compute)
+        expected = arithmetic.gated(x, y, function, compute)
         np.testing.assert_allclose(got, expected, rtol=2.0**-7 if rounded else 1e-5, atol=1e-6)
 
 
@@ -126,11 +126,13 @@ def test_scales_and_gates_are_the_twins(width: int, rounded: bool) -> None:
 @pytest.mark.parametrize("offset", [0, 2])
 def test_learned_positions_are_the_twins(offset: int, stored: str, rounded: bool) -> None:
     x, compute = normal(9, 41), DType.BF16 if rounded else DType.FP32
-    table = numerics.round_to(normal(9 + offset, 41, seed=1), DType.BF16 if stored == "bf16" else DType.FP32)
+    table = arithmetic.round_to(
+        normal(9 + offset, 41, seed=1), DType.BF16 if stored == "bf16" else DType.FP32
+    )
     kept = (table.view(np.uint32) >> 16).astype(np.uint16) if stored == "bf16" else table
     got = result(lambda p: p.add_embedding(0, 1, kept, offset), [x, 41], 1, rounded)
-    rows = numerics.round_to(table[offset:], compute)
-    np.testing.assert_array_equal(got, numerics.add(x, rows, compute))
+    rows = arithmetic.round_to(table[offset:], compute)
+    np.testing.assert_array_equal(got, arithmetic.add(x, rows, compute))
 
 
 def test_positions_beyond_the_table_are_refused() -> None:
@@ -145,7 +147,7 @@ def matrix(kind: packing.Kind, n: int, k: int, seed: int) -> _native.Matrix:
     dense = normal(n, k, seed=seed) / np.float32(k**0.5)
     scale = None
     if kind in ("int8", "int8w"):
-        quantized, scale = numerics.quantize_weight(dense)
+        quantized, scale = arithmetic.quantize_weight(dense)
         return _native.Matrix(kind, packing.pack(kind, quantized), scale, n, k)
     return _native.Matrix(kind, packing.pack(kind, dense), scale, n, k)
 
@@ -160,7 +162,7 @@ def test_what_is_fused_around_a_linear_equals_its_parts(kind: packing.Kind, roun
     w, up = matrix(kind, N, K, 3), matrix(kind, N, K, 4)
     bias, gain, shift = normal(N, seed=5), normal(K, seed=6), normal(K, seed=7)
     dtype = DType.BF16 if rounded else DType.FP32
-    x, a, b = (numerics.round_to(normal(rows, n, seed=n), dtype) for n in (K, N, N + 1))
+    x, a, b = (arithmetic.round_to(normal(rows, n, seed=n), dtype) for n in (K, N, N + 1))
     b = np.ascontiguousarray(b[:, :N])
     values: list[np.ndarray | int] = [x, a, b, N, N, N, K]
 

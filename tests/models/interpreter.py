@@ -7,7 +7,17 @@ from collections.abc import Callable
 import numpy as np
 
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Add, Attention, Embed, GatedActivation, Linear, Op, RMSNorm, Rope, SelectRows
+from corepipe.neuron.ops import (
+    Add,
+    Attention,
+    GatedActivation,
+    Linear,
+    Op,
+    RMSNorm,
+    Rope,
+    SelectRows,
+    TokenEmbedding,
+)
 
 Array = np.ndarray
 
@@ -24,7 +34,7 @@ def logits(graph: Graph, read: Callable[[str], Array], tokens: list[int]) -> Arr
 
 def compute(op: Op, inputs: list[Array], weights: dict[str, Array], tokens: Array) -> Array:
     match op:
-        case Embed():
+        case TokenEmbedding():
             return weights[op.table.name][tokens]
         case RMSNorm():
             gain = weights[op.gain.name]

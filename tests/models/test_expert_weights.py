@@ -19,8 +19,8 @@ from corepipe.models.weight_map import MappedCheckpoint, WeightMap
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host.weights import InMemoryWeights, pack, packed_weights, reader
 from corepipe.neuron.numerics import int4
+from corepipe.neuron.numerics.arithmetic import quantize_weight
 from corepipe.neuron.numerics.int4 import ALL, Int4, Int8, Stored
-from corepipe.neuron.numerics.numerics import quantize_weight
 from tests.parity import expected
 
 EXPERTS, FFN, HIDDEN = 3, 40, 64

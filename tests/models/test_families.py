@@ -21,18 +21,18 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import (
-    Activation,
     AddEmbedding,
     AllReduce,
     Attention,
     CrossAttention,
+    ElementwiseActivation,
     Experts,
     Function,
     GatedActivation,
     LatentAttention,
     LayerNorm,
     Linear,
-    Scale,
+    ScaleRows,
     Scoring,
 )
 from corepipe.neuron.values import SOURCE, TOKENS, WANTED, OutputKind, WeightRole
@@ -154,7 +154,7 @@ def test_encoders_see_both_ways_and_keep_nothing(family: str, name: str) -> None
 
 def test_a_pooler_gives_one_row_a_sequence() -> None:
     last = graph("bert-base").ops[-1]
-    assert isinstance(last, Activation)
+    assert isinstance(last, ElementwiseActivation)
     assert (last.function, last.out.rows, last.out.width) == (Function.TANH, WANTED, 768)
     outputs = {
         name: [(o.kind, o.value.rows) for o in graph(name).outputs]
@@ -264,7 +264,9 @@ def test_what_tells_families_apart() -> None:
     assert (kinds("gpt2")[LayerNorm], kinds("gpt2")[AddEmbedding]) == (25, 1)
     assert kinds("bert-base")[AddEmbedding] == 2
     functions = {
-        name: {op.function for op in graph(name).ops if isinstance(op, Activation | GatedActivation)}
+        name: {
+            op.function for op in graph(name).ops if isinstance(op, ElementwiseActivation | GatedActivation)
+        }
         for name in ("opt-125m", "gpt2", "gemma-2b", "bloom-560m", "llama-3-8b")
     }
     assert functions == {
@@ -282,7 +284,7 @@ def test_what_tells_families_apart() -> None:
     assert (attentions["gemma-2-2b"].softcap, attentions["gemma-2-2b"].window) == (50.0, 4096)
     assert attentions["gpt-oss-20b"].sinks is not None
     assert attentions["falcon-7b"].heads.kv_heads == 1
-    assert kinds("granite-3.1-8b")[Scale] == 82
+    assert kinds("granite-3.1-8b")[ScaleRows] == 82
 
 
 def test_windows_alternate_as_published() -> None:

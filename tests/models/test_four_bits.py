@@ -21,8 +21,8 @@ from corepipe.models.checkpoints.gguf_int4 import FOUR_BITS, read_blocks
 from corepipe.models.registry import Model
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host.weights import packed_weights
+from corepipe.neuron.numerics.arithmetic import quantize_weight
 from corepipe.neuron.numerics.int4 import Int4, Int8
-from corepipe.neuron.numerics.numerics import quantize_weight
 from corepipe.neuron.values import WeightRole
 from tests.models import ggufs
 from tests.models.test_quantized import made

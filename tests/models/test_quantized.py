@@ -22,7 +22,7 @@ from corepipe.models.checkpoints.quantized import QuantizedCheckpoint
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
 from corepipe.models.fields import Fields
 from corepipe.neuron.formats import FORMATS
-from corepipe.neuron.numerics.numerics import quantize_weight
+from corepipe.neuron.numerics.arithmetic import quantize_weight
 from tests.parity.families import DATA, TINY
 
 MADE = DATA / "quantized"

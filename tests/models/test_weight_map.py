@@ -23,8 +23,8 @@ from corepipe.models.weight_map import (
 )
 from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.formats import FORMATS, DType
+from corepipe.neuron.numerics.arithmetic import rotate
 from corepipe.neuron.numerics.int4 import ALL
-from corepipe.neuron.numerics.numerics import rotate
 from tests.parity import expected, formula
 
 HEADS = HeadLayout(4, 2, 6)

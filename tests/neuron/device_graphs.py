@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from corepipe.neuron.axes import Axis, AxisShard, HeadLayout, columns, fixed, hidden, vocabulary
-from corepipe.neuron.compile.memory import Limits
+from corepipe.neuron.compile.memory import DeploymentLimits
 from corepipe.neuron.compile.program import Program, WeightShard
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
@@ -13,7 +13,6 @@ from corepipe.neuron.ops import (
     Add,
     AllReduce,
     Attention,
-    Embed,
     Experts,
     GatedActivation,
     Linear,
@@ -23,13 +22,14 @@ from corepipe.neuron.ops import (
     Rope,
     SelectRows,
     Send,
+    TokenEmbedding,
 )
 from corepipe.neuron.values import (
     TOKENS,
     WANTED,
-    Input,
+    GraphInput,
+    GraphOutput,
     InputKind,
-    Output,
     OutputKind,
     RopeSpec,
     RowSet,
@@ -38,7 +38,7 @@ from corepipe.neuron.values import (
     WeightSpec,
 )
 
-LIMITS = Limits(
+LIMITS = DeploymentLimits(
     max_model_len=2048, max_num_seqs=32, max_num_batched_tokens=512, block_size=32, max_blocks=2048
 )
 
@@ -88,7 +88,7 @@ def llama(sizes: Sizes = SMOLLM2, fmt: str = "bf16") -> Graph:
     b, heads = _Builder(), sizes.heads
     stream, ffn = hidden(sizes.hidden), columns("ffn", sizes.ffn)
     table = WeightSpec("embed", (fixed("tokens", sizes.vocab), stream), WeightRole.EMBEDDING)
-    x = b.add(Embed(-1, b.value(stream), table))
+    x = b.add(TokenEmbedding(-1, b.value(stream), table))
     for b.layer in range(sizes.layers):
         n = b.norm(x)
         q = b.linear(n, heads.queries())
@@ -106,8 +106,8 @@ def llama(sizes: Sizes = SMOLLM2, fmt: str = "bf16") -> Graph:
         x = b.add(Add(b.layer, b.value(stream), x, down))
     b.layer = sizes.layers
     x = b.norm(b.add(SelectRows(b.layer, b.value(stream, WANTED), x)))
-    logits = Output(b.linear(x, vocabulary(sizes.vocab)), OutputKind.LOGITS)
-    given = (Input(InputKind.TOKENS, TOKENS),)
+    logits = GraphOutput(b.linear(x, vocabulary(sizes.vocab)), OutputKind.LOGITS)
+    given = (GraphInput(InputKind.TOKENS, TOKENS),)
     return Graph("llama", FORMATS[fmt], tuple(b.ops), given, (logits,), sizes.layers, sizes.vocab, 2048)
 
 

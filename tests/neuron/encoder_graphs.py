@@ -12,28 +12,28 @@ from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.ops import (
-    Activation,
     Add,
     AddEmbedding,
     Attention,
-    Embed,
+    ElementwiseActivation,
     Function,
+    L2Norm,
     LayerNorm,
     Linear,
-    Normalize,
     Op,
-    Pooling,
     PoolingMode,
     Rope,
     RowIndex,
     SelectRows,
+    SequencePooling,
+    TokenEmbedding,
 )
 from corepipe.neuron.values import (
     TOKENS,
     WANTED,
-    Input,
+    GraphInput,
+    GraphOutput,
     InputKind,
-    Output,
     OutputKind,
     RopeSpec,
     RowSet,
@@ -127,7 +127,7 @@ def _block(b: _Builder, e: Encoder, x: Value, layer: int) -> Value:
     x = x if e.norm_first else b.norm(x, f"{name}.norm1")
     read = b.norm(x, f"{name}.norm2") if e.norm_first else x
     up = b.linear(read, f"{name}.up", columns("ffn", e.ffn))
-    up = b.add(Activation(layer, b.like(up), up, e.function))
+    up = b.add(ElementwiseActivation(layer, b.like(up), up, e.function))
     x = b.sum(x, b.linear(up, f"{name}.down", stream))
     return x if e.norm_first else b.norm(x, f"{name}.norm2")
 
@@ -137,7 +137,7 @@ def build(e: Encoder, fmt: str) -> Graph:
     b = _Builder()
     width = hidden(e.embedding or e.hidden)
     table = WeightSpec("embed.weight", (fixed("tokens", VOCAB), width), WeightRole.EMBEDDING)
-    x = b.add(Embed(-1, Value(0, width), table))
+    x = b.add(TokenEmbedding(-1, Value(0, width), table))
     if e.types:
         x = b.table(x, "types.weight", e.types, RowIndex.TYPE)
     x = b.norm(b.table(x, "places.weight", MAX_POSITIONS + e.offset, RowIndex.POSITION, e.offset), "norm0")
@@ -147,9 +147,9 @@ def build(e: Encoder, fmt: str) -> Graph:
         x = _block(b, e, x, layer)
     b.layer = e.layers
     if e.pooling is not None and not e.early:
-        x = b.add(Pooling(b.layer, b.like(x, WANTED), x, e.pooling))
+        x = b.add(SequencePooling(b.layer, b.like(x, WANTED), x, e.pooling))
     if e.normalized:
-        x = b.add(Normalize(b.layer, b.like(x), x))
+        x = b.add(L2Norm(b.layer, b.like(x), x))
     if e.pooling is None:
         x = b.linear(x, "scores", fixed("labels", 5))
     texts = (InputKind.TOKENS, InputKind.TYPES) if e.types else (InputKind.TOKENS,)
@@ -157,8 +157,8 @@ def build(e: Encoder, fmt: str) -> Graph:
         name="encoder",
         format=FORMATS[fmt],
         ops=tuple(b.ops),
-        inputs=tuple(Input(kind, TOKENS) for kind in texts),
-        outputs=(Output(x, OutputKind.VECTOR),),
+        inputs=tuple(GraphInput(kind, TOKENS) for kind in texts),
+        outputs=(GraphOutput(x, OutputKind.VECTOR),),
         num_layers=e.layers,
         vocab_size=VOCAB,
         max_positions=MAX_POSITIONS,

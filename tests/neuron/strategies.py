@@ -1,4 +1,4 @@
-"""Random Graphs, weights and batches for the tests of what computes them: the twin and the kernels.
+"""Random Graphs, weights and batches for the tests of the reference executor and of the kernels.
 
 `graphs()` draws small Llama-like models and odd relatives of them; `read_weights` gives them weights that
 keep activations near 1; `step_inputs` lays sequences out in a paged cache.
@@ -18,13 +18,12 @@ from corepipe.neuron.axes import Axis, HeadLayout, columns, fixed, hidden, vocab
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.inputs import StepInputs
-from corepipe.neuron.numerics.attention_numerics import alibi_slopes
+from corepipe.neuron.numerics.attention import alibi_slopes
 from corepipe.neuron.ops import (
-    Activation,
     Add,
     AddEmbedding,
     Attention,
-    Embed,
+    ElementwiseActivation,
     Function,
     GatedActivation,
     LayerNorm,
@@ -32,15 +31,16 @@ from corepipe.neuron.ops import (
     Op,
     RMSNorm,
     Rope,
-    Scale,
+    ScaleRows,
     SelectRows,
+    TokenEmbedding,
 )
 from corepipe.neuron.values import (
     TOKENS,
     WANTED,
-    Input,
+    GraphInput,
+    GraphOutput,
     InputKind,
-    Output,
     OutputKind,
     RopeSpec,
     RowSet,
@@ -136,7 +136,7 @@ class _Builder:
         return self.add(LayerNorm(self.layer, self.like(x), x, scale, bias, 1e-5))
 
     def scale(self, x: Value, factor: float) -> Value:
-        return self.add(Scale(self.layer, self.like(x), x, factor))
+        return self.add(ScaleRows(self.layer, self.like(x), x, factor))
 
     def wanted(self, x: Value) -> Value:
         """x's rows as they go on after the layer's attention."""
@@ -188,7 +188,7 @@ class _Builder:
             gate = self.linear(x, f"{prefix}.gate", middle)
             out = self.add(GatedActivation(self.layer, self.like(gate), gate, up, f.function))
         else:
-            out = self.add(Activation(self.layer, self.like(up), up, f.function))
+            out = self.add(ElementwiseActivation(self.layer, self.like(up), up, f.function))
         return self.linear(out, f"{prefix}.down", hidden(f.hidden), f.out_bias)
 
     def finished(self, x: Value, name: str) -> Value:
@@ -228,7 +228,7 @@ def build(features: Features, fmt: str = "bf16") -> Graph:
     f, b = features, _Builder(features)
     stream = hidden(f.hidden)
     table = WeightSpec("embed.weight", (fixed("tokens", f.vocab), stream), WeightRole.EMBEDDING)
-    x = b.add(Embed(-1, Value(0, stream), table))
+    x = b.add(TokenEmbedding(-1, Value(0, stream), table))
     if f.offset is not None:
         rows = fixed("tokens", MAX_POSITIONS + f.offset)
         places = WeightSpec("places.weight", (rows, stream), WeightRole.EMBEDDING)
@@ -247,13 +247,15 @@ def build(features: Features, fmt: str = "bf16") -> Graph:
         logits = b.scale(logits, f.scales[2])
     if f.logit_cap:
         logits = b.scale(logits, 1 / f.logit_cap)
-        logits = b.scale(b.add(Activation(b.layer, b.like(logits), logits, Function.TANH)), f.logit_cap)
+        logits = b.scale(
+            b.add(ElementwiseActivation(b.layer, b.like(logits), logits, Function.TANH)), f.logit_cap
+        )
     return Graph(
         name="random",
         format=FORMATS[fmt],
         ops=tuple(b.ops),
-        inputs=(Input(InputKind.TOKENS, TOKENS),),
-        outputs=(Output(logits, OutputKind.LOGITS),),
+        inputs=(GraphInput(InputKind.TOKENS, TOKENS),),
+        outputs=(GraphOutput(logits, OutputKind.LOGITS),),
         num_layers=f.layers,
         vocab_size=f.vocab,
         max_positions=MAX_POSITIONS,

@@ -1,4 +1,4 @@
-"""The twin's attention against definitions written another way: loops, a matrix of signs, the papers."""
+"""The reference executor's attention equals definitions written another way: loops, signs, the papers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from corepipe.neuron.formats import DType
-from corepipe.neuron.numerics.attention_numerics import (
-    Scores,
-    Vectors,
+from corepipe.neuron.numerics.arithmetic import round_to
+from corepipe.neuron.numerics.attention import (
+    AttentionScores,
+    HeadVectors,
     alibi_slopes,
     attend,
     hadamard,
     hadamard_order,
 )
-from corepipe.neuron.numerics.numerics import round_to
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -29,8 +29,10 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 def test_attention_against_loops(window, chunked, slopes, softcap):
     q, keys, values = normal(3, 4, 8), normal(6, 2, 8, seed=1), normal(6, 2, 8, seed=2)
     positions = np.array([3, 4, 5], np.int32)
-    kind = Scores(0.5, window, softcap, None if slopes is None else np.float32(slopes), chunked=chunked)
-    got = attend(q, Vectors(keys), Vectors(values), positions, kind, DType.FP32)
+    kind = AttentionScores(
+        0.5, window, softcap, None if slopes is None else np.float32(slopes), chunked=chunked
+    )
+    got = attend(q, HeadVectors(keys), HeadVectors(values), positions, kind, DType.FP32)
     for m, position in enumerate(positions):
         seen = range(0 if window is None else max(0, position + 1 - window), position + 1)
         if chunked:
@@ -63,7 +65,7 @@ def test_parts_of_a_head_are_rotated(size, order):
 
 def kept(vectors, *, keys):
     """In a cache of int8, and what its integers stand for."""
-    cache = Vectors.zeros(*vectors.shape, int8=True)
+    cache = HeadVectors.zeros(*vectors.shape, int8=True)
     (cache.put_keys if keys else cache.put)(np.arange(len(vectors)), vectors)
     found = cache.elements * cache.scale[..., None]
     return cache, hadamard(found) if keys else found
@@ -82,13 +84,15 @@ def test_an_outlier_does_not_take_the_steps_of_a_keys_other_elements():
 def test_a_cache_of_int8_loses_half_a_step_of_each_element(head_dim):
     """And attention over it is that over what the integers stand for, with queries that are not rotated."""
     q, keys, values = normal(3, 4, head_dim), normal(6, 2, head_dim, seed=1), normal(6, 2, head_dim, seed=2)
-    positions, kind = np.array([3, 4, 5], np.int32), Scores(0.5)
+    positions, kind = np.array([3, 4, 5], np.int32), AttentionScores(0.5)
     (own_keys, k), (own_values, v) = kept(keys, keys=True), kept(values, keys=False)
     order = hadamard_order(head_dim)
     assert np.all(np.abs(k - keys) <= own_keys.scale[..., None] * order / 2 + 1e-6)
     assert np.all(np.abs(v - values) <= own_values.scale[..., None] / 2 + 1e-6)
     got = attend(q, own_keys, own_values, positions, kind, DType.FP32)
-    np.testing.assert_allclose(got, attend(q, Vectors(k), Vectors(v), positions, kind, DType.FP32), atol=2e-5)
+    np.testing.assert_allclose(
+        got, attend(q, HeadVectors(k), HeadVectors(v), positions, kind, DType.FP32), atol=2e-5
+    )
 
 
 def test_probabilities_are_rounded_for_the_values_only():
@@ -97,7 +101,9 @@ def test_probabilities_are_rounded_for_the_values_only():
     p = np.exp(score)
     q, values = np.ones((1, 50, 1), np.float32), np.stack([0 * score, 1 + 0 * score])
     keys = np.stack([0 * score, score])
-    got = attend(q, Vectors(keys), Vectors(values), np.array([1], np.int32), Scores(1.0), DType.BF16)
+    got = attend(
+        q, HeadVectors(keys), HeadVectors(values), np.array([1], np.int32), AttentionScores(1.0), DType.BF16
+    )
     expected = round_to(round_to(p, DType.BF16) / (1 + p), DType.BF16)
     np.testing.assert_array_equal(got[0], expected[:, 0])
     assert np.any(got[0] != round_to(p / (1 + p), DType.BF16)[:, 0])

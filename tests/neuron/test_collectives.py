@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.neuron.formats import DType
+from corepipe.neuron.numerics.arithmetic import all_reduce_bound, round_to
 from corepipe.neuron.numerics.collectives import Links, all_gather, all_reduce
-from corepipe.neuron.numerics.numerics import all_reduce_bound, round_to
 
 
 def test_all_reduce_adds_in_rank_order_and_rounds_once():

@@ -16,8 +16,8 @@ from corepipe.neuron.chips.rates import core_rates
 from corepipe.neuron.compile.compiler import check, compile_for_timing, compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS, DType, Format
-from corepipe.neuron.ops import Concatenate, Convolution, Pool, Upconvolution, Upsample
-from corepipe.neuron.ops.convolution import ImageFunction, Size, Window
+from corepipe.neuron.ops import Concatenate, Convolution, Upconvolution, Upsample, WindowPool
+from corepipe.neuron.ops.convolution import ImageFunction, MapSize, Window
 from corepipe.neuron.timing.cost import PROFILES, CostModel, StepShape
 from corepipe.neuron.values import Value, WeightRole, WeightSpec, pixels
 
@@ -28,19 +28,19 @@ RATES = core_rates(INF2, BF16, (0,), sharing=1, read_share=1.0)
 PE, VECTOR, SCALAR = 2 * 128 * 128 * 2.8e9, 128 * 1.12e9, 128 * 1.4e9
 
 
-MAP, AROUND = Size(56, 56), Window.square(3)
+MAP, AROUND = MapSize(56, 56), Window.square(3)
 
 
 def images(count: int) -> StepShape:
     return StepShape((count, count), count, count, count)
 
 
-def value(number: int, size: Size, channels: int) -> Value:
+def value(number: int, size: MapSize, channels: int) -> Value:
     return Value(number, fixed("channels", channels), pixels(*size))
 
 
 def convolution(
-    size: Size = MAP,
+    size: MapSize = MAP,
     channels: tuple[int, int] = (64, 128),
     window: Window = AROUND,
     groups: int = 1,
@@ -67,7 +67,7 @@ def convolution(
     ],
 )
 def test_places_that_a_window_takes(window, size, result):
-    assert window.over(Size(size, size)) == (result, result)
+    assert window.over(MapSize(size, size)) == (result, result)
 
 
 def test_an_implicit_product_by_hand():
@@ -87,12 +87,12 @@ def test_what_else_passes_over_the_elements():
     assert plain.cost(BF16, RATES).engines(images(1)).scalar == 0
     mixed = plain.cost(MIXED, RATES).engines(images(1))
     assert mixed.vector == pytest.approx((3136 * 128 + 3136 * 128) / VECTOR)
-    added = replace(plain, residual=value(2, Size(56, 56), 128))
+    added = replace(plain, residual=value(2, MapSize(56, 56), 128))
     assert added.cost(BF16, RATES).engines(images(1)).vector == pytest.approx(2 * 3136 * 128 / VECTOR)
 
 
 def test_small_maps_take_as_long_as_the_arrays_least_columns():
-    small = convolution(Size(7, 7), (128, 128)).cost(BF16, RATES)
+    small = convolution(MapSize(7, 7), (128, 128)).cost(BF16, RATES)
     tiles = 9 * 128 * 128 * 2 / 92e12
     assert small.engines(images(1)).tensor == pytest.approx(64 * tiles)
     assert small.engines(images(4)).tensor == pytest.approx(4 * 49 * tiles)
@@ -113,24 +113,24 @@ def test_maps_that_do_not_fit_on_chip_cross_memory_once():
     """448 x 448 x 64 in bf16 are 25.7 MB, more than 24 MiB; the 32 channels that are read are less."""
     assert RATES.on_chip == 24 * 2**20
     assert convolution().cost(BF16, RATES).engines(images(64)).written == 0
-    engines = convolution(Size(448, 448), (32, 64)).cost(BF16, RATES).engines(images(3))
+    engines = convolution(MapSize(448, 448), (32, 64)).cost(BF16, RATES).engines(images(3))
     assert engines.written == 3 * 448 * 448 * 64 * 2
     assert engines.read == 9 * 32 * 64 * 2
-    reading = convolution(Size(448, 448), (64, 32)).cost(BF16, RATES).engines(images(3))
+    reading = convolution(MapSize(448, 448), (64, 32)).cost(BF16, RATES).engines(images(3))
     assert (reading.written, reading.read) == (0, 9 * 64 * 32 * 2 + 3 * 448 * 448 * 64 * 2)
     assert reading.dma == pytest.approx(reading.read / RATES.memory)
 
 
 def test_pools_upsampling_and_joined_maps():
-    x = value(0, Size(112, 112), 64)
-    pool = Pool(0, value(1, Size(56, 56), 64), x, Size(112, 112), Window.square(3, 2))
+    x = value(0, MapSize(112, 112), 64)
+    pool = WindowPool(0, value(1, MapSize(56, 56), 64), x, MapSize(112, 112), Window.square(3, 2))
     assert pool.cost(BF16, RATES).engines(images(2)).vector == pytest.approx(2 * 9 * 3136 * 128 / VECTOR)
-    larger = Upsample(0, value(1, Size(224, 224), 64), x)
+    larger = Upsample(0, value(1, MapSize(224, 224), 64), x)
     assert larger.cost(BF16, RATES).engines(images(1)).vector == pytest.approx(224 * 224 * 128 / VECTOR)
-    joined = Concatenate(0, value(1, Size(112, 112), 128), (x, x))
+    joined = Concatenate(0, value(1, MapSize(112, 112), 128), (x, x))
     assert joined.cost(BF16, RATES).engines(images(1)).seconds == 0
     weight = WeightSpec("up", (fixed("window", 32 * 4), x.axis), WeightRole.MATRIX)
-    up = Upconvolution(0, value(1, Size(224, 224), 32), x, weight, None)
+    up = Upconvolution(0, value(1, MapSize(224, 224), 32), x, weight, None)
     assert [op.contradiction() for op in (pool, larger, joined, up)] == [None] * 4
     engines = up.cost(BF16, RATES).engines(images(1))
     assert engines.tensor == pytest.approx(4 * 112 * 112 * 128 * 128 * 2 / 92e12)
@@ -140,12 +140,17 @@ def test_pools_upsampling_and_joined_maps():
 @pytest.mark.parametrize(
     ("op", "why"),
     [
-        (replace(convolution(), image=Size(28, 28)), "another size"),
+        (replace(convolution(), image=MapSize(28, 28)), "another size"),
         (replace(convolution(), groups=3), "3 groups"),
         (replace(convolution(), window=Window.square(5)), "differs"),
-        (Pool(0, value(1, Size(9, 9), 8), value(0, Size(9, 9), 8), Size(9, 9), Window.square(2, 2)), "pool"),
-        (Upsample(0, value(1, Size(9, 9), 8), value(0, Size(9, 9), 8)), "enlarged"),
-        (Concatenate(0, value(1, Size(9, 9), 8), (value(0, Size(9, 9), 4),)), "joined"),
+        (
+            WindowPool(
+                0, value(1, MapSize(9, 9), 8), value(0, MapSize(9, 9), 8), MapSize(9, 9), Window.square(2, 2)
+            ),
+            "pool",
+        ),
+        (Upsample(0, value(1, MapSize(9, 9), 8), value(0, MapSize(9, 9), 8)), "enlarged"),
+        (Concatenate(0, value(1, MapSize(9, 9), 8), (value(0, MapSize(9, 9), 4),)), "joined"),
     ],
 )
 def test_what_contradicts_itself(op, why):
@@ -158,7 +163,7 @@ def resnet():
 
 
 def test_nothing_is_computed(resnet):
-    assert resnet.refusal() == "Pixels of layer -1 has neither kernel nor twin"
+    assert resnet.refusal() == "Pixels of layer -1 has neither a kernel nor a reference implementation"
     for op in resnet.ops:
         assert op.refuses(BF16) is not None
 
@@ -186,7 +191,7 @@ def test_more_is_never_faster(size, other, given, made, more, batch, further):
     """Larger maps, more channels, more images."""
 
     def seconds(side: int, channels: int, count: int) -> float:
-        op = convolution(Size(side, side), (given, channels))
+        op = convolution(MapSize(side, side), (given, channels))
         return op.cost(MIXED, RATES).engines(images(count)).seconds
 
     least = seconds(min(size, other), min(made, more), min(batch, further))

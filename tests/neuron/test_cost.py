@@ -22,14 +22,14 @@ from corepipe.neuron.compile.compiler import compile_for_timing, compile_graph
 from corepipe.neuron.compile.placement import Placement, cut_layers
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import AllReduce, Attention, GatherSlots, Linear, Op, Share
+from corepipe.neuron.ops import AllReduce, Attention, ExpertRange, GatherSlots, Linear, Op
 from corepipe.neuron.ops.costs import matrix_cost
 from corepipe.neuron.timing.balance import stage_weights
 from corepipe.neuron.timing.cost import (
     ENGINES,
     PROFILES,
-    Bottleneck,
     CostModel,
+    LimitingResource,
     StepShape,
     dollars_per_million_tokens,
 )
@@ -59,20 +59,20 @@ def test_decode_of_one_token_reads_the_weights():
     shape = StepShape.decode(1, 1)
     weights = 2 * (30 * 3_538_944 + 49152 * 576) / SHARE
     assert weights < model.seconds(0, shape) < 1.1 * weights
-    assert model.explain(0, shape).bottleneck is Bottleneck.WEIGHTS
+    assert model.explain(0, shape).bottleneck is LimitingResource.WEIGHTS
 
 
 def test_a_long_prompt_is_bound_by_arithmetic():
     model = CostModel(whole(llama()), instance("inf2.xlarge"), ASYNC)
     shape = StepShape.of([(0, 2048)], 1)
-    assert model.explain(0, shape).bottleneck is Bottleneck.COMPUTE
+    assert model.explain(0, shape).bottleneck is LimitingResource.COMPUTE
     assert model.seconds(0, shape) > 2 * 30 * 3_538_944 * 2048 / 92e12
 
 
 def test_many_long_contexts_are_bound_by_kv():
     model = CostModel(whole(llama()), instance("inf2.xlarge"), ASYNC)
     shape = StepShape.decode(64, 8000)
-    assert model.explain(0, shape).bottleneck is Bottleneck.KV
+    assert model.explain(0, shape).bottleneck is LimitingResource.KV
     assert model.seconds(0, shape) > 64 * 8000 * 23_040 / SHARE
 
 
@@ -80,7 +80,7 @@ def test_collectives_can_be_the_bottleneck():
     far = replace(INF2.chip, hop_seconds=1e-2)
     ranks = with_all_reduce(whole(llama(TINY)), 64, 8)
     model = CostModel(ranks, replace(INF2, chip=far), ASYNC)
-    assert model.explain(0, StepShape.decode(1, 10)).bottleneck is Bottleneck.COLLECTIVES
+    assert model.explain(0, StepShape.decode(1, 10)).bottleneck is LimitingResource.COLLECTIVES
 
 
 def test_all_reduce_is_two_exchanges_over_the_longest_way():
@@ -100,7 +100,7 @@ def test_all_reduce_is_two_exchanges_over_the_longest_way():
 def test_a_collective_has_a_floor():
     constants = replace(IDEAL, collective_seconds=1.0)
     ranks = CostModel(with_all_reduce(whole(llama(TINY)), 64, 2), INF2, ASYNC, constants=constants)
-    assert ranks.explain(0, StepShape.decode(1, 1)).seconds[Bottleneck.COLLECTIVES] == pytest.approx(
+    assert ranks.explain(0, StepShape.decode(1, 1)).seconds[LimitingResource.COLLECTIVES] == pytest.approx(
         2.0, rel=1e-3
     )
 
@@ -213,7 +213,7 @@ def test_bandwidth_is_shared_by_those_that_still_read():
 
 def test_no_other_chip_keeps_weights():
     model = CostModel(pipeline(llama(TINY), 8), INF2, ASYNC)
-    assert model.explain(1, StepShape.decode(1, 1)).seconds[Bottleneck.WEIGHTS] > 0
+    assert model.explain(1, StepShape.decode(1, 1)).seconds[LimitingResource.WEIGHTS] > 0
 
 
 def test_stages_and_transfers():
@@ -257,7 +257,7 @@ def test_compiled_programs_are_covered(placement):
     for core in range(placement.cores):
         parts = model.explain(core, shape)
         assert model.seconds(core, shape) == pytest.approx(parts.total, rel=1e-9)
-        assert parts.seconds[Bottleneck.COLLECTIVES] > 0
+        assert parts.seconds[LimitingResource.COLLECTIVES] > 0
 
 
 def test_a_stage_is_as_slow_as_its_slowest_rank():
@@ -323,7 +323,7 @@ def test_more_tensor_ranks_never_slow_a_cores_own_work():
     for tensor in (1, 2, 4):
         programs = compile_graph(graph, Placement(tensor=tensor))
         parts = CostModel(programs, INF2, ASYNC, constants=IDEAL).explain(0, shape)
-        own.append(parts.total - parts.seconds[Bottleneck.COLLECTIVES])
+        own.append(parts.total - parts.seconds[LimitingResource.COLLECTIVES])
     assert own == sorted(own, reverse=True)
     assert own[2] < own[0] / 2
 
@@ -426,7 +426,7 @@ def test_steps_of_all_experts_wait_for_one_another():
 def divided(op, first, size):
     """The Op of a core that has some of the experts."""
     wide = op.out._replace(axis=hidden(op.top_k * op.x.width))
-    return replace(op, own=Share(first, size), out=wide)
+    return replace(op, own=ExpertRange(first, size), out=wide)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
@@ -465,7 +465,9 @@ def test_more_cores_for_experts_never_slow_a_cores_own_work(tensor, pipeline):
         times = []
         for cost, placement in zip(costs, placements, strict=True):
             explained = (cost.explain(core, shape).seconds for core in range(placement.cores_per_replica))
-            own = [sum(s for what, s in e.items() if what is not Bottleneck.COLLECTIVES) for e in explained]
+            own = [
+                sum(s for what, s in e.items() if what is not LimitingResource.COLLECTIVES) for e in explained
+            ]
             times.append(max(own))
         assert times[0] > times[1] > times[2]
 

@@ -9,9 +9,9 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance
-from corepipe.neuron.chips.profiles import PROFILES, Sampling
+from corepipe.neuron.chips.profiles import PROFILES, SamplingLocation
 from corepipe.neuron.compile.compiler import compile_graph
-from corepipe.neuron.compile.memory import Limits, blocks_that_fit, measure
+from corepipe.neuron.compile.memory import DeploymentLimits, blocks_that_fit, measure
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.timing import modes
@@ -23,7 +23,7 @@ from corepipe.neuron.timing.timeline import Timeline
 MACHINE = instance("trn1.32xlarge")
 GRAPH = architecture("llama-3.1-8b").graph(FORMATS["bf16"], 1024)
 DRAFT = Draft(architecture("llama-3.2-1b").graph(FORMATS["bf16"], 1024))
-LIMITS = Limits(1024, 4, 512, 32, 128)
+LIMITS = DeploymentLimits(1024, 4, 512, 32, 128)
 GUESSES = StepShape.of([(100, 4), (300, 4)], 8, 4)
 PROMPT = StepShape.of([(0, 400), (30, 1)], 2)
 
@@ -34,7 +34,7 @@ def times(profile: str) -> DraftTimes:
 
 def test_as_many_passes_as_guesses_and_one_beside_a_prompt() -> None:
     found = times("vllm-neuron")
-    assert found.cost.profile.sampling is Sampling.DEVICE
+    assert found.cost.profile.sampling is SamplingLocation.DEVICE
     one = sum(found.cost.stage_seconds(StepShape.decoding(2, 408 - 2)))
     assert found.seconds(GUESSES) == pytest.approx(3 * one)
     prompt = sum(found.cost.stage_seconds(PROMPT._replace(counts=(PROMPT.rows, 0))))
@@ -45,7 +45,7 @@ def test_as_many_passes_as_guesses_and_one_beside_a_prompt() -> None:
 def test_the_host_takes_its_time_for_each_pass_where_it_draws() -> None:
     found, step = times("vllm-host-sampling"), StepShape.decoding(2, 406)
     profile = found.cost.profile
-    assert profile.sampling is not Sampling.DEVICE
+    assert profile.sampling is not SamplingLocation.DEVICE
     each = found.cost.sampling_seconds(step) + profile.host_seconds
     assert each > 0
     assert found.seconds(GUESSES) == pytest.approx(3 * (sum(found.cost.stage_seconds(step)) + each))
@@ -79,7 +79,7 @@ def test_the_first_stages_cores_hold_it() -> None:
 def test_a_placement_has_room_for_both() -> None:
     """A draft model as large as the model that it guesses for: on so many cores fewer replicas fit."""
     machine, profile = instance("trn1.32xlarge"), PROFILES["vllm-neuron"]
-    limits, found = Limits(1024, 4, 512, 32, 128), []
+    limits, found = DeploymentLimits(1024, 4, 512, 32, 128), []
     for beside in (None, Draft(GRAPH)):
         asked = replace(limits, beside=beside)
         placement, _ = modes.resolve("throughput", GRAPH, machine, asked, profile)

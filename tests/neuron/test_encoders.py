@@ -1,4 +1,4 @@
-"""Encoders on the kernels and in the twin: whole sequences, nothing kept, a row a sequence or one a token."""
+"""Encoders in both executors: whole sequences, nothing kept, an output row per sequence or per token."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.reference import ReferenceExecutor, tensor_parallel_bound
 from corepipe.neuron.host.weights import InMemoryWeights
 from corepipe.neuron.inputs import StepInputs
-from corepipe.neuron.numerics.attention_numerics import distance_buckets
-from corepipe.neuron.numerics.numerics import F32
+from corepipe.neuron.numerics.arithmetic import F32
+from corepipe.neuron.numerics.attention import distance_buckets
 from corepipe.neuron.ops import Function, PoolingMode
 from corepipe.neuron.ops.pooling import pooled
 from tests.kernels.harness import elsewhere, in_formats, in_turn
@@ -36,7 +36,7 @@ BOUND = {
     "int8": 8 / 127,
     "int4-weights": 8 / 127,
 }
-"""As of decoders: how far kernels and twin may be from one another, relative to the largest of all."""
+"""Largest allowed difference between the two executors, relative to the largest value; as for decoders."""
 
 LENGTHS = (1, 2, 63, 64, 65, 300, 512)
 TEXTS = [Text(seed, length) for seed, length in enumerate(LENGTHS)]
@@ -63,7 +63,7 @@ def kernels(graph: Graph, pool: Any, placement: Placement = ONE_CORE) -> NativeE
     return NativeExecutor(compile_graph(graph, placement), weights, 0, 16, MAX_ROWS, pool)
 
 
-def twin(graph: Graph, placement: Placement = ONE_CORE) -> ReferenceExecutor:
+def reference(graph: Graph, placement: Placement = ONE_CORE) -> ReferenceExecutor:
     return ReferenceExecutor(compile_graph(graph, placement), read_weights(graph), 0, 16)
 
 
@@ -85,7 +85,7 @@ def by_text(found: F32, texts: Sequence[Text], graph: Graph) -> list[F32]:
 def test_kernels_agree_with_the_twin(pool, shape, fmt):
     graph = build(SHAPES[shape], fmt)
     inputs = step_inputs(graph, TEXTS)
-    got, expected = run(kernels(graph, pool), inputs), twin(graph).values(inputs)
+    got, expected = run(kernels(graph, pool), inputs), reference(graph).values(inputs)
     assert got.shape == expected.shape
     assert np.abs(got - expected).max() <= BOUND[fmt] * np.abs(expected).max()
 
@@ -117,7 +117,7 @@ def test_two_tensor_ranks_stay_within_the_bound(pool, shape, fmt):
     whole, cut = run(kernels(graph, pool), inputs), run(kernels(graph, pool, placement), inputs)
     programs = compile_graph(graph, placement)
     assert np.abs(cut - whole).max() <= tensor_parallel_bound(programs, whole)
-    expected = twin(graph, placement).values(inputs)
+    expected = reference(graph, placement).values(inputs)
     assert np.abs(cut - expected).max() <= BOUND[fmt] * np.abs(expected).max()
 
 
@@ -125,7 +125,7 @@ def test_two_tensor_ranks_stay_within_the_bound(pool, shape, fmt):
 def test_every_way_of_pooling(pool, mode, fmt):
     graph = build(Encoder(HeadLayout(2, 2, 32), pooling=mode, layers=1), fmt)
     inputs = step_inputs(graph, TEXTS[:5])
-    got, expected = run(kernels(graph, pool), inputs), twin(graph).values(inputs)
+    got, expected = run(kernels(graph, pool), inputs), reference(graph).values(inputs)
     assert np.all(np.abs(got - expected).max(1) <= BOUND[fmt] * np.abs(expected).max(1))
 
 
@@ -163,7 +163,7 @@ def test_types_reach_the_result(pool) -> None:
     inputs, executor = step_inputs(graph, TEXTS), kernels(graph, pool)
     other = replace(inputs, types=np.zeros_like(inputs.types))
     assert np.any(run(executor, inputs)[1:] != run(executor, other)[1:], axis=1).all()
-    np.testing.assert_allclose(run(executor, other), twin(graph).values(other), atol=1e-5)
+    np.testing.assert_allclose(run(executor, other), reference(graph).values(other), atol=1e-5)
 
 
 def test_a_poisoned_text_leaves_its_neighbours_alone(pool) -> None:

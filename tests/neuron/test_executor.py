@@ -1,4 +1,4 @@
-"""The native executor against the twin: random models, all formats, however they are cut, on every ISA."""
+"""The native executor equals the reference executor: random models, all formats, any placement, every ISA."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from corepipe.neuron.host.lowering import FusedAttention, FusedLinear, Plain, St
 from corepipe.neuron.host.reference import ReferenceExecutor
 from corepipe.neuron.host.weights import InMemoryWeights
 from corepipe.neuron.inputs import StepInputs
-from corepipe.neuron.numerics.numerics import F32
+from corepipe.neuron.numerics.arithmetic import F32
 from corepipe.neuron.ops import Attention, Experts, Linear, Op
 from tests.kernels.harness import elsewhere, in_formats
 
@@ -96,10 +96,10 @@ def test_kernels_agree_with_the_twin(pool, graph, data):
     int8_cache = data.draw(st.booleans())
     executor = kernels(graph, placement, pool, int8_cache=int8_cache)
     programs = compile_graph(graph, placement)
-    twin = ReferenceExecutor(programs, read_weights(graph), BLOCKS, BLOCK_SIZE, int8_cache=int8_cache)
+    reference = ReferenceExecutor(programs, read_weights(graph), BLOCKS, BLOCK_SIZE, int8_cache=int8_cache)
     for chunks in (PROMPTS, GOES_ON):
         inputs = step_inputs(graph, chunks)
-        got, expected = run(executor, inputs), twin.values(inputs)
+        got, expected = run(executor, inputs), reference.values(inputs)
         error = np.abs(got - expected).max(1) / np.abs(expected).max(1)
         assert error.max() <= max(BOUND[graph.format.name], INT8_STEPS if int8_cache else 0)
 
@@ -132,7 +132,7 @@ def test_fusion_changes_no_bit(pool, graph, data):
 
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "fp32"])
 def test_kernels_are_closer_to_the_twin_than_to_fp32(pool, fmt):
-    """The bound covers single roundings that fall the other way; on the whole the numbers are the twin's."""
+    """The bound covers single roundings that fall the other way; on average the two executors agree."""
     features = Features(layers=4, hidden=96, heads=HeadLayout(4, 2, 32), ffn=128)
     graph, exact = build(features, fmt), build(features, "fp32")
     to_twin, to_fp32 = [], []
@@ -140,23 +140,23 @@ def test_kernels_are_closer_to_the_twin_than_to_fp32(pool, fmt):
         inputs, weights = step_inputs(graph, PROMPTS, seed), read_weights(graph, seed)
         got = run(kernels(graph, ONE_CORE, pool, seed), inputs)
         for like, found in ((graph, to_twin), (exact, to_fp32)):
-            twin = ReferenceExecutor(compile_graph(like, ONE_CORE), weights, BLOCKS, BLOCK_SIZE)
-            found.append(np.abs(got - twin.values(inputs)).mean())
+            reference = ReferenceExecutor(compile_graph(like, ONE_CORE), weights, BLOCKS, BLOCK_SIZE)
+            found.append(np.abs(got - reference.values(inputs)).mean())
     assert np.mean(to_twin) < np.mean(to_fp32) / 3
 
 
 def test_a_cache_of_int8_is_the_twins(pool):
-    """On the whole the numbers are those of the twin that keeps int8, not of what is computed without."""
+    """On average the numbers are those of a reference executor with an int8 cache, not of one without."""
     graph = build(Features(layers=4, hidden=96, heads=HeadLayout(4, 2, 32), ffn=128), "fp32")
     to_twin, to_plain = [], []
     for seed in range(3):
         inputs, weights = step_inputs(graph, PROMPTS, seed), read_weights(graph, seed)
         got = run(kernels(graph, ONE_CORE, pool, seed, int8_cache=True), inputs)
         for int8_cache, found in ((True, to_twin), (False, to_plain)):
-            twin = ReferenceExecutor(
+            reference = ReferenceExecutor(
                 compile_graph(graph, ONE_CORE), weights, BLOCKS, BLOCK_SIZE, int8_cache=int8_cache
             )
-            found.append(np.abs(got - twin.values(inputs)).mean())
+            found.append(np.abs(got - reference.values(inputs)).mean())
     assert np.mean(to_twin) < np.mean(to_plain) / 3
 
 

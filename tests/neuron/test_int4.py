@@ -22,8 +22,8 @@ from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.reference import ReferenceExecutor
 from corepipe.neuron.host.weights import InMemoryWeights, pack
 from corepipe.neuron.numerics import int4
+from corepipe.neuron.numerics.arithmetic import quantize_activations, quantize_weight
 from corepipe.neuron.numerics.int4 import Int4, Int8, Stored
-from corepipe.neuron.numerics.numerics import quantize_activations, quantize_weight
 from corepipe.neuron.values import WeightRole, WeightSpec
 from tests.kernels.linears import random_weights
 

@@ -15,11 +15,10 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.host.lowering import FusedAttention, FusedLinear, Plain, Step, assign_buffers, lower
 from corepipe.neuron.ops import (
-    Activation,
     Add,
     AllReduce,
     Attention,
-    Embed,
+    ElementwiseActivation,
     Function,
     GatedActivation,
     LayerNorm,
@@ -27,8 +26,9 @@ from corepipe.neuron.ops import (
     Op,
     RMSNorm,
     Rope,
-    Scale,
+    ScaleRows,
     SelectRows,
+    TokenEmbedding,
 )
 from corepipe.neuron.values import RopeSpec, Value, WeightRole, WeightSpec
 
@@ -70,7 +70,7 @@ def followers(step: FusedLinear, program: Program) -> list[Op]:
 def test_a_llama_layer_is_five_steps(head_norm):
     steps = lower(one_program(Features(layers=3, head_norm=head_norm)).ops)
     assert kinds(steps) == [
-        Embed,
+        TokenEmbedding,
         *[FusedLinear, FusedAttention, FusedLinear, FusedLinear, FusedLinear] * 3,
         SelectRows,
         FusedLinear,
@@ -113,7 +113,7 @@ def norm(i: int, x: Value, width: int = HIDDEN) -> RMSNorm:
 
 X = value(0)
 TABLE = WeightSpec("table", (fixed("tokens", 4), hidden(HIDDEN)), WeightRole.EMBEDDING)
-START = Embed(0, X, TABLE)
+START = TokenEmbedding(0, X, TABLE)
 LAST = SelectRows(0, value(99), value(9))
 ROPE = RopeSpec((1.0,))
 HALF_ROPE = RopeSpec((0.5,))
@@ -165,14 +165,14 @@ HALF_ROPE = RopeSpec((0.5,))
             id="a gate that makes its own partner",
         ),
         pytest.param(
-            [linear(1, X), Activation(0, value(2), value(1), Function.GELU),
+            [linear(1, X), ElementwiseActivation(0, value(2), value(1), Function.GELU),
              Add(0, value(9), value(1), value(2))],
-            [FusedLinear, Activation, Add],
+            [FusedLinear, ElementwiseActivation, Add],
             id="a function of what others read too",
         ),
         pytest.param(
-            [linear(1, X), Scale(0, value(2), value(1), 2.0), Add(0, value(9), value(1), value(2))],
-            [FusedLinear, Scale, Add],
+            [linear(1, X), ScaleRows(0, value(2), value(1), 2.0), Add(0, value(9), value(1), value(2))],
+            [FusedLinear, ScaleRows, Add],
             id="a factor of what others read too",
         ),
         pytest.param(
@@ -185,7 +185,7 @@ HALF_ROPE = RopeSpec((0.5,))
 )  # fmt: skip
 def test_what_must_not_be_fused(ops, expected):
     steps = lower((START, *ops, LAST))
-    assert kinds(steps) == [Embed, *expected, SelectRows]
+    assert kinds(steps) == [TokenEmbedding, *expected, SelectRows]
     linears = [s for s in steps if isinstance(s, FusedLinear)]
     assert all(s.norm is None and s.outer is None and not s.gated and s.function is None for s in linears)
 
@@ -195,11 +195,11 @@ def test_what_follows_a_linear_is_its_steps():
     normed = LayerNorm(0, value(1), X, None, None, 1e-5)
     q, gate, up, mlp, down = (linear(i, value(1)) for i in (2, 3, 4, 5, 8))
     pair = GatedActivation(0, value(6), gate.out, up.out, Function.GELU_TANH)
-    function = Activation(0, value(7), mlp.out, Function.RELU)
-    scaled = Scale(0, value(10), down.out, 0.5)
+    function = ElementwiseActivation(0, value(7), mlp.out, Function.RELU)
+    scaled = ScaleRows(0, value(10), down.out, 0.5)
     inner, outer = Add(0, value(11), value(7), scaled.out), Add(0, value(9), X, value(11))
     steps = lower((START, normed, q, gate, up, pair, mlp, function, down, scaled, inner, outer, LAST))
-    assert kinds(steps) == [Embed, FusedLinear, FusedLinear, FusedLinear, FusedLinear, SelectRows]
+    assert kinds(steps) == [TokenEmbedding, FusedLinear, FusedLinear, FusedLinear, FusedLinear, SelectRows]
     lone, gated, with_function, added = (s for s in steps if isinstance(s, FusedLinear))
     assert all(s.norm is normed and s.x == X for s in (lone, gated, with_function, added))
     assert (lone.linears, lone.function, lone.out) == ((q,), None, None)
@@ -218,7 +218,7 @@ def test_a_layer_of_parallel_blocks_is_five_steps(two_norms):
     features = Features(layers=3, norms="layer", gated=False, function=Function.GELU, side_by_side=True)
     steps = lower(one_program(replace(features, two_norms=two_norms)).ops)
     assert kinds(steps) == [
-        Embed,
+        TokenEmbedding,
         *[FusedLinear, FusedAttention, FusedLinear, FusedLinear, FusedLinear] * 3,
         SelectRows,
         FusedLinear,
@@ -231,7 +231,7 @@ def test_constants_go_with_the_linears():
     """As in Granite: but for the embedding's, factors cost no pass over the values."""
     steps = lower(one_program(Features(layers=2, scales=(2.0, 0.5, 0.25))).ops)
     assert kinds(steps) == [
-        *[Embed, Scale],
+        *[TokenEmbedding, ScaleRows],
         *[FusedLinear, FusedAttention, FusedLinear, FusedLinear, FusedLinear] * 2,
         *[SelectRows, FusedLinear],
     ]
@@ -250,7 +250,12 @@ def attention_ops(**changes: object) -> list[Op]:
 
 
 def test_rotations_go_into_the_attention():
-    assert kinds(lower((START, *attention_ops(), LAST))) == [Embed, FusedLinear, FusedAttention, SelectRows]
+    assert kinds(lower((START, *attention_ops(), LAST))) == [
+        TokenEmbedding,
+        FusedLinear,
+        FusedAttention,
+        SelectRows,
+    ]
 
 
 def test_of_the_last_attention_wanted_rows_alone_are_computed():
@@ -261,7 +266,7 @@ def test_of_the_last_attention_wanted_rows_alone_are_computed():
     early = SelectRows(0, value(98), X)
     steps = lower((START, first, *projections, *rest, LAST, early, linear(97, LAST.out)))
     kv, made, attention, after = steps[1], steps[3], steps[4], steps[5]
-    assert kinds(steps) == [Embed, FusedLinear, SelectRows, FusedLinear, FusedAttention, FusedLinear]
+    assert kinds(steps) == [TokenEmbedding, FusedLinear, SelectRows, FusedLinear, FusedAttention, FusedLinear]
     assert (kv.x, kv.linears, kv.norm) == (X, tuple(projections[1:]), first)
     assert (made.x, made.linears, made.norm) == (early.out, (projections[0],), first)
     assert (attention.wanted, attention.q, attention.writes) == (LAST, q.out, (LAST.out,))
@@ -293,7 +298,7 @@ def test_an_attention_that_needs_all_rows(more):
 def test_rotations_that_must_stay(changes):
     steps = lower((START, *attention_ops(**changes), LAST))
     stay = RMSNorm if isinstance(changes["k"], RMSNorm) else Rope
-    assert kinds(steps) == [Embed, FusedLinear, Rope, stay, FusedAttention, SelectRows]
+    assert kinds(steps) == [TokenEmbedding, FusedLinear, Rope, stay, FusedAttention, SelectRows]
     assert steps[-2].rope is None
 
 

@@ -13,11 +13,11 @@ from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import INSTANCES, instance
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.compiler import compile_graph
-from corepipe.neuron.compile.memory import Limits, plan_memory
+from corepipe.neuron.compile.memory import DeploymentLimits, plan_memory
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.timing.cost import CostModel, StepShape
-from corepipe.neuron.timing.modes import CONTEXT, Degrees, compiler, refuses_experts, resolve
+from corepipe.neuron.timing.modes import CONTEXT, RequestedDegrees, compiler, refuses_experts, resolve
 from corepipe.neuron.timing.rounds import Rounds
 
 SMALL = llama(replace(SMOLLM2, layers=10), "int8")
@@ -118,7 +118,13 @@ def test_what_cannot_fit_is_left_to_the_memory_plan():
 @pytest.mark.parametrize("mode", MODES)
 def test_given_degrees_are_kept(mode):
     machine = instance("trn2.48xlarge")
-    for given in (Degrees(3, 2, 5), Degrees(pipeline=3), Degrees(tensor=4), Degrees(data=2), Degrees(2, 2)):
+    for given in (
+        RequestedDegrees(3, 2, 5),
+        RequestedDegrees(pipeline=3),
+        RequestedDegrees(tensor=4),
+        RequestedDegrees(data=2),
+        RequestedDegrees(2, 2),
+    ):
         placement, _ = resolve(mode, SMALL, machine, LIMITS, ASYNC, given)
         for name in ("pipeline", "tensor", "data"):
             assert getattr(given, name) in {None, getattr(placement, name)}
@@ -135,7 +141,10 @@ def test_throughput_is_that_of_all_replicas():
 
 @pytest.mark.parametrize(
     ("graph", "given", "message"),
-    [(SMALL, Degrees(tensor=12), "--tensor 12: "), (MIXTURE, Degrees(expert=9), "--expert 9: ")],
+    [
+        (SMALL, RequestedDegrees(tensor=12), "--tensor 12: "),
+        (MIXTURE, RequestedDegrees(expert=9), "--expert 9: "),
+    ],
     ids=["tensor", "expert"],
 )
 def test_a_degree_that_the_model_cannot_be_cut_by_is_refused(graph, given, message):
@@ -144,17 +153,19 @@ def test_a_degree_that_the_model_cannot_be_cut_by_is_refused(graph, given, messa
 
 
 def test_a_degree_that_the_stack_does_not_take_is_labelled():
-    placement, reason = resolve("auto", SMALL, instance("inf2.48xlarge"), LIMITS, ASYNC, Degrees(1, 3, 1))
+    placement, reason = resolve(
+        "auto", SMALL, instance("inf2.48xlarge"), LIMITS, ASYNC, RequestedDegrees(1, 3, 1)
+    )
     assert placement.tensor == 3
     assert "emulation only" in reason
-    _, reason = resolve("latency", SMALL, instance("inf1.xlarge"), LIMITS, ASYNC, Degrees(tensor=2))
+    _, reason = resolve("latency", SMALL, instance("inf1.xlarge"), LIMITS, ASYNC, RequestedDegrees(tensor=2))
     assert "on inf1 the Neuron stack takes tensor 1" in reason
 
 
 def test_the_profile_prices_every_choice():
     """Graphs padded to the batch take longer on any core: fewer cores are nearly as good."""
     machine, graph = instance("inf2.48xlarge"), architecture("llama-3.1-8b").graph(FORMATS["bf16"], 2048)
-    limits = Limits(2048, 32, 512, 16, 32 * 128)
+    limits = DeploymentLimits(2048, 32, 512, 16, 32 * 128)
     chosen = {name: resolve("auto", graph, machine, limits, PROFILES[name])[0] for name in ("async", "nxdi")}
     assert chosen == {"async": Placement(tensor=24), "nxdi": Placement(tensor=8)}
     with pytest.raises(TypeError, match="profile"):
@@ -166,7 +177,9 @@ def test_experts_are_divided_where_that_is_asked_for_alone(mode):
     machine = instance("trn2.48xlarge")
     plain, _ = resolve(mode, MIXTURE, machine, LIMITS, PROFILES["vllm-neuron"])
     assert plain.expert == 1
-    asked, reason = resolve(mode, MIXTURE, machine, LIMITS, PROFILES["vllm-neuron"], Degrees(expert=4))
+    asked, reason = resolve(
+        mode, MIXTURE, machine, LIMITS, PROFILES["vllm-neuron"], RequestedDegrees(expert=4)
+    )
     assert asked.expert == 4
     assert 4 % asked.tensor == 0
     assert f"{mode}: pipeline 1, tensor {asked.tensor}, data {asked.data}, expert 4" in reason
@@ -188,7 +201,7 @@ def test_what_the_software_does_not_divide_is_labelled(profile, placement, seque
     found = refuses_experts(MIXTURE, placement, PROFILES[profile], sequences)
     assert (found is None) is (why is None)
     limits = replace(LIMITS, max_num_seqs=sequences)
-    given = Degrees(1, placement.tensor, 1, placement.expert)
+    given = RequestedDegrees(1, placement.tensor, 1, placement.expert)
     _, reason = resolve("auto", MIXTURE, instance("trn2.48xlarge"), limits, PROFILES[profile], given)
     assert ("emulation only" in reason) is (why is not None)
     if why is not None:
@@ -197,7 +210,7 @@ def test_what_the_software_does_not_divide_is_labelled(profile, placement, seque
 
 
 def test_what_does_not_fit_is_advised_with_its_experts_divided():
-    given = Degrees(1, None, 1, 2)
+    given = RequestedDegrees(1, None, 1, 2)
     machine = instance("inf2.xlarge")
     placement, _ = resolve("auto", MIXTURE, machine, LIMITS, ASYNC, given)
     cut = compiler(MIXTURE, machine, ASYNC)

@@ -15,7 +15,7 @@ from corepipe.neuron.chips.constants import IDEAL
 from corepipe.neuron.chips.hardware import Instance
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.compiler import compile_graph
-from corepipe.neuron.compile.memory import Limits
+from corepipe.neuron.compile.memory import DeploymentLimits
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import TIMED_FORMATS
 from corepipe.neuron.step import StepShape
@@ -144,7 +144,7 @@ def test_fewer_replicas_beside_it_never_slow_one(machine, software, step, some, 
 def test_more_cores_never_slow_the_best_placement(few, many):
     """What the smaller instance can do, the larger one can."""
     graph, software = llama(replace(SIZES, layers=4)), PROFILES["async"]
-    limits = Limits(1024, 4, 512, 32, 128)
+    limits = DeploymentLimits(1024, 4, 512, 32, 128)
     step = StepShape.decode(1, 512)
 
     def best(name: str) -> float:

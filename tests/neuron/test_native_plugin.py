@@ -20,7 +20,7 @@ from corepipe.neuron.chips.native_plugin import (
     takes_flash,
 )
 from corepipe.neuron.chips.padding import pad
-from corepipe.neuron.chips.profiles import PROFILES, AttentionKernel, RuntimeProfile, Sampling
+from corepipe.neuron.chips.profiles import PROFILES, AttentionKernel, RuntimeProfile, SamplingLocation
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.memory import CoreMemory, blocks_that_fit
 from corepipe.neuron.compile.placement import Placement
@@ -38,7 +38,7 @@ def chunked(tokens: int) -> RuntimeProfile:
 
 
 def test_the_profile_is_the_documented_one():
-    assert (NATIVE.policy, NATIVE.sampling) == ("segregated", Sampling.DEVICE)
+    assert (NATIVE.policy, NATIVE.sampling) == ("segregated", SamplingLocation.DEVICE)
     assert {NATIVE.attention.kernel_of(1, lnc) for lnc in (1, 2)} == {AttentionKernel.CAUSAL}
     assert (NATIVE.asynchronous, NATIVE.batched_prefill, NATIVE.attention.expands_kv) == (True, False, False)
 

@@ -1,4 +1,4 @@
-"""The twin's arithmetic against definitions written another way: float64, integers, loops."""
+"""The reference executor's arithmetic against definitions written another way: float64, integers, loops."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from corepipe.neuron.axes import PAD, AxisShard, cut
 from corepipe.neuron.formats import FORMATS, DType
-from corepipe.neuron.numerics import numerics
-from corepipe.neuron.numerics.numerics import Matrix, round_stochastically, round_to
+from corepipe.neuron.numerics import arithmetic
+from corepipe.neuron.numerics.arithmetic import Matrix, round_stochastically, round_to
 from corepipe.neuron.ops import Function
 from corepipe.neuron.values import RopeSpec
 
@@ -102,7 +102,7 @@ def test_stochastic_rounding_keeps_numbers_of_the_format(dtype):
 @given(st.integers(1, 5), st.integers(1, 90), st.integers(0, 99))
 def test_weights_are_within_half_a_step(n, k, seed):
     weight = normal(n, k, seed=seed) * np.float32(10.0) ** (seed % 7 - 3)
-    quantized, scale = numerics.quantize_weight(weight)
+    quantized, scale = arithmetic.quantize_weight(weight)
     assert (quantized.dtype, scale.dtype) == (np.int8, np.float32)
     np.testing.assert_array_equal(np.abs(quantized.astype(int)).max(axis=1), 127)
     error = np.abs(quantized.astype(np.float64) * scale[:, None].astype(np.float64) - weight)
@@ -110,7 +110,7 @@ def test_weights_are_within_half_a_step(n, k, seed):
 
 
 def test_a_row_of_zeros_has_a_harmless_scale():
-    quantized, scale = numerics.quantize_weight(np.float32([[0, 0], [1e-44, 0], [0, -127]]))
+    quantized, scale = arithmetic.quantize_weight(np.float32([[0, 0], [1e-44, 0], [0, -127]]))
     np.testing.assert_array_equal(quantized, [[0, 0], [0, 0], [0, -127]])
     np.testing.assert_array_equal(scale, [1, 1, 1])
 
@@ -119,7 +119,7 @@ def test_activations_have_a_scale_for_each_row_and_group():
     x = np.zeros((2, 70), np.float32)
     x[0, :4] = [127, 2.5, 3.5, -0.5]
     x[0, 64:66] = [-254, 1]
-    quantized, scale = numerics.quantize_activations(x)
+    quantized, scale = arithmetic.quantize_activations(x)
     np.testing.assert_array_equal(scale, [[1, 2], [0, 0]])
     np.testing.assert_array_equal(quantized[0, :4], [127, 2, 4, 0])
     np.testing.assert_array_equal(quantized[0, 64:], [-127, 0, 0, 0, 0, 0])
@@ -129,14 +129,14 @@ def test_activations_have_a_scale_for_each_row_and_group():
 def test_nan_survives_quantisation():
     x = normal(2, 64)
     x[1, 3] = np.nan
-    _, scale = numerics.quantize_activations(x)
+    _, scale = arithmetic.quantize_activations(x)
     assert np.isnan(scale[:, 0]).tolist() == [False, True]
 
 
 def test_int8_linear_against_integers():
     x, weight, bias = normal(3, 150, seed=1), normal(5, 150, seed=2), normal(5, seed=3)
-    w, w_scale = numerics.quantize_weight(weight)
-    q, scale = numerics.quantize_activations(x)
+    w, w_scale = arithmetic.quantize_weight(weight)
+    q, scale = arithmetic.quantize_activations(x)
     expected = np.empty((3, 5))
     for m in range(3):
         for n in range(5):
@@ -146,7 +146,7 @@ def test_int8_linear_against_integers():
             )
             expected[m, n] = total * w_scale[n] + bias[n]
     matrix = Matrix(w.astype(np.float32), w_scale)
-    got = numerics.linear(x, matrix, bias, FORMATS["int8"])
+    got = arithmetic.linear(x, matrix, bias, FORMATS["int8"])
     np.testing.assert_allclose(got, expected, rtol=2.0**-8, atol=1e-5)
     np.testing.assert_array_equal(got, round_to(got, DType.BF16))
     np.testing.assert_allclose(got, x @ weight.T + bias, atol=0.25)
@@ -155,9 +155,9 @@ def test_int8_linear_against_integers():
 def test_int8_groups_keep_their_scale_when_cut_between_groups():
     """So a row-parallel Linear adds up the group sums of the unsplit one."""
     x = normal(4, 192)
-    whole_q, whole_scale = numerics.quantize_activations(x)
+    whole_q, whole_scale = arithmetic.quantize_activations(x)
     for part in (slice(0, 64), slice(64, 192)):
-        q, scale = numerics.quantize_activations(np.ascontiguousarray(x[:, part]))
+        q, scale = arithmetic.quantize_activations(np.ascontiguousarray(x[:, part]))
         np.testing.assert_array_equal(q, whole_q[:, part])
         np.testing.assert_array_equal(scale, whole_scale[:, part.start // 64 : part.stop // 64])
 
@@ -168,12 +168,12 @@ def test_float_linear(name):
     x, weight = normal(3, 40), normal(5, 40, seed=1)
     matrix = Matrix(round_to(weight, DType.BF16))
     if fmt.weights is DType.INT8:
-        quantized, scale = numerics.quantize_weight(weight)
+        quantized, scale = arithmetic.quantize_weight(weight)
         matrix = Matrix(quantized.astype(np.float32), scale)
     dense = matrix.values * (1 if matrix.scale is None else matrix.scale[:, None])
     expected = round_to(x, fmt.activations).astype(np.float64) @ dense.T.astype(np.float64)
     tolerance = 1e-6 if fmt.compute is DType.FP32 else 2.0**-8
-    np.testing.assert_allclose(numerics.linear(x, matrix, None, fmt), expected, rtol=tolerance, atol=1e-5)
+    np.testing.assert_allclose(arithmetic.linear(x, matrix, None, fmt), expected, rtol=tolerance, atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [1, 3])
@@ -181,18 +181,18 @@ def test_rms_norm(groups):
     x, gain = normal(4, 24), normal(24 // groups, seed=1)
     parts = x.astype(np.float64).reshape(4, groups, -1)
     expected = parts / np.sqrt((parts**2).mean(axis=2, keepdims=True) + 1e-5) * gain
-    got = numerics.rms_norm(x, gain, 1e-5, DType.FP32)
+    got = arithmetic.rms_norm(x, gain, 1e-5, DType.FP32)
     np.testing.assert_allclose(got, expected.reshape(4, 24), rtol=1e-5)
-    np.testing.assert_array_equal(numerics.rms_norm(x, gain, 1e-5, DType.BF16), round_to(got, DType.BF16))
+    np.testing.assert_array_equal(arithmetic.rms_norm(x, gain, 1e-5, DType.BF16), round_to(got, DType.BF16))
 
 
 def test_rotation_turns_pairs_and_leaves_the_rest():
     spec = RopeSpec((1.0, 0.1), attention_factor=2.0)
-    cos, sin = numerics.rope_tables(spec, 8)
+    cos, sin = arithmetic.rope_tables(spec, 8)
     assert cos.shape == sin.shape == (8, 2)
     x = normal(3, 2 * 6)
     positions = np.array([0, 3, 7])
-    got = numerics.rotate(x, 6, cos[positions], sin[positions], DType.FP32)
+    got = arithmetic.rotate(x, 6, cos[positions], sin[positions], DType.FP32)
     for m, position in enumerate(positions):
         for h in range(2):
             head, rotated = x[m, 6 * h :][:6], got[m, 6 * h :][:6]
@@ -207,7 +207,7 @@ def test_rope_tables_are_the_nearest_fp32_on_every_machine():
     spec = RopeSpec(tuple(float(np.float32(10000.0 ** (-i / 16))) for i in range(16)))
     positions = np.arange(512, dtype=np.float32)
     angles = np.outer(positions, np.asarray(spec.inv_freq, np.float32))
-    for table, function in zip(numerics.rope_tables(spec, 512), (math.cos, math.sin), strict=True):
+    for table, function in zip(arithmetic.rope_tables(spec, 512), (math.cos, math.sin), strict=True):
         expected = np.array([function(float(angle)) for angle in angles.flat], np.float32)
         assert table.dtype == np.float32
         np.testing.assert_array_equal(table.ravel(), expected)
@@ -220,9 +220,9 @@ def test_layer_norm_is_that_of_the_definition(gain, bias):
     wide = x.astype(np.float64)
     expected = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-3)
     expected = expected * (g if gain else 1) + (b if bias else 0)
-    got = numerics.layer_norm(x, g if gain else None, b if bias else None, 1e-3, DType.FP32)
+    got = arithmetic.layer_norm(x, g if gain else None, b if bias else None, 1e-3, DType.FP32)
     np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6)
-    rounded = numerics.layer_norm(x, g if gain else None, b if bias else None, 1e-3, DType.BF16)
+    rounded = arithmetic.layer_norm(x, g if gain else None, b if bias else None, 1e-3, DType.BF16)
     np.testing.assert_array_equal(rounded, round_to(got, DType.BF16))
 
 
@@ -241,12 +241,12 @@ ELEMENTS = {
 def test_functions_are_those_of_the_definitions(function):
     x = np.linspace(-9, 9, 1001, dtype=np.float32)
     expected = np.array([ELEMENTS[function](float(each)) for each in x])
-    got = numerics.activation(x, function, DType.FP32)
+    got = arithmetic.activation(x, function, DType.FP32)
     np.testing.assert_allclose(got, expected, rtol=4e-7, atol=1e-9)
     np.testing.assert_array_equal(
-        numerics.activation(x, function, DType.BF16), round_to(got, DType.BF16), str(function)
+        arithmetic.activation(x, function, DType.BF16), round_to(got, DType.BF16), str(function)
     )
-    far = numerics.activation(np.float32([-1e4, 1e4]), function, DType.FP32)
+    far = arithmetic.activation(np.float32([-1e4, 1e4]), function, DType.FP32)
     assert np.isfinite(far).all()
     assert far[0] in (0, -1)
 
@@ -255,18 +255,18 @@ def test_scale_gate_and_add():
     gate, up = np.float32([[-200, -1, 0, 1, 80]]), np.float32([[3, 3, 3, 3, 3]])
     expected = [[0, -3 / (1 + math.e), 0, 3 / (1 + math.exp(-1)), 240]]
     np.testing.assert_allclose(
-        numerics.gated(gate, up, Function.SILU, DType.FP32), expected, rtol=1e-6, atol=1e-30
+        arithmetic.gated(gate, up, Function.SILU, DType.FP32), expected, rtol=1e-6, atol=1e-30
     )
     held = [[0, 0, 0, 4 / (1 + math.exp(-1.702)), 28 / (1 + math.exp(-7 * 1.702))]]
     held[0][1] = -4 / (1 + math.exp(1.702))
-    got = numerics.gated(gate, up, Function.CLAMPED_SWISH, DType.FP32)
+    got = arithmetic.gated(gate, up, Function.CLAMPED_SWISH, DType.FP32)
     np.testing.assert_allclose(got, held, rtol=1e-6, atol=1e-30)
     ups = np.float32([[-9, -7, 0, 7, 9]])
-    got = numerics.gated(np.full((1, 5), 7, np.float32), ups, Function.CLAMPED_SWISH, DType.FP32)
+    got = arithmetic.gated(np.full((1, 5), 7, np.float32), ups, Function.CLAMPED_SWISH, DType.FP32)
     np.testing.assert_allclose(got[0] / got[0, 2], [-6, -6, 1, 8, 8], rtol=1e-6)
-    np.testing.assert_array_equal(numerics.clamp(gate, 2.5, DType.FP32), [[-2.5, -1, 0, 1, 2.5]])
-    np.testing.assert_array_equal(numerics.scale(gate, 1 / 3, DType.FP32), gate * np.float32(1 / 3))
-    np.testing.assert_array_equal(numerics.add(np.float32([1]), np.float32([2.0**-9]), DType.BF16), [1])
+    np.testing.assert_array_equal(arithmetic.clamp(gate, 2.5, DType.FP32), [[-2.5, -1, 0, 1, 2.5]])
+    np.testing.assert_array_equal(arithmetic.scale(gate, 1 / 3, DType.FP32), gate * np.float32(1 / 3))
+    np.testing.assert_array_equal(arithmetic.add(np.float32([1]), np.float32([2.0**-9]), DType.BF16), [1])
 
 
 def test_cut_takes_ranges_and_pads():

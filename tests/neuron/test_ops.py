@@ -16,14 +16,14 @@ from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS, DType
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Add, AllReduce, Embed, LayerNorm, Linear, Op, RMSNorm
-from corepipe.neuron.ops.base import Keeps, _values_of, _weights_of
+from corepipe.neuron.ops import Add, AllReduce, LayerNorm, Linear, Op, RMSNorm, TokenEmbedding
+from corepipe.neuron.ops.base import SameWidthOp, _values_of, _weights_of
 from corepipe.neuron.timing.tables import PROBE
 from corepipe.neuron.values import (
     TOKENS,
-    Input,
+    GraphInput,
+    GraphOutput,
     InputKind,
-    Output,
     OutputKind,
     Value,
     WeightRole,
@@ -38,7 +38,7 @@ KINDS = [kind for kind in KINDS if issubclass(kind, Op)]
 
 
 @dataclass(frozen=True, slots=True)
-class Concat(Keeps):
+class Concat(SameWidthOp):
     """An Op that reads as many values as there are: any new one may."""
 
     xs: tuple[Value, ...]
@@ -48,13 +48,13 @@ class Concat(Keeps):
 def graph(*inner: Op, out: Value | None = None) -> Graph:
     """A graph of one layer that starts with an embedding, value 0."""
     table = WeightSpec("embed", (fixed("tokens", 8), STREAM), WeightRole.EMBEDDING)
-    made = (Embed(-1, Value(0, STREAM), table), *inner)
+    made = (TokenEmbedding(-1, Value(0, STREAM), table), *inner)
     return Graph(
         name="some",
         format=FORMATS["bf16"],
         ops=made,
-        inputs=(Input(InputKind.TOKENS, TOKENS),),
-        outputs=(Output(out or made[-1].out, OutputKind.HIDDEN),),
+        inputs=(GraphInput(InputKind.TOKENS, TOKENS),),
+        outputs=(GraphOutput(out or made[-1].out, OutputKind.HIDDEN),),
         num_layers=1,
         vocab_size=8,
         max_positions=8,
@@ -126,12 +126,12 @@ def test_an_op_that_is_not_computed_says_why() -> None:
 
 
 def test_what_a_kind_of_op_does_not_say_is_refused() -> None:
-    """An Op without a cost, a rule for ranks or a twin fails by name, never with a default."""
+    """An Op without a cost, a rule for ranks or a reference fails by name, never with a default."""
     op, fmt = Concat(0, Value(1, STREAM), (Value(0, STREAM),)), FORMATS["bf16"]
     plain = Op(0, Value(1, STREAM))
-    assert plain.refuses(fmt) == "has neither kernel nor twin"
-    assert graph(op).refusal() == "Concat of layer 0 has neither kernel nor twin"
-    for call in (lambda: op.cost(fmt, PROBE), lambda: op.twin(None), lambda: op.emit(None, None)):
+    assert plain.refuses(fmt) == "has neither a kernel nor a reference implementation"
+    assert graph(op).refusal() == "Concat of layer 0 has neither a kernel nor a reference implementation"
+    for call in (lambda: op.cost(fmt, PROBE), lambda: op.reference(None), lambda: op.emit(None, None)):
         with pytest.raises(NotImplementedError, match="Concat has no "):
             call()
     with pytest.raises(NotImplementedError, match="Op has no rule for tensor parallelism"):

@@ -1,4 +1,4 @@
-"""Patches of images on the kernels and in the twin: an input of its own, multiplied as every other matrix."""
+"""Patches of images in both executors: an input of its own, multiplied as any other matrix."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.reference import ReferenceExecutor, tensor_parallel_bound
 from corepipe.neuron.host.weights import InMemoryWeights
 from corepipe.neuron.inputs import StepInputs
-from corepipe.neuron.numerics.numerics import F32
+from corepipe.neuron.numerics.arithmetic import F32
 from corepipe.neuron.ops import patches_of
-from corepipe.neuron.values import Input, InputKind, image_shape
+from corepipe.neuron.values import GraphInput, InputKind, image_shape
 from tests.parity import formula
 
 BOUND = {
@@ -34,7 +34,7 @@ BOUND = {
     "int8": 8 / 127,
     "int4-weights": 8 / 127,
 }
-"""As of decoders: how far kernels and twin may be from one another, relative to the largest of all."""
+"""Largest allowed difference between the two executors, relative to the largest value; as for decoders."""
 WHOLE = Placement()
 IMAGES = 4
 CLASSES = 10
@@ -128,7 +128,7 @@ def test_two_tensor_ranks_stay_within_the_bound(pool, fmt: str) -> None:
 
 def test_patches_are_cut_as_a_convolution_reads_them() -> None:
     """Row by row of the image; of each patch channel by channel, row by row."""
-    given = Input(InputKind.PATCHES, graph_of("vit", "fp32").inputs[0].rows, (2, 2, 2), 1)
+    given = GraphInput(InputKind.PATCHES, graph_of("vit", "fp32").inputs[0].rows, (2, 2, 2), 1)
     image = np.arange(2 * 4 * 4, dtype=np.float32).reshape(2, 4, 4)
     assert patches_of(image, given).astype(int).tolist() == [
         [0] * 8,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from corepipe.neuron.timing.perfetto import encode, varint, write
-from corepipe.neuron.timing.trace import Counter, Process, Slice, Trace, Track
+from corepipe.neuron.timing.trace import PerfettoTrace, Slice, TraceCounter, TraceProcess, Track
 from tests.perfetto_reader import read
 
 
@@ -57,7 +57,7 @@ def flat(slices: list[Slice], depth: int = 0) -> list[tuple[str, float, float, i
 def test_slices_come_back_as_they_nest(trees):
     placed = [laid_out(tree, 0.0)[0] for tree in trees]
     tracks = [Track(f"t{i}", slices) for i, slices in enumerate(placed)]
-    found = read(b"".join(encode(Trace([Process("core", tracks)]))))
+    found = read(b"".join(encode(PerfettoTrace([TraceProcess("core", tracks)]))))
     for i, slices in enumerate(placed):
         got = [(s.name, s.start, s.end, s.depth) for s in found["core", f"t{i}"].slices]
         assert got == flat(slices)
@@ -72,7 +72,7 @@ def test_rounding_to_nanoseconds_keeps_neighbours_apart(lengths):
         pieces.append(Slice("op", at, at + length))
         at += length
     track = Track("t", [Slice("step", 1.0, at, children=pieces)])
-    step, *ops = read(b"".join(encode(Trace([Process("core", [track])]))))["core", "t"].slices
+    step, *ops = read(b"".join(encode(PerfettoTrace([TraceProcess("core", [track])]))))["core", "t"].slices
     assert all(a.end <= b.start for a, b in pairwise(ops))
     assert step.start == ops[0].start
     assert step.end == ops[-1].end
@@ -80,14 +80,14 @@ def test_rounding_to_nanoseconds_keeps_neighbours_apart(lengths):
 
 def test_args_flows_and_counters(tmp_path):
     args = {"bytes": 3, "flops": 1.5, "by": "memory", "emulated": True}
-    sender = Process("a", [Track("steps", [Slice("send", 0.0, 1.0, args, sends=(7,))])])
-    receiver = Process(
+    sender = TraceProcess("a", [Track("steps", [Slice("send", 0.0, 1.0, args, sends=(7,))])])
+    receiver = TraceProcess(
         "b",
         [Track("steps", [Slice("receive", 2.0, 3.0, receives=(7,))])],
-        [Counter("HBM", "GB/s", [(0.5, 2.0), (1.0, 0.0)])],
+        [TraceCounter("HBM", "GB/s", [(0.5, 2.0), (1.0, 0.0)])],
     )
     path = tmp_path / "trace.pftrace"
-    assert write(Trace([sender, receiver]), path) == path.stat().st_size
+    assert write(PerfettoTrace([sender, receiver]), path) == path.stat().st_size
     found = read(path)
     (send,), (receive,) = found["a", "steps"].slices, found["b", "steps"].slices
     assert send.args == args
@@ -99,7 +99,7 @@ def test_threads_are_numbered_from_their_process_on():
     """Perfetto shows threads by number, and the one that has its process's number first."""
     tracks = [Track(name, []) for name in ("steps", "TensorE", "VectorE")]
     packets = proto.Trace.FromString(
-        b"".join(encode(Trace([Process("a", tracks), Process("b", tracks)])))
+        b"".join(encode(PerfettoTrace([TraceProcess("a", tracks), TraceProcess("b", tracks)])))
     ).packet
     threads = [p.track_descriptor.thread for p in packets if p.track_descriptor.HasField("thread")]
     assert [t.thread_name for t in sorted(threads, key=lambda t: (t.pid, t.tid))] == [

@@ -16,7 +16,7 @@ from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
-from corepipe.neuron.timing.cost import Bottleneck, CostModel, StepShape
+from corepipe.neuron.timing.cost import CostModel, LimitingResource, StepShape
 from corepipe.neuron.timing.modes import compiler
 
 ASYNC = PROFILES["async"]
@@ -123,7 +123,7 @@ def test_tensor_parallel_falls_to_the_floor_of_its_all_reduces(where, shape):
     degrees = [degree for degree in instance(where).tensor_degrees if degree <= 32 and 32 % degree == 0]
     models = [cost("llama-3.1-8b", "bf16", where, tensor=degree) for degree in degrees]
     parts = [model.explain(0, shape) for model in models]
-    together = [part.seconds[Bottleneck.COLLECTIVES] for part in parts]
+    together = [part.seconds[LimitingResource.COLLECTIVES] for part in parts]
     own = [part.total - seconds for part, seconds in zip(parts, together, strict=True)]
     assert together[0] == 0
     assert own == sorted(own, reverse=True)

@@ -102,11 +102,11 @@ def test_against_transformers(config):
     prompt = np.array(json.loads((config.parent / "golden.json").read_text())["prompts"][-1], np.int32)
     rows = np.arange(len(prompt), dtype=np.int32)
     inputs = StepInputs(prompt, rows, np.int32([0, len(prompt)]), np.int32([[2, 0, 1]]), rows)
-    twin = ReferenceExecutor(
+    reference = ReferenceExecutor(
         compile_graph(graph, Placement()), read_tied(graph, model.checkpoint.read), 3, 16
     )
     expected = np.load(config.parent / "golden.npz")["logits"]
-    np.testing.assert_allclose(twin.values(inputs), expected, atol=2e-4, rtol=2e-4)
+    np.testing.assert_allclose(reference.values(inputs), expected, atol=2e-4, rtol=2e-4)
 
 
 @given(decoders(cuttable=False), st.data())
@@ -165,8 +165,8 @@ def test_the_bound_is_not_absurdly_loose(fmt):
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_every_rank_has_the_same_logits(fmt):
     graph = build(Features(), fmt)
-    twin = executor(graph, Placement(tensor=3))
-    ends = [core.program.ops[-1].out for core in twin.cores]
+    reference = executor(graph, Placement(tensor=3))
+    ends = [core.program.ops[-1].out for core in reference.cores]
     assert {v.axis for v in ends} == {vocabulary(graph.vocab_size)}
 
 
@@ -175,9 +175,9 @@ def test_every_rank_has_the_same_logits(fmt):
 def test_chunks_give_what_the_whole_prompt_gives(graph, first, second):
     """Up to fp32's rounding, because numpy's products depend on the number of rows."""
     whole = executor(graph).values(step_inputs(graph, [Chunk(2, 0, 20), Chunk(0, 0, 5)]))[:20]
-    twin = executor(graph)
+    reference = executor(graph)
     chunks = [Chunk(2, a, b - a) for a, b in pairwise([0, first, first + second, 20]) if b > a]
-    parts = np.vstack([twin.values(step_inputs(graph, [chunk])) for chunk in chunks])
+    parts = np.vstack([reference.values(step_inputs(graph, [chunk])) for chunk in chunks])
     np.testing.assert_allclose(parts, whole, atol=2e-5 * np.abs(whole).max())
 
 
@@ -229,16 +229,16 @@ def test_only_the_wanted_rows_have_logits():
 
 def test_tickets_are_redeemed_once():
     graph = build(Features(), "fp32")
-    twin, inputs = executor(graph), step_inputs(graph, PROMPTS)
-    first, second = twin.submit(inputs, None), twin.submit(inputs, None)
-    output = twin.wait(first)
+    reference, inputs = executor(graph), step_inputs(graph, PROMPTS)
+    first, second = reference.submit(inputs, None), reference.submit(inputs, None)
+    output = reference.wait(first)
     assert output.values is not None
     assert (output.values.shape, output.tokens.shape, output.top_ids.shape) == ((14, 100), (0,), (0, 0))
     assert output.seconds > 0
-    np.testing.assert_array_equal(twin.wait(second).values, output.values)
+    np.testing.assert_array_equal(reference.wait(second).values, output.values)
     with pytest.raises(KeyError):
-        twin.wait(first)
-    twin.close()
+        reference.wait(first)
+    reference.close()
 
 
 def greedy(logits: np.ndarray, _sampling: SamplingBatch, _masks: np.ndarray | None) -> StepOutput:
@@ -251,10 +251,10 @@ def test_the_sampler_is_the_callers():
     graph = build(Features())
     inputs = step_inputs(graph, PROMPTS)
     sampling = SamplingBatch(*[np.zeros(0)] * len(SamplingBatch.__slots__))
-    twin = ReferenceExecutor(
+    reference = ReferenceExecutor(
         compile_graph(graph, Placement(pipeline=2)), read_weights(graph), BLOCKS, BLOCK_SIZE, greedy
     )
-    output = twin.wait(twin.submit(inputs, sampling))
+    output = reference.wait(reference.submit(inputs, sampling))
     np.testing.assert_array_equal(output.tokens, executor(graph).values(inputs).argmax(1))
     with pytest.raises(ValueError, match="without a sampler"):
         executor(graph).submit(inputs, sampling)
@@ -274,32 +274,32 @@ def test_a_batch_is_drawn_from_when_it_has_its_masks():
         seen.append(masks)
         return greedy(logits, sampling, masks)
 
-    twin = ReferenceExecutor(
+    reference = ReferenceExecutor(
         compile_graph(graph, Placement()),
         read_weights(graph),
         BLOCKS,
         BLOCK_SIZE,
         draw,
     )
-    ticket = twin.submit(inputs, sampling)
+    ticket = reference.submit(inputs, sampling)
     assert not seen
     with pytest.raises(ValueError, match="masks must be"):
-        twin.give_masks(twin.submit(inputs, sampling), np.zeros((2, mask_words(vocab)), np.int32))
+        reference.give_masks(reference.submit(inputs, sampling), np.zeros((2, mask_words(vocab)), np.int32))
     masks = np.full((1, mask_words(vocab)), 5, np.int32)
-    twin.give_masks(ticket, masks)
+    reference.give_masks(ticket, masks)
     assert seen == [masks]
-    np.testing.assert_array_equal(twin.wait(ticket).tokens, executor(graph).values(inputs).argmax(1))
+    np.testing.assert_array_equal(reference.wait(ticket).tokens, executor(graph).values(inputs).argmax(1))
     with pytest.raises(KeyError):
-        twin.give_masks(ticket, masks)
+        reference.give_masks(ticket, masks)
 
 
 def test_programs_that_wait_for_each_other_are_found_out():
     graph = build(Features())
     first, second = compile_graph(graph, Placement(pipeline=2))
     stuck = replace(first, ops=(Receive(0, first.values[0], 1), *first.ops[1:]))
-    twin = ReferenceExecutor((stuck, second), read_weights(graph), BLOCKS, BLOCK_SIZE)
+    reference = ReferenceExecutor((stuck, second), read_weights(graph), BLOCKS, BLOCK_SIZE)
     with pytest.raises(RuntimeError, match="wait for each other"):
-        twin.values(step_inputs(graph, PROMPTS))
+        reference.values(step_inputs(graph, PROMPTS))
 
 
 def test_a_weight_of_another_shape_is_refused():

@@ -13,8 +13,8 @@ from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.timing.uncertainty import (
     LEVEL,
-    Architecture,
     Figure,
+    ModelKind,
     Point,
     Residual,
     Uncertainty,
@@ -87,7 +87,7 @@ def test_what_was_never_measured_is_less_sure(change) -> None:
         st.sampled_from(["decode", "first token, under load", "no such kind"]),
         st.sampled_from(["inf2.48xlarge", "trn1.32xlarge", "trn2.48xlarge", "no-such"]),
         st.sampled_from(["optimum-nxdi", "vllm-neuron"]),
-        st.sampled_from([str(kind) for kind in Architecture]),
+        st.sampled_from([str(kind) for kind in ModelKind]),
         st.integers(1, 64),
         st.integers(1, 1 << 17),
         st.booleans(),
@@ -144,11 +144,11 @@ def test_what_is_written_is_read_again() -> None:
 @pytest.mark.parametrize(
     ("model", "kind"),
     [
-        ("llama-3.1-8b", Architecture.DECODER),
-        ("qwen3-30b-a3b", Architecture.MIXTURE),
-        ("mamba2-130m", Architecture.RECURRENT),
-        ("bert-base", Architecture.ENCODER),
-        ("flan-t5-xl", Architecture.ENCODER_DECODER),
+        ("llama-3.1-8b", ModelKind.DECODER),
+        ("qwen3-30b-a3b", ModelKind.MIXTURE),
+        ("mamba2-130m", ModelKind.RECURRENT),
+        ("bert-base", ModelKind.ENCODER),
+        ("flan-t5-xl", ModelKind.ENCODER_DECODER),
     ],
 )
 def test_models_are_told_apart_by_their_graphs(model, kind) -> None:
@@ -156,8 +156,8 @@ def test_models_are_told_apart_by_their_graphs(model, kind) -> None:
 
 
 def test_kinds_of_figures() -> None:
-    assert kind_of(Figure.DECODE, Architecture.DECODER, load=True) == "decode, under load"
-    assert kind_of(Figure.DECODE, Architecture.ENCODER_DECODER) == "encoder-decoder"
+    assert kind_of(Figure.DECODE, ModelKind.DECODER, load=True) == "decode, under load"
+    assert kind_of(Figure.DECODE, ModelKind.ENCODER_DECODER) == "encoder-decoder"
 
 
 STALE = "the cost model has changed: run `make intervals ROWS=...` (benchmarks/residuals.py)"

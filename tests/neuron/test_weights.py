@@ -31,8 +31,8 @@ from corepipe.neuron.host.weights import (
     pack,
     packed_weights,
 )
+from corepipe.neuron.numerics.arithmetic import Matrix, linear, round_to
 from corepipe.neuron.numerics.int4 import ALL
-from corepipe.neuron.numerics.numerics import Matrix, linear, round_to
 from corepipe.neuron.values import WeightRole, WeightSpec
 
 FEATURES = Features(layers=1, hidden=64, heads=HeadLayout(4, 2, 64), ffn=128, vocab=160, qkv_bias=True)
@@ -313,8 +313,8 @@ def test_a_shard_is_the_same_as_a_view_or_packed_anew(fmt, n_ranges, k_ranges):
     x = round_to(noise.astype(np.float32), FORMATS[fmt].compute)
     got = product(bind_matrix(tensor, n_axis, k_axis), x, fmt)
     np.testing.assert_array_equal(got, product(own, x, fmt))
-    twin = linear(x, Matrix(part.astype(np.float32), scale), None, FORMATS[fmt])
-    np.testing.assert_allclose(got, twin, rtol=2.0**-7, atol=1e-5 * np.abs(twin).max())
+    reference = linear(x, Matrix(part.astype(np.float32), scale), None, FORMATS[fmt])
+    np.testing.assert_allclose(got, reference, rtol=2.0**-7, atol=1e-5 * np.abs(reference).max())
 
 
 def product(matrix: Any, x: np.ndarray, fmt: str) -> np.ndarray:

@@ -18,9 +18,9 @@ from corepipe.neuron.chips import profiles
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import Instance, hypothetical
 from corepipe.neuron.chips.profiles import RuntimeProfile
-from corepipe.neuron.compile.memory import Limits
+from corepipe.neuron.compile.memory import DeploymentLimits
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS, Format
-from corepipe.neuron.timing.modes import Degrees, resolve
+from corepipe.neuron.timing.modes import RequestedDegrees, resolve
 from corepipe.planning.buckets.bucketing import Asked, BucketPlan, Graphs, Padding, plan_buckets
 from corepipe.planning.buckets.choose import I64
 from corepipe.planning.buckets.compiling import MINUTES_SOURCE
@@ -150,9 +150,9 @@ def _fewest(
     """The smallest tensor degree with which the model and one sequence fit."""
     longest, batch = sizes
     blocks = batch * -(-longest // BLOCK_SIZE)
-    limits = Limits(longest, batch, min(longest, 16384), BLOCK_SIZE, blocks, stack.kv_budget)
+    limits = DeploymentLimits(longest, batch, min(longest, 16384), BLOCK_SIZE, blocks, stack.kv_budget)
     graph = model.graph(fmt, longest)
-    return resolve("throughput", graph, machine, limits, stack, Degrees(pipeline=1))[0].tensor
+    return resolve("throughput", graph, machine, limits, stack, RequestedDegrees(pipeline=1))[0].tensor
 
 
 def document(found: BucketPlan, model: str) -> dict[str, object]:

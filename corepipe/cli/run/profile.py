@@ -44,7 +44,7 @@ def run(given: Mapping[str, Any]) -> None:
     if given["speculative_config"] is not None:
         raise UserError("--speculative-config is of --ladder; add that", "speculative_config")
     check_writable("--output", given["output"])
-    degrees = modes.Degrees(given["pipeline"], given["tensor"], given["data"], given["expert"])
+    degrees = modes.RequestedDegrees(given["pipeline"], given["tensor"], given["data"], given["expert"])
     result = _result(_setup(given), given["mode"], degrees, given["output"])
     if given["as_json"]:
         print_json(_document(result))
@@ -88,7 +88,9 @@ def _longest(model: Architecture, given: Mapping[str, Any]) -> int:
     return max_model_len or needed
 
 
-def _result(wanted: Setup, mode: options.Mode, degrees: modes.Degrees, output: Path | None) -> _Result:
+def _result(
+    wanted: Setup, mode: options.Mode, degrees: modes.RequestedDegrees, output: Path | None
+) -> _Result:
     with progress_bar(errors()) as report:
         report("predicting the steps", 0.0)
         setup, reason = placed(wanted, mode.value, degrees)

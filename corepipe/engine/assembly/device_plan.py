@@ -17,7 +17,7 @@ from corepipe.neuron.chips.hardware import Instance, hypothetical
 from corepipe.neuron.chips.padding import graphs_of
 from corepipe.neuron.chips.profiles import RuntimeProfile, profile
 from corepipe.neuron.compile.layer_groups import block_positions
-from corepipe.neuron.compile.memory import CoreMemory, Limits, MemoryPlan, plan_memory
+from corepipe.neuron.compile.memory import CoreMemory, DeploymentLimits, MemoryPlan, plan_memory
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
@@ -220,7 +220,7 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
     guesses = plan_draft(config, graph, draft)
     runtime = runtime_profile(config, graph)
     limits = _limits(config, graph, runtime, guesses)
-    degrees = modes.Degrees(config.pipeline, config.tensor, config.data, config.expert)
+    degrees = modes.RequestedDegrees(config.pipeline, config.tensor, config.data, config.expert)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
     cut = modes.compiler(graph, instance, runtime)
     programs = cut(placement)
@@ -255,11 +255,13 @@ def _part(config: EngineConfig, instance: Instance) -> Instance:
     return instance.with_part(config.first_core, count)
 
 
-def _limits(config: EngineConfig, graph: Graph, runtime: RuntimeProfile, beside: Draft | None) -> Limits:
+def _limits(
+    config: EngineConfig, graph: Graph, runtime: RuntimeProfile, beside: Draft | None
+) -> DeploymentLimits:
     size = block_positions(graph, config.block_size)
     sequence = -(-graph.max_positions // size)
     most = config.num_blocks or config.max_num_seqs * sequence
-    return Limits(
+    return DeploymentLimits(
         graph.max_positions,
         config.max_num_seqs,
         batch_tokens(config, graph),

@@ -28,7 +28,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.inputs import Executor, StepInputs
 from corepipe.neuron.ops import patches_of
 from corepipe.neuron.timing.cost import StepShape
-from corepipe.neuron.values import TOKENS, Input, InputKind, image_shape
+from corepipe.neuron.values import TOKENS, GraphInput, InputKind, image_shape
 from corepipe.scheduler.request import Batch, Chunk, Request
 
 OVERFLOW = (
@@ -55,7 +55,7 @@ class Encoding:
     causal: bool = False
     keeps_state: bool = False
     types: bool = False
-    image: Input | None = None
+    image: GraphInput | None = None
     rows: int = 0
 
     @classmethod

@@ -15,8 +15,8 @@ from corepipe.models.checkpoints.checkpoint import fingerprint, gathered, missin
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_families import GgufFamily
 from corepipe.models.checkpoints.gguf_restored import F32, RESTORED, TOGETHER, TRANSPOSED, RestoredTensor
+from corepipe.neuron.numerics.arithmetic import quantize_weight
 from corepipe.neuron.numerics.int4 import ALL, Int8, Stored, W
-from corepipe.neuron.numerics.numerics import quantize_weight
 
 PLAIN = {"F32", "F16", "BF16"}
 AS_FLOATS = PLAIN | {"MXFP4"}

@@ -15,8 +15,8 @@ from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import finite
 from corepipe.models.checkpoints.quantization import FOUR, Quantization, WeightScheme
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
+from corepipe.neuron.numerics.arithmetic import quantize_weight
 from corepipe.neuron.numerics.int4 import ALL, GROUPS, Int4, Int8, Stored, in_groups, taken
-from corepipe.neuron.numerics.numerics import quantize_weight
 
 F32 = npt.NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from corepipe.models.config import FUNCTIONS, ModelConfig, Norm, common
 from corepipe.models.families.blocks import Projected, mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_HIDDEN, Fields
-from corepipe.neuron.numerics.attention_numerics import alibi_slopes
+from corepipe.neuron.numerics.attention import alibi_slopes
 from corepipe.neuron.values import Value
 
 Attend = Callable[[GraphBuilder, Projected], Value]

@@ -16,7 +16,7 @@ from corepipe.neuron.axes import hidden
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Function, RowIndex
-from corepipe.neuron.values import Output, OutputKind, Value
+from corepipe.neuron.values import GraphOutput, OutputKind, Value
 
 HEADS = ("base", "masked-lm")
 MAX_TYPES = 1 << 10
@@ -139,7 +139,7 @@ def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str, beg
     """
     b = GraphBuilder(config, every_row=True)
     x = begin(b, config)
-    outputs = [] if config.masked_lm else [Output(x, OutputKind.HIDDEN)]
+    outputs = [] if config.masked_lm else [GraphOutput(x, OutputKind.HIDDEN)]
     dense, norm, decoder = GUESSES
     if config.masked_lm:
         x = b.linear(x, dense, hidden(config.embedding_size), bias=True)
@@ -147,7 +147,7 @@ def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str, beg
     elif config.pooler:
         first = b.select_rows(x)
         pooled = b.linear(first, f"{config.prefix}.pooler.dense", hidden(config.hidden_size), bias=True)
-        outputs.append(Output(b.activation(pooled, Function.TANH), OutputKind.VECTOR))
+        outputs.append(GraphOutput(b.activation(pooled, Function.TANH), OutputKind.VECTOR))
     tied = (f"{decoder}.weight", f"{config.prefix}.embeddings.word_embeddings.weight")
     return b.finish(name, fmt, max_positions, tied, causal=False, outputs=outputs)
 

@@ -15,7 +15,7 @@ from corepipe.models.fields import MAX_HEADS, Fields
 from corepipe.models.weight_map import WeightMap, heads_by_group
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.numerics.attention_numerics import alibi_slopes
+from corepipe.neuron.numerics.attention import alibi_slopes
 from corepipe.neuron.values import Value
 
 EMBEDDING = "transformer.word_embeddings.weight"

@@ -10,8 +10,8 @@ from corepipe.models.tasks import ClassScores, Dense, Head, TextVectors
 from corepipe.neuron.axes import Axis, AxisKind, fixed, hidden
 from corepipe.neuron.formats import Function
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Linear, Normalize, Pooling, PoolingMode, Scale
-from corepipe.neuron.values import WANTED, Output, OutputKind, Value
+from corepipe.neuron.ops import L2Norm, Linear, PoolingMode, ScaleRows, SequencePooling
+from corepipe.neuron.values import WANTED, GraphOutput, OutputKind, Value
 
 EACH = "classifier"
 """The matrix that gives each token its classes, in every family."""
@@ -48,7 +48,7 @@ class ClassHead:
     taught: tuple[str, str] | None = None
 
 
-def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> Output:
+def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> GraphOutput:
     """Appends what makes the task's output of the hidden states x of all rows, or of those that are wanted.
 
     classes: the family's own head (None: it has none, and only vectors may be asked for).
@@ -57,7 +57,7 @@ def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> 
         return Output(_vectors(b, x, head), OutputKind.VECTOR)
     if classes is None:
         raise ValueError("a family without classes is asked for some")
-    return Output(_scores(b, x, head, classes), OutputKind.SCORES)
+    return GraphOutput(_scores(b, x, head, classes), OutputKind.SCORES)
 
 
 def vectors_of(graph: Graph, config: ModelConfig, head: Head) -> Graph:
@@ -81,7 +81,7 @@ def _before_logits(graph: Graph) -> Value:
     made = {op.out.id: op for op in graph.ops}
     head = next(op for op in graph.ops if isinstance(op, Linear) and op.out.axis.kind is AxisKind.VOCABULARY)
     before = made[head.x.id]
-    return before.x if isinstance(before, Scale) else head.x
+    return before.x if isinstance(before, ScaleRows) else head.x
 
 
 def _scores(b: GraphBuilder, x: Value, head: ClassScores, classes: ClassHead) -> Value:
@@ -99,7 +99,7 @@ def _both(b: GraphBuilder, x: Value, labels: Axis, classes: ClassHead) -> Value:
     if classes.taught is None:
         raise ValueError("a family without a teacher is asked for its classes")
     of_class, of_teacher = classes.taught
-    second = b.append(Pooling(b.layer, b.value(x.axis, WANTED), x, PoolingMode.SECOND))
+    second = b.append(SequencePooling(b.layer, b.value(x.axis, WANTED), x, PoolingMode.SECOND))
     taught = b.linear(second, of_teacher, labels, bias=True)
     return b.scale(b.add(b.linear(b.select_rows(x), of_class, labels, bias=True), taught), 0.5)
 
@@ -111,7 +111,7 @@ def _vectors(b: GraphBuilder, x: Value, head: TextVectors) -> Value:
             pooled = b.linear(pooled, f"{step.name}.linear", hidden(step.width), step.bias)
             pooled = pooled if step.function is None else b.activation(pooled, step.function)
         else:
-            pooled = b.append(Normalize(b.layer, b.like(pooled), pooled))
+            pooled = b.append(L2Norm(b.layer, b.like(pooled), pooled))
     return pooled
 
 
@@ -121,4 +121,4 @@ def _pooled(b: GraphBuilder, x: Value, mode: PoolingMode) -> Value:
         return x
     if mode is PoolingMode.FIRST:
         return b.select_rows(x)
-    return b.append(Pooling(b.layer, b.value(x.axis, WANTED), x, mode))
+    return b.append(SequencePooling(b.layer, b.value(x.axis, WANTED), x, mode))

@@ -14,9 +14,9 @@ from corepipe.models.fields import Fields
 from corepipe.neuron.axes import Axis, fixed
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Concatenate, Convolution, Op, Pixels, Pool, Upconvolution, Upsample
-from corepipe.neuron.ops.convolution import ImageFunction, PoolKind, Size, Window
-from corepipe.neuron.values import Output, OutputKind, Value, WeightRole, WeightSpec, pixels
+from corepipe.neuron.ops import Concatenate, Convolution, Op, Pixels, Upconvolution, Upsample, WindowPool
+from corepipe.neuron.ops.convolution import ImageFunction, MapSize, PoolKind, Window
+from corepipe.neuron.values import GraphOutput, OutputKind, Value, WeightRole, WeightSpec, pixels
 
 MAX_IMAGE = 1 << 13
 """Pixels of a side."""
@@ -84,7 +84,7 @@ class Map:
     """A map of an image: its value, and its size."""
 
     value: Value
-    size: Size
+    size: MapSize
 
     @property
     def channels(self) -> int:
@@ -99,7 +99,7 @@ class ImageBuilder:
         self.layer = -1
         self._ops: list[Op] = []
 
-    def finish(self, name: str, fmt: Format, outputs: Sequence[Output]) -> Graph:
+    def finish(self, name: str, fmt: Format, outputs: Sequence[GraphOutput]) -> Graph:
         """The Graph of all Ops so far."""
         inputs = (op.input for op in self._ops if op.input is not None)
         return Graph(
@@ -117,7 +117,7 @@ class ImageBuilder:
 
     def image(self) -> Map:
         """What is given."""
-        size = Size(self.config.image, self.config.image)
+        size = MapSize(self.config.image, self.config.image)
         return self._append(Pixels(self.layer, self._made(size, self.config.channels)), size)
 
     def convolve(
@@ -153,7 +153,7 @@ class ImageBuilder:
     def pool(self, x: Map, window: Window, kind: PoolKind = PoolKind.MAX) -> Map:
         size = window.over(x.size)
         return self._append(
-            Pool(self.layer, self._made(size, x.channels), x.value, x.size, window, kind), size
+            WindowPool(self.layer, self._made(size, x.channels), x.value, x.size, window, kind), size
         )
 
     def average(self, x: Map) -> Map:
@@ -180,10 +180,10 @@ class ImageBuilder:
         out = self._made(size, sum(part.channels for part in maps))
         return self._append(Concatenate(self.layer, out, tuple(part.value for part in maps)), size)
 
-    def _made(self, size: Size, channels: int) -> Value:
+    def _made(self, size: MapSize, channels: int) -> Value:
         return Value(len(self._ops), _channels(channels), pixels(*size))
 
-    def _append(self, op: Op, size: Size) -> Map:
+    def _append(self, op: Op, size: MapSize) -> Map:
         self._ops.append(op)
         return Map(op.out, size)
 
@@ -192,15 +192,15 @@ def _channels(count: int) -> Axis:
     return fixed("channels", count)
 
 
-def _larger(size: Size, factor: int) -> Size:
-    return Size(size.height * factor, size.width * factor)
+def _larger(size: MapSize, factor: int) -> MapSize:
+    return MapSize(size.height * factor, size.width * factor)
 
 
-def vector_of(x: Map) -> Output:
+def vector_of(x: Map) -> GraphOutput:
     """One vector an image."""
-    return Output(x.value, OutputKind.VECTOR)
+    return GraphOutput(x.value, OutputKind.VECTOR)
 
 
-def map_of(x: Map) -> Output:
+def map_of(x: Map) -> GraphOutput:
     """One vector a pixel."""
-    return Output(x.value, OutputKind.MAP)
+    return GraphOutput(x.value, OutputKind.MAP)

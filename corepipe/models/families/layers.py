@@ -10,14 +10,13 @@ from corepipe.models.rope import RopeConfig
 from corepipe.neuron.axes import Axis, fixed, hidden, vocabulary
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.numerics.attention_numerics import Tempering
+from corepipe.neuron.numerics.attention import Tempering
 from corepipe.neuron.ops import (
-    Activation,
     Add,
     AddEmbedding,
     Attention,
     Clamp,
-    Embed,
+    ElementwiseActivation,
     Function,
     GatedActivation,
     LayerNorm,
@@ -26,13 +25,14 @@ from corepipe.neuron.ops import (
     RMSNorm,
     Rope,
     RowIndex,
-    Scale,
+    ScaleRows,
     SelectRows,
+    TokenEmbedding,
 )
 from corepipe.neuron.values import (
     TOKENS,
     WANTED,
-    Output,
+    GraphOutput,
     OutputKind,
     RopeSpec,
     RowSet,
@@ -80,7 +80,7 @@ class GraphBuilder:
         max_positions: int,
         tied: tuple[str, str] = (HEAD, EMBEDDING),
         causal: bool = True,
-        outputs: Sequence[Output] = (),
+        outputs: Sequence[GraphOutput] = (),
     ) -> Graph:
         """The Graph of all Ops so far; the last one makes the logits, unless `outputs` says otherwise.
 
@@ -92,7 +92,7 @@ class GraphBuilder:
             format=fmt,
             ops=tuple(self._ops),
             inputs=tuple(dict.fromkeys(op.input for op in self._ops if op.input is not None)),
-            outputs=tuple(outputs) or (Output(self._ops[-1].out, OutputKind.LOGITS),),
+            outputs=tuple(outputs) or (GraphOutput(self._ops[-1].out, OutputKind.LOGITS),),
             num_layers=config.num_layers,
             vocab_size=config.vocab_size,
             max_positions=max_positions,
@@ -126,7 +126,7 @@ class GraphBuilder:
         """The embedding rows of the tokens."""
         axis = hidden(width or self.config.hidden_size)
         table = WeightSpec(name, (fixed("tokens", self.config.vocab_size), axis), WeightRole.EMBEDDING)
-        return self.append(Embed(self.layer, self.value(axis), table))
+        return self.append(TokenEmbedding(self.layer, self.value(axis), table))
 
     def add_embedding(
         self, x: Value, name: str, count: int, by: RowIndex = RowIndex.POSITION, offset: int = 0
@@ -200,7 +200,9 @@ class GraphBuilder:
 
     def activation(self, x: Value, function: Function | None = None) -> Value:
         """The config's function of x, or another."""
-        return self.append(Activation(self.layer, self.like(x), x, function or self.config.function))
+        return self.append(
+            ElementwiseActivation(self.layer, self.like(x), x, function or self.config.function)
+        )
 
     def clamp(self, x: Value, limit: float) -> Value:
         """x held within a limit on both sides."""
@@ -208,7 +210,7 @@ class GraphBuilder:
 
     def scale(self, x: Value, factor: float = 1.0, by: Value | None = None) -> Value:
         """x times a factor, and times each row's own."""
-        return self.append(Scale(self.layer, self.like(x), x, factor, by))
+        return self.append(ScaleRows(self.layer, self.like(x), x, factor, by))
 
     def add(self, a: Value, b: Value) -> Value:
         return self.append(Add(self.layer, self.like(a), a, b))

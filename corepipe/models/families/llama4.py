@@ -18,7 +18,7 @@ from corepipe.models.fields import MAX_FFN, MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.weight_map import WeightMap, rotated_pairs
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.numerics.attention_numerics import Tempering
+from corepipe.neuron.numerics.attention import Tempering
 from corepipe.neuron.ops import Scoring
 from corepipe.neuron.values import Value
 

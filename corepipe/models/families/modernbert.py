@@ -15,7 +15,7 @@ from corepipe.models.weight_map import WeightMap, heads_in_turn, in_turn
 from corepipe.neuron.formats import Format, Function
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import PoolingMode
-from corepipe.neuron.values import Output, OutputKind, Value
+from corepipe.neuron.values import GraphOutput, OutputKind, Value
 
 DEFAULTS: dict[str, object] = {"rope_theta": 160000.0, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
 WINDOW, EVERY = 128, 3
@@ -110,7 +110,7 @@ def build(config: ModernBertConfig, fmt: Format, max_positions: int, name: str) 
     x = trunk(b, config)
     if config.masked_lm:
         b.head(config.step.put_on(b, x), "decoder", config.decoder_bias)
-    outputs = [] if config.masked_lm else [Output(x, OutputKind.HIDDEN)]
+    outputs = [] if config.masked_lm else [GraphOutput(x, OutputKind.HIDDEN)]
     tied = ("decoder.weight", f"{EMBEDDING}.weight")
     return b.finish(name, fmt, max_positions, tied, causal=False, outputs=outputs)
 

@@ -17,7 +17,7 @@ from corepipe.models.families.images import (
 from corepipe.models.fields import Fields
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops.convolution import PoolKind, Size, Window
+from corepipe.neuron.ops.convolution import MapSize, PoolKind, Window
 
 IMAGE, CLASSES = 224, 1000
 LAST = 7
@@ -59,5 +59,5 @@ def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> G
 def _shrunk(b: ImageBuilder, x: Map) -> Map:
     """The map as large as the first matrix reads it: means, where the image is larger than usual."""
     step = x.size.height // LAST
-    square = Size(step, step)
+    square = MapSize(step, step)
     return x if step == 1 else b.pool(x, Window(square, square), PoolKind.AVERAGE)

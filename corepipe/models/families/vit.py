@@ -14,7 +14,7 @@ from corepipe.neuron.axes import Axis, AxisKind, fixed, hidden
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Function, PatchEmbed
-from corepipe.neuron.values import Output, OutputKind, Value, WeightRole, WeightSpec
+from corepipe.neuron.values import GraphOutput, OutputKind, Value, WeightRole, WeightSpec
 
 MAX_CHANNELS = 64
 EPS = 1e-12
@@ -78,7 +78,7 @@ def build(config: VitConfig, fmt: Format, max_positions: int, name: str) -> Grap
     b = GraphBuilder(config, every_row=True)
     x = b.select_rows(trunk(b, config))
     pooled = b.linear(x, f"{config.prefix}.pooler.dense", x.axis, bias=True)
-    vector_of_image = Output(b.activation(pooled, Function.TANH), OutputKind.VECTOR)
+    vector_of_image = GraphOutput(b.activation(pooled, Function.TANH), OutputKind.VECTOR)
     return b.finish(name, fmt, max_positions, causal=False, outputs=[vector_of_image])
 
 

@@ -102,7 +102,7 @@ class ExpertParallel(StrEnum):
     ALL = "all"
 
 
-class Sampling(StrEnum):
+class SamplingLocation(StrEnum):
     """Where tokens are drawn: from logits that go to the host, or on the device."""
 
     HOST = "host"
@@ -143,7 +143,7 @@ class RuntimeProfile:
     pads_batch: bool = False
     batched_prefill: bool = False
     attention: AttentionStyle = AttentionStyle()
-    sampling: Sampling = Sampling.DEVICE
+    sampling: SamplingLocation = SamplingLocation.DEVICE
     policy: str = "segregated"
     asynchronous: bool = False
     workers: int = 1
@@ -210,7 +210,7 @@ _TRANSFORMERS_NEURONX = RuntimeProfile(
     attention=AttentionStyle(
         causal_from=(NEVER, NEVER), expands_kv=True, gathers_kv=False, masks_window=True
     ),
-    sampling=Sampling.HOST,
+    sampling=SamplingLocation.HOST,
     source=f"{_TNX}; {_TNX_SAMPLES}; {_EMPTY}",
 )
 _NXDI = RuntimeProfile(
@@ -269,7 +269,7 @@ _ALL = (
     replace(
         _NXDI,
         name="vllm-host-sampling",
-        sampling=Sampling.HOST,
+        sampling=SamplingLocation.HOST,
         host_seconds_per_logit=4.5e-9,
         source=f"{_BUCKETS}; optimum-neuron benchmark/vllm/chunked-prefill/README.md: 48.2 ms a token of 32 "
         "sequences where sampling on the device takes 24.5",

@@ -25,7 +25,7 @@ STEP_STARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class CoreLink:
     """Between cores: seconds until the first byte arrives, and bytes a second of one core."""
 
     seconds: float
@@ -37,7 +37,7 @@ class Mesh:
     """Cores that exchange values: how many, how they reach one another, seconds of a way around the ring."""
 
     degree: int
-    link: Link
+    link: CoreLink
     ring: float = 0.0
 
 
@@ -62,7 +62,7 @@ class CoreRates:
     min_rows: int
     read_share: float
     degree: int
-    group: Link
+    group: CoreLink
     array: bool = True
     pass_seconds: float = 0.0
     start: float = 0.0
@@ -159,16 +159,16 @@ def sharing_of(reads: float, others: Iterable[float]) -> float:
     return 1 + sum(min(other, reads) for other in others) / reads
 
 
-def _group_link(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> Link:
+def _group_link(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> CoreLink:
     """A rank's part of the links, and then what it takes to add what has come and to hand it on.
 
     One after the other: neuron-runtime/explore/intranode-collective-comm.rst.
     """
     way = link(instance, group, memory)
-    return Link(way.seconds, 1 / (1 / way.bytes_per_second + 1 / constants.collective_bytes_per_second))
+    return CoreLink(way.seconds, 1 / (1 / way.bytes_per_second + 1 / constants.collective_bytes_per_second))
 
 
-def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:
+def link(instance: Instance, cores: Sequence[int], on_chip: float) -> CoreLink:
     """How `cores` reach one another: the longest way, and a core's part of its chip's links.
 
     Cores of one chip exchange through its memory, at `on_chip` bytes a second.
@@ -178,9 +178,9 @@ def link(instance: Instance, cores: Sequence[int], on_chip: float) -> Link:
     hops = max((instance.hops(chips[0], chip) for chip in chips[1:]), default=1)
     seconds = hops * (instance.chip.hop_seconds or 0.0)
     if len(chips) == 1 or instance.link_bytes_per_second is None:
-        return Link(seconds, on_chip)
+        return CoreLink(seconds, on_chip)
     crowd = max(by_chip.count(chip) for chip in chips)
-    return Link(seconds, instance.link_bytes_per_second / crowd)
+    return CoreLink(seconds, instance.link_bytes_per_second / crowd)
 
 
 def ring_steps(instance: Instance, cores: Sequence[int]) -> int:

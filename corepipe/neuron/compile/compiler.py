@@ -19,8 +19,18 @@ from corepipe.neuron.compile.placement import Placement, cut_layers, local_heads
 from corepipe.neuron.compile.program import Program, WeightShard
 from corepipe.neuron.formats import DType
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Add, AllGather, AllReduce, Experts, GatherSlots, Op, Receive, Send, Share
-from corepipe.neuron.values import Output, StateKind, Value, WeightSpec, stored_bytes
+from corepipe.neuron.ops import (
+    Add,
+    AllGather,
+    AllReduce,
+    ExpertRange,
+    Experts,
+    GatherSlots,
+    Op,
+    Receive,
+    Send,
+)
+from corepipe.neuron.values import GraphOutput, StateKind, Value, WeightSpec, stored_bytes
 
 
 def compile_graph(
@@ -191,13 +201,13 @@ def _compile_stage(plan: _Plan, stage: int) -> Iterator[Program]:
     for rank, axes in enumerate(plan.axes):
         widths = (rank % plan.placement.tensor > 0, *(shard.width for shard in axes.values()))
         if widths in known:
-            yield _twin(known[widths], plan, rank)
+            yield _for_rank(known[widths], plan, rank)
         else:
             known[widths] = _CoreCompiler(plan, stage, rank).compile()
             yield known[widths]
 
 
-def _twin(program: Program, plan: _Plan, rank: int) -> Program:
+def _for_rank(program: Program, plan: _Plan, rank: int) -> Program:
     """The Program of another rank of the same stage, with parts as wide."""
     ahead, axes = rank - program.rank, plan.axes[rank]
 
@@ -205,7 +215,7 @@ def _twin(program: Program, plan: _Plan, rank: int) -> Program:
         match op:
             case Send() | Receive():
                 return replace(op, peer=op.peer + ahead)
-            case Experts(own=Share()):
+            case Experts(own=ExpertRange()):
                 return replace(op, own=op.share(axes[op.gate.axes[0]]))
         return op
 
@@ -258,12 +268,12 @@ class _CoreCompiler:
             tensor=plan.placement.tensor if plan.placement.expert > 1 else None,
         )
 
-    def _outputs(self) -> Iterator[Output]:
+    def _outputs(self) -> Iterator[GraphOutput]:
         """The graph's outputs that are made here."""
         made = {op.out for op in self._plan.ops[self._stage]}
         for output in self._plan.graph.outputs:
             if output.value in made:
-                yield Output(self._local[output.value.id], output.kind)
+                yield GraphOutput(self._local[output.value.id], output.kind)
 
     def _receive(self, values: Sequence[Value], layer: int) -> None:
         peer = self._plan.placement.core(self._stage - 1, self._rank)

@@ -91,7 +91,7 @@ def block_positions(graph: Graph, asked: int) -> int:
     return graph.max_positions if graph.is_recurrent and not graph.is_hybrid else asked
 
 
-class Place(NamedTuple):
+class LayerSlot(NamedTuple):
     """Of a layer: its group, and its number among those of the group that a cache holds."""
 
     group: int
@@ -102,14 +102,14 @@ Heads = tuple[int, int, int]
 """How many key/value heads, of what size, and how many elements of a key are its value, too."""
 
 
-def places(program: Program, groups: LayerGroups) -> dict[Heads, dict[int, Place]]:
+def places(program: Program, groups: LayerGroups) -> dict[Heads, dict[int, LayerSlot]]:
     """Where a core's layers have their keys and values: for each kind of heads, by layer."""
     taken: Counter[tuple[Heads, int]] = Counter()
-    found: dict[Heads, dict[int, Place]] = {}
+    found: dict[Heads, dict[int, LayerSlot]] = {}
     for op in program.ops:
         if op.state is not None and _pages(op):
             heads, group = (*op.state.keys, op.state.shared), groups[op.layer]
-            found.setdefault(heads, {})[op.layer] = Place(group, taken[heads, group])
+            found.setdefault(heads, {})[op.layer] = LayerSlot(group, taken[heads, group])
             taken[heads, group] += 1
     return found
 
@@ -119,7 +119,7 @@ def _pages(op: Op) -> bool:
     return op.state is not None and op.state.kind is not StateKind.SEQUENCE
 
 
-def slots(layers: Mapping[int, Place]) -> int:
+def slots(layers: Mapping[int, LayerSlot]) -> int:
     """Layers of a block, where these have one cache: those of the group with most."""
     return 1 + max(place.slot for place in layers.values())
 

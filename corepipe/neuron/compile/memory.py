@@ -24,10 +24,12 @@ Compile = Callable[[Placement], Sequence[Program]]
 """The Programs of one replica under a placement, as `compiler.compile_graph` makes them."""
 
 
-class Beside(Protocol):
+class CoResidentModel(Protocol):
     """Another model on the same cores, with as many KV blocks."""
 
-    def add(self, cores: Sequence[CoreMemory], tensor: int, limits: Limits) -> tuple[CoreMemory, ...]:
+    def add(
+        self, cores: Sequence[CoreMemory], tensor: int, limits: DeploymentLimits
+    ) -> tuple[CoreMemory, ...]:
         """What the cores of a replica hold of both, of which the first stage has `tensor`.  Raises UserError
         where the model cannot be cut into so many ranks."""
 
@@ -36,7 +38,7 @@ class Beside(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DeploymentLimits:
     """What the deployment must hold at once, as in EngineConfig; `max_blocks` bounds the KV blocks, and so
     does the software's `kv_budget`, if it has one.  beside: another model that it holds, too."""
 
@@ -46,7 +48,7 @@ class Limits:
     block_size: int
     max_blocks: int
     kv_budget: KvBudget | None = None
-    beside: Beside | None = None
+    beside: CoResidentModel | None = None
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -83,7 +85,7 @@ def plan_memory(
     programs: Sequence[Program],
     placement: Placement,
     instance: Instance,
-    limits: Limits,
+    limits: DeploymentLimits,
     recompile: Compile | None = None,
 ) -> MemoryPlan:
     """Lays the deployment out on the instance, its replicas on consecutive cores from core 0.
@@ -104,7 +106,7 @@ def plan_memory(
     raise UserError(_too_little_memory(cores, placement, instance, limits, advice), "instance")
 
 
-def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ...]:
+def measure(programs: Sequence[Program], limits: DeploymentLimits) -> tuple[CoreMemory, ...]:
     """Bytes needed on each core of a replica."""
     cores = of_replica(of_each(programs, Footprint.of), limits)
     if limits.beside is None:
@@ -112,7 +114,7 @@ def measure(programs: Sequence[Program], limits: Limits) -> tuple[CoreMemory, ..
     return limits.beside.add(cores, sum(program.stage == 0 for program in programs), limits)
 
 
-def of_replica(footprints: Sequence[Footprint], limits: Limits) -> tuple[CoreMemory, ...]:
+def of_replica(footprints: Sequence[Footprint], limits: DeploymentLimits) -> tuple[CoreMemory, ...]:
     """Bytes needed on each core: where any keeps something for each token, states are beside the blocks."""
     paged = any(footprint.token for footprint in footprints)
     known = {one: one.core(limits, paged=paged) for one in dict.fromkeys(footprints)}
@@ -145,7 +147,7 @@ class Footprint:
             moved=frozenset(_row_bytes(value, program) for value in moved),
         )
 
-    def core(self, limits: Limits, *, paged: bool = True) -> CoreMemory:
+    def core(self, limits: DeploymentLimits, *, paged: bool = True) -> CoreMemory:
         """With the most bytes of activations alive at once, and two of the largest payload.  A block is of
         tokens if `paged`, and else a state."""
         rows = limits.max_num_seqs, limits.max_num_batched_tokens
@@ -203,7 +205,7 @@ def _row_bytes(value: Value, program: Program, width: int | None = None) -> tupl
 
 
 def _advice(
-    programs: Sequence[Program], placement: Placement, limits: Limits, recompile: Compile | None
+    programs: Sequence[Program], placement: Placement, limits: DeploymentLimits, recompile: Compile | None
 ) -> str:
     """Flags of the cheapest instance that fits; of several at one price the one with the fewest cores."""
 
@@ -253,7 +255,11 @@ def _too_few_cores(placement: Placement, instance: Instance, advice: str) -> str
 
 
 def _too_little_memory(
-    cores: Sequence[CoreMemory], placement: Placement, instance: Instance, limits: Limits, advice: str
+    cores: Sequence[CoreMemory],
+    placement: Placement,
+    instance: Instance,
+    limits: DeploymentLimits,
+    advice: str,
 ) -> str:
     fits = blocks_that_fit(cores, placement.data, instance, limits.kv_budget) * limits.block_size
     shorter = f", or --max-model-len {fits}" if fits > 1 else ""
@@ -261,7 +267,9 @@ def _too_little_memory(
     return "\n".join((head, "", *_table(cores, placement.data, instance, limits)))
 
 
-def _table(cores: Sequence[CoreMemory], data: int, instance: Instance, limits: Limits) -> Iterator[str]:
+def _table(
+    cores: Sequence[CoreMemory], data: int, instance: Instance, limits: DeploymentLimits
+) -> Iterator[str]:
     """One row a core of the first replica; runs of equal rows become one."""
     sharing = Counter(instance.bank_of(i) for i in range(len(cores) * data))
     rows = []

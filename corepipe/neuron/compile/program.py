@@ -13,7 +13,7 @@ from corepipe.errors import UserError
 from corepipe.neuron.axes import Axis, AxisShard, HeadLayout, cut
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import first_refusal
-from corepipe.neuron.values import Output, Value, WeightSpec
+from corepipe.neuron.values import GraphOutput, Value, WeightSpec
 
 if TYPE_CHECKING:  # an Op takes a core's part of what is here
     from corepipe.neuron.ops.base import Op
@@ -54,7 +54,7 @@ class Program:
     axes: dict[Axis, AxisShard]
     layers: range
     max_positions: int
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[GraphOutput, ...] = ()
     tensor: int | None = None
 
     def group(self, cores: int) -> range:

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 Read = Callable[[], Stored]
 
 
-class Checkpoint(Protocol):
+class TensorSource(Protocol):
     """What a model's files offer: tensors by name, and a fingerprint that changes with their content."""
 
     @property
@@ -42,7 +42,7 @@ class Checkpoint(Protocol):
         """Whether some rows are read without the others, also by several threads."""
 
 
-def read(checkpoint: Checkpoint, graph: Graph, spec: WeightSpec, rows: slice = ALL) -> Stored:
+def read(checkpoint: TensorSource, graph: Graph, spec: WeightSpec, rows: slice = ALL) -> Stored:
     """Some rows of a weight, as the graph's format wants them of a checkpoint."""
     name = graph.tied.get(spec.name, spec.name)
     by_grid = graph.format.weights is DType.INT4 and spec.role is WeightRole.MATRIX
@@ -60,7 +60,7 @@ def blocks_of(spec: WeightSpec) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def readers(checkpoint: Checkpoint, graph: Graph, spec: WeightSpec) -> Iterator[Read]:
+def readers(checkpoint: TensorSource, graph: Graph, spec: WeightSpec) -> Iterator[Read]:
     """What gives the blocks of a weight.  One that is not read by rows is read here, as a whole."""
     if checkpoint.by_rows(graph.tied.get(spec.name, spec.name)):
         yield from (partial(read, checkpoint, graph, spec, rows) for rows in blocks_of(spec))

@@ -32,8 +32,8 @@ from corepipe.neuron.host.lowering import (
 )
 from corepipe.neuron.host.weights import PackedTensor
 from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
-from corepipe.neuron.numerics.attention_numerics import Tempering, distance_buckets
-from corepipe.neuron.numerics.numerics import F32, quantize_weight, rope_tables
+from corepipe.neuron.numerics.arithmetic import F32, quantize_weight, rope_tables
+from corepipe.neuron.numerics.attention import Tempering, distance_buckets
 from corepipe.neuron.ops import Attention, LayerNorm, Linear, Op, RMSNorm
 from corepipe.neuron.values import RopeSpec, Value, WeightSpec
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from corepipe.neuron.ops import (
-    Activation,
     Add,
     Attention,
+    ElementwiseActivation,
     Function,
     GatedActivation,
     LayerNorm,
@@ -22,7 +22,7 @@ from corepipe.neuron.ops import (
     PatchEmbed,
     RMSNorm,
     Rope,
-    Scale,
+    ScaleRows,
     SelectRows,
 )
 from corepipe.neuron.values import RopeSpec, Value, WeightSpec
@@ -232,10 +232,10 @@ def _with_followers(op: Linear, step: FusedLinear, uses: _Uses) -> tuple[FusedLi
     """The Linear's step with the ops that follow it: a function; or a factor and up to two sums."""
     followers: list[Op] = []
     reader = uses.only_reader(op.out)
-    if isinstance(reader, Activation):
+    if isinstance(reader, ElementwiseActivation):
         return replace(step, function=reader.function, out=reader.out), [reader]
     out = op.out
-    if isinstance(reader, Scale) and reader.by is None:
+    if isinstance(reader, ScaleRows) and reader.by is None:
         followers.append(reader)
         out = reader.out
         step = replace(step, factor=reader.factor, out=out)

@@ -26,7 +26,7 @@ ALIGNMENT = 2 * 1024 * 1024
 TENSOR_ALIGNMENT = 4096
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class ByteRange(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of the file."""
 
     offset: int
@@ -37,13 +37,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
         return self.offset + self.nbytes
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PackedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor as stored; `crc` is the CRC-32 of its data and, after it, its scale."""
 
     kind: Kind
     shape: tuple[int, ...]
-    data: Part
-    scale: Part | None
+    data: ByteRange
+    scale: ByteRange | None
     crc: int
 
 
@@ -52,7 +52,7 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     nbytes: int
     lookups: int
-    tensors: dict[str, Entry]
+    tensors: dict[str, PackedEntry]
     model: str = ""
 
 
@@ -131,7 +131,7 @@ def _check(index: Index, graph: Graph) -> None:
         raise ValueError(f"its embedding tables are said to lie at {index.lookups}")
 
 
-def parts(entry: Entry) -> Iterator[Part]:
+def parts(entry: PackedEntry) -> Iterator[ByteRange]:
     """The data of an entry and, where there is one, its scale."""
     yield entry.data
     if entry.scale is not None:

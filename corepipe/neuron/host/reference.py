@@ -1,4 +1,4 @@
-"""The reference executor: runs the Programs of one replica with `numerics`, slowly and plainly.
+"""The reference executor: runs the Programs of one replica with `arithmetic`, slowly and plainly.
 
 Every core has only its own shard of the weights, its own KV cache and its own activations; values reach
 another core through `collectives.Links` alone.  A matrix is quantised whole and then cut, so that a shard
@@ -22,13 +22,13 @@ from corepipe.neuron.compile.program import Program, WeightShard, cores_of_a_sta
 from corepipe.neuron.formats import DType, Format
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput, mask_words
-from corepipe.neuron.numerics import numerics
-from corepipe.neuron.numerics.attention_numerics import Vectors
+from corepipe.neuron.numerics import arithmetic
+from corepipe.neuron.numerics.arithmetic import F32, I32, Matrix
+from corepipe.neuron.numerics.attention import HeadVectors
 from corepipe.neuron.numerics.collectives import Links
 from corepipe.neuron.numerics.int4 import Int4, Int8, Stored, as_stored, matrices_of
-from corepipe.neuron.numerics.numerics import F32, I32, Matrix
 from corepipe.neuron.ops import AllReduce, Op, SelectiveScan
-from corepipe.neuron.ops.base import Turn
+from corepipe.neuron.ops.base import SequenceRows
 from corepipe.neuron.values import RopeSpec, Value, WeightRole, WeightSpec
 
 ReadTensor = Callable[[str], Stored]
@@ -58,7 +58,7 @@ def bind_weight(shard: WeightShard, fmt: Format, weight: Stored) -> Matrix | Int
     if spec.role is WeightRole.VECTOR:
         return Matrix(_cut(weight, shard))
     dtype = fmt.weights if spec.role is WeightRole.MATRIX else fmt.compute
-    return Matrix(numerics.round_to(_cut(weight, shard), dtype))
+    return Matrix(arithmetic.round_to(_cut(weight, shard), dtype))
 
 
 def bind_stack(shard: WeightShard, fmt: Format, weight: Stored) -> list[Matrix | Int4]:
@@ -77,7 +77,7 @@ def _four_bits(shard: WeightShard, weight: Int4) -> Matrix | Int4:
     part = weight.part(rows, columns)
     if part is not None:
         return part
-    values, scale = numerics.quantize_weight(_cut(weight.dense(), shard))
+    values, scale = arithmetic.quantize_weight(_cut(weight.dense(), shard))
     return Matrix(values.astype(np.float32), scale)
 
 
@@ -108,7 +108,7 @@ class _Run:
         """Runs Ops until one must wait for another core; True when any ran."""
         start, ops = self.next, self.core.program.ops
         while self.next < len(ops):
-            out = ops[self.next].twin(self)
+            out = ops[self.next].reference(self)
             if out is None:
                 break
             self.values[ops[self.next].out.id] = out
@@ -134,7 +134,7 @@ class _Run:
     def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
         return of_heads(numbers, axis, self.core.program)
 
-    def cache(self, layer: int) -> tuple[Vectors, Vectors]:
+    def cache(self, layer: int) -> tuple[HeadVectors, HeadVectors]:
         return self.core.keys[layer], self.core.values[layer]
 
     def slots(self, table: I32, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -147,14 +147,14 @@ class _Run:
         core = self.core
         return core.states.setdefault(op.out.id, np.zeros((core.blocks, *shape), np.float32))
 
-    def turns(self) -> Iterator[Turn]:
+    def turns(self) -> Iterator[SequenceRows]:
         inputs, size = self.inputs, self.core.block_size
         for table, begin, end in zip(
             inputs.block_tables, inputs.sequence_starts[:-1], inputs.sequence_starts[1:], strict=True
         ):
             first, last = inputs.positions[begin], inputs.positions[end - 1]
             before = None if first == 0 else int(table[(first - 1) // size])
-            yield Turn(slice(int(begin), int(end)), before, int(table[last // size]))
+            yield SequenceRows(slice(int(begin), int(end)), before, int(table[last // size]))
 
     def exchange(self, x: Value, *, stage: bool = False) -> list[F32] | None:
         program, cores = self.core.program, self.core.cores
@@ -206,14 +206,14 @@ class ReferenceCore:
     def tables(self, rope: RopeSpec) -> tuple[F32, F32]:
         """cos and sin of all positions."""
         if rope not in self._rope:
-            self._rope[rope] = numerics.rope_tables(rope, self.program.max_positions)
+            self._rope[rope] = arithmetic.rope_tables(rope, self.program.max_positions)
         return self._rope[rope]
 
 
-def _caches(program: Program, positions: int, *, int8: bool) -> dict[int, Vectors]:
+def _caches(program: Program, positions: int, *, int8: bool) -> dict[int, HeadVectors]:
     """Zeros for each layer with attention."""
     kept = ((op.layer, op.state) for op in program.ops if op.state is not None and op.state.per_token)
-    return {layer: Vectors.zeros(positions, *state.keys, int8=int8) for layer, state in kept}
+    return {layer: HeadVectors.zeros(positions, *state.keys, int8=int8) for layer, state in kept}
 
 
 class ReferenceExecutor:
@@ -334,7 +334,7 @@ def tensor_parallel_bound(programs: Sequence[Program], logits: F32) -> float:
 
 
 def _unit(fmt: Format) -> float:
-    unit = numerics.unit(fmt.compute)
+    unit = arithmetic.unit(fmt.compute)
     if fmt.compute is DType.FP32:
         unit *= 2
-    return max(unit, 1 / numerics.INT8_MAX) if fmt.activations is DType.INT8 else unit
+    return max(unit, 1 / arithmetic.INT8_MAX) if fmt.activations is DType.INT8 else unit

@@ -32,8 +32,8 @@ from corepipe.kernels.packing import Kind
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host import blocks, huge_pages, packed_index, packed_int4
-from corepipe.neuron.host.blocks import Checkpoint
-from corepipe.neuron.host.packed_index import ALIGNMENT, TENSOR_ALIGNMENT, Entry, Index, Part
+from corepipe.neuron.host.blocks import TensorSource
+from corepipe.neuron.host.packed_index import ALIGNMENT, TENSOR_ALIGNMENT, ByteRange, Index, PackedEntry
 from corepipe.neuron.numerics.int4 import Int4, Int8, Stored, as_stored, matrices_of
 from corepipe.neuron.values import WeightRole, WeightSpec
 
@@ -97,7 +97,7 @@ class PackedWeights:
         scale = None if entry.scale is None else self._bytes(entry.scale).view(np.float32)
         return PackedTensor(entry.kind, entry.shape, self._bytes(entry.data), scale)
 
-    def _bytes(self, part: Part) -> npt.NDArray[np.uint8]:
+    def _bytes(self, part: ByteRange) -> npt.NDArray[np.uint8]:
         if part.end <= len(self._streamed):
             return self._streamed[part.offset : part.end]
         return np.frombuffer(self._map, np.uint8, part.nbytes, part.offset)
@@ -128,7 +128,7 @@ def _crc(parts: Iterable[npt.NDArray[Any]]) -> int:
 
 
 def packed_weights(
-    graph: Graph, checkpoint: Checkpoint, cache: Path, progress: Progress | None = None, threads: int = 1
+    graph: Graph, checkpoint: TensorSource, cache: Path, progress: Progress | None = None, threads: int = 1
 ) -> PackedWeights:
     """The packed weights of `graph`, from the cache, or packed into it now on so many threads.
 
@@ -156,13 +156,13 @@ def packed_weights(
         raise UserError(f"{path} was damaged as soon as it was written ({error}): check the disk") from error
 
 
-def _key(graph: Graph, checkpoint: Checkpoint) -> str:
+def _key(graph: Graph, checkpoint: TensorSource) -> str:
     specs = [(s.name, s.shape, s.role.value, graph.tied.get(s.name)) for s in graph.weights()]
     text = json.dumps([LAYOUT_VERSION, checkpoint.fingerprint, graph.format.name, specs])
     return f"{graph.format.name}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
-def _pack_file(graph: Graph, checkpoint: Checkpoint, path: Path, progress: Progress, threads: int) -> None:
+def _pack_file(graph: Graph, checkpoint: TensorSource, path: Path, progress: Progress, threads: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     check_room(f"packed weights of {graph.name}", path.parent, _room(graph))
     with _partial_file(path.parent) as file:
@@ -209,10 +209,10 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _write_tensors(
-    graph: Graph, checkpoint: Checkpoint, file: IO[bytes], progress: Progress, threads: int
+    graph: Graph, checkpoint: TensorSource, file: IO[bytes], progress: Progress, threads: int
 ) -> None:
     specs = sorted(graph.weights(), key=lambda spec: spec.role is WeightRole.EMBEDDING)
-    tensors: dict[str, Entry] = {}
+    tensors: dict[str, PackedEntry] = {}
     tasks = (
         partial(_pack_block, spec, graph.format, read_block)
         for spec in specs
@@ -233,13 +233,13 @@ def _write_tensors(
     file.write(head)
 
 
-def reader(graph: Graph, checkpoint: Checkpoint) -> ReadTensor:
+def reader(graph: Graph, checkpoint: TensorSource) -> ReadTensor:
     """What a checkpoint has for each weight of `graph`, by the weight's name."""
     specs = {spec.name: spec for spec in graph.weights()}
     return lambda name: blocks.read(checkpoint, graph, specs[name])
 
 
-def _append(file: IO[bytes], spec: WeightSpec, packed: Iterable[PackedTensor]) -> Entry:
+def _append(file: IO[bytes], spec: WeightSpec, packed: Iterable[PackedTensor]) -> PackedEntry:
     """Writes the blocks of a weight at the end, and after them their scales."""
     kinds: set[Kind] = set()
     scales: list[npt.NDArray[np.float32]] = []
@@ -248,13 +248,13 @@ def _append(file: IO[bytes], spec: WeightSpec, packed: Iterable[PackedTensor]) -
         kinds.add(block.kind)
         crc = _write(file, block.data, crc)
         scales += () if block.scale is None else (block.scale,)
-    data, scale = Part(begin, file.tell() - begin), None
+    data, scale = ByteRange(begin, file.tell() - begin), None
     if scales:
         joined = np.concatenate(scales)
-        scale = Part(_seek_aligned(file), joined.nbytes)
+        scale = ByteRange(_seek_aligned(file), joined.nbytes)
         crc = _write(file, joined, crc)
     (kind,) = kinds
-    return Entry(kind, spec.shape, data, scale, crc)
+    return PackedEntry(kind, spec.shape, data, scale, crc)
 
 
 def _write(file: IO[bytes], data: npt.NDArray[Any], crc: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.formats import DType
-from corepipe.neuron.numerics.numerics import round_to
+from corepipe.neuron.numerics.arithmetic import round_to
 
 F32 = npt.NDArray[np.float32]
 

@@ -21,11 +21,18 @@ import numpy.typing as npt
 
 from corepipe.errors import UserError
 from corepipe.neuron.formats import DType, Format
-from corepipe.neuron.numerics.numerics import F32, I8, Matrix, quantize_activations, quantize_weight, round_to
-from corepipe.neuron.numerics.numerics import linear as linear_of_matrix
+from corepipe.neuron.numerics.arithmetic import (
+    F32,
+    I8,
+    Matrix,
+    quantize_activations,
+    quantize_weight,
+    round_to,
+)
+from corepipe.neuron.numerics.arithmetic import linear as linear_of_matrix
 from corepipe.neuron.values import WeightRole, WeightSpec
 
-if TYPE_CHECKING:  # the twin computes without the kernels
+if TYPE_CHECKING:  # the reference executor computes without the kernels
     from corepipe.kernels.packing import Offsets
 
 U8 = npt.NDArray[np.uint8]

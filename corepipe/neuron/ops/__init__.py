@@ -4,17 +4,30 @@ from corepipe.neuron.formats import Function
 from corepipe.neuron.ops.attention import Attention, CrossAttention, LatentAttention, Rope
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.ops.collectives import AllGather, AllReduce, Receive, Send
-from corepipe.neuron.ops.convolution import Concatenate, Convolution, Pixels, Pool, Upconvolution, Upsample
-from corepipe.neuron.ops.elementwise import Activation, Add, Clamp, GatedActivation, Scale, SelectRows
-from corepipe.neuron.ops.embeddings import AddEmbedding, Embed, PatchEmbed, RowIndex, patches_of
-from corepipe.neuron.ops.experts import Experts, GatherSlots, Groups, Scoring, Share
+from corepipe.neuron.ops.convolution import (
+    Concatenate,
+    Convolution,
+    Pixels,
+    Upconvolution,
+    Upsample,
+    WindowPool,
+)
+from corepipe.neuron.ops.elementwise import (
+    Add,
+    Clamp,
+    ElementwiseActivation,
+    GatedActivation,
+    ScaleRows,
+    SelectRows,
+)
+from corepipe.neuron.ops.embeddings import AddEmbedding, PatchEmbed, RowIndex, TokenEmbedding, patches_of
+from corepipe.neuron.ops.experts import ExpertRange, Experts, GatherSlots, Groups, Scoring
 from corepipe.neuron.ops.linear import Linear
-from corepipe.neuron.ops.norms import LayerNorm, Normalize, RMSNorm
-from corepipe.neuron.ops.pooling import Pooling, PoolingMode
+from corepipe.neuron.ops.norms import L2Norm, LayerNorm, RMSNorm
+from corepipe.neuron.ops.pooling import PoolingMode, SequencePooling
 from corepipe.neuron.ops.scans import CausalConvolution, SelectiveScan
 
 __all__ = [
-    "Activation",
     "Add",
     "AddEmbedding",
     "AllGather",
@@ -25,33 +38,34 @@ __all__ = [
     "Concatenate",
     "Convolution",
     "CrossAttention",
-    "Embed",
+    "ElementwiseActivation",
+    "ExpertRange",
     "Experts",
     "Function",
     "GatedActivation",
     "GatherSlots",
     "Groups",
+    "L2Norm",
     "LatentAttention",
     "LayerNorm",
     "Linear",
-    "Normalize",
     "Op",
     "PatchEmbed",
     "Pixels",
-    "Pool",
-    "Pooling",
     "PoolingMode",
     "RMSNorm",
     "Receive",
     "Rope",
     "RowIndex",
-    "Scale",
+    "ScaleRows",
     "Scoring",
     "SelectRows",
     "SelectiveScan",
     "Send",
-    "Share",
+    "SequencePooling",
+    "TokenEmbedding",
     "Upconvolution",
     "Upsample",
+    "WindowPool",
     "patches_of",
 ]

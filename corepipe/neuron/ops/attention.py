@@ -16,10 +16,18 @@ from corepipe.neuron.chips.engines import AttentionCost, Cost
 from corepipe.neuron.chips.profiles import AttentionKernel
 from corepipe.neuron.chips.rates import TILE, CoreRates
 from corepipe.neuron.formats import DType, Format
-from corepipe.neuron.numerics import int4, numerics
-from corepipe.neuron.numerics.attention_numerics import Scores, Tempering, Vectors, attend
-from corepipe.neuron.numerics.numerics import F32, I32
-from corepipe.neuron.ops.base import Bindings, Cut, HasHeads, Keeps, Makes, Op, TwinContext
+from corepipe.neuron.numerics import arithmetic, int4
+from corepipe.neuron.numerics.arithmetic import F32, I32
+from corepipe.neuron.numerics.attention import AttentionScores, HeadVectors, Tempering, attend
+from corepipe.neuron.ops.base import (
+    Bindings,
+    HasHeads,
+    NewAxisOp,
+    Op,
+    RankContext,
+    ReferenceContext,
+    SameWidthOp,
+)
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import TOKENS, RopeSpec, StateKind, StateSpec, Value, WeightSpec
@@ -62,7 +70,7 @@ SOFTMAX = Passes(one=3, scalar=1)  # plus the mask, maximum, transposed, with th
 
 
 @dataclass(frozen=True, slots=True)
-class Rope(Keeps):
+class Rope(SameWidthOp):
     """Rotates each head of x by the row's position; elements past the rotary width pass through."""
 
     x: Value
@@ -77,15 +85,15 @@ class Rope(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
-        return numerics.rotate(at[self.x], self.head_dim, *at.rotation(self.rope), at.format.compute)
+    def reference(self, at: ReferenceContext) -> F32:
+        return arithmetic.rotate(at[self.x], self.head_dim, *at.rotation(self.rope), at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.rope(at.buffer(self.x), at.buffer(self.out), self.head_dim, *at.rope(self.rope))
 
 
 @dataclass(frozen=True, slots=True)
-class Attention(Keeps):
+class Attention(SameWidthOp):
     """Writes k and v to the layer's paged cache, then causal softmax attention over the cache.
 
     Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).  `chunked`:
@@ -124,7 +132,7 @@ class Attention(Keeps):
     def state(self) -> StateSpec | None:
         return _kept(StateKind.TOKENS, self.heads, self.window) if self.causal else None
 
-    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
@@ -133,18 +141,20 @@ class Attention(Keeps):
     def refuses(self, fmt: Format) -> str | None:
         biased = self.distance_bias is not None and self.causal
         if biased or self.k.rows != TOKENS:
-            return Keeps.refuses(self, fmt)
+            return SameWidthOp.refuses(self, fmt)
         if self.causal:
             return None
         if self.chunked or self.head_eps is not None or self.tempering:
             return "has chunks, or norms of heads, or tempers queries, but is not causal"
         return "falls with distance, but is not causal" if self.alibi else None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         slopes = None if self.alibi is None else at.of_heads(self.alibi, self.q.axis)
         biases = None if self.distance_bias is None else self.own_biases(at.weight(self.distance_bias), at)
         sinks = None if self.sinks is None else at.weight(self.sinks)[0]
-        kind = Scores(self.scale, self.window, self.softcap, slopes, self.causal, biases, sinks, self.chunked)
+        kind = AttentionScores(
+            self.scale, self.window, self.softcap, slopes, self.causal, biases, sinks, self.chunked
+        )
         return self._over_cache(at, kind) if self.causal else self._over_rows(at, kind)
 
     def own_biases(self, table: F32, at: HasHeads) -> F32:
@@ -154,17 +164,18 @@ class Attention(Keeps):
             return table
         return np.stack([at.of_heads(row.tolist(), self.q.axis) for row in table])
 
-    def _over_rows(self, at: TwinContext, kind: Scores) -> F32:
+    def _over_rows(self, at: ReferenceContext, kind: AttentionScores) -> F32:
         """Of each sequence over its own rows."""
         starts, positions = at.inputs.sequence_starts, at.inputs.positions
         q, k, v = (at[x].reshape(len(at[x]), -1, self.heads.head_dim) for x in (self.q, self.k, self.v))
         parts = [slice(a, b) for a, b in pairwise(starts)]
         out = [
-            attend(q[s], Vectors(k[s]), Vectors(v[s]), positions[s], kind, at.format.compute) for s in parts
+            attend(q[s], HeadVectors(k[s]), HeadVectors(v[s]), positions[s], kind, at.format.compute)
+            for s in parts
         ]
         return np.concatenate(out)
 
-    def _over_cache(self, at: TwinContext, kind: Scores) -> F32:
+    def _over_cache(self, at: ReferenceContext, kind: AttentionScores) -> F32:
         inputs, compute = at.inputs, at.format.compute
         keys, values = at.cache(self.layer)
         q = self._tempered(self._normed(at[self.q], compute), inputs.positions, compute)
@@ -183,16 +194,16 @@ class Attention(Keeps):
     def _normed(self, x: F32, compute: DType) -> F32:
         if self.head_eps is None:
             return x
-        return numerics.rms_norm(x, np.ones(self.heads.head_dim, np.float32), self.head_eps, compute)
+        return arithmetic.rms_norm(x, np.ones(self.heads.head_dim, np.float32), self.head_eps, compute)
 
     def _tempered(self, q: F32, positions: I32, compute: DType) -> F32:
         if self.tempering is None:
             return q
-        return numerics.scale(q, 1.0, compute, self.tempering.factors(positions)[:, None])
+        return arithmetic.scale(q, 1.0, compute, self.tempering.factors(positions)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
-class CrossAttention(Keeps):
+class CrossAttention(SameWidthOp):
     """A decoder's attention to the encoder's rows: k and v are made once a sequence, and kept."""
 
     q: Value
@@ -209,7 +220,7 @@ class CrossAttention(Keeps):
     def state(self) -> StateSpec:
         return _kept(StateKind.SOURCE, self.heads)
 
-    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
@@ -217,7 +228,7 @@ class CrossAttention(Keeps):
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention(Makes):
+class LatentAttention(NewAxisOp):
     """Causal attention that keeps one latent a token for all heads (DeepSeek-V2, 2024, section 2.1).
 
     q: [rows, heads x head_dim]; latent: [rows, rank]; key_rope: [rows, rotary width], rotated, the part of
@@ -245,7 +256,7 @@ class LatentAttention(Makes):
         width = self.latent.width + self.key_rope.width
         return StateSpec(StateKind.TOKENS, width, shared=self.latent.width)
 
-    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
@@ -258,7 +269,7 @@ class LatentAttention(Makes):
             return None
         return f"keeps {self.state.per_token} elements of a token; the kernels take {MOST_OF_A_KEY}"
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         """With the latents themselves, in prompts as in answers: bits hang on no other row.
 
         What meets them is rounded, and what they give.  Both matrices are what their stored numbers stand
@@ -269,21 +280,21 @@ class LatentAttention(Makes):
         latents, _ = at.cache(self.layer)
         new = np.concatenate((at[self.latent], at[self.key_rope]), axis=1)[:, None]
         rotary, rest = np.split(at[self.q].reshape(len(new), heads, -1), [self.key_rope.width], axis=2)
-        asked = numerics.round_to((rest.swapaxes(0, 1) @ key_up).swapaxes(0, 1), compute)
+        asked = arithmetic.round_to((rest.swapaxes(0, 1) @ key_up).swapaxes(0, 1), compute)
         q = np.concatenate((asked, rotary), axis=2)
         found = np.empty((len(new), heads * self.latent.width), np.float32)
         for rows, own, seen in sequences(at):
             latents.put(own, new[rows])
             keys, positions = latents.at(seen), at.inputs.positions[rows]
-            values, kind = keys.first(self.latent.width), Scores(self.scale)
+            values, kind = keys.first(self.latent.width), AttentionScores(self.scale)
             found[rows] = attend(q[rows], keys, values, positions, kind, compute, rotated=False)
         by_head = found.reshape(len(new), heads, -1).swapaxes(0, 1)
         out = (by_head @ value_up.swapaxes(1, 2)).swapaxes(0, 1).reshape(len(new), -1)
-        return numerics.round_to(out, compute)
+        return arithmetic.round_to(out, compute)
 
-    def _of_each_head(self, spec: WeightSpec, at: TwinContext) -> F32:
+    def _of_each_head(self, spec: WeightSpec, at: ReferenceContext) -> F32:
         """[heads, n, rank]."""
-        values = numerics.round_to(int4.dense(at.matrix(spec)), at.format.compute)
+        values = arithmetic.round_to(int4.dense(at.matrix(spec)), at.format.compute)
         return values.reshape(self.heads.heads, -1, values.shape[1])
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
@@ -300,7 +311,7 @@ class LatentAttention(Makes):
         )
 
 
-def sequences(at: TwinContext) -> Iterator[tuple[slice, npt.NDArray[Any], npt.NDArray[Any]]]:
+def sequences(at: ReferenceContext) -> Iterator[tuple[slice, npt.NDArray[Any], npt.NDArray[Any]]]:
     """Of each sequence of the batch its rows, and where the cache keeps them and all that they may see."""
     inputs = at.inputs
     for s, table in enumerate(inputs.block_tables):

@@ -18,14 +18,14 @@ from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
 from corepipe.neuron.inputs import StepInputs
-from corepipe.neuron.numerics.attention_numerics import Vectors
+from corepipe.neuron.numerics.arithmetic import F32, I32, Matrix
+from corepipe.neuron.numerics.attention import HeadVectors
 from corepipe.neuron.numerics.int4 import Int4
-from corepipe.neuron.numerics.numerics import F32, I32, Matrix
 from corepipe.neuron.ops.native_program import NativeProgram, State
-from corepipe.neuron.values import Input, InputKind, RopeSpec, StateSpec, Value, WeightSpec, weight_bytes
+from corepipe.neuron.values import GraphInput, InputKind, RopeSpec, StateSpec, Value, WeightSpec, weight_bytes
 
 
-class Cut(Protocol):
+class RankContext(Protocol):
     """What a rank of a tensor group has of a Graph."""
 
     @property
@@ -57,7 +57,7 @@ class HasHeads(Protocol):
         """
 
 
-class Turn(NamedTuple):
+class SequenceRows(NamedTuple):
     """Rows of a sequence in a batch, and the blocks of its state before them (None: it begins) and after."""
 
     rows: slice
@@ -65,8 +65,8 @@ class Turn(NamedTuple):
     after: int
 
 
-class TwinContext(HasHeads, Protocol):
-    """One core during a batch, as the numpy twin computes it."""
+class ReferenceContext(HasHeads, Protocol):
+    """One core during a batch, as the reference executor computes it."""
 
     @property
     def format(self) -> Format: ...
@@ -89,7 +89,7 @@ class TwinContext(HasHeads, Protocol):
     def rotation(self, rope: RopeSpec) -> tuple[F32, F32]:
         """cos and sin of the rows, [rows, rotary width / 2] each."""
 
-    def cache(self, layer: int) -> tuple[Vectors, Vectors]:
+    def cache(self, layer: int) -> tuple[HeadVectors, HeadVectors]:
         """Keys and values of a layer, [slots, key/value heads, head size] each, to read and to write."""
 
     def slots(self, table: I32, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -98,7 +98,7 @@ class TwinContext(HasHeads, Protocol):
     def state(self, op: Op, shape: tuple[int, ...]) -> F32:
         """What an Op keeps of sequences, [blocks, *shape] in fp32, to read and to write."""
 
-    def turns(self) -> Iterable[Turn]:
+    def turns(self) -> Iterable[SequenceRows]:
         """The sequences of the batch, as recurrent Ops take them."""
 
     def exchange(self, x: Value, *, stage: bool = False) -> list[F32] | None:
@@ -199,9 +199,9 @@ class Op:
         return None
 
     @property
-    def input(self) -> Input | None:
+    def input(self) -> GraphInput | None:
         """The same, with the shape of what is given for a row."""
-        return None if self.reads is None else Input(self.reads, self.out.rows)
+        return None if self.reads is None else GraphInput(self.reads, self.out.rows)
 
     def given(self) -> int:
         """Elements that the host sends for each row of `out`: of images; ids are too few to count."""
@@ -227,16 +227,16 @@ class Op:
         """The Op where the cores of a stage each have some experts: what an expert has is then whole."""
         return self
 
-    def local(self, cut: Cut) -> Self:
+    def local(self, cut: RankContext) -> Self:
         """The Op of one rank."""
         own = self.own_fields(cut)
         return replace(self, out=cut.new(self.out, self.out_width(cut)), **self._mapped(cut.value), **own)
 
-    def own_fields(self, _cut: Cut) -> Mapping[str, Any]:
+    def own_fields(self, _cut: RankContext) -> Mapping[str, Any]:
         """What a rank has otherwise, beside its Values."""
         return {}
 
-    def out_width(self, cut: Cut) -> int:
+    def out_width(self, cut: RankContext) -> int:
         """Of a rank's result: its part of the axis, or as wide as what it reads."""
         raise NotImplementedError(f"{type(self).__name__} has no rule for tensor parallelism")
 
@@ -269,32 +269,32 @@ class Op:
 
     def refuses(self, _fmt: Format) -> str | None:
         """Why the executors do not compute the Op in a format (None: they do)."""
-        return "has neither kernel nor twin"
+        return "has neither a kernel nor a reference implementation"
 
-    def twin(self, at: TwinContext) -> F32 | None:
+    def reference(self, at: ReferenceContext) -> F32 | None:
         """The result [rows, width] in numpy; None while another core must come first."""
-        raise NotImplementedError(f"{type(self).__name__} has no twin")
+        raise NotImplementedError(f"{type(self).__name__} has no reference implementation")
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         """Appends the Op to a core's native program; what `lowering` fuses is appended there."""
         raise NotImplementedError(f"{type(self).__name__} has no native code")
 
 
-class Keeps(Op):
+class SameWidthOp(Op):
     """An Op whose result is as wide as the first Value that it reads."""
 
     __slots__ = ()
 
-    def out_width(self, cut: Cut) -> int:
+    def out_width(self, cut: RankContext) -> int:
         return cut.value(next(self.values())).width
 
 
-class Makes(Op):
+class NewAxisOp(Op):
     """An Op that makes its result's axis: a rank its part of it."""
 
     __slots__ = ()
 
-    def out_width(self, cut: Cut) -> int:
+    def out_width(self, cut: RankContext) -> int:
         return cut.width(self.out.axis)
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from corepipe.neuron.chips.engines import Cost, OpCost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
+from corepipe.neuron.numerics.arithmetic import F32
 from corepipe.neuron.numerics.collectives import all_gather, all_reduce
-from corepipe.neuron.numerics.numerics import F32
-from corepipe.neuron.ops.base import Bindings, TwinContext
+from corepipe.neuron.ops.base import Bindings, ReferenceContext
 from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.ops.transfers import Transfer, exchanges
 from corepipe.neuron.values import Value
@@ -27,7 +27,7 @@ class AllReduce(Transfer):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return exchanges(2, self.out, fmt, rates, rates.mesh)  # a reduce-scatter and an all-gather
 
-    def twin(self, at: TwinContext) -> F32 | None:
+    def reference(self, at: ReferenceContext) -> F32 | None:
         parts = at.exchange(self.x)
         return None if parts is None else all_reduce(parts, at.format.compute)
 
@@ -48,7 +48,7 @@ class AllGather(Transfer):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return exchanges(1, self.out, fmt, rates, rates.mesh)
 
-    def twin(self, at: TwinContext) -> F32 | None:
+    def reference(self, at: ReferenceContext) -> F32 | None:
         parts = at.exchange(self.x)
         return None if parts is None else all_gather(parts, self.widths)
 
@@ -66,7 +66,7 @@ class Send(Transfer):
     def cost(self, _fmt: Format, _rates: CoreRates) -> Cost:
         return OpCost(self.out.rows.number)
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         at.send(self.peer, at[self.x])
         return at[self.x]
 
@@ -83,7 +83,7 @@ class Receive(Transfer):
     def cost(self, _fmt: Format, _rates: CoreRates) -> Cost:
         return OpCost(self.out.rows.number)
 
-    def twin(self, at: TwinContext) -> F32 | None:
+    def reference(self, at: ReferenceContext) -> F32 | None:
         return at.receive(self.peer)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from corepipe.neuron.chips.engines import Cost, OpCost
 from corepipe.neuron.chips.rates import TILE, CoreRates
 from corepipe.neuron.formats import DType, Format
-from corepipe.neuron.ops.base import Makes
+from corepipe.neuron.ops.base import NewAxisOp
 from corepipe.neuron.ops.costs import Passes, held_elements
 from corepipe.neuron.values import InputKind, Value, WeightRole, WeightSpec, weight_bytes
 
@@ -31,7 +31,7 @@ class ImageFunction(StrEnum):
     MISH = "mish"  # x tanh(log(1 + exp(x))) (Misra 2019)
 
 
-class Size(NamedTuple):
+class MapSize(NamedTuple):
     """Pixels of a map."""
 
     height: int
@@ -48,27 +48,27 @@ class Window(NamedTuple):
     dilation: pixels from one that is seen to the next.
     """
 
-    kernel: Size
-    stride: Size = Size(1, 1)
-    padding: Size = Size(0, 0)
-    dilation: Size = Size(1, 1)
+    kernel: MapSize
+    stride: MapSize = MapSize(1, 1)
+    padding: MapSize = MapSize(0, 0)
+    dilation: MapSize = MapSize(1, 1)
 
     @classmethod
     def square(cls, kernel: int, stride: int = 1, padding: int | None = None, dilation: int = 1) -> Window:
         """The same both ways; padded so that a stride of 1 keeps the map's size, unless told otherwise."""
         around = dilation * (kernel - 1) // 2 if padding is None else padding
-        return cls(*(Size(n, n) for n in (kernel, stride, around, dilation)))
+        return cls(*(MapSize(n, n) for n in (kernel, stride, around, dilation)))
 
-    def over(self, image: Size) -> Size:
+    def over(self, image: MapSize) -> MapSize:
         """Size of the result: the places that the window takes."""
-        return Size(*(self._places(n, i) for i, n in enumerate(image)))
+        return MapSize(*(self._places(n, i) for i, n in enumerate(image)))
 
     def _places(self, length: int, axis: int) -> int:
         seen = self.dilation[axis] * (self.kernel[axis] - 1) + 1
         return (length + 2 * self.padding[axis] - seen) // self.stride[axis] + 1
 
 
-class _OnMaps(Makes):
+class _OnMaps(NewAxisOp):
     """What Ops on maps have in common: channels stay together."""
 
     __slots__ = ()
@@ -93,7 +93,7 @@ class _OnMaps(Makes):
 
 
 @dataclass(frozen=True, slots=True)
-class Pixels(Makes):
+class Pixels(NewAxisOp):
     """The images that a step is given: all channels of each pixel."""
 
     @property
@@ -123,7 +123,7 @@ class Convolution(_OnMaps):
     x: Value
     weight: WeightSpec
     bias: WeightSpec | None
-    image: Size
+    image: MapSize
     window: Window
     groups: int = 1
     function: ImageFunction | None = None
@@ -221,11 +221,11 @@ class PoolKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool(_OnMaps):
+class WindowPool(_OnMaps):
     """out = the largest or the mean of what the window sees, channel by channel; image is x's size."""
 
     x: Value
-    image: Size
+    image: MapSize
     window: Window
     kind: PoolKind = PoolKind.MAX
 

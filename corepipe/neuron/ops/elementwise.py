@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format, Function
-from corepipe.neuron.numerics import numerics
-from corepipe.neuron.numerics.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Keeps, TwinContext
+from corepipe.neuron.numerics import arithmetic
+from corepipe.neuron.numerics.arithmetic import F32
+from corepipe.neuron.ops.base import Bindings, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import GATE, Passes, elementwise_cost
 from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import Value
 
 
 @dataclass(frozen=True, slots=True)
-class GatedActivation(Keeps):
+class GatedActivation(SameWidthOp):
     """out = function(gate) * up."""
 
     gate: Value
@@ -29,15 +29,15 @@ class GatedActivation(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
-        return numerics.gated(at[self.gate], at[self.up], self.function, at.format.compute)
+    def reference(self, at: ReferenceContext) -> F32:
+        return arithmetic.gated(at[self.gate], at[self.up], self.function, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.glu(at.buffer(self.gate), at.buffer(self.up), at.buffer(self.out), self.function.value)
 
 
 @dataclass(frozen=True, slots=True)
-class Activation(Keeps):
+class ElementwiseActivation(SameWidthOp):
     """out = function(x)."""
 
     x: Value
@@ -49,15 +49,15 @@ class Activation(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
-        return numerics.activation(at[self.x], self.function, at.format.compute)
+    def reference(self, at: ReferenceContext) -> F32:
+        return arithmetic.activation(at[self.x], self.function, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.activation(self.function.value, at.buffer(self.x), at.buffer(self.out))
 
 
 @dataclass(frozen=True, slots=True)
-class Clamp(Keeps):
+class Clamp(SameWidthOp):
     """out = x, held within -limit .. limit."""
 
     x: Value
@@ -69,15 +69,15 @@ class Clamp(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
-        return numerics.clamp(at[self.x], self.limit, at.format.compute)
+    def reference(self, at: ReferenceContext) -> F32:
+        return arithmetic.clamp(at[self.x], self.limit, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.clamp(at.buffer(self.x), self.limit, at.buffer(self.out))
 
 
 @dataclass(frozen=True, slots=True)
-class Scale(Keeps):
+class ScaleRows(SameWidthOp):
     """out = x times a constant, and times the row's own factor `by` (of width 1), where there is one."""
 
     x: Value
@@ -90,9 +90,9 @@ class Scale(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         by = None if self.by is None else at[self.by]
-        return numerics.scale(at[self.x], self.factor, at.format.compute, by)
+        return arithmetic.scale(at[self.x], self.factor, at.format.compute, by)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         by = None if self.by is None else at.buffer(self.by)
@@ -100,7 +100,7 @@ class Scale(Keeps):
 
 
 @dataclass(frozen=True, slots=True)
-class Add(Keeps):
+class Add(SameWidthOp):
     """out = a + b."""
 
     a: Value
@@ -113,15 +113,15 @@ class Add(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
-        return numerics.add(at[self.a], at[self.b], at.format.compute)
+    def reference(self, at: ReferenceContext) -> F32:
+        return arithmetic.add(at[self.a], at[self.b], at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.add(at.buffer(self.a), at.buffer(self.b), at.buffer(self.out))
 
 
 @dataclass(frozen=True, slots=True)
-class SelectRows(Keeps):
+class SelectRows(SameWidthOp):
     """Keeps the rows whose logits are wanted."""
 
     x: Value
@@ -132,7 +132,7 @@ class SelectRows(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         return at[self.x][at.inputs.logit_rows]
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
-from corepipe.neuron.numerics import int4, numerics
-from corepipe.neuron.numerics.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Keeps, Makes, TwinContext
+from corepipe.neuron.numerics import arithmetic, int4
+from corepipe.neuron.numerics.arithmetic import F32
+from corepipe.neuron.ops.base import Bindings, NewAxisOp, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import gather_cost, matrix_cost, refuses_matrix
 from corepipe.neuron.ops.native_program import NativeProgram
-from corepipe.neuron.values import Input, InputKind, Value, WeightSpec
+from corepipe.neuron.values import GraphInput, InputKind, Value, WeightSpec
 
 
 class RowIndex(StrEnum):
@@ -27,7 +27,7 @@ class RowIndex(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Embed(Makes):
+class TokenEmbedding(NewAxisOp):
     """out[r] = table[token[r]]."""
 
     table: WeightSpec
@@ -45,7 +45,7 @@ class Embed(Makes):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         return at.weight(self.table)[at.inputs.tokens]
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
@@ -53,7 +53,7 @@ class Embed(Makes):
 
 
 @dataclass(frozen=True, slots=True)
-class AddEmbedding(Keeps):
+class AddEmbedding(SameWidthOp):
     """out = x + table[index of the row + offset]: learned positions, token types."""
 
     x: Value
@@ -74,17 +74,17 @@ class AddEmbedding(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         index = at.inputs.types if self.by is RowIndex.TYPE else at.inputs.positions
         rows = at.weight(self.table)[index + self.offset]
-        return numerics.add(at[self.x], rows, at.format.compute)
+        return arithmetic.add(at[self.x], rows, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         x, out, table = at.buffer(self.x), at.buffer(self.out), at.rows(self.table)
         native.add_embedding(x, out, table, self.offset, self.by.value)
 
 
-def patches_of(image: F32, given: Input) -> F32:
+def patches_of(image: F32, given: GraphInput) -> F32:
     """The rows that an image is given as: zeros for the learned vectors, then its square patches, row by row,
     each channel by channel.
 
@@ -98,7 +98,7 @@ def patches_of(image: F32, given: Input) -> F32:
 
 
 @dataclass(frozen=True, slots=True)
-class PatchEmbed(Makes):
+class PatchEmbed(NewAxisOp):
     """out = patch @ weight.T + bias for each patch of an image; the first rows of a sequence are `first`.
 
     weight is [hidden, channels x height x width of a square patch], whose pixels of one channel are the unit
@@ -115,10 +115,10 @@ class PatchEmbed(Makes):
         return InputKind.PATCHES
 
     @property
-    def input(self) -> Input:
+    def input(self) -> GraphInput:
         pixels = self.weight.axes[1]
         side = isqrt(pixels.unit)
-        return Input(
+        return GraphInput(
             self.reads, self.out.rows, (pixels.width // pixels.unit, side, side), self.first.shape[0]
         )
 
@@ -131,10 +131,10 @@ class PatchEmbed(Makes):
     def refuses(self, fmt: Format) -> str | None:
         return refuses_matrix(fmt)
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         compute, first = at.format.compute, at.weight(self.first)
-        patches = numerics.round_to(at.inputs.patches, compute)
+        patches = arithmetic.round_to(at.inputs.patches, compute)
         out = int4.linear(patches, at.matrix(self.weight), at.weight(self.bias), at.format)
         learned = at.inputs.positions < len(first)
-        out[learned] = numerics.round_to(first[at.inputs.positions[learned]], compute)
+        out[learned] = arithmetic.round_to(first[at.inputs.positions[learned]], compute)
         return out

@@ -14,9 +14,9 @@ from corepipe.neuron.axes import Axis, AxisShard, fixed
 from corepipe.neuron.chips.engines import Cost, ExpertsCost, OpCost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format, Function
-from corepipe.neuron.numerics import int4, numerics
-from corepipe.neuron.numerics.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Cut, Keeps, Op, TwinContext
+from corepipe.neuron.numerics import arithmetic, int4
+from corepipe.neuron.numerics.arithmetic import F32
+from corepipe.neuron.ops.base import Bindings, Op, RankContext, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
 from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.ops.transfers import Transfer, exchanges
@@ -56,7 +56,7 @@ class Groups(NamedTuple):
     taken: int
 
 
-class Share(NamedTuple):
+class ExpertRange(NamedTuple):
     """Consecutive experts: the number of the first, and how many they are."""
 
     first: int
@@ -73,7 +73,7 @@ def summing(weighed: OpCost, added: OpCost, rates: CoreRates, result: int) -> tu
 
 
 @dataclass(frozen=True, slots=True)
-class Experts(Keeps):
+class Experts(SameWidthOp):
     """A mixture of experts: each row goes to the `top_k` experts that its routing scores are highest for.
 
     out = sum over those experts of weight x down(function(gate(x)) * up(x)), in the order of their scores, of
@@ -106,7 +106,7 @@ class Experts(Keeps):
     correction: WeightSpec | None = None
     groups: Groups | None = None
     factor: float | None = None
-    own: Share | None = None
+    own: ExpertRange | None = None
 
     @property
     def experts(self) -> int:
@@ -118,12 +118,12 @@ class Experts(Keeps):
         biases = tuple(_whole_middle(spec, self.gate.axes[1]) for spec in self.biases)
         return replace(self, gate=gate, up=up, down=down, biases=biases)
 
-    def share(self, part: AxisShard) -> Share | None:
+    def share(self, part: AxisShard) -> ExpertRange | None:
         """The experts of a core that has this part of them (None: all)."""
         (start, count), *_ = part.ranges
-        return None if count == self.experts else Share(start, count)
+        return None if count == self.experts else ExpertRange(start, count)
 
-    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         """The sum over ranks must add the last bias once."""
         once = self.biases[: 2 if cut.rank and self.sums() else None]
         return {
@@ -132,7 +132,7 @@ class Experts(Keeps):
             "own": self.share(cut.part(self.gate.axes[0])),
         }
 
-    def out_width(self, cut: Cut) -> int:
+    def out_width(self, cut: RankContext) -> int:
         width = cut.value(self.x).width
         return width if self.share(cut.part(self.gate.axes[0])) is None else self.top_k * width
 
@@ -177,7 +177,7 @@ class Experts(Keeps):
     def refuses(self, fmt: Format) -> str | None:
         return refuses_matrix(fmt)
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         """Each product and each expert's result are rounded; their sum is once."""
         x, fmt = at[self.x], at.format
         correction = None if self.correction is None else at.weight(self.correction)
@@ -192,10 +192,10 @@ class Experts(Keeps):
                 continue
             taken = x[rows]
             if self.weighs_inputs:
-                taken = numerics.scale(taken, 1.0, fmt.compute, weights[rows, places, None])
+                taken = arithmetic.scale(taken, 1.0, fmt.compute, weights[rows, places, None])
             gates = int4.linear(taken, gate[expert], _own(into_gate, expert), fmt)
             ups = int4.linear(taken, up[expert], _own(into_up, expert), fmt)
-            middle = numerics.gated(gates, ups, self.function, fmt.compute)
+            middle = arithmetic.gated(gates, ups, self.function, fmt.compute)
             results[rows, places] = int4.linear(middle, down[expert], _own(back, expert), fmt)
         return results.reshape(len(x), -1) if self.own else self.weighed_sum(results, weights, fmt)
 
@@ -211,7 +211,7 @@ class Experts(Keeps):
         total = np.zeros((len(results), results.shape[2]), np.float32)
         for place in range(results.shape[1]):
             total += weights[:, place, None] * results[:, place]
-        return numerics.round_to(total, fmt.compute)
+        return arithmetic.round_to(total, fmt.compute)
 
     def routed(self, scores: F32, correction: F32 | None = None) -> tuple[npt.NDArray[np.intp], F32]:
         """Which experts each row takes, and their weights: [rows, top_k] each."""
@@ -224,7 +224,7 @@ class Experts(Keeps):
     def _judged(self, scores: F32, correction: F32 | None) -> F32:
         """What experts are chosen by, -inf in groups that a row takes none of: [rows, experts]."""
         by_sigmoid = self.scoring.by_sigmoid
-        judged = numerics.apply(Function.SIGMOID, scores) if by_sigmoid else scores
+        judged = arithmetic.apply(Function.SIGMOID, scores) if by_sigmoid else scores
         if correction is not None:
             judged = judged + correction
         if self.groups is None:
@@ -243,9 +243,9 @@ class Experts(Keeps):
             case Scoring.OF_NEAR:
                 return self._of_near(scores, chosen)
             case Scoring.SIGMOID | Scoring.INPUT_SIGMOID:
-                return numerics.apply(Function.SIGMOID, taken)
+                return arithmetic.apply(Function.SIGMOID, taken)
             case Scoring.SIGMOID_SHARES:
-                each = numerics.apply(Function.SIGMOID, taken)
+                each = arithmetic.apply(Function.SIGMOID, taken)
                 total = np.zeros((len(each), 1), np.float32)
                 for place in range(self.top_k):
                     total += each[:, place, None]
@@ -316,7 +316,7 @@ class GatherSlots(Transfer):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return exchanges(2, self.out, fmt, rates, rates.stage or rates.mesh)
 
-    def twin(self, at: TwinContext) -> F32 | None:
+    def reference(self, at: ReferenceContext) -> F32 | None:
         parts = at.exchange(self.x, stage=True)
         if parts is None:
             return None

@@ -11,21 +11,21 @@ from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
 from corepipe.neuron.numerics import int4
-from corepipe.neuron.numerics.numerics import F32
-from corepipe.neuron.ops.base import Cut, Makes, TwinContext
+from corepipe.neuron.numerics.arithmetic import F32
+from corepipe.neuron.ops.base import NewAxisOp, RankContext, ReferenceContext
 from corepipe.neuron.ops.costs import matrix_cost, refuses_matrix
 from corepipe.neuron.values import Value, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Linear(Makes):
+class Linear(NewAxisOp):
     """out = x @ weight.T (+ bias); weight is [out.width, x.width]."""
 
     x: Value
     weight: WeightSpec
     bias: WeightSpec | None = None
 
-    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         return {"bias": None} if cut.rank and self.sums() else {}  # the sum over ranks must add it once
 
     def sums(self) -> bool:
@@ -48,6 +48,6 @@ class Linear(Makes):
     def refuses(self, fmt: Format) -> str | None:
         return refuses_matrix(fmt)
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         bias = None if self.bias is None else at.weight(self.bias)
         return int4.linear(at[self.x], at.matrix(self.weight), bias, at.format)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from corepipe.neuron.numerics.numerics import F32
+from corepipe.neuron.numerics.arithmetic import F32
 
 State = tuple[Any, int]
 """Where native code has an Op's part of the states of sequences: a cache, and where in a block it begins."""

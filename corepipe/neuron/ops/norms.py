@@ -10,15 +10,15 @@ from corepipe.errors import UserError
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
-from corepipe.neuron.numerics import numerics
-from corepipe.neuron.numerics.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Cut, Keeps, TwinContext
+from corepipe.neuron.numerics import arithmetic
+from corepipe.neuron.numerics.arithmetic import F32
+from corepipe.neuron.ops.base import Bindings, RankContext, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import Value, WeightSpec
 
 
-def _own_groups(gain: WeightSpec | None, groups: int | None, cut: Cut) -> Mapping[str, Any]:
+def _own_groups(gain: WeightSpec | None, groups: int | None, cut: RankContext) -> Mapping[str, Any]:
     """The groups of a norm that a core has.  Raises UserError where they are not whole."""
     if groups is None or gain is None:
         return {}
@@ -33,7 +33,7 @@ def _own_groups(gain: WeightSpec | None, groups: int | None, cut: Cut) -> Mappin
 
 
 @dataclass(frozen=True, slots=True)
-class RMSNorm(Keeps):
+class RMSNorm(SameWidthOp):
     """Root-mean-square norm over each group of `len(gain)` consecutive elements, times the gain.
 
     With a gain as wide as x this is the layer's norm; with one head's width it is Qwen3's q/k norm.
@@ -51,7 +51,7 @@ class RMSNorm(Keeps):
         whole = axis.is_cut and self.groups is None
         return f"{self.gain.name} normalises over all of {axis.name}" if whole else None
 
-    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         """Whole groups, of what is cut.  Raises UserError where they are not."""
         return _own_groups(self.gain, self.groups, cut)
 
@@ -62,9 +62,9 @@ class RMSNorm(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         gain, groups = at.weight(self.gain), self.groups or 1
-        return numerics.rms_norm(at[self.x], gain, self.eps, at.format.compute, groups)
+        return arithmetic.rms_norm(at[self.x], gain, self.eps, at.format.compute, groups)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         gain = at.vector(self.gain)
@@ -72,7 +72,7 @@ class RMSNorm(Keeps):
 
 
 @dataclass(frozen=True, slots=True)
-class Normalize(Keeps):
+class L2Norm(SameWidthOp):
     """x / max(|x|, eps): rows of Euclidean length 1."""
 
     x: Value
@@ -89,15 +89,15 @@ class Normalize(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
-        return numerics.normalize(at[self.x], self.eps, at.format.compute)
+    def reference(self, at: ReferenceContext) -> F32:
+        return arithmetic.normalize(at[self.x], self.eps, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.normalize(at.buffer(self.x), at.buffer(self.out), self.eps)
 
 
 @dataclass(frozen=True, slots=True)
-class LayerNorm(Keeps):
+class LayerNorm(SameWidthOp):
     """(x - mean) / sqrt(variance + eps), times the gain, plus the bias, where there are any.
 
     Over all of x, or over each part of it as wide as the gain, with one head's width (Phi); of `groups` equal
@@ -116,7 +116,7 @@ class LayerNorm(Keeps):
         whole = axis.is_cut and self.groups is None
         return f"{what} normalises over all of {axis.name}" if whole else None
 
-    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         """As an `RMSNorm`'s."""
         return _own_groups(self.gain, self.groups, cut)
 
@@ -127,9 +127,9 @@ class LayerNorm(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         gain, bias = (None if spec is None else at.weight(spec) for spec in (self.gain, self.bias))
-        return numerics.layer_norm(at[self.x], gain, bias, self.eps, at.format.compute, self.groups or 1)
+        return arithmetic.layer_norm(at[self.x], gain, bias, self.eps, at.format.compute, self.groups or 1)
 
     def bound(self, at: Bindings) -> tuple[F32 | None, F32 | None, float]:
         """Gain, bias and epsilon, as native code takes them."""

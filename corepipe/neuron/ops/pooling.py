@@ -11,8 +11,8 @@ import numpy as np
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
-from corepipe.neuron.numerics.numerics import F32, round_to
-from corepipe.neuron.ops.base import Bindings, Keeps, TwinContext
+from corepipe.neuron.numerics.arithmetic import F32, round_to
+from corepipe.neuron.ops.base import Bindings, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import TOKENS, WANTED, Value
@@ -31,7 +31,7 @@ class PoolingMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pooling(Keeps):
+class SequencePooling(SameWidthOp):
     """One row of each sequence, added up in fp32 and in the order of its rows, so that bits do not depend on
     the batch.
 
@@ -52,7 +52,7 @@ class Pooling(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         x = at[self.x]
         rows = [pooled(x[a:b], self.mode) for a, b in pairwise(at.inputs.sequence_starts)]
         return round_to(np.stack(rows), at.format.compute)

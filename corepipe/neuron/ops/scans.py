@@ -18,9 +18,9 @@ from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.chips.engines import Cost, Engines, ScanCost
 from corepipe.neuron.chips.rates import TILE, CoreRates
 from corepipe.neuron.formats import DType, Format, Function
-from corepipe.neuron.numerics import numerics
-from corepipe.neuron.numerics.numerics import F32
-from corepipe.neuron.ops.base import Bindings, Cut, Keeps, TwinContext
+from corepipe.neuron.numerics import arithmetic
+from corepipe.neuron.numerics.arithmetic import F32
+from corepipe.neuron.ops.base import Bindings, RankContext, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import Passes, held_elements
 from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import StateKind, StateSpec, Value, WeightSpec
@@ -37,7 +37,7 @@ LANES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class CausalConvolution(Keeps):
+class CausalConvolution(SameWidthOp):
     """out[t] = function(bias + the sum over k of weight[:, 0, k] * x[t - (taps - 1) + k]), by channel.
 
     weight: [channels, 1, taps].  Rows before the first are zeros; the last taps - 1 of a sequence are kept.
@@ -78,7 +78,7 @@ class CausalConvolution(Keeps):
     def refuses(self, _fmt: Format) -> None:
         return None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         x, kept = at[self.x], at.state(self, self.shape)
         weight = at.weight(self.weight)[:, 0, :].T
         bias = np.float32(0) if self.bias is None else at.weight(self.bias)
@@ -89,7 +89,7 @@ class CausalConvolution(Keeps):
             count = len(rows) - len(before)
             out[turn.rows] = bias + sum(weight[k] * rows[k : k + count] for k in range(self.taps))
             kept[turn.after] = rows[count:]
-        return numerics.activation(out, self.function, at.format.compute)
+        return arithmetic.activation(out, self.function, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.convolve(
@@ -103,7 +103,7 @@ class CausalConvolution(Keeps):
 
 
 @dataclass(frozen=True, slots=True)
-class SelectiveScan(Keeps):
+class SelectiveScan(SameWidthOp):
     """The recurrence of Mamba-2's heads (Dao & Gu 2024), token after token:
 
     step = clamp(softplus(dt + dt_bias)); h = exp(-exp(log_rate) step) h + (step x) outer b;
@@ -137,7 +137,7 @@ class SelectiveScan(Keeps):
     def state(self) -> StateSpec:
         return StateSpec(StateKind.SEQUENCE, per_sequence=prod(self.shape))
 
-    def own_fields(self, cut: Cut) -> Mapping[str, Any]:
+    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         return {"heads": cut.heads(self.heads)}
 
     def cost(self, _fmt: Format, rates: CoreRates) -> Cost:
@@ -164,7 +164,7 @@ class SelectiveScan(Keeps):
         width = self.heads.head_dim
         return f"has heads of {width} elements, no multiple of {LANES}" if width % LANES else None
 
-    def twin(self, at: TwinContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         heads, width, states = self.shape
         x, b, c, dt = (at[value] for value in (self.x, self.b, self.c, self.dt))
         rate, dt_bias, skip = -np.exp(at.weight(self.log_rate)), at.weight(self.dt_bias), at.weight(self.skip)
@@ -182,7 +182,7 @@ class SelectiveScan(Keeps):
                 out[row] = (h @ c[row, :, :, None])[..., 0]
             kept[turn.after] = h
         out += skip[:, None] * x.reshape(out.shape)
-        return numerics.round_to(out.reshape(x.shape), at.format.compute)
+        return arithmetic.round_to(out.reshape(x.shape), at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         rates = -np.exp(at.vector(self.log_rate).astype(np.float64))

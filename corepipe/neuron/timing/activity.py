@@ -30,7 +30,7 @@ class Costs(Protocol):
 
 
 @dataclass(slots=True)
-class Work:
+class StageActivity:
     """What a core of a stage has done: seconds of each engine, in the order of `hardware.ENGINES`.
 
     `memory_bytes` went to and from device memory.
@@ -54,7 +54,7 @@ class Activity:
 
     def __init__(self, cost: Costs) -> None:
         self._cost = cost
-        self._stages = [Work([0.0] * len(ENGINES)) for _ in range(cost.stages)]
+        self._stages = [StageActivity([0.0] * len(ENGINES)) for _ in range(cost.stages)]
         self._counted = [0.0] * cost.stages
         self._random = Random(0)  # noqa: S311 -- a sample, no secret
         self._seconds = 0.0
@@ -66,7 +66,7 @@ class Activity:
         if self._chosen is None or self._random.random() * self._seconds < seconds:
             self._chosen = shape
 
-    def look(self, busy: tuple[float, ...]) -> list[Work]:
+    def look(self, busy: tuple[float, ...]) -> list[StageActivity]:
         """Of each stage since the start, where `busy` is how long each core of the replica has worked."""
         if self._chosen is not None:
             for stage, (seconds, totals) in enumerate(self._cost.stage_totals(self._chosen)):

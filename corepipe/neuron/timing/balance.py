@@ -13,7 +13,7 @@ from corepipe.neuron.chips.rates import core_rates, read_share
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Op
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timing.tables import Table
+from corepipe.neuron.timing.tables import CostTable
 from corepipe.neuron.values import WeightRole, weight_bytes
 
 DECODE = StepShape.decode(sequences=1, context=256)
@@ -59,5 +59,5 @@ def _part_seconds(
     costs = Counter(op.cost(graph.format, rates) for op in ops)
     key = frozenset(costs.items())
     if key not in known:
-        known[key] = Table(costs).seconds(shape)
+        known[key] = CostTable(costs).seconds(shape)
     return known[key]

@@ -19,17 +19,17 @@ from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.chips.hardware import ENGINES, Instance
 from corepipe.neuron.chips.native_plugin import takes_flash
 from corepipe.neuron.chips.padding import pad, pad_contexts
-from corepipe.neuron.chips.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, Sampling
+from corepipe.neuron.chips.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, SamplingLocation
 from corepipe.neuron.chips.rates import CoreRates, core_rates, link, read_share, sharing_of, stage_mesh
 from corepipe.neuron.chips.scales import Scales, Site
 from corepipe.neuron.compile.program import Program, of_each
 from corepipe.neuron.ops import Receive
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.tables import (
-    Bottleneck,
     Breakdown,
+    CostTable,
+    LimitingResource,
     OpTime,
-    Table,
     groups,
     one_after_another,
     shared_tables,
@@ -39,9 +39,9 @@ from corepipe.neuron.values import OutputKind, WeightRole, weight_bytes
 __all__ = [
     "ENGINES",
     "PROFILES",
-    "Bottleneck",
     "Breakdown",
     "CostModel",
+    "LimitingResource",
     "OpTime",
     "RuntimeProfile",
     "StepShape",
@@ -189,7 +189,7 @@ class CostModel:
     def _stage_seconds(self, shape: StepShape) -> list[float]:
         """Of a step that is padded."""
         scale = self._scale(shape)
-        known: dict[Table, float] = {}
+        known: dict[CostTable, float] = {}
         for tables in self._distinct:
             for table in tables:
                 if table not in known:
@@ -200,7 +200,7 @@ class CostModel:
         """[stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of context
         in all of them; the same numbers to the last bit."""
         running, contexts = pad_contexts(sequences, kv_tokens, self.profile, self._longest, self._batch)
-        known: dict[Table, npt.NDArray[np.float64]] = {}
+        known: dict[CostTable, npt.NDArray[np.float64]] = {}
         for tables in self._distinct:
             for table in tables:
                 if table not in known:
@@ -217,7 +217,7 @@ class CostModel:
 
     def sampling_seconds(self, shape: StepShape) -> float:
         """Time from a step's logits to its tokens, where they are drawn on the host."""
-        if self.profile.sampling is Sampling.DEVICE or not shape.logit_rows:
+        if self.profile.sampling is SamplingLocation.DEVICE or not shape.logit_rows:
             return 0.0
         width = sum(o.value.width for o in self._outputs if o.kind is OutputKind.LOGITS)
         logits = self.padded(shape).logit_rows * width
@@ -334,7 +334,7 @@ class CostModel:
         replica, within = divmod(core, len(self._programs))
         return replica * self.tensor + within % self.tensor
 
-    def _stage_tables(self, stage: int) -> list[Table]:
+    def _stage_tables(self, stage: int) -> list[CostTable]:
         return self._tables[stage * self.tensor : (stage + 1) * self.tensor]
 
     def _stage_transfers(self, first: int) -> list[_Transfer]:

@@ -12,7 +12,7 @@ from functools import cache
 
 from corepipe.errors import UserError
 from corepipe.neuron.compile.compiler import compile_graph
-from corepipe.neuron.compile.memory import CoreMemory, Footprint, Limits
+from corepipe.neuron.compile.memory import CoreMemory, DeploymentLimits, Footprint
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.graph import Graph
@@ -25,7 +25,9 @@ class Draft:
         self.graph = graph
         self.programs = cache(self._compile)
 
-    def add(self, cores: Sequence[CoreMemory], tensor: int, limits: Limits) -> tuple[CoreMemory, ...]:
+    def add(
+        self, cores: Sequence[CoreMemory], tensor: int, limits: DeploymentLimits
+    ) -> tuple[CoreMemory, ...]:
         own = [Footprint.of(program).core(limits) for program in self.programs(tensor)]
         both = [
             CoreMemory(core.weights + more.weights, core.block + more.block, max(core.buffers, more.buffers))

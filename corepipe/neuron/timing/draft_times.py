@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corepipe.neuron.chips.profiles import Sampling
+from corepipe.neuron.chips.profiles import SamplingLocation
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import CostModel
 
@@ -34,6 +34,6 @@ class DraftTimes:
 
     def _host(self, step: StepShape) -> float:
         profile = self.cost.profile
-        if profile.sampling is Sampling.DEVICE:
+        if profile.sampling is SamplingLocation.DEVICE:
             return 0.0
         return profile.host_seconds + self.cost.sampling_seconds(step)

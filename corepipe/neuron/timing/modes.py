@@ -24,7 +24,7 @@ from corepipe.errors import UserError
 from corepipe.neuron.chips.hardware import Instance
 from corepipe.neuron.chips.profiles import ExpertParallel
 from corepipe.neuron.compile.compiler import compile_graph
-from corepipe.neuron.compile.memory import Limits, blocks_that_fit, measure
+from corepipe.neuron.compile.memory import DeploymentLimits, blocks_that_fit, measure
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.graph import Graph
@@ -45,7 +45,7 @@ CONTEXT = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Degrees:
+class RequestedDegrees:
     """The degrees that the user gave; None: choose."""
 
     pipeline: int | None = None
@@ -78,9 +78,9 @@ def resolve(
     mode: Mode,
     graph: Graph,
     instance: Instance,
-    limits: Limits,
+    limits: DeploymentLimits,
     profile: RuntimeProfile,
-    given: Degrees = Degrees(),
+    given: RequestedDegrees = RequestedDegrees(),
 ) -> tuple[Placement, str]:
     """The placement, and a line that says why and what the other mode would have given.
 
@@ -160,7 +160,12 @@ class _Chooser:
     """The placements worth trying for one model on one instance, and what they would give."""
 
     def __init__(
-        self, graph: Graph, instance: Instance, limits: Limits, profile: RuntimeProfile, given: Degrees
+        self,
+        graph: Graph,
+        instance: Instance,
+        limits: DeploymentLimits,
+        profile: RuntimeProfile,
+        given: RequestedDegrees,
     ) -> None:
         self._graph = graph
         self._instance = instance

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from corepipe.neuron.timing.trace import Arg, Counter, Process, Slice, Trace
+from corepipe.neuron.timing.trace import Arg, PerfettoTrace, Slice, TraceCounter, TraceProcess
 
 SEQUENCE = 1
 """All packets are of one writer; interned names are the writer's."""
@@ -43,7 +43,7 @@ def _text(field: int, content: str) -> bytes:
     return _bytes(field, content.encode())
 
 
-def encode(trace: Trace) -> Iterator[bytes]:
+def encode(trace: PerfettoTrace) -> Iterator[bytes]:
     """The packets of a trace; a file is all of them, one after the other."""
     writer = _Writer()
     body = [
@@ -53,7 +53,7 @@ def encode(trace: Trace) -> Iterator[bytes]:
     yield from body
 
 
-def write(trace: Trace, path: Path) -> int:
+def write(trace: PerfettoTrace, path: Path) -> int:
     """Writes the file and returns its size in bytes."""
     with path.open("wb") as file:
         return sum(file.write(packet) for packet in encode(trace))
@@ -75,7 +75,7 @@ class _Writer:
         cleared = _number(10, SEQUENCE) + _number(13, 1)  # SEQ_INCREMENTAL_STATE_CLEARED
         return _bytes(1, cleared + _bytes(12, names + args))
 
-    def process(self, pid: int, process: Process) -> Iterator[bytes]:
+    def process(self, pid: int, process: TraceProcess) -> Iterator[bytes]:
         """A process with a thread a track; the thread that has the process's number is shown first."""
         root = pid << 20
         yield self._packet(_bytes(60, _number(1, root) + _bytes(3, _number(1, pid) + _text(6, process.name))))
@@ -122,7 +122,7 @@ class _Writer:
             case str():
                 return number + _text(6, value)
 
-    def _values(self, uuid: int, counter: Counter) -> Iterator[bytes]:
+    def _values(self, uuid: int, counter: TraceCounter) -> Iterator[bytes]:
         at = _number(9, 4) + _number(11, uuid)  # TYPE_COUNTER
         for time, value in counter.values:
             yield self._event(_nanoseconds(time), at + _fixed(44, "<d", value))

@@ -30,7 +30,7 @@ class Round(NamedTuple):
     seconds: float
 
 
-class _Kind(NamedTuple):
+class _BatchGroup(NamedTuple):
     """`number` batches of `shape`; `stages`: seconds in each stage while others are under way too."""
 
     shape: StepShape
@@ -96,16 +96,16 @@ class Rounds:
         apart = self._kind(StepShape.of([(0, tokens)], logit_rows=1))
         return self._seconds([*batches, apart]) <= AS_LONG * self._seconds([among, *others])
 
-    def _generating(self, batches: int, sequences: int, context: int) -> list[_Kind]:
+    def _generating(self, batches: int, sequences: int, context: int) -> list[_BatchGroup]:
         """Batches of the same size, or of sizes that differ by one, the larger first."""
         smaller, larger = divmod(sequences, batches)
         kinds = [self._kind(StepShape.decode(smaller, context), batches - larger)]
         return [self._kind(StepShape.decode(smaller + 1, context), larger), *kinds] if larger else kinds
 
-    def _kind(self, shape: StepShape, number: int = 1) -> _Kind:
-        return _Kind(shape, number, self._cost.stage_seconds(shape))
+    def _kind(self, shape: StepShape, number: int = 1) -> _BatchGroup:
+        return _BatchGroup(shape, number, self._cost.stage_seconds(shape))
 
-    def _seconds(self, kinds: Sequence[_Kind]) -> float:
+    def _seconds(self, kinds: Sequence[_BatchGroup]) -> float:
         """Of batches that go round and round: they follow one another at the pace of the slowest stage or of
         the host, and none starts again before it is back."""
         count = sum(kind.number for kind in kinds)
@@ -117,7 +117,7 @@ class Rounds:
         way = max(self._way(kind, kind.stages) for kind in kinds if kind.number)
         return max(way, count * self._host_seconds, *map(sum, stages))
 
-    def _way(self, kind: _Kind, stages: Sequence[float]) -> float:
+    def _way(self, kind: _BatchGroup, stages: Sequence[float]) -> float:
         """Seconds from the host's turn to the tokens."""
         moved = sum(self._cost.transfer_seconds(stage, kind.shape) for stage in range(len(stages)))
         return self._host_seconds + moved + sum(stages) + self._cost.sampling_seconds(kind.shape)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from corepipe.neuron.chips.engines import AttentionCost, Cost, Engines, OpCost, ScanCost
 from corepipe.neuron.chips.hardware import ENGINES
 from corepipe.neuron.chips.profiles import AttentionStyle
-from corepipe.neuron.chips.rates import CoreRates, Link
+from corepipe.neuron.chips.rates import CoreLink, CoreRates
 from corepipe.neuron.compile.program import Program, of_each
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.step import StepShape
@@ -23,7 +23,7 @@ _parts: Callable[[Engines], tuple[float, ...]] = attrgetter(*(field.name for fie
 """All fields, in their order."""
 
 
-class Bottleneck(StrEnum):
+class LimitingResource(StrEnum):
     """What a core spends its time on."""
 
     COMPUTE = "compute"
@@ -36,14 +36,14 @@ class Bottleneck(StrEnum):
 class Breakdown:
     """Seconds of a step on one core by what bounds each Op."""
 
-    seconds: dict[Bottleneck, float]
+    seconds: dict[LimitingResource, float]
 
     @property
     def total(self) -> float:
         return sum(self.seconds.values())
 
     @property
-    def bottleneck(self) -> Bottleneck:
+    def bottleneck(self) -> LimitingResource:
         return max(self.seconds, key=self.seconds.__getitem__)
 
 
@@ -74,7 +74,7 @@ PROBE = CoreRates(
     min_rows=1,
     read_share=1.0,
     degree=13,
-    group=Link(17e-6, 19e9),
+    group=CoreLink(17e-6, 19e9),
     pass_seconds=23e-9,
     start=29e-6,
     descriptor=31.0,
@@ -87,7 +87,7 @@ PROBE = CoreRates(
 """A core that no chip has: for telling Ops apart by what they cost."""
 
 
-class Table:
+class CostTable:
     """The distinct costs of the Ops of one core."""
 
     def __init__(self, costs: Counter[Cost]) -> None:
@@ -135,21 +135,25 @@ class Table:
         return {name: getattr(totals, name, 0.0) for name in ENGINES}
 
     def explain(self, shape: StepShape) -> Breakdown:
-        seconds = dict.fromkeys(Bottleneck, 0.0)
+        seconds = dict.fromkeys(LimitingResource, 0.0)
         for cost, count in self.costs.items():
             engines = cost.engines(shape)
             seconds[_bottleneck(cost, engines)] += count * engines.seconds
         return Breakdown(seconds)
 
 
-def _bottleneck(cost: Cost, engines: Engines) -> Bottleneck:
+def _bottleneck(cost: Cost, engines: Engines) -> LimitingResource:
     match _bound_by(engines):
         case "collectives":
-            return Bottleneck.COLLECTIVES
+            return LimitingResource.COLLECTIVES
         case "dma":
-            return Bottleneck.KV if isinstance(cost, AttentionCost | ScanCost) else Bottleneck.WEIGHTS
+            return (
+                LimitingResource.KV
+                if isinstance(cost, AttentionCost | ScanCost)
+                else LimitingResource.WEIGHTS
+            )
         case _:
-            return Bottleneck.COMPUTE
+            return LimitingResource.COMPUTE
 
 
 def _bound_by(engines: Engines) -> str | None:
@@ -196,14 +200,14 @@ def _grouped(program: Program) -> list[tuple[Op, int]]:
 
 def shared_tables(
     programs: Sequence[Program], grouped: Sequence[list[tuple[Op, int]]], rates: Sequence[CoreRates]
-) -> list[Table]:
+) -> list[CostTable]:
     """One table for each core; cores with the same costs share theirs."""
-    known: dict[frozenset[tuple[Cost, int]], Table] = {}
-    made: dict[tuple[int, CoreRates], Table] = {}
+    known: dict[frozenset[tuple[Cost, int]], CostTable] = {}
+    made: dict[tuple[int, CoreRates], CostTable] = {}
     for program, group, rate in zip(programs, grouped, rates, strict=True):
         if (id(group), rate) not in made:
             costs: Counter[Cost] = Counter()
             for op, count in group:
                 costs[op.cost(program.format, rate)] += count
-            made[id(group), rate] = known.setdefault(frozenset(costs.items()), Table(costs))
+            made[id(group), rate] = known.setdefault(frozenset(costs.items()), CostTable(costs))
     return [made[id(group), rate] for group, rate in zip(grouped, rates, strict=True)]

@@ -35,7 +35,7 @@ class Track:
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
+class TraceCounter:
     """A quantity over time: `values` are (seconds, value from then on)."""
 
     name: str
@@ -44,16 +44,16 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class TraceProcess:
     """What belongs together, such as a core with its engines; the first track is shown on top."""
 
     name: str
     tracks: Sequence[Track]
-    counters: Sequence[Counter] = ()
+    counters: Sequence[TraceCounter] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class PerfettoTrace:
     """All that is shown."""
 
-    processes: Sequence[Process]
+    processes: Sequence[TraceProcess]

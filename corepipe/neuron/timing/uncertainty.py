@@ -71,7 +71,7 @@ class Figure(StrEnum):
     BATCH = "encoder"
 
 
-class Architecture(StrEnum):
+class ModelKind(StrEnum):
     """Models whose errors are alike."""
 
     DECODER = "decoder"
@@ -83,29 +83,29 @@ class Architecture(StrEnum):
     CONVOLUTION = "convolutional network"
 
 
-APART = frozenset({Architecture.ENCODER_DECODER, Architecture.CONVOLUTION})
+APART = frozenset({ModelKind.ENCODER_DECODER, ModelKind.CONVOLUTION})
 """Those whose figures, whatever they are of, are a kind of their own."""
 
 UNDER_LOAD = ", under load"
 
 
-def architecture_of(graph: Graph) -> Architecture:
+def architecture_of(graph: Graph) -> ModelKind:
     """What a graph is, by what it declares: its inputs, rows, states and weights."""
     read = {given.kind for given in graph.inputs}
     if InputKind.PIXELS in read:
-        return Architecture.CONVOLUTION
+        return ModelKind.CONVOLUTION
     if SOURCE in graph.rows:
-        return Architecture.ENCODER_DECODER
+        return ModelKind.ENCODER_DECODER
     if InputKind.PATCHES in read:
-        return Architecture.VISION
+        return ModelKind.VISION
     if not graph.causal:
-        return Architecture.ENCODER
+        return ModelKind.ENCODER
     if graph.is_recurrent:
-        return Architecture.RECURRENT
-    return Architecture.MIXTURE if graph.experts else Architecture.DECODER
+        return ModelKind.RECURRENT
+    return ModelKind.MIXTURE if graph.experts else ModelKind.DECODER
 
 
-def kind_of(figure: Figure, architecture: Architecture, *, load: bool = False) -> str:
+def kind_of(figure: Figure, architecture: ModelKind, *, load: bool = False) -> str:
     """The kind of a figure: whose errors are its own."""
     return str(architecture) if architecture in APART else figure + (UNDER_LOAD if load else "")
 
@@ -193,7 +193,7 @@ class Interval:
         }
 
 
-class _Kind:
+class _KindErrors:
     """What was measured of one kind of figure, and how large its errors are."""
 
     def __init__(self, residuals: Sequence[Residual]) -> None:
@@ -264,8 +264,8 @@ class Spread:
         kinds: defaultdict[str, list[Residual]] = defaultdict(list)
         for one in residuals:
             kinds[one.point.kind].append(one)
-        self._kinds = {kind: _Kind(group) for kind, group in kinds.items()}
-        self._all = _Kind(residuals)
+        self._kinds = {kind: _KindErrors(group) for kind, group in kinds.items()}
+        self._all = _KindErrors(residuals)
 
     def at(self, point: Point) -> Sizes:
         """Of errors there."""

@@ -19,8 +19,8 @@ from corepipe.neuron.formats import DType, Format
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Linear
 from corepipe.neuron.timing.cost import CostModel
-from corepipe.neuron.timing.uncertainty import Architecture, architecture_of
-from corepipe.neuron.values import SOURCE, TOKENS, InputKind, Output, OutputKind, StateKind, weight_bytes
+from corepipe.neuron.timing.uncertainty import ModelKind, architecture_of
+from corepipe.neuron.values import SOURCE, TOKENS, GraphOutput, InputKind, OutputKind, StateKind, weight_bytes
 from corepipe.planning.calibration.rows import (
     Degrees,
     Raw,
@@ -68,7 +68,7 @@ class Case:
     translates: bool
     image: int | None
     vocabulary: int
-    architecture: Architecture = field(compare=False)
+    architecture: ModelKind = field(compare=False)
     assumed: str = field(compare=False)
 
     @property
@@ -198,7 +198,7 @@ def _headless(graph: Graph) -> Graph:
     ops = tuple(op for op in graph.ops if op.out.axis.kind is not AxisKind.VOCABULARY)
     states = (op.out for op in reversed(ops) if op.out.axis.kind is AxisKind.HIDDEN)
     last = next(value for value in states if value.rows == TOKENS)
-    return replace(graph, ops=ops, outputs=(Output(last, OutputKind.HIDDEN),))
+    return replace(graph, ops=ops, outputs=(GraphOutput(last, OutputKind.HIDDEN),))
 
 
 def _finer(graph: Graph) -> Graph:

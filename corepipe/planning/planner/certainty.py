@@ -9,9 +9,9 @@ from functools import cached_property
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing.uncertainty import (
     LEVEL,
-    Architecture,
     Figure,
     Interval,
+    ModelKind,
     Point,
     architecture_of,
     interval,
@@ -58,7 +58,7 @@ class Certainty:
         return interval(point, shape.profile, self.level)
 
     @cached_property
-    def _architecture(self) -> Architecture:
+    def _architecture(self) -> ModelKind:
         return architecture_of(self.graph)
 
     @cached_property

@@ -21,8 +21,8 @@ from corepipe.neuron.compile.compiler import compile_for_timing
 from corepipe.neuron.compile.layer_groups import block_positions
 from corepipe.neuron.compile.memory import (
     CoreMemory,
+    DeploymentLimits,
     Footprint,
-    Limits,
     MemoryPlan,
     blocks_that_fit,
     of_replica,
@@ -301,7 +301,7 @@ class Workbench:
     def _make_memory(
         self, cut: Cut, sequences: int, tokens: int, draft: Draft | None
     ) -> tuple[CoreMemory, ...]:
-        limits = Limits(self._max_model_len, sequences, tokens, self._block_size, max_blocks=1)
+        limits = DeploymentLimits(self._max_model_len, sequences, tokens, self._block_size, max_blocks=1)
         cores = of_replica(self._footprints(cut), limits)
         return cores if draft is None else draft.add(cores, cut.tensor, limits)
 

@@ -15,9 +15,9 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.chips.constants import HOST_LINK_BYTES_PER_SECOND
 from corepipe.neuron.chips.hardware import Instance, Support
-from corepipe.neuron.chips.profiles import Buckets, RuntimeProfile, Sampling
+from corepipe.neuron.chips.profiles import Buckets, RuntimeProfile, SamplingLocation
 from corepipe.neuron.compile.compiler import compile_for_timing
-from corepipe.neuron.compile.memory import Limits, blocks_that_fit, measure
+from corepipe.neuron.compile.memory import DeploymentLimits, blocks_that_fit, measure
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import FORMATS, Format
@@ -321,7 +321,7 @@ class _Bench:
         rows = setting.batch * work.longest if self.encodes else work.longest
         try:
             beside = self._draft(setting.format) if setting.guesses else None
-            limits = Limits(work.longest, setting.batch, rows, BLOCK, blocks, beside=beside)
+            limits = DeploymentLimits(work.longest, setting.batch, rows, BLOCK, blocks, beside=beside)
             cores = measure(self._compiled(setting), limits)
         except UserError:  # the model cannot be cut so
             return False
@@ -353,6 +353,6 @@ class _Bench:
             decode_buckets=Buckets.EXACT,
             pads_batch=False,
             batch_powers=False,
-            sampling=Sampling.DEVICE,
+            sampling=SamplingLocation.DEVICE,
         )
         return CostModel(programs, self._work.instance, exact, setting.data)

@@ -11,7 +11,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.chips.hardware import Instance
 from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile
-from corepipe.neuron.compile.memory import Limits, plan_memory
+from corepipe.neuron.compile.memory import DeploymentLimits, plan_memory
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import Format
@@ -57,11 +57,11 @@ class Setup:
         return self.batch if together else 1
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> DeploymentLimits:
         """What the memory must hold: all sequences of the batch at their longest."""
         blocks = self.batch * -(-self.max_model_len // BLOCK)
         tokens = self.prompts * min(self.input_len, self.profile.chunk or self.input_len)
-        return Limits(self.max_model_len, self.batch, tokens, BLOCK, blocks, self.profile.kv_budget)
+        return DeploymentLimits(self.max_model_len, self.batch, tokens, BLOCK, blocks, self.profile.kv_budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def compiled(setup: Setup) -> Compiled:
     return graph, modes.compiler(graph, setup.instance, setup.profile)(setup.placement)
 
 
-def placed(setup: Setup, mode: modes.Mode, degrees: modes.Degrees) -> tuple[Setup, str]:
+def placed(setup: Setup, mode: modes.Mode, degrees: modes.RequestedDegrees) -> tuple[Setup, str]:
     """The setup with the degrees that are given and the mode's for the others, and why.  Raises UserError."""
     graph = setup.architecture.graph(setup.format, setup.max_model_len)
     placement, reason = modes.resolve(mode, graph, setup.instance, setup.limits, setup.profile, degrees)

@@ -13,7 +13,7 @@ from itertools import groupby
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.ops import Receive, Send
 from corepipe.neuron.timing.cost import OpTime
-from corepipe.neuron.timing.trace import Arg, Counter, Process, Slice, Trace, Track
+from corepipe.neuron.timing.trace import Arg, PerfettoTrace, Slice, TraceCounter, TraceProcess, Track
 from corepipe.planning.profiling.op_names import layer_name, op_names
 from corepipe.planning.profiling.profile import Run, Step
 
@@ -37,14 +37,14 @@ NamedTime = tuple[str, OpTime, dict[str, Arg]]
 """An Op's name, its time, and what a slice of it shows."""
 
 
-def build(run: Run) -> Trace:
+def build(run: Run) -> PerfettoTrace:
     """All cores of replica 0."""
-    return Trace([_replica(run), *(_core(run, program) for program in run.programs)])
+    return PerfettoTrace([_replica(run), *(_core(run, program) for program in run.programs)])
 
 
-def _replica(run: Run) -> Process:
+def _replica(run: Run) -> TraceProcess:
     name = f"{run.graph.name} on {run.setup.instance.name} ({run.setup.instance.standing})"
-    return Process(name, [Track("steps", [_whole(run, step) for step in run.steps])])
+    return TraceProcess(name, [Track("steps", [_whole(run, step) for step in run.steps])])
 
 
 def _whole(run: Run, step: Step) -> Slice:
@@ -72,14 +72,14 @@ def _stage_span(run: Run, step: Step, stage: int) -> tuple[float, float]:
     return start, end
 
 
-def _core(run: Run, program: Program) -> Process:
+def _core(run: Run, program: Program) -> TraceProcess:
     parts = [_CoreStep(run, program, number) for number in range(len(run.steps))]
     tracks = [Track("steps", [part.step() for part in parts])]
     for engine, name in ENGINES.items():
         tracks.append(Track(name, [piece for part in parts for piece in part.engine(engine)]))
     bandwidth = [value for part in parts for value in part.bandwidth()]
     name = f"NC{program.core} stage {program.stage} rank {program.rank} (emulated)"
-    return Process(name, tracks, [Counter("HBM", "GB/s", bandwidth)])
+    return TraceProcess(name, tracks, [TraceCounter("HBM", "GB/s", bandwidth)])
 
 
 class _CoreStep:

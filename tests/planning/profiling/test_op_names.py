@@ -13,7 +13,7 @@ from tests.planning.profiles import run
     [
         (
             "smollm2-135m",
-            {"L0 RMSNorm input_layernorm", "L29 Linear mlp.up_proj", "Embed model.embed_tokens"},
+            {"L0 RMSNorm input_layernorm", "L29 Linear mlp.up_proj", "TokenEmbedding model.embed_tokens"},
         ),
         ("gpt2", {"L0 LayerNorm ln_1", "L11 Attention"}),
         ("bert-base-uncased", {"L0 Linear attention.self.query", "L11 LayerNorm output.LayerNorm"}),

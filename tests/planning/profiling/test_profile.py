@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_degrees_that_are_not_given_are_the_modes():
     wanted = setup("llama-3.2-1b")
-    chosen, reason = placed(wanted, "latency", modes.Degrees(tensor=4))
+    chosen, reason = placed(wanted, "latency", modes.RequestedDegrees(tensor=4))
     assert chosen.placement.tensor == 4
     assert reason.startswith("latency: ")
     assert len(Run(replace(chosen, placement=Placement(tensor=4))).programs) == 4

@@ -1,4 +1,4 @@
-"""The reference twin's arithmetic: number formats, and what Ops do to whole arrays, in numpy.
+"""The reference executor's arithmetic: number formats, and what Ops do to whole arrays, in numpy.
 
 This defines what is right; the native kernels are measured against it.  Each function computes in fp32
 from inputs that are already in their stored formats and rounds its result once, to the compute format.

@@ -1,4 +1,4 @@
-"""The reference twin's attention in numpy: what scores are made of, and a cache of keys and values.
+"""The reference executor's attention in numpy: what scores are made of, and a cache of keys and values.
 
 As in `numerics`, which it is made of, this defines what is right and is not batch invariant.
 """
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from corepipe.neuron.formats import DType, Function
 from corepipe.neuron.numerics import elementary
-from corepipe.neuron.numerics.numerics import F32, I32, apply, quantize_activations, round_to
+from corepipe.neuron.numerics.arithmetic import F32, I32, apply, quantize_activations, round_to
 
 
 @functools.cache
@@ -67,7 +67,7 @@ class Tempering(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class AttentionScores:
     """What becomes of q.k: times `scale`, capped, less a slope a head times the distance, windowed.
 
     Not `causal`: keys that come after a row are seen too, in a window as far as those before it.  biases
@@ -147,14 +147,14 @@ def hadamard(x: F32) -> F32:
 
 
 @dataclass(frozen=True, slots=True)
-class Vectors:
+class HeadVectors:
     """Keys or values of positions [P, kv_heads, head_dim]; of int8 each has a scale [P, kv_heads]."""
 
     elements: F32
     scale: F32 | None = None
 
     @classmethod
-    def zeros(cls, positions: int, heads: int, head_dim: int, *, int8: bool) -> Vectors:
+    def zeros(cls, positions: int, heads: int, head_dim: int, *, int8: bool) -> HeadVectors:
         """A cache for so many positions."""
         elements = np.zeros((positions, heads, head_dim), np.float32)
         return cls(elements, elements[:, :, 0].copy() if int8 else None)
@@ -177,13 +177,13 @@ class Vectors:
         self.put(positions, hadamard(keys))
         self.scale[positions] /= np.float32(hadamard_order(keys.shape[2]))
 
-    def at(self, positions: npt.NDArray[Any]) -> Vectors:
+    def at(self, positions: npt.NDArray[Any]) -> HeadVectors:
         """Those of some positions."""
-        return Vectors(self.elements[positions], None if self.scale is None else self.scale[positions])
+        return HeadVectors(self.elements[positions], None if self.scale is None else self.scale[positions])
 
-    def first(self, elements: int) -> Vectors:
+    def first(self, elements: int) -> HeadVectors:
         """The first so many elements of each."""
-        return Vectors(self.elements[:, :, :elements], self.scale)
+        return HeadVectors(self.elements[:, :, :elements], self.scale)
 
     def for_heads(self, heads: int) -> tuple[F32, F32]:
         """Of each head that asks: elements [heads, P, head_dim] and scales [heads, 1, P], 1 without any."""
@@ -196,10 +196,10 @@ class Vectors:
 
 def attend(
     q: F32,
-    keys: Vectors,
-    values: Vectors,
+    keys: HeadVectors,
+    values: HeadVectors,
     positions: I32,
-    kind: Scores,
+    kind: AttentionScores,
     compute: DType,
     *,
     rotated: bool = True,
