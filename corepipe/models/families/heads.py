@@ -54,7 +54,7 @@ def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> 
     classes: the family's own head (None: it has none, and only vectors may be asked for).
     """
     if isinstance(head, TextVectors):
-        return Output(_vectors(b, x, head), OutputKind.VECTOR)
+        return GraphOutput(_vectors(b, x, head), OutputKind.VECTOR)
     if classes is None:
         raise ValueError("a family without classes is asked for some")
     return GraphOutput(_scores(b, x, head, classes), OutputKind.SCORES)
