@@ -1,6 +1,7 @@
-"""What strangers send, worked on in a process of its own: what never ends there ends that process.
+"""Processes that work on untrusted input: work that never ends ends its process and no other.
 
-`Sandbox` asks; `connection`, `confine` and `time_limit` are for the process that answers, a frame for each.
+`SandboxProcess` is the asking side.  `connection`, `confine` and `time_limit` are for the process that
+answers, one frame for each question.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class EndedError(Exception):
         self.exhausted = exhausted
 
 
-class Sandbox:
+class SandboxProcess:
     """A process that runs `module`, which may take `cpu_seconds` of processor time for an answer.
 
     One question at a time.  It ends with this object, and with our process.

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from corepipe.answers.detokenizer import Detokenizer, Pieces
 from corepipe.answers.parsing.formats import FORMATS, REASONING
-from corepipe.answers.parsing.reading import AnswerReader, Reading
+from corepipe.answers.parsing.reading import AnswerFormat, AnswerReader
 from corepipe.answers.parsing.response_template import UnreadableError, from_response_template
 from corepipe.answers.parts import Finish, Said, Text, joined_calls, joined_reasoning, joined_text
 from fuzz.checks import check
@@ -51,7 +51,7 @@ def tool_calls(data: bytes) -> None:
     if len(data) < 3:
         return
     names = sorted(FORMATS)
-    reading = Reading(
+    reading = AnswerFormat(
         calls=FORMATS[names[data[0] % len(names)]],
         reasoning=REASONING["qwen3"] if data[1] & 1 else None,
         tools=FUNCTIONS,
@@ -69,7 +69,7 @@ def tool_calls(data: bytes) -> None:
         check(whole[0] == text, "text was lost or changed")
 
 
-def _read_answer(reading: Reading, pieces: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
+def _read_answer(reading: AnswerFormat, pieces: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
     reader, said = AnswerReader(0, reading), list[Said]()
     for piece in pieces:
         said += reader.take(Text(0, piece))
@@ -86,7 +86,7 @@ def response_template(data: bytes) -> None:
         spec = json.loads(data)
         if isinstance(spec, dict):
             calls, reasoning = from_response_template(spec)
-            reader = AnswerReader(0, Reading(calls, reasoning, FUNCTIONS))
+            reader = AnswerReader(0, AnswerFormat(calls, reasoning, FUNCTIONS))
             reader.take(Text(0, '<tool_call>{"name": "f"}</tool_call>'))
             reader.end(Finish(0, "stop"))
 

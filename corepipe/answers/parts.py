@@ -49,7 +49,7 @@ class CallArguments(msgspec.Struct, frozen=True):
     text: str
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class PromptTokens(msgspec.Struct, frozen=True):
     """What is told of a choice's prompt: its tokens, and their logprobs; None for what was not asked for."""
 
     choice: int

@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 
 from corepipe.answers.detokenizer import Detokenizer, Pieces
-from corepipe.answers.parsing.reading import AnswerReader, Reading
+from corepipe.answers.parsing.reading import AnswerFormat, AnswerReader
 from corepipe.answers.parts import Finish, Logprobs, Said, Text
 from corepipe.engine.messages import Output, Predicted, Submit, TokenLogprobs
 
 
-class Wanted(Protocol):
+class TextOptions(Protocol):
     """What a request says of its answer's text, beside what the engine is told."""
 
     @property
@@ -48,12 +48,12 @@ class TextAnswer:
         self,
         choice: int,
         submit: Submit,
-        wanted: Wanted,
+        wanted: TextOptions,
         pieces: Pieces,
         echo: Echo | None = None,
         *,
         silent: bool = False,
-        reading: Reading | None = None,
+        reading: AnswerFormat | None = None,
     ) -> None:
         self.choice = choice
         self.submit = submit

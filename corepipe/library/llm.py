@@ -27,7 +27,15 @@ from corepipe.engine.params import SamplingParams
 from corepipe.errors import UserError, shown
 from corepipe.library.answers import GrowingAnswer, RequestOutput
 from corepipe.library.images import Picture
-from corepipe.library.prompts import Asked, ChatPrompts, Conversation, Prompt, Rendering, listed, several
+from corepipe.library.prompts import (
+    ChatPrompts,
+    Conversation,
+    PreparedPrompt,
+    Prompt,
+    Rendering,
+    listed,
+    several,
+)
 from corepipe.library.texts import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -122,7 +130,7 @@ class LLM:
         """
         self._check_open()
         self._texts.require("generate", Task.GENERATE)
-        return self._answers([Asked(prompt) for prompt in listed(prompts)], params)
+        return self._answers([PreparedPrompt(prompt) for prompt in listed(prompts)], params)
 
     def embed(
         self,
@@ -179,7 +187,7 @@ class LLM:
         return texts
 
     def _answers(
-        self, asked: Sequence[Asked], params: SamplingParams | Sequence[SamplingParams] | None
+        self, asked: Sequence[PreparedPrompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[RequestOutput]:
         each = _for_each(SamplingParams() if params is None else params, len(asked))
         with _options_for_flags():
@@ -226,7 +234,7 @@ class LLM:
             allow_special_tokens_in_text,
         )
         offer = offered_by(tools, tool_choice, parallel=parallel_tool_calls)
-        return self._answers(chats.asked(messages, rendering, offer), params)
+        return self._answers(chats.prepare(messages, rendering, offer), params)
 
     def close(self) -> None:
         """Frees the model; once is enough."""
@@ -270,7 +278,7 @@ class LLM:
         while self._driver.busy:
             self._driver.turn()
 
-    def _sequence(self, asked: Asked, params: SamplingParams, wanted: str) -> GrowingAnswer:
+    def _sequence(self, asked: PreparedPrompt, params: SamplingParams, wanted: str) -> GrowingAnswer:
         prompt, grammar = asked.prompt, asked.grammar(self._tokenizer.added_tokens, wanted)
         text = prompt if isinstance(prompt, str) else None
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]

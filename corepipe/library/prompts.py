@@ -13,8 +13,8 @@ import msgspec
 from corepipe.answers.parsing.choose import AUTO, choose
 from corepipe.answers.parsing.forcing import answer_grammar, writes_calls
 from corepipe.answers.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
-from corepipe.answers.parsing.reading import Reading
-from corepipe.answers.parsing.tools import Offer
+from corepipe.answers.parsing.reading import AnswerFormat
+from corepipe.answers.parsing.tools import OfferedTools
 from corepipe.errors import UserError, shown
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.structured.constraints import Constraint
@@ -28,13 +28,13 @@ Conversation = Sequence[Mapping[str, object]]
 """Messages of a chat: {"role": ..., "content": ...}."""
 
 
-class Tools:
+class ChatTools:
     """Those of a chat; their schemas are narrowed once for all its conversations.
 
     spelling: tells what the model can write.
     """
 
-    def __init__(self, offer: Offer, spelling: Callable[[], Spelling] = Spelling) -> None:
+    def __init__(self, offer: OfferedTools, spelling: Callable[[], Spelling] = Spelling) -> None:
         self.offer = offer
         self._spelling = spelling
 
@@ -50,12 +50,12 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PreparedPrompt:
     """A prompt, and how its answer is read."""
 
     prompt: Prompt
-    reading: Reading | None = None
-    tools: Tools | None = None
+    reading: AnswerFormat | None = None
+    tools: ChatTools | None = None
 
     def grammar(self, tokens: Mapping[str, int], wanted: str) -> str:
         """What the whole answer is, if `wanted` is what its text must be.  Raises UserError."""
@@ -92,16 +92,20 @@ class ChatPrompts:
         """By another template.  Raises UserError if it is not valid."""
         return ChatPrompts(self._tokenizer.with_chat_template(text), self._parsers)
 
-    def asked(self, messages: object, rendering: Rendering, offer: Offer | None) -> list[Asked]:
+    def prepare(
+        self, messages: object, rendering: Rendering, offer: OfferedTools | None
+    ) -> list[PreparedPrompt]:
         """One for each conversation, if there are several.  Raises UserError."""
         with_tools = self._tokenizer.with_tools
         if offer is not None and with_tools is not self._tokenizer:
-            return ChatPrompts(with_tools, self._parsers).asked(messages, rendering, offer)
+            return ChatPrompts(with_tools, self._parsers).prepare(messages, rendering, offer)
         check_callable(self._dialect, offer)
-        tools = None if offer is None else Tools(offer, lambda: self.spelling)
-        return [self._asked(turns, rendering, tools) for turns in _conversations(messages)]
+        tools = None if offer is None else ChatTools(offer, lambda: self.spelling)
+        return [self._prepare(turns, rendering, tools) for turns in _conversations(messages)]
 
-    def _asked(self, messages: Conversation, rendering: Rendering, tools: Tools | None) -> Asked:
+    def _prepare(
+        self, messages: Conversation, rendering: Rendering, tools: ChatTools | None
+    ) -> PreparedPrompt:
         offer, tokenizer = None if tools is None else tools.offer, self._tokenizer
         turns, told = template_input(messages, offer, self._dialect)
         free = rendering.special_tokens
@@ -111,7 +115,7 @@ class ChatPrompts:
         text = render(turns, rendering.begins, rendering.continues, **variables)
         prompt = encode(text, add_special_tokens=False)
         tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False)
-        return Asked(prompt, reading_of(self._dialect, offer, tail), tools)
+        return PreparedPrompt(prompt, reading_of(self._dialect, offer, tail), tools)
 
 
 def listed(prompts: object) -> list[Prompt]:

@@ -15,7 +15,7 @@ from time import perf_counter
 import msgspec
 
 from corepipe.errors import UserError
-from corepipe.sandbox import ANSWER_SECONDS, EndedError, Sandbox
+from corepipe.sandbox import ANSWER_SECONDS, EndedError, SandboxProcess
 from corepipe.structured.constraints import Constraint, ConstraintError, too_complex, what
 from corepipe.structured.spelling import ANY_TEXT, Spelling
 
@@ -32,14 +32,14 @@ MOST_BYTES = 16 << 20
 """Of verdicts that are remembered."""
 
 
-class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+class GrammarQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a process is asked: the constraint, and what the model can write."""
 
     constraint: Constraint
     spelling: Spelling = ANY_TEXT
 
 
-class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+class GrammarVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """A grammar, or what is wrong with the constraint: the fields of a ConstraintError.
 
     seconds: that it took; 0 for one that was remembered.
@@ -56,8 +56,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Pending:
     """A constraint that is being checked, or waits for its turn, as long as somebody waits for it."""
 
-    work: Future[tuple[Verdict, bool]]
-    task: asyncio.Task[Verdict]
+    work: Future[tuple[GrammarVerdict, bool]]
+    task: asyncio.Task[GrammarVerdict]
     waiting: int = 0
 
 
@@ -76,9 +76,9 @@ class GrammarChecker:
         self._own = threading.local()
         self._known = _Known(MOST_KNOWN, MOST_BYTES)
         self._pending: dict[bytes, _Pending] = {}
-        self._sandboxes: set[Sandbox] = set()
+        self._sandboxes: set[SandboxProcess] = set()
 
-    async def check(self, constraint: Constraint) -> Verdict:
+    async def check(self, constraint: Constraint) -> GrammarVerdict:
         """What becomes of it.  Raises TimeoutError where that takes too long, its turn awaited."""
         key = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         if (known := self._known.get(key)) is not None:
@@ -116,22 +116,22 @@ class GrammarChecker:
         if self._pending.get(key) is pending:
             del self._pending[key]
 
-    async def _found(self, key: bytes, work: Future[tuple[Verdict, bool]]) -> Verdict:
+    async def _found(self, key: bytes, work: Future[tuple[GrammarVerdict, bool]]) -> GrammarVerdict:
         verdict, lasting = await asyncio.wrap_future(work)
         if lasting:
             self._known.put(key, verdict)
         return verdict
 
-    def _ask(self, constraint: Constraint) -> tuple[Verdict, bool]:
+    def _ask(self, constraint: Constraint) -> tuple[GrammarVerdict, bool]:
         """The verdict, and whether it would be the same again."""
         began = perf_counter()
-        sandbox: Sandbox | None = getattr(self._own, "sandbox", None)
+        sandbox: SandboxProcess | None = getattr(self._own, "sandbox", None)
         if sandbox is None:
-            sandbox = self._own.sandbox = Sandbox(MODULE, self._cpu_seconds)
+            sandbox = self._own.sandbox = SandboxProcess(MODULE, self._cpu_seconds)
             self._sandboxes.add(sandbox)
         try:
-            question = Question(constraint, self._spelling)  # while the process starts
-            verdict = sandbox.ask(msgspec.msgpack.encode(question), Verdict, ANSWER_SECONDS)
+            question = GrammarQuestion(constraint, self._spelling)  # while the process starts
+            verdict = sandbox.ask(msgspec.msgpack.encode(question), GrammarVerdict, ANSWER_SECONDS)
         except EndedError as error:
             self._own.sandbox = None
             self._sandboxes.discard(sandbox)
@@ -145,16 +145,16 @@ class _Known:
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()
         self._bytes = 0
 
-    def get(self, key: bytes) -> Verdict | None:
+    def get(self, key: bytes) -> GrammarVerdict | None:
         if key not in self._verdicts:
             return None
         self._verdicts.move_to_end(key)
         return self._verdicts[key]
 
-    def put(self, key: bytes, verdict: Verdict) -> None:
+    def put(self, key: bytes, verdict: GrammarVerdict) -> None:
         if key in self._verdicts:
             return
         self._verdicts[key] = msgspec.structs.replace(verdict, seconds=0.0)
@@ -164,12 +164,12 @@ class _Known:
             self._bytes -= _size(oldest)
 
 
-def _size(verdict: Verdict) -> int:
+def _size(verdict: GrammarVerdict) -> int:
     """Bytes, at most 4 a character."""
     return 4 * (len(verdict.grammar) + len(verdict.error))
 
 
-def failed(error: UserError, seconds: float = 0.0) -> Verdict:
+def failed(error: UserError, seconds: float = 0.0) -> GrammarVerdict:
     """The verdict that says so."""
     code = error.code if isinstance(error, ConstraintError) else "unsupported_value"
-    return Verdict(error=error.message, param=error.param or "", code=code, seconds=seconds)
+    return GrammarVerdict(error=error.message, param=error.param or "", code=code, seconds=seconds)

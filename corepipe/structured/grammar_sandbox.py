@@ -15,7 +15,7 @@ from corepipe import sandbox
 from corepipe.errors import UserError
 from corepipe.sandbox import MAX_FRAME, receive, send, time_limit
 from corepipe.structured.constraints import Constraint
-from corepipe.structured.grammar_checker import Question, Verdict, failed
+from corepipe.structured.grammar_checker import GrammarQuestion, GrammarVerdict, failed
 from corepipe.structured.grammars import grammar_of
 
 MAX_MEMORY = 1 << 30
@@ -32,19 +32,19 @@ def main(cpu_seconds: float) -> None:
     """Serves until the other end is closed."""
     connection = sandbox.connection()
     for constraint in WARM:
-        _verdict(Question(constraint))
+        _verdict(GrammarQuestion(constraint))
     sandbox.confine(MAX_MEMORY)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            question = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=Question)
+            question = msgspec.msgpack.decode(receive(connection, MAX_FRAME), type=GrammarQuestion)
             with time_limit(cpu_seconds):
                 verdict = _verdict(question)
             send(connection, msgspec.msgpack.encode(verdict))
 
 
-def _verdict(question: Question) -> Verdict:
+def _verdict(question: GrammarQuestion) -> GrammarVerdict:
     try:
-        return Verdict(grammar=grammar_of(question.constraint, question.spelling))
+        return GrammarVerdict(grammar=grammar_of(question.constraint, question.spelling))
     except UserError as error:
         return failed(error)
 

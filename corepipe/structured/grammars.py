@@ -22,7 +22,7 @@ from corepipe.structured.constraints import Constraint, ConstraintError, Kind, u
 from corepipe.structured.narrowing import narrow
 from corepipe.structured.schema_keywords import check
 from corepipe.structured.spelling import ANY_TEXT, Spelling
-from corepipe.structured.structural_tags import Writer, format_of
+from corepipe.structured.structural_tags import TagGrammarWriter, format_of
 
 if TYPE_CHECKING:  # see `_library`
     from llguidance import LLMatcher
@@ -309,7 +309,7 @@ def _structural(constraint: Constraint, spelling: Spelling) -> str:
     inner = _Inner(_Written(_spacing(constraint), _bits(spelling.absent)), spelling)
     with _errors(constraint, told):
         plain, marked = (
-            Writer(inner.text, inner.check, tokens).lark(form) for tokens in ({}, spelling.added)
+            TagGrammarWriter(inner.text, inner.check, tokens).lark(form) for tokens in ({}, spelling.added)
         )
     if fault := _fault(_lark(plain), inner.written.absent):
         path, found = inner.fault()

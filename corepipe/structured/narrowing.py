@@ -15,7 +15,7 @@ from corepipe.structured.object_keys import close, close_together
 from corepipe.structured.schema_formats import bound_integers, limit, spell
 from corepipe.structured.schema_keywords import simplify
 from corepipe.structured.schemas import (
-    Place,
+    LocatedSchema,
     Schema,
     SchemaError,
     reachable,
@@ -32,7 +32,7 @@ BESIDE = frozenset(
 """Keywords that hold beside those of `_here`."""
 
 
-def narrow(document: Schema, places: Sequence[Place]) -> None:
+def narrow(document: Schema, places: Sequence[LocatedSchema]) -> None:
     """Changes the document, whose schemas are `places`.  Raises SchemaError where no answer could end."""
     for _, schema in places:
         simplify(document, schema)
@@ -56,7 +56,7 @@ def narrow(document: Schema, places: Sequence[Place]) -> None:
 # Schemas that an answer meets together: there one may need what another leaves open.
 
 
-def _groups(document: Schema, places: Sequence[Place]) -> list[list[Place]]:
+def _groups(document: Schema, places: Sequence[LocatedSchema]) -> list[list[LocatedSchema]]:
     """Schemas that hold for an answer together with others; one may be in several groups."""
     found = []
     for place in places:
@@ -71,8 +71,8 @@ def _here(schema: Schema) -> list[str]:
     return [key for key in ("$ref", "allOf", "anyOf", "oneOf") if key in schema]
 
 
-def _group(document: Schema, place: Place) -> list[Place]:
-    found: dict[int, Place] = {}
+def _group(document: Schema, place: LocatedSchema) -> list[LocatedSchema]:
+    found: dict[int, LocatedSchema] = {}
     waiting = [place]
     while waiting:
         one = waiting.pop()
@@ -82,12 +82,12 @@ def _group(document: Schema, place: Place) -> list[Place]:
     return list(found.values())
 
 
-def _branches(document: Schema, place: Place) -> Iterator[Place]:
+def _branches(document: Schema, place: LocatedSchema) -> Iterator[LocatedSchema]:
     yield from referred(document, place)
     for key in ("allOf", "anyOf", "oneOf"):
         for number, one in enumerate(place.schema.get(key, ())):
             if isinstance(one, dict):
-                yield Place((*place.path, key, str(number)), one)
+                yield LocatedSchema((*place.path, key, str(number)), one)
 
 
 # Bounds
@@ -117,7 +117,7 @@ def _bound(schema: Schema) -> None:
 # oneOf
 
 
-def _tell_apart(document: Schema, place: Place) -> None:
+def _tell_apart(document: Schema, place: LocatedSchema) -> None:
     """Where of several schemas no two can hold at once, one of them is any of them.
 
     Objects that differ in a property's constant are told apart by it once they all must have it.
@@ -125,7 +125,7 @@ def _tell_apart(document: Schema, place: Place) -> None:
     branches = place.schema.get("oneOf")
     if not branches or "anyOf" in place.schema or not all(isinstance(one, dict) for one in branches):
         return
-    found = [_followed(document, Place(place.path, one)) for one in branches]
+    found = [_followed(document, LocatedSchema(place.path, one)) for one in branches]
     if any(one is None for one in found):
         return
     schemas = [one for one in found if one is not None]
@@ -140,7 +140,7 @@ def _tell_apart(document: Schema, place: Place) -> None:
     place.schema["anyOf"] = place.schema.pop("oneOf")
 
 
-def _followed(document: Schema, place: Place) -> Schema | None:
+def _followed(document: Schema, place: LocatedSchema) -> Schema | None:
     """A schema, or the one that its $ref leads to."""
     seen: set[int] = set()
     while "$ref" in place.schema:
@@ -186,7 +186,7 @@ def _kinds_differ(one: Schema, other: Schema) -> bool:
 # Recursion
 
 
-def _check_that_it_ends(document: Schema, places: Sequence[Place]) -> None:
+def _check_that_it_ends(document: Schema, places: Sequence[LocatedSchema]) -> None:
     """Raises SchemaError where every answer would need another one in itself."""
     ends: set[int] = set()
     more = True
@@ -201,7 +201,7 @@ def _check_that_it_ends(document: Schema, places: Sequence[Place]) -> None:
         raise SchemaError(path, "no answer that ends can fit")
 
 
-def _ends(document: Schema, place: Place, ends: set[int]) -> bool:
+def _ends(document: Schema, place: LocatedSchema, ends: set[int]) -> bool:
     """Whether some value that fits has an end, as far as is known by now."""
     schema = place.schema
     if "const" in schema or "enum" in schema:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from corepipe.structured.schemas import Place, Schema, SchemaError, texts
+from corepipe.structured.schemas import LocatedSchema, Schema, SchemaError, texts
 
 MAX_PATTERN = 1 << 16
 """Characters of a pattern for all keys but some."""
 ANY = "(?s:.*)"
 
 
-def close(place: Place) -> None:
+def close(place: LocatedSchema) -> None:
     """An object that lists properties has no others, unless others are mentioned: these get a pattern."""
     schema, other = place.schema, place.schema.get("additionalProperties", False)
     patterns = schema.get("patternProperties")
@@ -35,7 +35,7 @@ def close(place: Place) -> None:
     schema["additionalProperties"] = False
 
 
-def close_together(group: Sequence[Place]) -> None:
+def close_together(group: Sequence[LocatedSchema]) -> None:
     """Schemas that hold together: an object has what one of them lists, and nothing else."""
     if not any(_lists(one.schema) for one in group):
         return
@@ -64,7 +64,7 @@ def _rest(schema: Schema, names: Iterable[str]) -> Schema:
     return {name: True for name in names if name not in schema.get("properties", {})}
 
 
-def _all_but(names: Iterable[str], place: Place) -> str:
+def _all_but(names: Iterable[str], place: LocatedSchema) -> str:
     """A pattern of all texts but these: of each way to leave the paths on which they are."""
     after: dict[str, set[str]] = {"": set()}
     for name in names:

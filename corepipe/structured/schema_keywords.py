@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from corepipe.structured.schema_formats import held
 from corepipe.structured.schemas import (
     MAX_DEPTH,
-    Place,
+    LocatedSchema,
     Schema,
     SchemaError,
     deeper_than,
@@ -24,7 +24,7 @@ from corepipe.structured.schemas import (
 )
 
 
-class Asked(NamedTuple):
+class KeywordUse(NamedTuple):
     """The value of a keyword, and where it stands.  seen: references on the way there."""
 
     value: Any
@@ -37,11 +37,11 @@ class Asked(NamedTuple):
         return _Reader(self.document, kind, self.seen).takes_all(schema)
 
 
-def _takes_all(asked: Asked) -> bool:
+def _takes_all(asked: KeywordUse) -> bool:
     return asked.takes_all(asked.value)
 
 
-def _names_nothing_new(asked: Asked) -> bool:
+def _names_nothing_new(asked: KeywordUse) -> bool:
     """Judges a map from properties to those that they need, or to schemas."""
     needed = asked.value.values() if isinstance(asked.value, dict) else [False]
     required = texts(asked.schema.get("required"))
@@ -51,29 +51,29 @@ def _names_nothing_new(asked: Asked) -> bool:
     )
 
 
-def _no_branch_excludes(asked: Asked) -> bool:
+def _no_branch_excludes(asked: KeywordUse) -> bool:
     branches = [asked.schema.get(key) for key in ("then", "else")]
     return all(branch is None or asked.takes_all(branch) for branch in branches)
 
 
-def _takes_texts(asked: Asked) -> bool:
+def _takes_texts(asked: KeywordUse) -> bool:
     return asked.takes_all(asked.value, "string")
 
 
-def _takes_no_two(asked: Asked) -> bool:
+def _takes_no_two(asked: KeywordUse) -> bool:
     most = whole(asked.schema.get("maxItems"))
     return asked.value is False or (isinstance(most, int) and most < 2)
 
 
-def _contains_none(asked: Asked) -> bool:
+def _contains_none(asked: KeywordUse) -> bool:
     return whole(asked.schema.get("minContains")) == 0 and "maxContains" not in asked.schema
 
 
-def _counts_nothing(asked: Asked) -> bool:
+def _counts_nothing(asked: KeywordUse) -> bool:
     return "contains" not in asked.schema or _contains_none(asked)
 
 
-def _excludes_nobody(asked: Asked) -> bool:
+def _excludes_nobody(asked: KeywordUse) -> bool:
     denied = asked.value
     if not isinstance(denied, dict):
         return denied is False
@@ -81,49 +81,49 @@ def _excludes_nobody(asked: Asked) -> bool:
     return denied.get("not") in (True, {}) or bool(kinds and others and kinds.isdisjoint(others))
 
 
-def _never(asked: Asked) -> bool:  # noqa: ARG001 -- as the others have it
+def _never(asked: KeywordUse) -> bool:  # noqa: ARG001 -- as the others have it
     return False
 
 
-def _always(asked: Asked) -> bool:  # noqa: ARG001 -- as the others have it
+def _always(asked: KeywordUse) -> bool:  # noqa: ARG001 -- as the others have it
     return True
 
 
-class Refused(NamedTuple):
+class RefusedKeyword(NamedTuple):
     """A keyword: the type of values that it is about ("": all), and when it excludes none of them."""
 
     about: str
-    nothing: Callable[[Asked], bool]
+    nothing: Callable[[KeywordUse], bool]
 
 
-REFUSED: Mapping[str, Refused] = MappingProxyType(
+REFUSED: Mapping[str, RefusedKeyword] = MappingProxyType(
     {
-        "$dynamicAnchor": Refused("", _always),  # a name, which only a $dynamicRef would follow
-        "$dynamicRef": Refused("", _never),
-        "$recursiveAnchor": Refused("", _always),
-        "$recursiveRef": Refused("", _never),
-        "contains": Refused("array", _contains_none),
-        "contentSchema": Refused("string", _always),  # an annotation, as `contentMediaType` is
-        "dependencies": Refused("object", _names_nothing_new),
-        "dependentRequired": Refused("object", _names_nothing_new),
-        "dependentSchemas": Refused("object", _names_nothing_new),
-        "disallow": Refused("", lambda asked: asked.value == []),
-        "divisibleBy": Refused("number", _never),
-        "else": Refused("", lambda asked: "if" not in asked.schema or _takes_all(asked)),
-        "extends": Refused("", lambda asked: asked.value == [] or _takes_all(asked)),
-        "if": Refused("", _no_branch_excludes),
-        "maxContains": Refused("array", _counts_nothing),
-        "minContains": Refused("array", _counts_nothing),
-        "not": Refused("", _excludes_nobody),
-        "propertyNames": Refused("object", _takes_texts),
-        "then": Refused("", lambda asked: "if" not in asked.schema or _takes_all(asked)),
-        "unevaluatedItems": Refused(
+        "$dynamicAnchor": RefusedKeyword("", _always),  # a name, which only a $dynamicRef would follow
+        "$dynamicRef": RefusedKeyword("", _never),
+        "$recursiveAnchor": RefusedKeyword("", _always),
+        "$recursiveRef": RefusedKeyword("", _never),
+        "contains": RefusedKeyword("array", _contains_none),
+        "contentSchema": RefusedKeyword("string", _always),  # an annotation, as `contentMediaType` is
+        "dependencies": RefusedKeyword("object", _names_nothing_new),
+        "dependentRequired": RefusedKeyword("object", _names_nothing_new),
+        "dependentSchemas": RefusedKeyword("object", _names_nothing_new),
+        "disallow": RefusedKeyword("", lambda asked: asked.value == []),
+        "divisibleBy": RefusedKeyword("number", _never),
+        "else": RefusedKeyword("", lambda asked: "if" not in asked.schema or _takes_all(asked)),
+        "extends": RefusedKeyword("", lambda asked: asked.value == [] or _takes_all(asked)),
+        "if": RefusedKeyword("", _no_branch_excludes),
+        "maxContains": RefusedKeyword("array", _counts_nothing),
+        "minContains": RefusedKeyword("array", _counts_nothing),
+        "not": RefusedKeyword("", _excludes_nobody),
+        "propertyNames": RefusedKeyword("object", _takes_texts),
+        "then": RefusedKeyword("", lambda asked: "if" not in asked.schema or _takes_all(asked)),
+        "unevaluatedItems": RefusedKeyword(
             "array", lambda asked: isinstance(asked.schema.get("items"), dict | bool) or _takes_all(asked)
         ),
-        "unevaluatedProperties": Refused(
+        "unevaluatedProperties": RefusedKeyword(
             "object", lambda asked: asked.schema.get("additionalProperties") is not None or _takes_all(asked)
         ),
-        "uniqueItems": Refused("array", _takes_no_two),
+        "uniqueItems": RefusedKeyword("array", _takes_no_two),
     }
 )
 """Keywords that no grammar here can hold; `extends`, `disallow` and `divisibleBy` are of old drafts."""
@@ -146,7 +146,7 @@ ASSERTED: Mapping[str, str] = MappingProxyType(
 COUNTS = ("maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties")
 
 
-def check(document: Schema) -> list[Place]:
+def check(document: Schema) -> list[LocatedSchema]:
     """The schemas within a document that an answer may meet.
 
     Raises SchemaError for the first thing that cannot be honoured.
@@ -192,7 +192,7 @@ def takes_all(document: Schema, schema: object, kind: str = "") -> bool:
 
 
 class _Reader(NamedTuple):
-    """Tells whether schemas take all values of a type ("": all); `seen` as in `Asked`."""
+    """Tells whether schemas take all values of a type ("": all); `seen` as in `KeywordUse`."""
 
     document: Schema
     kind: str
@@ -217,7 +217,7 @@ class _Reader(NamedTuple):
             some = all if key == "allOf" else any
             return isinstance(value, list) and some(map(self.takes_all, value))
         if key in REFUSED:
-            return REFUSED[key].nothing(Asked(value, schema, self.document, self.seen))
+            return REFUSED[key].nothing(KeywordUse(value, schema, self.document, self.seen))
         return _says_nothing(key, value)
 
     def _follows(self, reference: object) -> bool:
@@ -239,13 +239,13 @@ def _says_nothing(key: str, value: object) -> bool:
     return key in ("minItems", "minLength", "minProperties") and whole(value) == 0
 
 
-def _check_keywords(document: Schema, place: Place) -> None:
+def _check_keywords(document: Schema, place: LocatedSchema) -> None:
     path, schema = place
     for key, value in schema.items():
         refused = REFUSED.get(key)
         if refused is None or _unsaid(key, value) or not _concerns(schema, refused.about):
             continue
-        if not refused.nothing(Asked(value, schema, document)):
+        if not refused.nothing(KeywordUse(value, schema, document)):
             raise SchemaError(path, f"'{key}' is not permitted", unsupported=True)
 
 
@@ -260,7 +260,7 @@ def _kinds(schema: Schema) -> set[str]:
     return {"number" if kind == "integer" else kind for kind in types(schema)}
 
 
-def _check_free_keys(place: Place) -> None:
+def _check_free_keys(place: LocatedSchema) -> None:
     """Raises SchemaError for a count of keys that are not listed: two may be alike, and readers see one."""
     path, schema = place
     least = whole(schema.get("minProperties"))

@@ -26,14 +26,14 @@ class SchemaError(Exception):
         self.path, self.message, self.unsupported = path, message, unsupported
 
 
-class Place(NamedTuple):
+class LocatedSchema(NamedTuple):
     """A schema within a document."""
 
     path: Path
     schema: Schema
 
 
-def literals(places: Iterable[Place]) -> Iterator[tuple[Path, str]]:
+def literals(places: Iterable[LocatedSchema]) -> Iterator[tuple[Path, str]]:
     """What answers may have to have as it stands, as JSON, and where: constants and names of properties."""
     for path, schema in places:
         if "const" in schema:
@@ -62,13 +62,13 @@ def deeper_than(most: int, value: object) -> bool:
     return True
 
 
-def reachable(document: Schema) -> Iterator[Place]:
+def reachable(document: Schema) -> Iterator[LocatedSchema]:
     """All schemas that an answer may meet, each once; what no $ref leads to is none of them.
 
     Raises SchemaError for a $ref that leads nowhere or out of the document, and for what is no schema.
     """
     seen: set[int] = set()
-    waiting = [Place((), document)]
+    waiting = [LocatedSchema((), document)]
     while waiting:
         place = waiting.pop()
         if id(place.schema) not in seen:
@@ -77,7 +77,7 @@ def reachable(document: Schema) -> Iterator[Place]:
             waiting += reversed([*referred(document, place), *_subschemas(place)])
 
 
-def _subschemas(place: Place) -> Iterator[Place]:
+def _subschemas(place: LocatedSchema) -> Iterator[LocatedSchema]:
     path, schema = place
     for key in MAPS:
         for name, inner in _of(schema, key, dict, path).items():
@@ -101,14 +101,14 @@ def _of(schema: Schema, key: str, kind: type[Any], path: Path) -> Any:  # noqa: 
     return value or kind()
 
 
-def _place(path: Path, value: object) -> Iterator[Place]:
+def _place(path: Path, value: object) -> Iterator[LocatedSchema]:
     if isinstance(value, dict):
-        yield Place(path, value)
+        yield LocatedSchema(path, value)
     elif not isinstance(value, bool):
         raise SchemaError(path, "a schema must be an object, true or false")
 
 
-def referred(document: Schema, place: Place) -> Iterator[Place]:
+def referred(document: Schema, place: LocatedSchema) -> Iterator[LocatedSchema]:
     """Where a $ref leads.  Raises SchemaError for one that leads nowhere, or out of the document."""
     reference = place.schema.get("$ref")
     if reference is None:

@@ -12,7 +12,7 @@ LONGEST = 4
 """Bytes of a character."""
 
 
-class Vocabulary(Protocol):
+class SpellingVocabulary(Protocol):
     """What this module needs of a tokenizer."""
 
     @property
@@ -35,7 +35,7 @@ class Spelling(msgspec.Struct, frozen=True, omit_defaults=True):
     added: dict[str, int] = {}
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary) -> Spelling:
+    def of(cls, vocabulary: SpellingVocabulary) -> Spelling:
         """That of a tokenizer, each of whose tokens is looked at."""
         pieces = [vocabulary.token_bytes(token) for token in range(vocabulary.vocab_size)]
         missing = ALL_BYTES.difference(piece[0] for piece in pieces if len(piece) == 1)

@@ -132,7 +132,7 @@ def _older_path(path: Path) -> Path:
     return path
 
 
-class Writer:
+class TagGrammarWriter:
     """Writes a format as rules of llguidance's Lark text.
 
     schema: gives a schema as grammars have it, as text; check: is told of each text that an answer may have

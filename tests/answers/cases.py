@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corepipe.answers.parsing.formats import FORMATS, REASONING
-from corepipe.answers.parsing.reading import AnswerReader, Reading
+from corepipe.answers.parsing.reading import AnswerFormat, AnswerReader
 from corepipe.answers.parts import (
     Finish,
     Said,
@@ -43,9 +43,9 @@ class Read:
     finish: str = "stop"
 
 
-def reading_of(name: str, **more: Any) -> Reading:
+def reading_of(name: str, **more: Any) -> AnswerFormat:
     thoughts = more.pop("reasoning", None)
-    return Reading(
+    return AnswerFormat(
         calls=FORMATS[name] if name else None,
         reasoning=REASONING[thoughts] if thoughts else None,
         tools=TOOLS if name else {},
@@ -53,7 +53,7 @@ def reading_of(name: str, **more: Any) -> Reading:
     )
 
 
-def parts_of(reading: Reading, pieces: Sequence[str], finish: str = "stop") -> list[Said]:
+def parts_of(reading: AnswerFormat, pieces: Sequence[str], finish: str = "stop") -> list[Said]:
     """The parts of an answer that comes in these pieces."""
     reader, parts = AnswerReader(0, reading), list[Said]()
     for piece in pieces:
@@ -74,7 +74,7 @@ def summed(parts: Sequence[Said]) -> Read:
     )
 
 
-def read(reading: Reading, *pieces: str, finish: str = "stop") -> Read:
+def read(reading: AnswerFormat, *pieces: str, finish: str = "stop") -> Read:
     return summed(parts_of(reading, pieces, finish))
 
 

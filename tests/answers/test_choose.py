@@ -12,7 +12,7 @@ from transformers.utils.chat_parsing import parse_response
 
 from corepipe.answers.parsing.choose import choose
 from corepipe.answers.parsing.formats import FORMATS, Body
-from corepipe.answers.parsing.reading import Reading
+from corepipe.answers.parsing.reading import AnswerFormat
 from corepipe.answers.parsing.response_template import UnreadableError, from_response_template
 from corepipe.errors import UserError
 from tests.answers.cases import CALLS, ONE, read
@@ -102,7 +102,7 @@ def theirs(template, text):
 
 def ours(template, text):
     calls, reasoning = from_response_template(template)
-    said = read(Reading(calls, reasoning, TOOLS), text)
+    said = read(AnswerFormat(calls, reasoning, TOOLS), text)
     return said.text, said.reasoning, [(name, json.loads(arguments)) for name, arguments in said.calls]
 
 

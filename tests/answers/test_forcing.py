@@ -17,7 +17,7 @@ from corepipe.answers.parsing.formats import FORMATS, REASONING
 from corepipe.answers.parsing.prompt import reading_of
 from corepipe.answers.parsing.tools import offered_by
 from corepipe.errors import UserError
-from corepipe.library.prompts import Tools
+from corepipe.library.prompts import ChatTools
 from tests.answers.cases import read
 from tests.constrained.walk import vocabulary, walk
 from tests.serving.api.test_tools import MARKED
@@ -75,7 +75,7 @@ def asked(name, which, offer, *, tail="", reasoning=None):
 
 def grammar_of(reading, offer, which, wanted=""):
     tokens = which.added_tokens
-    narrowed = Tools(offer).narrowed if writes_calls(reading, offer, tokens, wanted) else {}
+    narrowed = ChatTools(offer).narrowed if writes_calls(reading, offer, tokens, wanted) else {}
     return answer_grammar(reading, offer, tokens, wanted, narrowed)
 
 

@@ -121,7 +121,7 @@ def test_a_process_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
             slow.resume()
         return float(len(looks))
 
-    monkeypatch.setattr(sandbox.Sandbox, "_spent", spent)
+    monkeypatch.setattr(sandbox.SandboxProcess, "_spent", spent)
     monkeypatch.setattr(chat, "ANSWER_SECONDS", 0.05)
     slow.suspend()
     assert template.render(says("a"), {}) == "a"

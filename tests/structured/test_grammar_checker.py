@@ -16,7 +16,7 @@ import pytest
 
 from corepipe.structured import grammar_checker
 from corepipe.structured.constraints import MAX_BYTES, Constraint, StructuredOutputsParams, constraint_of
-from corepipe.structured.grammar_checker import GrammarChecker, Verdict
+from corepipe.structured.grammar_checker import GrammarChecker, GrammarVerdict
 from corepipe.structured.spelling import Spelling
 
 JSON = Constraint("json_object", '{"type":"object"}', "response_format")
@@ -147,7 +147,7 @@ def test_what_takes_too_long_ends_its_process_and_is_remembered() -> None:
 
 
 def test_a_verdict_is_made_once_for_all_who_ask_at_once(checker: GrammarChecker) -> None:
-    async def many() -> list[Verdict]:
+    async def many() -> list[GrammarVerdict]:
         return await asyncio.gather(*(checker.check(asked(regex="a{1,5}")) for _ in range(50)))
 
     before = len(sandboxes())
@@ -158,7 +158,7 @@ def test_a_verdict_is_made_once_for_all_who_ask_at_once(checker: GrammarChecker)
 
 
 def test_who_goes_away_takes_nothing_from_those_who_wait(checker: GrammarChecker) -> None:
-    async def both() -> Verdict:
+    async def both() -> GrammarVerdict:
         first = asyncio.ensure_future(checker.check(JSON))
         second = asyncio.ensure_future(checker.check(JSON))
         await asyncio.sleep(0)
@@ -173,7 +173,7 @@ def test_what_nobody_waits_for_any_more_holds_up_nobody(monkeypatch: pytest.Monk
     checked: list[Constraint] = []
 
     class Checker(GrammarChecker):
-        def _ask(self, constraint: Constraint) -> tuple[Verdict, bool]:
+        def _ask(self, constraint: Constraint) -> tuple[GrammarVerdict, bool]:
             checked.append(constraint)
             return super()._ask(constraint)
 
@@ -182,7 +182,7 @@ def test_what_nobody_waits_for_any_more_holds_up_nobody(monkeypatch: pytest.Monk
         checker._threads.submit(gate.wait)
     left, kept = [asked(regex=f"a{at}") for at in range(5)], asked(regex="b")
 
-    async def late() -> Verdict:
+    async def late() -> GrammarVerdict:
         waits = asyncio.ensure_future(checker.check(kept))
         await asyncio.sleep(0)
         monkeypatch.setattr(grammar_checker, "WAIT_SECONDS", 0.0)
@@ -206,10 +206,10 @@ def test_who_asks_a_process_that_stands_still_holds_up_nobody_else(checker: Gram
     def ours() -> list[psutil.Process]:
         return [one for one in sandboxes() if one.pid not in earlier]
 
-    def ask() -> asyncio.Task[Verdict]:
+    def ask() -> asyncio.Task[GrammarVerdict]:
         return asyncio.ensure_future(checker.check(asked(regex=f"a{next(numbers)}")))
 
-    async def held_up() -> tuple[Verdict, Verdict]:
+    async def held_up() -> tuple[GrammarVerdict, GrammarVerdict]:
         while len(ours()) < grammar_checker.PROCESSES:
             await asyncio.gather(ask(), ask())
         stopped = ours()[0]
@@ -232,7 +232,7 @@ def test_a_process_that_was_killed_is_replaced_and_its_question_not_remembered(
     killed = sandboxes()[-1]
     killed.suspend()
 
-    async def ask() -> Verdict:
+    async def ask() -> GrammarVerdict:
         task = asyncio.ensure_future(checker.check(asked(regex="a")))
         await asyncio.sleep(0)
         killed.kill()

@@ -4,143 +4,143 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from corepipe.answers.parsing.call_receiver import CallReceiver, begin, end, parsed
 from corepipe.answers.parsing.formats import Body, CallFormat
 from corepipe.answers.parsing.python_calls import python_calls
-from corepipe.answers.parsing.sink import Sink, begin, end, parsed
 from corepipe.answers.parsing.tag_calls import tag_calls
-from corepipe.answers.parsing.text_stream import NotACallError, Steps, Tape
+from corepipe.answers.parsing.text_stream import NotACallError, Steps, TextCursor
 
 
-def read_calls(tape: Tape, sink: Sink, form: CallFormat) -> Steps[None]:
+def read_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
     """Calls up to their closing.  Raises NotACallError for what is none, at the place where that is seen."""
-    yield from tape.space()
-    body = yield from _body(tape, form)
-    yield from _BODIES[body](tape, sink, form)
+    yield from cursor.space()
+    body = yield from _body(cursor, form)
+    yield from _BODIES[body](cursor, receiver, form)
     if form.closing:
-        yield from _closing(tape, form.closing)
+        yield from _closing(cursor, form.closing)
 
 
-def _body(tape: Tape, form: CallFormat) -> Steps[Body]:
+def _body(cursor: TextCursor, form: CallFormat) -> Steps[Body]:
     """How the calls at hand are written: of a model that writes names first, perhaps as JSON nevertheless."""
     if not form.after_name:
         return form.body
-    first = yield from tape.peek()
+    first = yield from cursor.peek()
     return Body.OBJECT if first in ("[", "{") else Body.NAMED
 
 
-def _closing(tape: Tape, closing: str) -> Steps[None]:
+def _closing(cursor: TextCursor, closing: str) -> Steps[None]:
     """Goes past it, if it is there; of one that the answer's end has cut nothing is left, either."""
-    before = tape.at
-    yield from tape.space()
-    if (yield from tape.accept(closing)):
+    before = cursor.at
+    yield from cursor.space()
+    if (yield from cursor.accept(closing)):
         return
-    if tape.ended and closing.startswith(tape.rest):
-        tape.at = len(tape.text)
+    if cursor.ended and closing.startswith(cursor.rest):
+        cursor.at = len(cursor.text)
     else:
-        tape.at = before
+        cursor.at = before
 
 
-def _objects(tape: Tape, sink: Sink, form: CallFormat) -> Steps[None]:
-    listed = yield from tape.accept("[")
+def _objects(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
+    listed = yield from cursor.accept("[")
     while True:
-        yield from tape.space()
-        yield from _object(tape, sink, form)
-        before = tape.at
-        yield from tape.space()
-        char = yield from tape.peek()
+        yield from cursor.space()
+        yield from _object(cursor, receiver, form)
+        before = cursor.at
+        yield from cursor.space()
+        char = yield from cursor.peek()
         if listed and char == "]":
-            tape.at += 1
+            cursor.at += 1
             return
         if char and char in ",;":
-            tape.at += 1
+            cursor.at += 1
         elif char != "{":
-            tape.at = before
+            cursor.at = before
             return
 
 
-def _object(tape: Tape, sink: Sink, form: CallFormat) -> Steps[None]:
-    yield from tape.expect("{")
+def _object(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
+    yield from cursor.expect("{")
     name: str | None = None
     held: str | None = None
-    while (yield from _next_key(tape)):
-        key = _text((yield from tape.string()))
-        yield from tape.space()
-        yield from tape.expect(":")
-        yield from tape.space()
+    while (yield from _next_key(cursor)):
+        key = _text((yield from cursor.string()))
+        yield from cursor.space()
+        yield from cursor.expect(":")
+        yield from cursor.space()
         if key == form.name_key and name is None:
-            name = _text((yield from tape.string()))
+            name = _text((yield from cursor.string()))
         elif key in form.argument_keys and name is not None:
-            yield from _arguments(tape, sink, name)
-            yield from _remaining(tape)
+            yield from _arguments(cursor, receiver, name)
+            yield from _remaining(cursor)
             return
         elif key in form.argument_keys:
-            held = _checked((yield from _value(tape)))
+            held = _checked((yield from _value(cursor)))
         else:
-            yield from _value(tape)
+            yield from _value(cursor)
     if name is None or (held is None and form.starts):
         raise NotACallError
-    begin(tape, sink, name)
-    sink.arguments(held or "")
-    end(tape, sink)
+    begin(cursor, receiver, name)
+    receiver.arguments(held or "")
+    end(cursor, receiver)
 
 
-def _arguments(tape: Tape, sink: Sink, name: str) -> Steps[None]:
+def _arguments(cursor: TextCursor, receiver: CallReceiver, name: str) -> Steps[None]:
     """An object as it comes; one that is written as a string, and null, when they are known."""
-    if (yield from tape.peek()) == "{":
-        begin(tape, sink, name)
-        yield from tape.container(sink.arguments)
+    if (yield from cursor.peek()) == "{":
+        begin(cursor, receiver, name)
+        yield from cursor.container(receiver.arguments)
     else:
-        text = _checked((yield from _value(tape)))
-        begin(tape, sink, name)
-        sink.arguments(text)
-    end(tape, sink)
+        text = _checked((yield from _value(cursor)))
+        begin(cursor, receiver, name)
+        receiver.arguments(text)
+    end(cursor, receiver)
 
 
-def _remaining(tape: Tape) -> Steps[None]:
+def _remaining(cursor: TextCursor) -> Steps[None]:
     """What an object has after the arguments, if only its end, which models forget."""
     try:
-        while (yield from tape.peek()) and (yield from _next_key(tape)):
-            yield from tape.string()
-            yield from tape.space()
-            yield from tape.expect(":")
-            yield from tape.space()
-            yield from _value(tape)
+        while (yield from cursor.peek()) and (yield from _next_key(cursor)):
+            yield from cursor.string()
+            yield from cursor.space()
+            yield from cursor.expect(":")
+            yield from cursor.space()
+            yield from _value(cursor)
     except NotACallError:
-        tape.at = 0
-    tape.cut()
+        cursor.at = 0
+    cursor.cut()
 
 
-def _next_key(tape: Tape) -> Steps[bool]:
+def _next_key(cursor: TextCursor) -> Steps[bool]:
     """Whether an object has another key; it is the next to be read."""
-    yield from tape.space()
-    if (yield from tape.accept(",")):
-        yield from tape.space()
-    return not (yield from tape.accept("}"))
+    yield from cursor.space()
+    if (yield from cursor.accept(",")):
+        yield from cursor.space()
+    return not (yield from cursor.accept("}"))
 
 
-def _value(tape: Tape) -> Steps[str]:
+def _value(cursor: TextCursor) -> Steps[str]:
     """A JSON value as it is written."""
-    first = yield from tape.peek()
+    first = yield from cursor.peek()
     if first == '"':
-        return (yield from tape.string())
+        return (yield from cursor.string())
     found: list[str] = []
     if first and first in "{[":
-        yield from tape.container(found.append)
+        yield from cursor.container(found.append)
     else:
-        while (char := (yield from tape.peek())) and char not in ",}]" and not char.isspace():
+        while (char := (yield from cursor.peek())) and char not in ",}]" and not char.isspace():
             found.append(char)
-            tape.at += 1
+            cursor.at += 1
     return "".join(found)
 
 
-def _named(tape: Tape, sink: Sink, form: CallFormat) -> Steps[None]:
-    name = yield from tape.name(form.after_name)
-    yield from tape.space()
-    if (yield from tape.peek()) != "{":
+def _named(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
+    name = yield from cursor.name(form.after_name)
+    yield from cursor.space()
+    if (yield from cursor.peek()) != "{":
         raise NotACallError
-    begin(tape, sink, name)
-    yield from tape.container(sink.arguments)
-    end(tape, sink)
+    begin(cursor, receiver, name)
+    yield from cursor.container(receiver.arguments)
+    end(cursor, receiver)
 
 
 def _text(written: str) -> str:
@@ -162,7 +162,7 @@ def _checked(written: str) -> str:
     return written
 
 
-_BODIES: Mapping[Body, Callable[[Tape, Sink, CallFormat], Steps[None]]] = {
+_BODIES: Mapping[Body, Callable[[TextCursor, CallReceiver, CallFormat], Steps[None]]] = {
     Body.OBJECT: _objects,
     Body.NAMED: _named,
     Body.TAGS: tag_calls,

@@ -29,7 +29,7 @@ _MARKERS: Sequence[tuple[tuple[str, ...], str]] = (
 """What a chat template that tells a model to write so has, all of it; the first that fits counts."""
 
 
-class Speaker(Protocol):
+class ModelTexts(Protocol):
     """What is known of a model's texts: its tokenizer."""
 
     @property
@@ -65,7 +65,7 @@ class Dialect(msgspec.Struct, frozen=True):
         return f"tool calls as {calls}, reasoning as {reasoning} ({self.source}){note}"
 
 
-def choose(speaker: Speaker, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
+def choose(speaker: ModelTexts, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
     """The dialect of a model, or what an operator's flags say of it.  Raises UserError for unknown names."""
     _check_name(calls, FORMATS, "tool_call_parser")
     _check_name(reasoning, REASONING, "reasoning_parser")
@@ -87,7 +87,7 @@ def _check_name(name: str, known: Mapping[str, object], flag: str) -> None:
         raise UserError(f"--{flag.replace('_', '-')} {shown(name)} is not known; there are {there}", flag)
 
 
-def _found(speaker: Speaker) -> Dialect:
+def _found(speaker: ModelTexts) -> Dialect:
     template = speaker.chat_template
     if template is None:
         return Dialect()

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from corepipe.answers.parsing.formats import Body, CallFormat, Tags
-from corepipe.answers.parsing.reading import Reading
+from corepipe.answers.parsing.reading import AnswerFormat
 from corepipe.answers.parsing.tag_calls import value_types
-from corepipe.answers.parsing.tools import FunctionDefinition, Offer, parameters_of
+from corepipe.answers.parsing.tools import FunctionDefinition, OfferedTools, parameters_of
 from corepipe.errors import UserError
 from corepipe.structured.lark import ANY_TEXT, marker, quoted
 from corepipe.structured.schemas import Schema, resolved, texts
@@ -27,7 +27,7 @@ _TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 def writes_calls(
-    reading: Reading | None, offer: Offer | None, tokens: Mapping[str, int], wanted: str = ""
+    reading: AnswerFormat | None, offer: OfferedTools | None, tokens: Mapping[str, int], wanted: str = ""
 ) -> bool:
     """Whether `answer_grammar` says how calls are written: where they must come, where they may in place of
     what is `wanted`, and where they are strict and can be told from text."""
@@ -37,8 +37,8 @@ def writes_calls(
 
 
 def answer_grammar(
-    reading: Reading | None,
-    offer: Offer | None,
+    reading: AnswerFormat | None,
+    offer: OfferedTools | None,
     tokens: Mapping[str, int],
     wanted: str = "",
     narrowed: Mapping[str, Schema] = MappingProxyType({}),
@@ -56,7 +56,7 @@ def answer_grammar(
     before, thoughts = _before(reading, tokens), _thoughts(reading, tokens)
     if reading.calls is None or offer is None or not writes_calls(reading, offer, tokens, wanted):
         return _with(wanted, _rules(f"start: {before}@answer", thoughts)) if wanted and before else wanted
-    calls = _Writer(reading.calls, tokens, narrowed)
+    calls = _CallGrammarWriter(reading.calls, tokens, narrowed)
     if offer.forced:
         return _rules(f"start: {before}calls", thoughts, calls.rules(offer))
     if wanted:
@@ -70,7 +70,7 @@ def answer_grammar(
     return _rules(start, thoughts, calls.said(), calls.rules(offer))
 
 
-def _tells_calls(reading: Reading, form: CallFormat, tokens: Mapping[str, int]) -> bool:
+def _tells_calls(reading: AnswerFormat, form: CallFormat, tokens: Mapping[str, int]) -> bool:
     """Whether a grammar can tell calls from what is said, and that from reasoning that may come first."""
     reasoning = reading.reasoning
     begun = reasoning is None or reading.thinking or reading.thought or reasoning.opening in tokens
@@ -88,7 +88,7 @@ def _with(wanted: str, lark: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**first, "name": "answer"}, *others]})
 
 
-def _before(reading: Reading, tokens: Mapping[str, int]) -> str:
+def _before(reading: AnswerFormat, tokens: Mapping[str, int]) -> str:
     """The reasoning: that which the prompt has begun, or some if the model wants it."""
     if reading.reasoning is None or reading.thought:
         return ""
@@ -96,7 +96,7 @@ def _before(reading: Reading, tokens: Mapping[str, int]) -> str:
     return "thoughts " if reading.thinking else f"({opening} thoughts)? "
 
 
-def _thoughts(reading: Reading, tokens: Mapping[str, int]) -> list[str]:
+def _thoughts(reading: AnswerFormat, tokens: Mapping[str, int]) -> list[str]:
     reasoning = reading.reasoning
     if reasoning is None or reading.thought:
         return []
@@ -105,7 +105,7 @@ def _thoughts(reading: Reading, tokens: Mapping[str, int]) -> list[str]:
     return ['thoughts: thought "\\n\\n"', f"thought[suffix={quoted(reasoning.closing)}]: {ANY_TEXT}"]
 
 
-class _Writer:
+class _CallGrammarWriter:
     """Writes the rules of calls in one format."""
 
     def __init__(self, form: CallFormat, tokens: Mapping[str, int], narrowed: Mapping[str, Schema]) -> None:
@@ -114,7 +114,7 @@ class _Writer:
         self._narrowed = narrowed
         self.between = quoted("\n") if form.lead and form.separator is None else ""
 
-    def rules(self, offer: Offer) -> list[str]:
+    def rules(self, offer: OfferedTools) -> list[str]:
         """`calls`: one or as many as are wanted; `calls_once`: of one opening; `calls_opened`: after it."""
         form = self.form
         called = [(at, tool) for at, tool in enumerate(offer.tools) if tool in offer.callable]

@@ -9,8 +9,8 @@ from typing import Any
 
 from corepipe.answers.parsing.choose import Dialect
 from corepipe.answers.parsing.formats import CallFormat
-from corepipe.answers.parsing.reading import Reading
-from corepipe.answers.parsing.tools import Offer
+from corepipe.answers.parsing.reading import AnswerFormat
+from corepipe.answers.parsing.tools import OfferedTools
 from corepipe.errors import UserError
 from corepipe.models.text.content_form import text_of
 
@@ -26,7 +26,7 @@ To call some, answer with nothing but this, NAME and ARGUMENTS (a JSON object) b
 {example}"""
 
 
-def check_callable(dialect: Dialect, offer: Offer | None) -> None:
+def check_callable(dialect: Dialect, offer: OfferedTools | None) -> None:
     """Raises UserError where tools may be called, but nobody would know a call when it comes."""
     if offer is not None and offer.callable and dialect.calls is None:
         raise UserError(
@@ -37,7 +37,7 @@ def check_callable(dialect: Dialect, offer: Offer | None) -> None:
 
 
 def template_input(
-    messages: Sequence[Mapping[str, Any]], offer: Offer | None, dialect: Dialect
+    messages: Sequence[Mapping[str, Any]], offer: OfferedTools | None, dialect: Dialect
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(messages, variables) for the chat template.
 
@@ -86,13 +86,13 @@ def _names(template: str | None, variable: str) -> bool:
     return re.search(rf"(?<![\w.'\"]){variable}\b", template or "") is not None
 
 
-def reading_of(dialect: Dialect, offer: Offer | None, tail: str) -> Reading | None:
+def reading_of(dialect: Dialect, offer: OfferedTools | None, tail: str) -> AnswerFormat | None:
     """How the answer to a prompt that ends with `tail` is read; None: all of it is text."""
     calls = dialect.calls if offer is not None and offer.callable else None
     reasoning = dialect.reasoning
     if calls is None and reasoning is None:
         return None
-    return Reading(
+    return AnswerFormat(
         calls=calls,
         reasoning=reasoning,
         tools=offer.schemas if offer is not None and calls is not None else {},
@@ -103,7 +103,7 @@ def reading_of(dialect: Dialect, offer: Offer | None, tail: str) -> Reading | No
     )
 
 
-def _instructions(offer: Offer, form: CallFormat) -> str:
+def _instructions(offer: OfferedTools, form: CallFormat) -> str:
     tools = "\n".join(json.dumps(one["function"], ensure_ascii=False) for one in offer.described())
     call = '{"name": NAME, "arguments": ARGUMENTS}'
     example = f"{form.opening}{form.lead}{f'[{call}]' if form.listed else call}{form.lead}{form.closing}"

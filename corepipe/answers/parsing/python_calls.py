@@ -8,43 +8,43 @@ import re
 import warnings
 from collections.abc import Iterator
 
+from corepipe.answers.parsing.call_receiver import CallReceiver, begin, end
 from corepipe.answers.parsing.formats import CallFormat
-from corepipe.answers.parsing.sink import Sink, begin, end
-from corepipe.answers.parsing.text_stream import NotACallError, Steps, Tape
+from corepipe.answers.parsing.text_stream import NotACallError, Steps, TextCursor
 
 _CONSTANTS = {"true": True, "false": False, "null": None}
 """JSON's words, which models write here, too."""
 _NAME = re.compile(r"[\w.-]+")
 
 
-def python_calls(tape: Tape, sink: Sink, form: CallFormat) -> Steps[None]:
+def python_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
     """All calls at once: only at their end it is known that they are nothing else."""
     listed = form.listed
-    if listed and (yield from tape.peek()) != "[":
+    if listed and (yield from cursor.peek()) != "[":
         raise NotACallError
-    start = tape.at
-    yield from (_brackets(tape) if listed else _program(tape, form.closing))
-    source = tape.text[start : tape.at].strip()
+    start = cursor.at
+    yield from (_brackets(cursor) if listed else _program(cursor, form.closing))
+    source = cursor.text[start : cursor.at].strip()
     found = list(_calls(source[1:-1] if listed else source, "," if listed else ";\n"))
     if not found:
         raise NotACallError
     for name, _ in found:
-        sink.check(name)
+        receiver.check(name)
     for name, arguments in found:
-        begin(tape, sink, name)
-        sink.arguments(arguments)
-        end(tape, sink)
+        begin(cursor, receiver, name)
+        receiver.arguments(arguments)
+        end(cursor, receiver)
 
 
-def _brackets(tape: Tape) -> Steps[None]:
+def _brackets(cursor: TextCursor) -> Steps[None]:
     """Up to the bracket that closes the one at hand."""
     depth, quote = 0, ""
     while True:
-        char = yield from tape.take()
+        char = yield from cursor.take()
         if not char:
             raise NotACallError
         if char == "\\" and quote:
-            yield from tape.take()
+            yield from cursor.take()
         elif quote:
             quote = "" if char == quote else quote
         elif char in "'\"":
@@ -55,39 +55,39 @@ def _brackets(tape: Tape) -> Steps[None]:
                 return
 
 
-def _program(tape: Tape, closing: str) -> Steps[None]:
+def _program(cursor: TextCursor, closing: str) -> Steps[None]:
     """Up to `closing`, which stays, or the end."""
-    while (yield from tape.peek()):
-        before = tape.at
-        if (yield from tape.accept(closing)):
-            tape.at = before
+    while (yield from cursor.peek()):
+        before = cursor.at
+        if (yield from cursor.accept(closing)):
+            cursor.at = before
             return
-        tape.at += 1
+        cursor.at += 1
 
 
 def _calls(source: str, separators: str) -> Iterator[tuple[str, str]]:
     """Names and arguments of the calls that it consists of.  Raises NotACallError for anything else."""
-    tape = _tape(source)
+    cursor = _cursor(source)
     while True:
-        _run(tape.space())
-        if tape.at == len(source):
+        _run(cursor.space())
+        if cursor.at == len(source):
             return
-        head = _NAME.match(source, tape.at)
+        head = _NAME.match(source, cursor.at)
         if head is None or source[head.end() : head.end() + 1] != "(":
             raise NotACallError
-        tape.at = head.end()
-        _run(_brackets(tape))
-        yield head[0], _arguments(source[head.end() : tape.at])
-        rest = tape.rest.lstrip(" \t\r")
+        cursor.at = head.end()
+        _run(_brackets(cursor))
+        yield head[0], _arguments(source[head.end() : cursor.at])
+        rest = cursor.rest.lstrip(" \t\r")
         if rest and rest[0] not in separators:
             raise NotACallError
-        tape.at = len(source) - len(rest[1:])
+        cursor.at = len(source) - len(rest[1:])
 
 
-def _tape(source: str) -> Tape:
-    tape = Tape()
-    tape.text, tape.ended, tape.certain = source, True, True
-    return tape
+def _cursor(source: str) -> TextCursor:
+    cursor = TextCursor()
+    cursor.text, cursor.ended, cursor.certain = source, True, True
+    return cursor
 
 
 def _run(steps: Steps[None]) -> None:

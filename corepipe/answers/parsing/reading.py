@@ -12,14 +12,14 @@ import msgspec
 from corepipe.answers.detokenizer import overlap
 from corepipe.answers.parsing.calls import read_calls
 from corepipe.answers.parsing.formats import CallFormat, ReasoningFormat
-from corepipe.answers.parsing.text_stream import MAX_HELD, NotACallError, Steps, Tape
+from corepipe.answers.parsing.text_stream import MAX_HELD, NotACallError, Steps, TextCursor
 from corepipe.answers.parts import CallArguments, CallStart, Finish, Reasoning, Said, Text
 
 _LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 24
 
 
-class Reading(msgspec.Struct, frozen=True):
+class AnswerFormat(msgspec.Struct, frozen=True):
     """How the answers to a request are read.
 
     tools: the schemas of those that may be called, by name; without any, calls are text.  thinking: the
@@ -58,7 +58,7 @@ class AnswerReader:
     is not wanted.
     """
 
-    def __init__(self, choice: int, reading: Reading) -> None:
+    def __init__(self, choice: int, reading: AnswerFormat) -> None:
         self.choice = choice
         self._reading = reading
         self._parts: list[Said] = []
@@ -70,12 +70,12 @@ class AnswerReader:
         self._thought = reading.thinking or reading.thought
         self._drop = reading.thinking
         self._before = ""
-        self._tape = Tape()
+        self._cursor = TextCursor()
         self._steps: Steps[None] = _nothing()
 
     @property
     def full(self) -> bool:
-        return self._reading.single and self._calls.count > 0 and not self._tape.certain
+        return self._reading.single and self._calls.count > 0 and not self._cursor.certain
 
     def take(self, text: Text) -> list[Said]:
         """What the next text adds."""
@@ -163,18 +163,18 @@ class AnswerReader:
         """What may be a call; `before` it stands what is text with it, if it is none."""
         assert self._form is not None
         self._before, self._text = before, after
-        self._tape = Tape()
-        self._steps = read_calls(self._tape, self._calls, self._form)
+        self._cursor = TextCursor()
+        self._steps = read_calls(self._cursor, self._calls, self._form)
         return self._turn_to(self._read)
 
     def _read(self) -> bool:
-        tape = self._tape
-        tape.text += self._text
-        tape.ended, self._text = self._ended, ""
+        cursor = self._cursor
+        cursor.text += self._text
+        cursor.ended, self._text = self._ended, ""
         try:
             next(self._steps)
         except StopIteration:
-            self._text, self._drop = tape.rest, True
+            self._text, self._drop = cursor.rest, True
         except NotACallError:
             if self.full:
                 return False
@@ -185,12 +185,12 @@ class AnswerReader:
 
     def _give_up(self) -> None:
         """It is text, but for its end where that may be the opening of a call."""
-        tape = self._tape
-        text = ("" if tape.forgot else self._before) + tape.read
+        cursor = self._cursor
+        text = ("" if cursor.started_call else self._before) + cursor.read
         opening = self._form.opening if self._form is not None else ""
         kept = overlap(text, opening) if opening else 0
         self._tell(text[: len(text) - kept])
-        self._text = text[len(text) - kept :] + tape.rest
+        self._text = text[len(text) - kept :] + cursor.rest
 
     def _turn_to(self, state: Callable[[], bool]) -> bool:
         self._state = state
@@ -210,7 +210,7 @@ class AnswerReader:
 class _Calls:
     """Is told of calls by their reader, and makes parts of them."""
 
-    def __init__(self, choice: int, reading: Reading, parts: list[Said]) -> None:
+    def __init__(self, choice: int, reading: AnswerFormat, parts: list[Said]) -> None:
         self.count = 0
         self._choice = choice
         self._reading = reading

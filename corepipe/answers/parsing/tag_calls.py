@@ -7,78 +7,78 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from corepipe.answers.detokenizer import overlap
+from corepipe.answers.parsing.call_receiver import CallReceiver, begin, end
 from corepipe.answers.parsing.formats import CallFormat, Tags
-from corepipe.answers.parsing.sink import Sink, begin, end
-from corepipe.answers.parsing.text_stream import NotACallError, Steps, Tape
+from corepipe.answers.parsing.text_stream import NotACallError, Steps, TextCursor
 from corepipe.structured.schemas import resolved
 
 _PYTHONS = {"True": "true", "False": "false", "None": "null"}
 
 
-def tag_calls(tape: Tape, sink: Sink, form: CallFormat) -> Steps[None]:
+def tag_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
     """One call.  A value is text, unless its parameter's schema wants something else."""
     tags = form.tags
-    yield from tape.expect(tags.function)
-    name = yield from tape.name(tags.mark)
-    begin(tape, sink, name)
+    yield from cursor.expect(tags.function)
+    name = yield from cursor.name(tags.mark)
+    begin(cursor, receiver, name)
     before = "{"
-    while (key := (yield from _next_parameter(tape, tags))) is not None:
-        sink.arguments(f"{before}{json.dumps(key)}: ")
+    while (key := (yield from _next_parameter(cursor, tags))) is not None:
+        receiver.arguments(f"{before}{json.dumps(key)}: ")
         before = ", "
-        if not (yield from _value(tape, sink, tags, value_types(sink.schema(name), key))):
-            end(tape, sink)
+        if not (yield from _value(cursor, receiver, tags, value_types(receiver.schema(name), key))):
+            end(cursor, receiver)
             return
-    if (yield from tape.accept(tags.function_end)) or not tape.ended:
-        sink.arguments("{}" if before == "{" else "}")
-    end(tape, sink)
+    if (yield from cursor.accept(tags.function_end)) or not cursor.ended:
+        receiver.arguments("{}" if before == "{" else "}")
+    end(cursor, receiver)
 
 
-def _next_parameter(tape: Tape, tags: Tags) -> Steps[str | None]:
+def _next_parameter(cursor: TextCursor, tags: Tags) -> Steps[str | None]:
     """Its name; None where there is no other."""
-    yield from tape.space()
-    before = tape.at
+    yield from cursor.space()
+    before = cursor.at
     try:
-        yield from tape.expect(tags.parameter)
-        return (yield from tape.name(tags.mark))
+        yield from cursor.expect(tags.parameter)
+        return (yield from cursor.name(tags.mark))
     except NotACallError:
-        tape.at = before
+        cursor.at = before
         return None
 
 
-def _value(tape: Tape, sink: Sink, tags: Tags, types: set[str]) -> Steps[bool]:
+def _value(cursor: TextCursor, receiver: CallReceiver, tags: Tags, types: set[str]) -> Steps[bool]:
     """Tells it as JSON; False where it has no end."""
-    yield from tape.accept("\n")
-    tape.cut()
+    yield from cursor.accept("\n")
+    cursor.cut()
     if types <= {"string"}:
-        sink.arguments('"')
-        ended = yield from _until(tape, tags.parameter_end, lambda text: sink.arguments(_inside(text)))
-        sink.arguments('"' if ended else "")
+        receiver.arguments('"')
+        ended = yield from _until(cursor, tags.parameter_end, lambda text: receiver.arguments(_inside(text)))
+        receiver.arguments('"' if ended else "")
         return ended
     found: list[str] = []
-    ended = yield from _until(tape, tags.parameter_end, found.append)
+    ended = yield from _until(cursor, tags.parameter_end, found.append)
     if ended:
-        sink.arguments(as_json("".join(found), types))
+        receiver.arguments(as_json("".join(found), types))
     return ended
 
 
-def _until(tape: Tape, closing: str, told: Callable[[str], None]) -> Steps[bool]:
+def _until(cursor: TextCursor, closing: str, told: Callable[[str], None]) -> Steps[bool]:
     """Tells the text before `closing`, but for the line break there; False if it never comes."""
     while True:
-        rest = tape.rest
+        rest = cursor.rest
         at = rest.find(closing)
         if at >= 0:
             told(rest[:at].removesuffix("\n"))
-            tape.at += at + len(closing)
-            tape.cut()
+            cursor.at += at + len(closing)
+            cursor.cut()
             return True
         shown = len(rest) - max(overlap(rest, "\n" + closing), overlap(rest, closing))
         told(rest[:shown])
-        tape.at += shown
-        tape.cut()
-        if not (yield from tape.longer()):
-            told(tape.rest)
-            tape.at = len(tape.text)
-            tape.cut()
+        cursor.at += shown
+        cursor.cut()
+        if not (yield from cursor.longer()):
+            told(cursor.rest)
+            cursor.at = len(cursor.text)
+            cursor.cut()
             return False
 
 

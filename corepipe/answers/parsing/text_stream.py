@@ -21,7 +21,7 @@ class NotACallError(Exception):
     """What has been read is text, though it began as a call does."""
 
 
-class Tape:
+class TextCursor:
     """The text since the last `cut`, `at` where reading goes on; no more comes once it has `ended`.
 
     certain: what is being read is a call, so that its text need not be held back.  forgot: there was a call.
@@ -32,7 +32,7 @@ class Tape:
         self.at = 0
         self.ended = False
         self.certain = False
-        self.forgot = False
+        self.started_call = False
 
     @property
     def read(self) -> str:
@@ -44,7 +44,7 @@ class Tape:
 
     def cut(self) -> None:
         """Forgets what has been read."""
-        self.text, self.at, self.forgot = self.rest, 0, True
+        self.text, self.at, self.started_call = self.rest, 0, True
 
     def more(self) -> Steps[bool]:
         """Whether there is another character, once that is known.

@@ -71,7 +71,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferedTools:
     """Tools as a request offers them.
 
     tools: all of them, as the template tells the model.  callable: those that may be called.  forced: one of
@@ -114,7 +114,7 @@ def parameters_of(at: int) -> str:
 
 def offered(
     tools: Sequence[Tool] | None, choice: ToolChoice | None = None, *, parallel: bool = True
-) -> Offer | None:
+) -> OfferedTools | None:
     """What a request offers; None where it offers nothing.
 
     Raises UserError, which names the field with its path, for tools that cannot be told apart or are too
@@ -128,15 +128,15 @@ def offered(
     functions = tuple(one.function for one in tools)
     single = not parallel
     if choice == "none":
-        return Offer(functions, ())
+        return OfferedTools(functions, ())
     if isinstance(choice, NamedChoice):
         chosen = _chosen(functions, [choice], "tool_choice.function.name")
-        return Offer(functions, chosen, forced=True, named=True, single=True)
+        return OfferedTools(functions, chosen, forced=True, named=True, single=True)
     if isinstance(choice, AllowedChoice):
         allowed = choice.allowed_tools
         chosen = _chosen(functions, allowed.tools, "tool_choice.allowed_tools.tools[{}].function.name")
-        return Offer(functions, chosen, forced=allowed.mode == "required", single=single)
-    return Offer(functions, functions, forced=choice == "required", single=single)
+        return OfferedTools(functions, chosen, forced=allowed.mode == "required", single=single)
+    return OfferedTools(functions, functions, forced=choice == "required", single=single)
 
 
 def offered_by(
@@ -144,7 +144,7 @@ def offered_by(
     choice: str | Mapping[str, Any] | None = None,
     *,
     parallel: bool = True,
-) -> Offer | None:
+) -> OfferedTools | None:
     """As `offered`, from plain JSON values."""
     listed = _converted(list(tools), list[Tool], "tools")
     chosen = None if choice is None else _converted(choice, ToolChoice, "tool_choice")

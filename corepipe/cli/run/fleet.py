@@ -55,7 +55,7 @@ def run_head(host: str | None, port: int) -> None:
         f"a fleet at {said} (token: {token}); on each machine: corepipe fleet join {said}", markup=False
     )
     with until_interrupted():
-        code = _run(command, partial(_leave_strangers, said, HEAD))
+        code = _run(command, partial(_store_unauthenticated, said, HEAD))
         errors().print(f"corepipe: Ray ended with code {code}")
         raise typer.Exit(1)
 
@@ -77,7 +77,7 @@ def run_join(address: str, host: str | None, name: str | None, *, computes: bool
     errors().print(f"{called} joins the fleet at {address}; Ctrl-C leaves it", markup=False)
     with until_interrupted():
         while True:
-            code = _run(command, partial(_leave_strangers, address, called))
+            code = _run(command, partial(_store_unauthenticated, address, called))
             errors().print(f"{called}: Ray ended with code {code}; joining again", markup=False)
             time.sleep(PAUSE_SECONDS)
 
@@ -142,12 +142,12 @@ def _address(host: str | None) -> list[str]:
     return [] if host is None else [f"--node-ip-address={host}"]
 
 
-def _leave_strangers(address: str, name: str, count: int) -> None:
+def _store_unauthenticated(address: str, name: str, count: int) -> None:
     """Raises UserError."""
-    Cluster(address).leave_strangers(name, count)
+    Cluster(address).store_unauthenticated(name, count)
 
 
-def _run(command: list[str], tell_strangers: Callable[[int], None]) -> int:
+def _run(command: list[str], report_unauthenticated: Callable[[int], None]) -> int:
     """Ray's processes in the foreground, to their end; its exit code."""
     environment = {
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_SECONDS),
@@ -167,7 +167,7 @@ def _run(command: list[str], tell_strangers: Callable[[int], None]) -> int:
             start_new_session=True,
         )
         try:
-            with counted(Path(folder), tell_strangers):
+            with counted(Path(folder), report_unauthenticated):
                 return process.wait()
         finally:
             _end(process)

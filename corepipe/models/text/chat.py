@@ -11,7 +11,7 @@ import msgspec
 from corepipe.errors import UserError, shown
 from corepipe.models.text.client_text import PrivateCharacters
 from corepipe.models.text.content_form import TOOLS, ContentForms, dropped, found_forms
-from corepipe.sandbox import ANSWER_SECONDS, MAX_FRAME, START_SECONDS, EndedError, Sandbox
+from corepipe.sandbox import ANSWER_SECONDS, MAX_FRAME, START_SECONDS, EndedError, SandboxProcess
 
 CPU_SECONDS = 2.0
 """Of one rendering, or of compiling: Jinja folds constants when it compiles."""
@@ -124,7 +124,7 @@ class _Renderer:
     """A process that has compiled a template."""
 
     def __init__(self, text: str, cpu_seconds: float) -> None:
-        self.process = Sandbox("corepipe.models.text.chat_sandbox", cpu_seconds)
+        self.process = SandboxProcess("corepipe.models.text.chat_sandbox", cpu_seconds)
         compiled = self.ask(text.encode(errors="replace"), START_SECONDS)
         if compiled.text is None:
             self.process.close()

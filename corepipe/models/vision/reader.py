@@ -9,7 +9,7 @@ import msgspec
 
 from corepipe.errors import UserError
 from corepipe.models.vision.preprocessing import ImageSize, Preprocessing
-from corepipe.sandbox import ANSWER_SECONDS, MAX_FRAME, START_SECONDS, EndedError, Sandbox
+from corepipe.sandbox import ANSWER_SECONDS, MAX_FRAME, START_SECONDS, EndedError, SandboxProcess
 
 MODULE = "corepipe.models.vision.image_sandbox"
 CPU_SECONDS = 5.0
@@ -48,8 +48,8 @@ class ImageReader:
     ) -> None:
         self._setting = msgspec.msgpack.encode(setting)
         self._cpu_seconds = cpu_seconds
-        self._free: queue.LifoQueue[Sandbox | None] = queue.LifoQueue()
-        self._started: weakref.WeakSet[Sandbox] = weakref.WeakSet()
+        self._free: queue.LifoQueue[SandboxProcess | None] = queue.LifoQueue()
+        self._started: weakref.WeakSet[SandboxProcess] = weakref.WeakSet()
         for _ in range(processes):
             self._free.put(None)
 
@@ -80,8 +80,8 @@ class ImageReader:
         for process in list(self._started):
             process.close()
 
-    def _start(self) -> Sandbox:
-        process = Sandbox(MODULE, self._cpu_seconds)
+    def _start(self) -> SandboxProcess:
+        process = SandboxProcess(MODULE, self._cpu_seconds)
         self._started.add(process)
         process.ask(self._setting, DecodedImage, START_SECONDS)
         return process

@@ -23,7 +23,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import FleetOutput
 from corepipe.serving.api.answering.submission import TRACE
 from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest
-from corepipe.serving.telemetry.requests import Finished
+from corepipe.serving.telemetry.requests import FinishedSequence
 
 FLUSH_SECONDS = 2
 """Time that the last spans have to reach a collector when the server ends."""
@@ -120,7 +120,7 @@ class RequestSpan:
         self._span.set_status(Status(StatusCode.ERROR))
 
     def answered(
-        self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[Finished]
+        self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[FinishedSequence]
     ) -> None:
         """All sequences of the answer have ended."""
         if not self._span.is_recording():
@@ -136,7 +136,7 @@ class RequestSpan:
     def end(self) -> None:
         self._span.end()
 
-    def _device(self, part: Finished) -> Attributes:
+    def _device(self, part: FinishedSequence) -> Attributes:
         times = part.last and part.last.device
         if not times:
             return {}
@@ -151,7 +151,7 @@ class RequestSpan:
             told["corepipe.device.time_per_output_token"] = times.time_per_output_token_ms / 1e3
         return told
 
-    def _phases(self, part: Finished) -> None:
+    def _phases(self, part: FinishedSequence) -> None:
         """Children for queue, prefill and decoding, around the first token as the server saw it."""
         if part.first_token_seconds is None or part.queue_seconds is None or part.prefill_seconds is None:
             return
@@ -217,7 +217,7 @@ def _drawn(request: GenerationRequest) -> Attributes:
     return told
 
 
-def _said(request: ModelRequest, answer_id: str, parts: Sequence[Finished]) -> Attributes:
+def _said(request: ModelRequest, answer_id: str, parts: Sequence[FinishedSequence]) -> Attributes:
     """Prompts count once, however many choices each has."""
     prompts = parts[:: parts[0].n]
     asked = sum(part.prompt_tokens for part in prompts)
@@ -237,7 +237,7 @@ def _said(request: ModelRequest, answer_id: str, parts: Sequence[Finished]) -> A
     }
 
 
-def _machines(parts: Sequence[Finished]) -> Attributes:
+def _machines(parts: Sequence[FinishedSequence]) -> Attributes:
     """Of a fleet: which computed for the answer, in their order, and how often one lost it to another."""
     lasts = [part.last for part in parts]
     been = [last.machines for last in lasts if isinstance(last, FleetOutput) and last.machines]
@@ -249,7 +249,7 @@ def _machines(parts: Sequence[Finished]) -> Attributes:
     }
 
 
-def _latencies(part: Finished) -> Attributes:
+def _latencies(part: FinishedSequence) -> Attributes:
     """In seconds, of the first sequence, under vLLM's names."""
     told: Attributes = {"gen_ai.latency.e2e": part.seconds}
     if part.first_token_seconds is not None:

@@ -18,11 +18,11 @@ from corepipe.scheduler.request import FinishReason
 from corepipe.serving.fleet.connector import Connector, HostAddress, LinkThread
 from corepipe.serving.fleet.hosts import Fleet
 from corepipe.serving.fleet.identity import Identity
-from corepipe.serving.fleet.remote import Remote
-from corepipe.serving.fleet.request_hosts import Whereabouts
-from corepipe.serving.fleet.router import Router
+from corepipe.serving.fleet.remote import RemoteHost
+from corepipe.serving.fleet.request_hosts import RequestHosts
+from corepipe.serving.fleet.router import HostRouter
 from corepipe.serving.fleet.same_bytes import difference
-from corepipe.serving.fleet.scaler import Scaler, Work
+from corepipe.serving.fleet.scaler import FleetLoad, Scaler
 from corepipe.serving.fleet.scaling import scale
 from corepipe.serving.fleet.slo_share import SloShare
 from corepipe.serving.fleet.wire import Beat, FromHost, Gone, Loaded
@@ -53,12 +53,12 @@ class FleetClient(JournaledClient):
     ) -> None:
         super().__init__(config, queue_seconds)
         self._refused: Counter[tuple[str, str]] = Counter()
-        self._strangers: dict[tuple[str, str], int] = {}
+        self._unauthenticated: dict[tuple[str, str], int] = {}
         self._fleet = fleet
         self._identity = identity
-        self._remotes: dict[str, Remote] = {}
-        self._at = Whereabouts()
-        self._router = Router(config)
+        self._remotes: dict[str, RemoteHost] = {}
+        self._at = RequestHosts()
+        self._router = HostRouter(config)
         self._restarts: Counter[str] = Counter(link=0, host=0)
         self._accepted = 0
         self._first: asyncio.Future[Ready] | None = None
@@ -85,7 +85,7 @@ class FleetClient(JournaledClient):
     @property
     def refusals(self) -> Mapping[tuple[str, str], int]:
         """By machine, those of hosts that are gone among them, or "front"; and reason."""
-        found = self._refused + Counter(self._strangers)
+        found = self._refused + Counter(self._unauthenticated)
         for remote in self._remotes.values():
             found.update(remote.refusals())
         return found
@@ -96,7 +96,7 @@ class FleetClient(JournaledClient):
         return self._identity.certificate
 
     @property
-    def remotes(self) -> Sequence[Remote]:
+    def remotes(self) -> Sequence[RemoteHost]:
         """The hosts, by their places."""
         return sorted(self._remotes.values(), key=lambda remote: remote.slot)
 
@@ -148,14 +148,14 @@ class FleetClient(JournaledClient):
             return
         taken = {remote.slot for remote in self._remotes.values()}
         slot = next(number for number in range(len(taken) + 1) if number not in taken)
-        remote = self._remotes[at.name] = Remote(at, slot)
+        remote = self._remotes[at.name] = RemoteHost(at, slot)
         context = self._identity.client(at.certificate)
         limits = {
             "max_queued_requests": self._config.max_queued_requests * MOST_HOSTS,
             "max_queued_tokens": self._config.max_queued_tokens * MOST_HOSTS,
         }  # how many may wait is the front's to say
         config = self._config.model_copy(update=limits).model_dump(mode="json")
-        remote.connector = Connector(self._links, at, context, config, _Hearer(self, remote))
+        remote.connector = Connector(self._links, at, context, config, _HostListener(self, remote))
         self._given_up_unless_back(remote)
 
     def drain(self, name: str) -> None:
@@ -171,9 +171,9 @@ class FleetClient(JournaledClient):
         """So many hosts from now on."""
         self._fleet.want(count)
 
-    def work(self, wanted: int, now: float) -> Work:
+    def work(self, wanted: int, now: float) -> FleetLoad:
         """What there is to do for the hosts, of which so many are wanted."""
-        return Work(
+        return FleetLoad(
             hosts=wanted,
             serving=sum(remote.takes for remote in self._remotes.values()),
             waiting=self._journal.waiting.requests,
@@ -189,16 +189,16 @@ class FleetClient(JournaledClient):
             self._lose(remote, "host", "is gone from the fleet")
             self._drop(remote)
 
-    def tell_strangers(self, refused: Mapping[str, int]) -> None:
+    def report_unauthenticated(self, refused: Mapping[str, int]) -> None:
         """How often Ray has refused who had no token, by machine."""
-        self._strangers.update({(node, "no_token"): count for node, count in refused.items()})
+        self._unauthenticated.update({(node, "no_token"): count for node, count in refused.items()})
 
     def fail(self, error: UserError) -> None:
         """There is no fleet to be had hosts of."""
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
 
-    def heard(self, remote: Remote, lease: int, messages: Sequence[FromHost]) -> None:
+    def heard(self, remote: RemoteHost, lease: int, messages: Sequence[FromHost]) -> None:
         """A host said something.  What belongs to a lease that is over is ignored."""
         for message in messages:
             if lease < remote.lease or self._remotes.get(remote.at.name) is not remote:
@@ -207,7 +207,7 @@ class FleetClient(JournaledClient):
             remote.lease = lease
             self._hear(remote, message)
 
-    def down(self, remote: Remote, lease: int, reason: str) -> None:
+    def down(self, remote: RemoteHost, lease: int, reason: str) -> None:
         """The link to a host is lost; whatever comes of that lease is ignored from now on."""
         if reason in ("frame", "tampered"):
             self._refused[FRONT, reason] += 1
@@ -216,7 +216,7 @@ class FleetClient(JournaledClient):
             self._lose(remote, "link", f"cannot be heard ({reason})")
             self._given_up_unless_back(remote)
 
-    def _hear(self, remote: Remote, message: FromHost) -> None:
+    def _hear(self, remote: RemoteHost, message: FromHost) -> None:
         if isinstance(message, Outputs):
             self._news(remote, message)
         elif isinstance(message, Beat):
@@ -231,7 +231,7 @@ class FleetClient(JournaledClient):
         else:
             self._progress(message)
 
-    def _news(self, remote: Remote, news: Outputs) -> None:
+    def _news(self, remote: RemoteHost, news: Outputs) -> None:
         if news.epoch != remote.epoch:
             self._refused[FRONT, "epoch"] += 1
             return
@@ -245,11 +245,11 @@ class FleetClient(JournaledClient):
         remote.open.difference_update(out.id for out in news.outputs if out.finish_reason is not None)
         stats = None if news.stats is None else remote.numbered(news.stats)
         self._slo.take(news.outputs, monotonic())
-        self._take(replace(news, outputs=self._at.told(news.outputs), stats=stats))
+        self._take(replace(news, outputs=self._at.with_machines(news.outputs), stats=stats))
         if remote.draining:
             self._let_go(remote)
 
-    def _loaded(self, remote: Remote, loaded: Loaded) -> None:
+    def _loaded(self, remote: RemoteHost, loaded: Loaded) -> None:
         kind = self._first_word()
         differs = None if kind is None else difference(kind, loaded.ready)
         if differs is not None:
@@ -268,7 +268,7 @@ class FleetClient(JournaledClient):
             if submit.id not in self._at:
                 self._command(submit)
 
-    def _failed(self, remote: Remote, failed: Failed) -> None:
+    def _failed(self, remote: RemoteHost, failed: Failed) -> None:
         """A host cannot load, or does not take us."""
         error = UserError(failed.message) if failed.user_error else EngineError(failed.message)
         _log().error("host %s: %s", remote.at.name, failed.message)
@@ -279,7 +279,7 @@ class FleetClient(JournaledClient):
         self._lose(remote, "load", failed.message)
         self._replace(remote)
 
-    def _lose(self, remote: Remote, reason: str, words: str, *, broke: bool = False) -> None:
+    def _lose(self, remote: RemoteHost, reason: str, words: str, *, broke: bool = False) -> None:
         """All that a host had goes on elsewhere."""
         served = remote.serves
         lost = remote.lose()
@@ -298,7 +298,7 @@ class FleetClient(JournaledClient):
             self._command(submit)
         self._tell_placement()
 
-    def _distrust(self, remote: Remote, lie: str) -> None:
+    def _distrust(self, remote: RemoteHost, lie: str) -> None:
         _log().error("host %s is not believed (%s)", remote.at.name, lie)
         self._lose(remote, "link", lie)
         self._replace(remote)
@@ -317,7 +317,7 @@ class FleetClient(JournaledClient):
 
     def _finish(self, outputs: Sequence[Output]) -> None:
         self._slo.take(outputs, monotonic())
-        super()._finish(self._at.told(outputs))
+        super()._finish(self._at.with_machines(outputs))
 
     def _queues(self) -> int:
         return max(1, sum(remote.replicas for remote in self._remotes.values() if remote.serves))
@@ -337,10 +337,10 @@ class FleetClient(JournaledClient):
         """What is told of the fleet: the first host's word, and which hosts there are."""
         kind = self._first_word()
         assert kind is not None
-        hosts = [remote.told() for remote in self.remotes]
+        hosts = [remote.placement() for remote in self.remotes]
         return replace(kind, placement={**kind.placement, "hosts": hosts}, pid=0)
 
-    def _given_up_unless_back(self, remote: Remote) -> None:
+    def _given_up_unless_back(self, remote: RemoteHost) -> None:
         lease = remote.lease
 
         def look() -> None:
@@ -350,15 +350,15 @@ class FleetClient(JournaledClient):
 
         asyncio.get_running_loop().call_later(UNREACHABLE_SECONDS, look)
 
-    def _let_go(self, remote: Remote) -> None:
+    def _let_go(self, remote: RemoteHost) -> None:
         if not remote.open:
             self._replace(remote)
 
-    def _replace(self, remote: Remote) -> None:
+    def _replace(self, remote: RemoteHost) -> None:
         self._drop(remote)
         self._fleet.replace(remote.at.name)
 
-    def _drop(self, remote: Remote) -> None:
+    def _drop(self, remote: RemoteHost) -> None:
         if self._remotes.pop(remote.at.name, None) is not None:
             self._router.forget(remote)
             self._refused.update(remote.refusals())
@@ -367,10 +367,10 @@ class FleetClient(JournaledClient):
         self._tell_placement()
 
 
-class _Hearer:
-    """See `connector.Listener`: of one host."""
+class _HostListener:
+    """See `connector.ConnectorListener`: of one host."""
 
-    def __init__(self, client: FleetClient, remote: Remote) -> None:
+    def __init__(self, client: FleetClient, remote: RemoteHost) -> None:
         self._client = client
         self._remote = remote
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from corepipe.errors import UserError
-from corepipe.serving.fleet.orders import Tell
+from corepipe.serving.fleet.manager_messages import FrontStatus
 
 HOST = "corepipe_host"
 """The resource of a node that takes a host; it has one."""
@@ -50,11 +50,11 @@ class Node:
     drained: bool
 
 
-class Note(msgspec.Struct, frozen=True):
+class FrontNote(msgspec.Struct, frozen=True):
     """What a front has left of itself, at a moment of the wall clock of its machine."""
 
     at: float
-    told: Tell
+    told: FrontStatus
 
 
 def use_token(*, make: bool = False) -> str:
@@ -136,26 +136,26 @@ class Cluster:
         with self._asking():
             self._put(_drained(node.id), b"1")
 
-    def leave_note(self, front: str, told: Tell) -> None:
+    def leave_note(self, front: str, told: FrontStatus) -> None:
         """What a front wants to be known of it.  Raises UserError."""
-        note = msgspec.json.encode(Note(time.time(), told))
+        note = msgspec.json.encode(FrontNote(time.time(), told))
         with self._asking():
             self._put(f"front/{front}".encode(), note)
 
-    def notes(self) -> list[Note]:
+    def notes(self) -> list[FrontNote]:
         """Of the fronts that have told something lately.  Raises UserError."""
         with self._asking():
             keys = self._gcs.internal_kv_keys(b"front/", NOTES, timeout=PATIENCE_SECONDS)
             texts = [self._gcs.internal_kv_get(key, NOTES, timeout=PATIENCE_SECONDS) for key in keys]
-        notes = [msgspec.json.decode(text, type=Note) for text in texts if text]
+        notes = [msgspec.json.decode(text, type=FrontNote) for text in texts if text]
         return [note for note in notes if abs(time.time() - note.at) < STALE_SECONDS]
 
-    def leave_strangers(self, node: str, count: int) -> None:
+    def store_unauthenticated(self, node: str, count: int) -> None:
         """How often this machine has refused who had no token.  Raises UserError."""
         with self._asking():
             self._put(f"strangers/{node}".encode(), str(count).encode())
 
-    def strangers(self) -> dict[str, int]:
+    def unauthenticated(self) -> dict[str, int]:
         """What machines have left of that, by their names.  Raises UserError."""
         with self._asking():
             keys = self._gcs.internal_kv_keys(b"strangers/", NOTES, timeout=PATIENCE_SECONDS)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import uvloop
 
 from corepipe.serving.fleet.identity import PEER
-from corepipe.serving.fleet.link import Link
+from corepipe.serving.fleet.link import FleetLink
 from corepipe.serving.fleet.wire import SILENT_SECONDS, FromHost, Hello, host_decoder
 from corepipe.version import __version__
 
@@ -63,7 +63,7 @@ class LinkThread:
         self._loop.close()
 
 
-class Listener(Protocol):
+class ConnectorListener(Protocol):
     """Who is told, in its own event loop, what comes of a connector."""
 
     def heard(self, lease: int, messages: Sequence[FromHost]) -> None:
@@ -85,7 +85,7 @@ class Connector:
         at: HostAddress,
         context: ssl.SSLContext,
         config: dict[str, Any],
-        listener: Listener,
+        listener: ConnectorListener,
     ) -> None:
         self._links = links
         self._at = at
@@ -94,7 +94,7 @@ class Connector:
         self._listener = listener
         self._home = asyncio.get_running_loop()
         self._lease = 0
-        self._link: Link[FromHost] | None = None
+        self._link: FleetLink[FromHost] | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         links.run(self._keep())
@@ -144,7 +144,7 @@ class Connector:
             if not lost.done():
                 lost.set_result(reason)
 
-        self._link = link = Link(host_decoder(), take, end)
+        self._link = link = FleetLink(host_decoder(), take, end)
         loop = asyncio.get_running_loop()
         connection = socket.socket(socket.AF_INET6 if ":" in self._at.address else socket.AF_INET)
         try:

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from corepipe.engine.config import EngineConfig, validated
 from corepipe.engine.messages import Abort, Failed, Outputs, Ready, Submit
 from corepipe.errors import UserError, shown
-from corepipe.serving.fleet.link import Link
-from corepipe.serving.fleet.wire import Beat, FromFront, Gone, Hello, Loaded, Order, front_decoder
-from corepipe.serving.supervision.child import End
+from corepipe.serving.fleet.link import FleetLink
+from corepipe.serving.fleet.wire import Beat, EngineOrder, FromFront, Gone, Hello, Loaded, front_decoder
+from corepipe.serving.supervision.child import EngineEnd
 from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineError
 from corepipe.serving.supervision.succession import Succession
 from corepipe.version import __version__
@@ -54,7 +54,7 @@ class Host:
         self._open: set[str] = set()
         self._prefixes: set[bytes] = set()
         self._lease = 0
-        self._front: Link[FromFront] | None = None
+        self._front: FleetLink[FromFront] | None = None
         self._told = False
         self._door = asyncio.Semaphore(HANDSHAKES)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,7 +84,7 @@ class Host:
         self.ended.set()
 
     def take(self, news: Outputs) -> None:
-        """See `succession.Heir`."""
+        """See `succession.EngineOwner`."""
         if news.outputs and self._engines is not None:
             self._engines.prove()
         if news.prefixes is not None:
@@ -96,8 +96,8 @@ class Host:
         else:
             self._tell_loaded()
 
-    def lost(self, end: End) -> None:
-        """See `succession.Heir`."""
+    def lost(self, end: EngineEnd) -> None:
+        """See `succession.EngineOwner`."""
         assert self._engines is not None
         self._ready = None
         self._open.clear()
@@ -108,15 +108,15 @@ class Host:
         _log().warning("the engine %s", end.words)
 
     def not_loaded(self) -> None:
-        """See `succession.Heir`."""
+        """See `succession.EngineOwner`."""
 
     def replaced(self, ready: Ready) -> None:
-        """See `succession.Heir`."""
+        """See `succession.EngineOwner`."""
         self._ready = ready
         self._tell_loaded()
 
     def gave_up(self, error: Exception) -> None:
-        """See `succession.Heir`."""
+        """See `succession.EngineOwner`."""
         user_error = isinstance(error, UserError)
         self._failure = Failed(str(error), user_error)
         if self._front is not None:
@@ -145,7 +145,7 @@ class Host:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Visitor(self).link,
+                lambda: _IncomingFront(self).link,
                 connection,
                 ssl=self._context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS,
@@ -156,7 +156,7 @@ class Host:
         finally:
             self._door.release()
 
-    def obey(self, link: Link[FromFront], hello: Hello) -> bool:
+    def obey(self, link: FleetLink[FromFront], hello: Hello) -> bool:
         """A front has said who it is; whether it is the one of now."""
         refusal = self._refusal(hello)
         if refusal is not None:
@@ -176,7 +176,7 @@ class Host:
         self._tell_loaded()
         return True
 
-    def order(self, link: Link[FromFront], order: Order) -> None:
+    def order(self, link: FleetLink[FromFront], order: EngineOrder) -> None:
         """A command of the front; dropped where it is not for the engine of now."""
         if link is not self._front or not self._told or self._engines is None:
             return
@@ -187,7 +187,7 @@ class Host:
         else:
             self._engines.send(order.command)
 
-    def gone(self, link: Link[FromFront]) -> None:
+    def gone(self, link: FleetLink[FromFront]) -> None:
         """A link is lost.  If it was the front's, all that it asked for is given up."""
         if link is not self._front:
             return
@@ -241,13 +241,13 @@ class Host:
         self._orphaned = loop.call_later(ORPHAN_SECONDS, self.ended.set)
 
 
-class _Visitor:
+class _IncomingFront:
     """Who has come through the door, and has to say who they are."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._known = False
-        self.link: Link[FromFront] = Link(front_decoder(), self._take, self._lost, self._beat)
+        self.link: FleetLink[FromFront] = FleetLink(front_decoder(), self._take, self._lost, self._beat)
 
     def _beat(self) -> Beat:
         return Beat(dict(self._host.refused))
@@ -256,7 +256,7 @@ class _Visitor:
         for message in messages:
             if isinstance(message, Hello) and not self._known:
                 self._known = self._host.obey(self.link, message)
-            elif isinstance(message, Order):
+            elif isinstance(message, EngineOrder):
                 self._host.order(self.link, message)
 
     def _lost(self, reason: str) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from corepipe.errors import UserError
 from corepipe.serving.fleet.connector import HostAddress
-from corepipe.serving.fleet.remote import Remote
+from corepipe.serving.fleet.remote import RemoteHost
 
 
 class Front(Protocol):
@@ -18,7 +18,7 @@ class Front(Protocol):
         """The front's certificate, in PEM."""
 
     @property
-    def remotes(self) -> Sequence[Remote]:
+    def remotes(self) -> Sequence[RemoteHost]:
         """The hosts that the front knows."""
 
     def add(self, at: HostAddress) -> None:
@@ -30,7 +30,7 @@ class Front(Protocol):
     def remove(self, name: str) -> None:
         """Drops a host that is gone."""
 
-    def tell_strangers(self, refused: Mapping[str, int]) -> None:
+    def report_unauthenticated(self, refused: Mapping[str, int]) -> None:
         """Counts connections that had no token, by the node that refused them."""
 
     def fail(self, error: UserError) -> None:

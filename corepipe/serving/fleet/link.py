@@ -13,7 +13,7 @@ from corepipe.serving.fleet.wire import BEAT_SECONDS, SILENT_SECONDS, Beat
 T = TypeVar("T")
 
 
-class Link(asyncio.Protocol, Generic[T]):
+class FleetLink(asyncio.Protocol, Generic[T]):
     """Frames of the other side, in `take`; `lost` is told once, why, and then nothing more is taken.
 
     While it is up it beats; `beat` says what.  All of it runs in one event loop, which must do nothing that

@@ -22,19 +22,19 @@ from corepipe.engine.process.frames import encode_frame
 from corepipe.errors import UserError
 from corepipe.serving.fleet.actor import HostActor
 from corepipe.serving.fleet.cluster import HOST, NAMESPACE, Cluster, Node
-from corepipe.serving.fleet.orders import (
-    Begin,
-    Down,
-    Drain,
+from corepipe.serving.fleet.manager_messages import (
+    BeginFleet,
+    DrainHost,
+    FleetRefusal,
     FromManager,
-    Placed,
-    Refused,
-    Stop,
-    Tell,
-    Tokenless,
+    FrontStatus,
+    HostDown,
+    HostUp,
+    PlacedHost,
+    StopHost,
     ToManager,
-    Total,
-    Up,
+    UnauthenticatedCounts,
+    WantedHosts,
     order_decoder,
 )
 from corepipe.signals import leave_to_parent
@@ -58,30 +58,30 @@ EXIT_FAULT, EXIT_USER = 1, 2
 
 
 @dataclass(slots=True)
-class _Host:
+class _ManagedHost:
     """actor: None where Ray knows it no more.  waited: for what it answers; placed: None until it listens."""
 
     node: Node
     actor: Any = None
     waited: Any = None
-    placed: Placed | None = None
+    placed: PlacedHost | None = None
     draining: bool = False
 
 
 class Manager:
     """Hosts on the nodes of a fleet.  Raises UserError where it is not to be had."""
 
-    def __init__(self, begin: Begin, connection: socket.socket) -> None:
+    def __init__(self, begin: BeginFleet, connection: socket.socket) -> None:
         self._cluster = Cluster(begin.fleet, "--fleet")
         self._ray: Any = importlib.import_module("ray")  # of the extra
         _connect(begin.fleet)
         self._begin = begin
         self._connection = connection
         self._total = begin.total
-        self._hosts: dict[str, _Host] = {}
+        self._hosts: dict[str, _ManagedHost] = {}
         self._rests: dict[str, float] = {}
-        self._told: Tell | None = None
-        self._strangers: dict[str, int] = {}
+        self._told: FrontStatus | None = None
+        self._unauthenticated: dict[str, int] = {}
         self._count = 0
         self._looked = self._answered = time.monotonic()
         self._looked -= LOOK_SECONDS
@@ -90,11 +90,11 @@ class Manager:
 
     def take(self, order: ToManager) -> None:
         """What the front wants."""
-        if isinstance(order, Total):
+        if isinstance(order, WantedHosts):
             self._total = order.count
-        elif isinstance(order, Stop):
+        elif isinstance(order, StopHost):
             self._end(order.name)
-        elif isinstance(order, Tell):
+        elif isinstance(order, FrontStatus):
             self._told = order
 
     def turn(self) -> None:
@@ -123,17 +123,17 @@ class Manager:
         for name, host in self._hosts.items():
             if host.node.id in drained and not host.draining:
                 host.draining = True
-                self._tell(Drain(name))
+                self._tell(DrainHost(name))
         missing = self._total - sum(not host.draining for host in self._hosts.values())
         if missing > 0:
             for node in self._free(nodes, now)[:missing]:
                 self._place(node)
         if self._told is not None:
             self._cluster.leave_note(self._begin.front, self._told)
-        strangers = self._cluster.strangers()
-        if strangers != self._strangers:
-            self._strangers = strangers
-            self._tell(Tokenless(strangers))
+        unauthenticated = self._cluster.unauthenticated()
+        if unauthenticated != self._unauthenticated:
+            self._unauthenticated = unauthenticated
+            self._tell(UnauthenticatedCounts(unauthenticated))
 
     def _free(self, nodes: list[Node], now: float) -> list[Node]:
         """Where a host may be put; first those that did well."""
@@ -165,12 +165,12 @@ class Manager:
         self._count += 1
         name = f"{node.name}.{self._count}.{self._begin.front[:6]}"
         actor = self._ray.remote(HostActor).options(**options).remote()
-        self._hosts[name] = _Host(node, actor, actor.listen.remote(self._begin.certificate))
+        self._hosts[name] = _ManagedHost(node, actor, actor.listen.remote(self._begin.certificate))
 
-    def _adopt(self, placed: Placed) -> None:
+    def _adopt(self, placed: PlacedHost) -> None:
         """A host of an earlier manager; where Ray knows it no more it may live, but cannot be ended."""
         node = Node(placed.node_id, placed.node, placed.address, alive=True, takes_host=True, drained=False)
-        host = self._hosts[placed.name] = _Host(node, placed=placed)
+        host = self._hosts[placed.name] = _ManagedHost(node, placed=placed)
         with contextlib.suppress(ValueError):
             host.actor = self._ray.get_actor(_actor_name(placed.node_id), NAMESPACE)
             host.waited = host.actor.ended.remote()
@@ -185,7 +185,7 @@ class Manager:
         for reference in done:
             self._answer(waited[reference], self._hosts[waited[reference]])
 
-    def _answer(self, name: str, host: _Host) -> None:
+    def _answer(self, name: str, host: _ManagedHost) -> None:
         try:
             found = self._ray.get(host.waited)
         except Exception as error:  # whatever it died of: another one is started elsewhere
@@ -196,16 +196,16 @@ class Manager:
             self._forget(name)
             return
         address, port, certificate = found
-        host.placed = Placed(name, host.node.name, host.node.id, address, port, certificate)
+        host.placed = PlacedHost(name, host.node.name, host.node.id, address, port, certificate)
         host.waited = host.actor.ended.remote()
-        self._tell(Up(host.placed))
+        self._tell(HostUp(host.placed))
 
     def _forget(self, name: str) -> None:
         host = self._hosts.get(name)
         if host is not None:
             self._rests[host.node.id] = time.monotonic() + REST_SECONDS
             self._end(name)
-            self._tell(Down(name))
+            self._tell(HostDown(name))
 
     def _end(self, name: str) -> None:
         host = self._hosts.pop(name, None)
@@ -223,13 +223,13 @@ def main(fd: int) -> int:
         orders: queue.SimpleQueue[ToManager | None] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(connection, orders), daemon=True).start()
         begin = orders.get()
-        if not isinstance(begin, Begin):
+        if not isinstance(begin, BeginFleet):
             return 0
         try:
             _manage(Manager(begin, connection), orders)
         except UserError as error:
             with contextlib.suppress(OSError):
-                connection.sendall(encode_frame(Refused(error.message)))
+                connection.sendall(encode_frame(FleetRefusal(error.message)))
             return EXIT_USER
         except ConnectionError:  # the front is gone
             return 0

@@ -16,18 +16,18 @@ from corepipe.engine.process.frames import FrameError, encode_frame
 from corepipe.errors import UserError
 from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.hosts import Front
-from corepipe.serving.fleet.orders import (
-    Begin,
-    Drain,
+from corepipe.serving.fleet.manager_messages import (
+    BeginFleet,
+    DrainHost,
+    FleetRefusal,
     FromManager,
+    FrontStatus,
     HostState,
-    Placed,
-    Refused,
-    Stop,
-    Tell,
-    Tokenless,
-    Total,
-    Up,
+    HostUp,
+    PlacedHost,
+    StopHost,
+    UnauthenticatedCounts,
+    WantedHosts,
     manager_decoder,
 )
 from corepipe.signals import held_back
@@ -51,9 +51,9 @@ class RayFleet:
         self._total = replicas
         self._model = model
         self._front = secrets.token_hex(8)
-        self._known: dict[str, Placed] = {}
+        self._known: dict[str, PlacedHost] = {}
         self._client: Front | None = None
-        self._manager: _Manager | None = None
+        self._manager: _ManagerProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, client: Front) -> None:
@@ -62,11 +62,11 @@ class RayFleet:
 
     def replace(self, name: str) -> None:
         self._known.pop(name, None)
-        self._order(Stop(name))
+        self._order(StopHost(name))
 
     def want(self, count: int) -> None:
         self._total = count
-        self._order(Total(count))
+        self._order(WantedHosts(count))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -76,7 +76,7 @@ class RayFleet:
         if self._manager is not None:
             await self._manager.close()
 
-    def _order(self, order: Stop | Tell | Total) -> None:
+    def _order(self, order: StopHost | FrontStatus | WantedHosts) -> None:
         if self._manager is not None:
             self._manager.send(order)
 
@@ -84,10 +84,10 @@ class RayFleet:
         """A manager after the other."""
         assert self._client is not None
         while True:
-            begin = Begin(
+            begin = BeginFleet(
                 self._address, self._front, self._client.certificate, self._total, [*self._known.values()]
             )
-            self._manager = await _Manager.started(begin, self._hear)
+            self._manager = await _ManagerProcess.started(begin, self._hear)
             await self._manager.lost.wait()
             await self._manager.close()
             await asyncio.sleep(PAUSE_SECONDS)
@@ -100,19 +100,19 @@ class RayFleet:
                 HostState(remote.at.name, remote.at.node, remote.state, len(remote.open))
                 for remote in self._client.remotes
             ]
-            self._order(Tell(self._model, states))
+            self._order(FrontStatus(self._model, states))
 
     def _hear(self, news: FromManager) -> None:
         client = self._client
         assert client is not None
-        if isinstance(news, Up):
+        if isinstance(news, HostUp):
             placed = self._known[news.host.name] = news.host
             client.add(HostAddress(placed.name, placed.node, placed.address, placed.port, placed.certificate))
-        elif isinstance(news, Drain):
+        elif isinstance(news, DrainHost):
             client.drain(news.name)
-        elif isinstance(news, Tokenless):
-            client.tell_strangers(news.refused)
-        elif isinstance(news, Refused):
+        elif isinstance(news, UnauthenticatedCounts):
+            client.report_unauthenticated(news.refused)
+        elif isinstance(news, FleetRefusal):
             if not self._known:
                 client.fail(UserError(news.message))
             _log().warning("nothing is replaced: %s", news.message)
@@ -121,7 +121,7 @@ class RayFleet:
             client.remove(news.name)
 
 
-class _Manager(asyncio.Protocol):
+class _ManagerProcess(asyncio.Protocol):
     """The process of `manager`, and the way to it."""
 
     def __init__(self, process: subprocess.Popen[bytes], hear: Callable[[FromManager], None]) -> None:
@@ -132,7 +132,7 @@ class _Manager(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     @classmethod
-    async def started(cls, begin: Begin, hear: Callable[[FromManager], None]) -> _Manager:
+    async def started(cls, begin: BeginFleet, hear: Callable[[FromManager], None]) -> _ManagerProcess:
         """In a session of its own: signals to the server are not for it."""
         ours, theirs = socket.socketpair()
         with theirs, held_back():

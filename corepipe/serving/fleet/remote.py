@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from corepipe.engine.messages import KEY_BYTES, Abort, Outputs, Prefixes, Ready, Stats, Submit
 from corepipe.serving.fleet.connector import Connector, HostAddress
 from corepipe.serving.fleet.same_bytes import OWN
-from corepipe.serving.fleet.wire import Order
+from corepipe.serving.fleet.wire import EngineOrder
 from corepipe.serving.supervision.stats import total
 
 
 @dataclass(eq=False)
-class Remote:
+class RemoteHost:
     """A host and its engine.
 
     slot: its place among the front's hosts, by which its replicas are numbered.  lease, epoch: of the link
@@ -58,7 +58,7 @@ class Remote:
         """Of its engine."""
         return 1 if self.ready is None else int(self.ready.placement.get("data", 1))
 
-    def told(self) -> dict[str, Any]:
+    def placement(self) -> dict[str, Any]:
         """As the placement answer has it."""
         first = self.slot * self.replicas
         own = {} if self.ready is None else {**self.ready.placement, "kernels": self.ready.isa}
@@ -123,4 +123,4 @@ class Remote:
 
     def _order(self, command: Submit | Abort) -> None:
         if self.epoch is not None and self.connector is not None:
-            self.connector.send(self.lease, Order(self.epoch, command))
+            self.connector.send(self.lease, EngineOrder(self.epoch, command))

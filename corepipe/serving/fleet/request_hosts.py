@@ -7,21 +7,21 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import asdict
 
 from corepipe.engine.messages import FleetOutput, Output
-from corepipe.serving.fleet.remote import Remote
+from corepipe.serving.fleet.remote import RemoteHost
 
 
-class Whereabouts:
+class RequestHosts:
     """Of the open requests of a front."""
 
     def __init__(self) -> None:
-        self._at: dict[str, Remote] = {}
+        self._at: dict[str, RemoteHost] = {}
         self._been: dict[str, list[str]] = {}
 
     def __contains__(self, request_id: str) -> bool:
         """Whether a host has it."""
         return request_id in self._at
 
-    def give(self, request_id: str, remote: Remote) -> None:
+    def give(self, request_id: str, remote: RemoteHost) -> None:
         """A host has it now."""
         self._at[request_id] = remote
         self._been.setdefault(request_id, []).append(remote.at.node)
@@ -31,11 +31,11 @@ class Whereabouts:
         for request_id in ids:
             self._at.pop(request_id, None)
 
-    def of(self, remote: Remote, ids: Sequence[str]) -> list[str]:
+    def of(self, remote: RemoteHost, ids: Sequence[str]) -> list[str]:
         """Those that this host has."""
         return [request_id for request_id in ids if self._at.get(request_id) is remote]
 
-    def told(self, outputs: Sequence[Output]) -> list[Output]:
+    def with_machines(self, outputs: Sequence[Output]) -> list[Output]:
         """The same news; with the last of a request, which is forgotten, the machines that had it."""
         return [output if output.finish_reason is None else self._end(output) for output in outputs]
 

@@ -9,13 +9,13 @@ from corepipe.engine.loop.router import ReplicaView, choose_replica, load_margin
 from corepipe.engine.messages import KEY_BYTES, Prefixes, Submit
 from corepipe.scheduler.prefix_index import RecentPrefixes
 from corepipe.scheduler.request import first_key, next_key
-from corepipe.serving.fleet.remote import Remote
+from corepipe.serving.fleet.remote import RemoteHost
 
 MOST_PREFIXES = 1 << 18
 """Blocks whose hosts are known; those of which nothing was heard for longest are forgotten."""
 
 
-class Router:
+class HostRouter:
     """Prefers the host that has the longest part of a prompt, within a margin of load.
 
     What a host has is what it says, and what it was given and has not said that it has no more: of prompts
@@ -29,7 +29,7 @@ class Router:
         self._index = RecentPrefixes(MOST_PREFIXES)
         self._learns = config.prefix_cache
 
-    def choose(self, remotes: Sequence[Remote], submit: Submit) -> Remote | None:
+    def choose(self, remotes: Sequence[RemoteHost], submit: Submit) -> RemoteHost | None:
         """None where no host takes anything."""
         takers = [remote for remote in remotes if remote.takes]
         takers = takers or [remote for remote in remotes if remote.serves]
@@ -43,14 +43,14 @@ class Router:
             self._index.add(key, 1 << chosen.slot)
         return chosen
 
-    def begin(self, remote: Remote, prefixes: bytes) -> None:
+    def begin(self, remote: RemoteHost, prefixes: bytes) -> None:
         """A host serves, and finds just these; its blocks are as large as all hosts'."""
         if remote.ready is not None:
             self._block = remote.ready.block_size
         self.forget(remote)
         self.hear(remote, Prefixes(prefixes))
 
-    def hear(self, remote: Remote, prefixes: Prefixes) -> None:
+    def hear(self, remote: RemoteHost, prefixes: Prefixes) -> None:
         """A host finds more, or something no more."""
         bit = 1 << remote.slot
         for key in prefixes.added:
@@ -58,7 +58,7 @@ class Router:
         for key in prefixes.dropped:
             self._index.drop(key, bit)
 
-    def forget(self, remote: Remote) -> None:
+    def forget(self, remote: RemoteHost) -> None:
         """A host is out of reach, or has lost its engine."""
         self._index.clear(1 << remote.slot)
 
@@ -69,7 +69,7 @@ class Router:
             key = next_key(key, submit.prompt[start : start + self._block])
             yield key[:KEY_BYTES]
 
-    def _cached(self, remote: Remote, found: Sequence[int]) -> int:
+    def _cached(self, remote: RemoteHost, found: Sequence[int]) -> int:
         """Tokens of the prompt, by who has each of its blocks."""
         for count, holders in enumerate(found):
             if not holders >> remote.slot & 1:

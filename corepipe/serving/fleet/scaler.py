@@ -22,7 +22,7 @@ IDLE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class FleetLoad:
     """What a fleet has to do.
 
     hosts: that are wanted now; serving: those that take requests.  waiting: requests of which nothing is
@@ -48,7 +48,7 @@ class Scaler:
         self._slow_since: float | None = None
         self._idle_since: float | None = None
 
-    def wanted(self, work: Work, now: float) -> int:
+    def wanted(self, work: FleetLoad, now: float) -> int:
         """Hosts from now on; asked again and again, at any `now` that does not go back."""
         late = work.good is not None and work.good < GOOD_SHARE
         slow = late or (work.waiting > 0 and work.waiting >= SLOW_SECONDS * work.rate)

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Protocol
 
-from corepipe.serving.fleet.remote import Remote
-from corepipe.serving.fleet.scaler import Scaler, Work
+from corepipe.serving.fleet.remote import RemoteHost
+from corepipe.serving.fleet.scaler import FleetLoad, Scaler
 
 SCALE_SECONDS = 1.0
 
 
-class Scaled(Protocol):
+class ScaledFleet(Protocol):
     """What grows and shrinks: see `client.FleetClient`."""
 
     @property
-    def remotes(self) -> Sequence[Remote]:
+    def remotes(self) -> Sequence[RemoteHost]:
         """The hosts."""
 
-    def work(self, wanted: int, now: float) -> Work:
+    def work(self, wanted: int, now: float) -> FleetLoad:
         """What there is to do, where so many hosts are wanted."""
 
     def want(self, count: int) -> None:
@@ -31,7 +31,7 @@ class Scaled(Protocol):
         """A host gets nothing more."""
 
 
-async def scale(fleet: Scaled, scaler: Scaler) -> None:
+async def scale(fleet: ScaledFleet, scaler: Scaler) -> None:
     """Looks each second whether another number of hosts is wanted."""
     wanted = scaler.least
     while True:

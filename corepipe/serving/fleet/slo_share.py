@@ -19,7 +19,7 @@ Met = Callable[[float, float, float], bool]
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenAnswer:
     came: float
     first: float | None = None
     tokens: int = 0
@@ -31,13 +31,13 @@ class SloShare:
 
     def __init__(self, met: Met | None) -> None:
         self._met = met
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenAnswer] = {}
         self._judged: deque[tuple[float, bool]] = deque()
 
     def begin(self, request_id: str, now: float) -> None:
         """A request has come."""
         if self._met is not None:
-            self._open[request_id] = _Open(now)
+            self._open[request_id] = _OpenAnswer(now)
 
     def take(self, outputs: Sequence[Output], now: float) -> None:
         """The news of some requests, at `now`; of those that were judged nothing is asked."""
@@ -66,16 +66,16 @@ class SloShare:
         """There are more hosts now: what was judged with fewer says nothing of them."""
         self._judged.clear()
 
-    def _count(self, request: _Open, tokens: int, now: float) -> None:
+    def _count(self, request: _OpenAnswer, tokens: int, now: float) -> None:
         request.tokens += tokens
         if request.first is None:
             request.first = now
 
-    def _in_time(self, request: _Open, first: float) -> bool:
+    def _in_time(self, request: _OpenAnswer, first: float) -> bool:
         """Whether its first token was."""
         return self._met is None or self._met(first - request.came, 0.0, 0.0)
 
-    def _good(self, request: _Open, first: float, now: float) -> bool:
+    def _good(self, request: _OpenAnswer, first: float, now: float) -> bool:
         """As it would be if its last token had come now."""
         gaps = max(1, request.tokens - 1)
         return self._met is None or self._met(first - request.came, (now - first) / gaps, now - request.came)

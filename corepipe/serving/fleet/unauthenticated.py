@@ -23,7 +23,7 @@ MOST_BYTES = 1 << 24
 """Of a log that are read at a time."""
 
 
-class Strangers:
+class UnauthenticatedRequests:
     """Counts them in the logs of the session in `folder`, which is Ray's."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,15 +56,15 @@ def counted(folder: Path, tell: Callable[[int], None]) -> Iterator[None]:
     ended = threading.Event()
 
     def watch() -> None:
-        strangers, told = Strangers(folder), 0
+        unauthenticated, told = UnauthenticatedRequests(folder), 0
         while not ended.wait(LOOK_SECONDS):
-            count = strangers.look()
+            count = unauthenticated.look()
             if count != told:
                 with contextlib.suppress(UserError):
                     tell(count)
                     told = count
 
-    thread = threading.Thread(target=watch, name="strangers", daemon=True)
+    thread = threading.Thread(target=watch, name="unauthenticated requests", daemon=True)
     thread.start()
     try:
         yield

@@ -30,7 +30,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     config: dict[str, Any]
 
 
-class Order(msgspec.Struct, frozen=True, tag=True):
+class EngineOrder(msgspec.Struct, frozen=True, tag=True):
     """A command for the engine `epoch`; where that is gone it is for nobody."""
 
     epoch: int
@@ -59,7 +59,7 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
     words: str
 
 
-FromFront = Hello | Order | Beat
+FromFront = Hello | EngineOrder | Beat
 FromHost = Loaded | Gone | Outputs | LoadProgress | Beat | Failed
 
 

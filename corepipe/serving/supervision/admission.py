@@ -41,7 +41,7 @@ class DrainRate:
 
 
 @dataclass(slots=True)
-class Waiting:
+class QueuedRequests:
     """Requests that wait, and the tokens of their prompts."""
 
     requests: int = 0
@@ -49,18 +49,18 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueueLimits:
     """Of a queue.  seconds: the longest that a request waits in it; None: as long as it takes."""
 
     requests: int
     tokens: int
     seconds: float | None = None
 
-    def times(self, replicas: int) -> Bounds:
+    def times(self, replicas: int) -> QueueLimits:
         """Those of so many replicas, each with a queue of its own."""
-        return Bounds(self.requests * replicas, self.tokens * replicas, self.seconds)
+        return QueueLimits(self.requests * replicas, self.tokens * replicas, self.seconds)
 
-    def refusal(self, waiting: Waiting, tokens: int, own: Waiting | None = None) -> str | None:
+    def refusal(self, waiting: QueuedRequests, tokens: int, own: QueuedRequests | None = None) -> str | None:
         """Why a request of so many `tokens` may not join; None where it may.
 
         own: the part of `waiting` that is its owner's, where there are several.  Who has something there may
@@ -72,7 +72,7 @@ class Bounds:
         if waiting.requests and waiting.tokens + tokens > self.tokens:
             return f"{waiting.tokens} tokens are waiting; {tokens} more would pass --max-num-queued-tokens"
         if own is not None and own.requests:
-            free = Waiting(self.requests - waiting.requests, self.tokens - waiting.tokens)
+            free = QueuedRequests(self.requests - waiting.requests, self.tokens - waiting.tokens)
             if own.requests >= free.requests or own.tokens + tokens > free.tokens:
                 return f"{own.requests} requests of this key are waiting; what is free is kept for other keys"
         return None

@@ -15,7 +15,7 @@ from corepipe.engine.messages import Event, LoadProgress, Outputs, Ready, Shutdo
 from corepipe.engine.process.frames import FrameError, encode_frame, event_decoder
 from corepipe.errors import UserError
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
-from corepipe.serving.supervision.watchdog import SERVING, TICK_SECONDS, Patience, Watchdog, look_at
+from corepipe.serving.supervision.watchdog import SERVING, TICK_SECONDS, HangLimits, Watchdog, look_at
 
 CLOSE_SECONDS = 5.0
 """How long an engine may take to end when it is told to, before it is killed."""
@@ -28,14 +28,14 @@ REST_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EngineEnd:
     """Of an engine.  reason: a label of the metrics; words: for people."""
 
     reason: str
     words: str
 
 
-class Child:
+class EngineChild:
     """The engine number `epoch` of a server.  It may be there, its imports done, before it is started.
 
     `command` makes its process, unless there is one: `engine`.
@@ -57,7 +57,7 @@ class Child:
         self._epoch = epoch
         self._take = take
         self._tells_prefixes = tells_prefixes
-        self._connection: _Connection | None = None
+        self._connection: _ChildConnection | None = None
         self._loaded = False
         self._hung = False
         self._killed_here = False
@@ -78,9 +78,9 @@ class Child:
         return self.returncode == -signal.SIGKILL and not self._killed_here
 
     async def start(
-        self, config: EngineConfig, progress: Callable[[LoadProgress], None], patience: Patience | None = None
+        self, config: EngineConfig, progress: Callable[[LoadProgress], None], limits: HangLimits | None = None
     ) -> Ready:
-        """Loads; `patience` says when it hangs (None: it may take as long as it likes).
+        """Loads; `limits` says when it hangs (None: it may take as long as it likes).
 
         Raises UserError where the config is at fault, EngineError where the engine is.
         """
@@ -91,11 +91,11 @@ class Child:
         assert self._engine is not None
         self._engine.tell(config, self._epoch, tells_prefixes=self._tells_prefixes)
         loop, ours = asyncio.get_running_loop(), self._engine.socket
-        connection = _Connection(loop, ours, self._epoch, self._take, progress)
+        connection = _ChildConnection(loop, ours, self._epoch, self._take, progress)
         self._connection = connection
         await loop.create_unix_connection(lambda: connection, sock=ours)
         try:
-            if patience is not None and await self._hangs_before(connection.loaded_within, patience):
+            if limits is not None and await self._hangs_before(connection.loaded_within, limits):
                 raise EngineError("it hung")
             ready = await connection.ready
         finally:
@@ -108,19 +108,19 @@ class Child:
         if self._connection is not None:
             self._connection.send(message)
 
-    async def ended(self) -> End:
+    async def ended(self) -> EngineEnd:
         """Waits until the engine has died, or hangs and has been killed; then it is gone."""
         assert self._connection is not None
         self._hung = await self._hangs_before(self._connection.lost_within, SERVING)
         await self.kill()
         return self._end()
 
-    async def _hangs_before(self, over: Callable[[float], Awaitable[bool]], patience: Patience) -> bool:
+    async def _hangs_before(self, over: Callable[[float], Awaitable[bool]], limits: HangLimits) -> bool:
         """Whether it hangs before `over`, which waits for so many seconds at most, says that the wait is."""
         assert self._connection is not None
         assert self._engine is not None
         connection, beats, pid = self._connection, self._engine.heartbeat.read, self._engine.pid
-        watchdog = Watchdog(lambda: beats() + connection.heard, lambda: look_at(pid), patience)
+        watchdog = Watchdog(lambda: beats() + connection.heard, lambda: look_at(pid), limits)
         loop = asyncio.get_running_loop()
         last = loop.time()
         while not await over(TICK_SECONDS):
@@ -157,23 +157,23 @@ class Child:
         """Makes the process, which waits for the start; see `EngineProcess`.  Raises EngineError."""
         self._engine = EngineProcess(self._command)
 
-    def _end(self) -> End:
+    def _end(self) -> EngineEnd:
         """Raises nothing: whatever it died of has a name."""
         code = self.returncode or 0
         if self._hung:
-            return End("hung", "hung, and was killed")
+            return EngineEnd("hung", "hung, and was killed")
         if self._connection is not None and self._connection.last_word is not None:
-            return End("failed", f"failed: {self._connection.last_word}")
+            return EngineEnd("failed", f"failed: {self._connection.last_word}")
         if self._killed_here:
-            return End("failed", "was silent, did not end, and was killed")
+            return EngineEnd("failed", "was silent, did not end, and was killed")
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             more = " (out of memory?)" if -code == signal.SIGKILL else ""
-            return End("killed" if -code == signal.SIGKILL else "crashed", f"was ended by {name}{more}")
-        return End("failed", f"ended with code {code}")
+            return EngineEnd("killed" if -code == signal.SIGKILL else "crashed", f"was ended by {name}{more}")
+        return EngineEnd("failed", f"ended with code {code}")
 
 
-class _Connection(asyncio.Protocol):
+class _ChildConnection(asyncio.Protocol):
     """Frames from and to the child over `sock`, which is the transport's once there is one.
 
     `ready` ends the load; `lost` is set when nothing more can come.  heard: events so far.  last_word: why

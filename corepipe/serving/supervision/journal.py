@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from corepipe.engine.messages import Output, Outputs, Started, Submit
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.supervision.admission import Waiting
+from corepipe.serving.supervision.admission import QueuedRequests
 
 BREAKS_IN_A_ROW = 1
 """Engines in a row that a request may see break while they compute for it, before they have told a token
@@ -92,8 +92,8 @@ class Journal:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._waiting: dict[str, _Entry] = {}
-        self.waiting = Waiting()
-        self._waiting_of: defaultdict[str, Waiting] = defaultdict(Waiting)
+        self.waiting = QueuedRequests()
+        self._waiting_of: defaultdict[str, QueuedRequests] = defaultdict(QueuedRequests)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -101,7 +101,7 @@ class Journal:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
 
-    def waiting_of(self, owner: str) -> Waiting:
+    def waiting_of(self, owner: str) -> QueuedRequests:
         """This owner's part of `waiting`: the requests of which no token is computed yet."""
         return self._waiting_of[owner]
 

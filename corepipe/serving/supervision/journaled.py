@@ -9,7 +9,7 @@ from time import monotonic
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Abort, Output, Outputs, Submit
 from corepipe.scheduler.request import FinishReason
-from corepipe.serving.supervision.admission import Bounds, DrainRate
+from corepipe.serving.supervision.admission import DrainRate, QueueLimits
 from corepipe.serving.supervision.client import StreamingClient
 from corepipe.serving.supervision.journal import Journal
 from corepipe.serving.supervision.memory import MemoryGuard
@@ -30,7 +30,7 @@ class JournaledClient(StreamingClient):
         super().__init__()
         self._config = config
         self._journal = Journal()
-        self._bounds = Bounds(config.max_queued_requests, config.max_queued_tokens, queue_seconds)
+        self._bounds = QueueLimits(config.max_queued_requests, config.max_queued_tokens, queue_seconds)
         self._drain = DrainRate()
         self._memory = MemoryGuard()
         self._expiry: asyncio.Task[None] | None = None

@@ -12,9 +12,9 @@ from typing import Protocol
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Command, LoadProgress, Outputs, Ready
 from corepipe.errors import UserError
-from corepipe.serving.supervision.child import Child, End
+from corepipe.serving.supervision.child import EngineChild, EngineEnd
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
-from corepipe.serving.supervision.watchdog import Patience
+from corepipe.serving.supervision.watchdog import HangLimits
 
 MOST_FAILED_LOADS = 10
 """Engines in a row that may fail to load; then another one would, too.  One that somebody killed while it
@@ -29,18 +29,18 @@ more."""
 
 LEAST_LOAD_SECONDS = 10.0
 """A new engine may work on its load for so long without telling of progress, or `LOAD_RATIO` times as long as
-the first one needed: see `Patience`."""
+the first one needed: see `HangLimits`."""
 
 LOAD_RATIO = 3.0
 
 
-class Heir(Protocol):
+class EngineOwner(Protocol):
     """Who has the engines, and is told what becomes of them."""
 
     def take(self, news: Outputs) -> None:
         """The engine of the moment says something."""
 
-    def lost(self, end: End) -> None:
+    def lost(self, end: EngineEnd) -> None:
         """The engine is gone; another one will be started."""
 
     def not_loaded(self) -> None:
@@ -56,7 +56,7 @@ class Heir(Protocol):
 class Succession:
     """The engine of the moment and, ready to be started, its spare.
 
-    `command` starts a child, and what it tells; see `Child`.  `called`: what the log calls the engine.
+    `command` starts a child, and what it tells; see `EngineChild`.  `called`: what the log calls the engine.
     `first`: the process of the first, where it has been made.
     """
 
@@ -64,16 +64,16 @@ class Succession:
         self,
         config: EngineConfig,
         command: Sequence[str],
-        heir: Heir,
+        owner: EngineOwner,
         called: str,
         *,
         tells_prefixes: bool = False,
         first: EngineProcess | None = None,
     ) -> None:
         self.command = command
-        self.spare: Child | None = None
+        self.spare: EngineChild | None = None
         self._config = config
-        self._heir = heir
+        self._owner = owner
         self._called = called
         self._tells_prefixes = tells_prefixes
         self._child = self._engine(0, first)
@@ -87,7 +87,7 @@ class Succession:
         return self._epoch
 
     @property
-    def child(self) -> Child:
+    def child(self) -> EngineChild:
         """The engine of the moment."""
         return self._child
 
@@ -97,7 +97,7 @@ class Succession:
         ready = await self._child.start(self._config, progress)
         self.prepare()
         load_seconds = max(LEAST_LOAD_SECONDS, LOAD_RATIO * (monotonic() - began))
-        self._task = asyncio.create_task(self._supervise(Patience(load_seconds, load_seconds)))
+        self._task = asyncio.create_task(self._supervise(HangLimits(load_seconds, load_seconds)))
         return ready
 
     def send(self, command: Command) -> None:
@@ -123,7 +123,7 @@ class Succession:
             self.spare = self._engine(self._epoch + 1)
             self.spare.spawn()
 
-    async def _supervise(self, loading: Patience) -> None:
+    async def _supervise(self, loading: HangLimits) -> None:
         """Replaces each engine that is lost, until that makes no sense."""
         try:
             while True:
@@ -131,12 +131,12 @@ class Succession:
                 end = await self._child.ended()
                 if monotonic() - born >= PROVEN_SECONDS:
                     self._fruitless = 0
-                self._heir.lost(end)
+                self._owner.lost(end)
                 await self._replace(loading)
         except Exception as error:  # whatever it is: without an engine there is nothing to serve
-            self._heir.gave_up(error)
+            self._owner.gave_up(error)
 
-    async def _replace(self, loading: Patience) -> None:
+    async def _replace(self, loading: HangLimits) -> None:
         """Starts engines until one has loaded.  Raises UserError or EngineError where none does."""
         failed = 0
         while True:
@@ -147,7 +147,7 @@ class Succession:
                 break
             except (UserError, EngineError) as error:
                 await self._child.kill()
-                self._heir.not_loaded()
+                self._owner.not_loaded()
                 _log().warning("%s did not load again: %s", self._called, error)
                 failed += not self._child.killed
                 if failed >= MOST_FAILED_LOADS and isinstance(error, EngineError):
@@ -157,17 +157,19 @@ class Succession:
                     raise
                 self.prepare()
         self.prepare()
-        self._heir.replaced(ready)
+        self._owner.replaced(ready)
         _log().warning("%s is back, loaded in %.1f s", self._called, ready.load_seconds)
 
-    def _next(self) -> Child:
+    def _next(self) -> EngineChild:
         """The spare engine, or a new one where that is gone."""
         self._epoch += 1
         spare, self.spare = self.spare, None
         return spare if spare is not None and spare.waits else self._engine(self._epoch)
 
-    def _engine(self, epoch: int, made: EngineProcess | None = None) -> Child:
-        return Child(self.command, epoch, self._heir.take, tells_prefixes=self._tells_prefixes, engine=made)
+    def _engine(self, epoch: int, made: EngineProcess | None = None) -> EngineChild:
+        return EngineChild(
+            self.command, epoch, self._owner.take, tells_prefixes=self._tells_prefixes, engine=made
+        )
 
     async def _pause(self) -> None:
         """Longer with each engine in a row that was good for nothing."""

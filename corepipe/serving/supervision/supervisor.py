@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Command, LoadProgress, Outputs, Ready, Stats
-from corepipe.serving.supervision.child import End
+from corepipe.serving.supervision.child import EngineEnd
 from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineProcess
 from corepipe.serving.supervision.journaled import JournaledClient
 from corepipe.serving.supervision.stats import idle, total
@@ -19,8 +19,8 @@ class ProcessClient(JournaledClient):
     """The engine of a server, in one child process after another; see `engine.process`.
 
     `queue_seconds`: the longest that a request waits before anything is computed for it.  `command` starts a
-    child; see `Child`.  `called`: what the log calls the engine.  `first`: the process of the first engine,
-    where it has been made.
+    child; see `EngineChild`.  `called`: the name of the engine in the log.  `first`: the process of the first
+    engine, where it has been made.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class ProcessClient(JournaledClient):
         self._die()
 
     def take(self, news: Outputs) -> None:
-        """See `succession.Heir`."""
+        """See `succession.EngineOwner`."""
         if news.outputs:
             self._engines.prove()
         self._take(news)
 
-    def lost(self, end: End) -> None:
-        """See `succession.Heir`."""
+    def lost(self, end: EngineEnd) -> None:
+        """See `succession.EngineOwner`."""
         self._alive, self._restarting = False, True
         self._restarts[end.reason] += 1
         self._before = dict(self._stats)
@@ -81,18 +81,18 @@ class ProcessClient(JournaledClient):
         _log().warning("%s %s; %d open requests go to another one", self._called, end.words, kept)
 
     def not_loaded(self) -> None:
-        """See `succession.Heir`."""
+        """See `succession.EngineOwner`."""
         self._restarts["load"] += 1
 
     def replaced(self, ready: Ready) -> None:
-        """See `succession.Heir`."""
+        """See `succession.EngineOwner`."""
         self._alive, self._restarting = True, False
         self.on_ready(ready)
         for submit in self._journal.submits():
             self._command(submit)
 
     def gave_up(self, error: Exception) -> None:
-        """See `succession.Heir`."""
+        """See `succession.EngineOwner`."""
         self._restarting = False
         self._die()
         self.on_failure(error)

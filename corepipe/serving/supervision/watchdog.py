@@ -25,7 +25,7 @@ SUSPICIOUS_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class HangLimits:
     """Seconds without a beat after which an engine hangs.
 
     still: all threads asleep or stopped, none has had a processor.  busy: of processor time that a thread has
@@ -36,12 +36,12 @@ class Patience:
     busy: float
 
 
-SERVING = Patience(still=1.0, busy=20.0)
+SERVING = HangLimits(still=1.0, busy=20.0)
 """An idle engine beats four times a second; the longest part of an Op takes well under a second."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ThreadStates:
     """A process at a moment: whether a thread runs or wants to, whether one waits for a disk, and the seconds
     of processor time that each has had."""
 
@@ -49,7 +49,7 @@ class Look:
     waiting: bool
     seconds: Mapping[int, float]
 
-    def since(self, before: Look) -> float:
+    def since(self, before: ThreadStates) -> float:
         """The most that one thread has had since then."""
         known = before.seconds
         return max((now - known.get(thread, now) for thread, now in self.seconds.items()), default=0.0)
@@ -58,10 +58,10 @@ class Look:
 class Watchdog:
     """Watches the number that `read` gives; `look` is asked where it has become suspicious."""
 
-    def __init__(self, read: Callable[[], int], look: Callable[[], Look], patience: Patience) -> None:
+    def __init__(self, read: Callable[[], int], look: Callable[[], ThreadStates], limits: HangLimits) -> None:
         self._read = read
         self._look = look
-        self._patience = patience
+        self._limits = limits
         self._begin(read())
 
     def hangs(self, elapsed: float) -> bool:
@@ -82,20 +82,20 @@ class Watchdog:
     def _begin(self, beats: int) -> None:
         self._last = beats
         self._silence = self._idle = self._used = 0.0
-        self._seen: Look | None = None
+        self._seen: ThreadStates | None = None
 
-    def _judge(self, seen: Look) -> bool:
+    def _judge(self, seen: ThreadStates) -> bool:
         used = 0.0 if self._seen is None else seen.since(self._seen)
         self._seen = seen
         if used > 0.0:
             self._idle = 0.0
         self._used += used
-        if seen.running or self._used >= self._patience.busy:
-            return self._used >= self._patience.busy
-        return self._idle >= (self._patience.busy if seen.waiting else self._patience.still)
+        if seen.running or self._used >= self._limits.busy:
+            return self._used >= self._limits.busy
+        return self._idle >= (self._limits.busy if seen.waiting else self._limits.still)
 
 
-def look_at(pid: int) -> Look:
+def look_at(pid: int) -> ThreadStates:
     """The threads of a process (proc_pid_stat(5)); where they cannot be told from each other, one that waits.
 
     Of a process that is gone nothing runs.
@@ -103,8 +103,8 @@ def look_at(pid: int) -> Look:
     if sys.platform != "linux":
         with contextlib.suppress(psutil.Error):
             times = psutil.Process(pid).cpu_times()
-            return Look(running=False, waiting=True, seconds={pid: times.user + times.system})
-        return Look(running=False, waiting=False, seconds={})
+            return ThreadStates(running=False, waiting=True, seconds={pid: times.user + times.system})
+        return ThreadStates(running=False, waiting=False, seconds={})
     ticks = os.sysconf("SC_CLK_TCK")
     states, seconds = set(), {}
     for task in Path(f"/proc/{pid}/task").glob("*/stat"):
@@ -112,4 +112,4 @@ def look_at(pid: int) -> Look:
             fields = task.read_bytes().rpartition(b") ")[2].split()
             states.add(fields[0])
             seconds[int(task.parent.name)] = (int(fields[11]) + int(fields[12])) / ticks
-    return Look(b"R" in states, b"D" in states, seconds)
+    return ThreadStates(b"R" in states, b"D" in states, seconds)

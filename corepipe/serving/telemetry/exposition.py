@@ -23,7 +23,7 @@ ESCAPING_SINCE = "1.0.0"
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
+class _AcceptedFormat:
     """One that a scraper takes: its media type, and the parameters beside it."""
 
     kind: str
@@ -51,14 +51,14 @@ class _Format:
 def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """(body, content type) in the format that `accept` prefers; the text format where it takes none."""
     known = [one for one in _accepted(accept) if one.version in VERSIONS[one.kind]]
-    best = max(known, key=lambda one: one.weight, default=_Format(TEXT, {}))
+    best = max(known, key=lambda one: one.weight, default=_AcceptedFormat(TEXT, {}))
     write: Callable[..., bytes] = write_openmetrics if best.kind == OPENMETRICS else write_text
     return write(registry, escaping=ALLOWUTF8), best.content_type
 
 
-def _accepted(accept: str) -> Iterator[_Format]:
+def _accepted(accept: str) -> Iterator[_AcceptedFormat]:
     for part in accept.split(","):
         kind, *parameters = (word.strip().lower() for word in part.split(";"))
         if kind in VERSIONS:
             pairs = (parameter.partition("=") for parameter in parameters)
-            yield _Format(kind, {name.strip(): value.strip() for name, _, value in pairs})
+            yield _AcceptedFormat(kind, {name.strip(): value.strip() for name, _, value in pairs})

@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[Value]):
+class CounterChange(Generic[Value]):
     """Two readings of counters, `apart` seconds from one another.
 
     `passed` is how much of the window they stand for, where each change of the counters is read at once.
@@ -45,13 +45,13 @@ class History(Generic[Value]):
         """The counters have started anew."""
         self._kept.clear()
 
-    def change(self, now: float) -> Change[Value] | None:
+    def change(self, now: float) -> CounterChange[Value] | None:
         """Over the window that ends now; None where there is but one reading in all."""
         self._forget(now)
         if len(self._kept) < 2:
             return None
         (began, before), (ended, after) = self._kept[0], self._kept[-1]
-        return Change(before, after, ended - began, min(now - began, WINDOW_SECONDS))
+        return CounterChange(before, after, ended - began, min(now - began, WINDOW_SECONDS))
 
     def _forget(self, now: float) -> None:
         """Drops what is older than the reading that held when the window began."""

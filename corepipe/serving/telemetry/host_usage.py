@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from corepipe.serving.telemetry.history import Change, History
+from corepipe.serving.telemetry.history import CounterChange, History
 
 Times = Mapping[str, float]
 """Seconds by kind of use: user, system."""
@@ -76,7 +76,7 @@ class HostUsage:
             times = self._process.cpu_times()
             self._engine.add(now, {"user": times.user, "system": times.system})
 
-    def _shares(self, change: Change[Times] | None) -> Times:
+    def _shares(self, change: CounterChange[Times] | None) -> Times:
         if change is None or change.apart <= 0:
             return {}
         whole = change.apart * self._vcpus

@@ -46,7 +46,7 @@ def not_valid(late: int, steps: int, needed: float | None) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LatenessVerdict:
     """Of the last steps of the replicas, at a time scale: host seconds for one of the device."""
 
     time_scale: float
@@ -107,7 +107,7 @@ class Lateness:
         self._windows: dict[int, deque[StepPace]] = {}
         self._unjudged = 0
         self._told = False
-        self.verdict = Verdict(time_scale, ())
+        self.verdict = LatenessVerdict(time_scale, ())
         self.warn: Callable[[str], None] = _nobody
 
     def take(self, stats: Stats) -> None:
@@ -120,7 +120,9 @@ class Lateness:
     def _judge(self) -> None:
         self._unjudged = 0
         most = max(1, WINDOW_STEPS // len(self._windows))
-        verdict = Verdict(self._time_scale, [tuple(window)[-most:] for window in self._windows.values()])
+        verdict = LatenessVerdict(
+            self._time_scale, [tuple(window)[-most:] for window in self._windows.values()]
+        )
         self.verdict = verdict
         if not self._told and not verdict.valid:
             self._told = True

@@ -29,7 +29,7 @@ ANSWERED = frozenset({"stop", "length"})
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedSequence:
     """One sequence that has ended.  `last` is the engine's last word, if it came: preemptions, device times.
 
     Seconds are the host's, as the server saw them: in all and to the first token, from the request; in the
@@ -103,7 +103,7 @@ class RequestMetrics:
         self._reasons = dict.fromkeys(REASONS, 0)
         self._rejections = 0
 
-    def finish(self, parts: Sequence[Finished]) -> None:
+    def finish(self, parts: Sequence[FinishedSequence]) -> None:
         """Count the sequences of a request, when all have ended: `n` of each prompt, one after the other."""
         self._rejections += any(part.last and part.last.error_kind == "overloaded" for part in parts)
         for part in parts:
@@ -153,7 +153,7 @@ def _observe(histograms: Mapping[str, Histogram], values: Mapping[str, float | N
             histograms[name].observe(value)
 
 
-def _seen(part: Finished) -> dict[str, float | None]:
+def _seen(part: FinishedSequence) -> dict[str, float | None]:
     decoding, gaps = part.decoding_seconds, part.generated_tokens - 1
     found: dict[str, float | None] = {
         "e2e_request_latency_seconds": part.seconds,
@@ -191,7 +191,7 @@ _OF_TOKENS = frozenset(
 """Of what generates."""
 
 
-def _on_device(part: Finished) -> dict[str, float | None]:
+def _on_device(part: FinishedSequence) -> dict[str, float | None]:
     times = part.last.device if part.last else None
     if times is None:
         return {}

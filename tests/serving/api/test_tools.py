@@ -312,7 +312,7 @@ def test_a_model_may_have_another_template_for_tools():
         assert text.decode(engine.submitted[-1].prompt).startswith("[{")
         client.chat.completions.create(model=ASKED["model"], messages=[{"role": "user", "content": "Hi"}])
         assert text.decode(engine.submitted[-1].prompt) == "Hi"
-    (asked,) = ChatPrompts(text).asked(ASK, Rendering(), offered_by(ASKED["tools"]))
+    (asked,) = ChatPrompts(text).prepare(ASK, Rendering(), offered_by(ASKED["tools"]))
     assert text.decode(asked.prompt).startswith("[{")
 
 

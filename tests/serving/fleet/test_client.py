@@ -36,9 +36,9 @@ from corepipe.serving.fleet import scaler, scaling
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.identity import PEER, Identity
-from corepipe.serving.fleet.remote import Remote
+from corepipe.serving.fleet.remote import RemoteHost
 from corepipe.serving.fleet.scaler import Scaler
-from corepipe.serving.fleet.wire import Beat, Hello, Order, host_decoder
+from corepipe.serving.fleet.wire import Beat, EngineOrder, Hello, host_decoder
 from corepipe.serving.supervision.client import EngineClient
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
@@ -125,7 +125,7 @@ class Struck:
     hosts: list[HostProcess]
     proxies: list[Proxy] = field(default_factory=list)
 
-    def remote(self, number: int) -> Remote:
+    def remote(self, number: int) -> RemoteHost:
         return next(remote for remote in self.client.remotes if remote.at.name == f"h{number}")
 
     def hold(self) -> None:
@@ -356,7 +356,7 @@ def test_the_placement_knows_the_hosts(tmp_path: Path) -> None:
 
 def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
     """Its own front is lied to by a host that reports another's request, or a load that nobody gave it."""
-    remote = Remote(HostAddress("a", "a", "a", 1, ""), 0, epoch=0)
+    remote = RemoteHost(HostAddress("a", "a", "a", 1, ""), 0, epoch=0)
     remote.open.add("mine")
     assert remote.lies(Outputs([Output("mine")])) is None
     assert remote.lies(Outputs([Output("another's")])) == "foreign"
@@ -415,7 +415,7 @@ def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(
                 doubled = Output(next(iter(remote.open)), [1, 2, 3], finish_reason="length")
                 client.heard(remote, remote.lease, [Outputs([doubled], epoch=remote.epoch - 1)])
                 client.heard(remote, remote.lease - 1, [Outputs([doubled], epoch=remote.epoch)])
-                late = Order(remote.epoch - 1, submit("late"))
+                late = EngineOrder(remote.epoch - 1, submit("late"))
                 remote.connector.send(remote.lease, late)
                 struck.let_go()
                 wanted = {("front", "epoch"): 1, ("front", "lease"): 1, (host.at.node, "epoch"): 1}

@@ -15,8 +15,8 @@ from corepipe.engine.process.prefix_changes import PrefixChanges
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import Scheduler
 from corepipe.serving.fleet.connector import HostAddress
-from corepipe.serving.fleet.remote import Remote
-from corepipe.serving.fleet.router import Router
+from corepipe.serving.fleet.remote import RemoteHost
+from corepipe.serving.fleet.router import HostRouter
 from tests.engine.engine_support import scheduler_config
 
 SIZE = 16
@@ -27,7 +27,7 @@ CONFIG = EngineConfig(model="none", block_size=SIZE, max_num_seqs=8)
 class Machine:
     """A host that serves, and the caches of its engine's replicas."""
 
-    remote: Remote
+    remote: RemoteHost
     schedulers: list[Scheduler]
     news: PrefixChanges
 
@@ -37,7 +37,7 @@ class Machine:
         news, schedulers = PrefixChanges(SIZE), [Scheduler(limits) for _ in range(replicas)]
         for scheduler in schedulers:
             scheduler.listen(news)
-        remote = Remote(HostAddress(f"h{slot}", f"n{slot}", "127.0.0.1", 1, ""), slot, epoch=0)
+        remote = RemoteHost(HostAddress(f"h{slot}", f"n{slot}", "127.0.0.1", 1, ""), slot, epoch=0)
         return cls(remote, schedulers, news)
 
     def cached(self, request: Request) -> int:
@@ -66,7 +66,7 @@ def test_a_front_chooses_as_if_it_looked_into_the_caches(seed: int) -> None:
     machines = [
         Machine.make(slot, rng.randint(1, 2), rng.randint(8, 20)) for slot in range(rng.randint(2, 4))
     ]
-    router, held = Router(CONFIG), [set[bytes]() for _ in machines]
+    router, held = HostRouter(CONFIG), [set[bytes]() for _ in machines]
     for number in range(40):
         prompt = (
             [rng.randrange(2)] * SIZE + [rng.randrange(2)] * SIZE + [rng.randrange(3)] * rng.randint(1, SIZE)
@@ -96,7 +96,7 @@ def test_a_front_chooses_as_if_it_looked_into_the_caches(seed: int) -> None:
 def test_prompts_that_begin_alike_and_come_at_once_go_to_one_host() -> None:
     """Before any host has said that it has computed them; a drained host gets none."""
     remotes = [Machine.make(slot, 1, 8).remote for slot in range(3)]
-    router, prompt = Router(CONFIG), [7] * (3 * SIZE)
+    router, prompt = HostRouter(CONFIG), [7] * (3 * SIZE)
     remotes[0].open = {"a"}
     first = router.choose(remotes, Submit("b", prompt, 1))
     assert first is remotes[1]
@@ -108,7 +108,7 @@ def test_prompts_that_begin_alike_and_come_at_once_go_to_one_host() -> None:
 
 def test_what_a_host_has_no_more_does_not_call() -> None:
     remotes = [Machine.make(slot, 1, 8).remote for slot in range(2)]
-    router, prompt = Router(CONFIG), [7] * (3 * SIZE)
+    router, prompt = HostRouter(CONFIG), [7] * (3 * SIZE)
     keys = b"".join(router._keys(Submit("x", prompt, 1)))
     router.begin(remotes[1], keys)
     assert router.choose(remotes, Submit("a", prompt, 1)) is remotes[1]
@@ -118,7 +118,7 @@ def test_what_a_host_has_no_more_does_not_call() -> None:
 
 def test_without_a_prefix_cache_load_alone_decides() -> None:
     remotes = [Machine.make(slot, 1, 8).remote for slot in range(2)]
-    router, prompt = Router(CONFIG.model_copy(update={"prefix_cache": False})), [7] * (3 * SIZE)
+    router, prompt = HostRouter(CONFIG.model_copy(update={"prefix_cache": False})), [7] * (3 * SIZE)
     first = router.choose(remotes, Submit("a", prompt, 1))
     assert first is remotes[0]
     first.open.add("a")

@@ -7,31 +7,31 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.serving.fleet.scaler import IDLE_SECONDS, PATIENT_SECONDS, Scaler, Work
+from corepipe.serving.fleet.scaler import IDLE_SECONDS, PATIENT_SECONDS, FleetLoad, Scaler
 
 SEATS = 8
-BUSY = Work(hosts=2, serving=2, waiting=30, rate=5.0, open=46)
-IDLE = Work(hosts=3, serving=3, waiting=0, rate=0.0, open=4)
+BUSY = FleetLoad(hosts=2, serving=2, waiting=30, rate=5.0, open=46)
+IDLE = FleetLoad(hosts=3, serving=3, waiting=0, rate=0.0, open=4)
 
 
 def test_a_queue_that_drains_slowly_adds_one_host_and_then_waits_for_it() -> None:
     scaler = Scaler(1, 4, SEATS)
     assert scaler.wanted(BUSY, 0.0) == 2
     assert scaler.wanted(BUSY, PATIENT_SECONDS) == 3
-    loading = Work(hosts=3, serving=2, waiting=60, rate=5.0, open=76)
+    loading = FleetLoad(hosts=3, serving=2, waiting=60, rate=5.0, open=76)
     assert scaler.wanted(loading, 3 * PATIENT_SECONDS) == 3
     assert scaler.wanted(loading, 100 * PATIENT_SECONDS) == 3
 
 
 def test_a_queue_that_drains_soon_adds_none() -> None:
     scaler = Scaler(1, 4, SEATS)
-    soon = Work(hosts=2, serving=2, waiting=30, rate=100.0, open=46)
+    soon = FleetLoad(hosts=2, serving=2, waiting=30, rate=100.0, open=46)
     assert {scaler.wanted(soon, float(now)) for now in range(100)} == {2}
 
 
 def test_a_burst_adds_none() -> None:
     scaler = Scaler(1, 4, SEATS)
-    calm = Work(hosts=2, serving=2, waiting=0, rate=5.0, open=16)
+    calm = FleetLoad(hosts=2, serving=2, waiting=0, rate=5.0, open=16)
     for now in range(0, 100, 2):
         assert scaler.wanted(BUSY, now) == 2
         assert scaler.wanted(calm, now + 1) == 2
@@ -45,7 +45,7 @@ def test_a_host_that_is_not_needed_for_a_minute_is_let_go() -> None:
 
 
 works = st.builds(
-    Work,
+    FleetLoad,
     hosts=st.integers(0, 6),
     serving=st.integers(0, 6),
     waiting=st.integers(0, 100),
@@ -56,7 +56,9 @@ works = st.builds(
 
 
 @given(st.lists(st.tuples(works, st.floats(0, 100))))
-def test_it_stays_within_its_limits_and_takes_one_step_at_a_time(steps: list[tuple[Work, float]]) -> None:
+def test_it_stays_within_its_limits_and_takes_one_step_at_a_time(
+    steps: list[tuple[FleetLoad, float]],
+) -> None:
     scaler, now = Scaler(2, 4, SEATS), 0.0
     for work, pause in steps:
         now += pause

@@ -9,10 +9,10 @@ import pytest
 
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
-from corepipe.serving.fleet import unauthenticated as strangers
+from corepipe.serving.fleet import unauthenticated
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.identity import Identity
-from corepipe.serving.fleet.unauthenticated import Strangers, counted
+from corepipe.serving.fleet.unauthenticated import UnauthenticatedRequests, counted
 from tests.servers import PATIENCE_SECONDS
 from tests.serving.fleet.fleet_support import Hosts
 
@@ -32,7 +32,7 @@ def write(file: Path, text: str) -> None:
 
 
 def test_each_line_counts_once_in_each_log(tmp_path: Path, logs: Path) -> None:
-    found = Strangers(tmp_path)
+    found = UnauthenticatedRequests(tmp_path)
     assert found.look() == 0, "before Ray has begun its logs"
     write(logs / "gcs_server.out", f"something else\n{LINE}{LINE[:40]}")
     assert found.look() == 1
@@ -43,7 +43,7 @@ def test_each_line_counts_once_in_each_log(tmp_path: Path, logs: Path) -> None:
 
 
 def test_a_log_that_is_begun_anew_is_read_from_its_start(tmp_path: Path, logs: Path) -> None:
-    found = Strangers(tmp_path)
+    found = UnauthenticatedRequests(tmp_path)
     write(logs / "raylet.out", LINE * 3)
     assert found.look() == 3
     (logs / "raylet.out").write_text(LINE)
@@ -53,7 +53,7 @@ def test_a_log_that_is_begun_anew_is_read_from_its_start(tmp_path: Path, logs: P
 def test_a_number_that_could_not_be_told_is_told_later(
     tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(unauthenticated, "LOOK_SECONDS", 0.01)
     told: list[int] = []
     done = Event()
 
@@ -71,6 +71,6 @@ def test_a_number_that_could_not_be_told_is_told_later(
 
 def test_a_front_counts_them_beside_those_whom_it_refused_itself() -> None:
     client = FleetClient(EngineConfig(model="none"), Hosts(), Identity.make("front"), None)
-    client.tell_strangers({"head": 1, "a": 2})
-    client.tell_strangers({"head": 3})
+    client.report_unauthenticated({"head": 1, "a": 2})
+    client.report_unauthenticated({"head": 3})
     assert client.refusals == {("head", "no_token"): 3, ("a", "no_token"): 2}

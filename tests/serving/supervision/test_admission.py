@@ -8,9 +8,9 @@ from corepipe.serving.supervision.admission import (
     LEAST_SECONDS,
     MOST_SECONDS,
     WINDOW_SECONDS,
-    Bounds,
     DrainRate,
-    Waiting,
+    QueuedRequests,
+    QueueLimits,
 )
 
 
@@ -42,24 +42,24 @@ def test_it_stays_within_its_limits(starts: list[float], waiting: int, later: fl
 
 
 def test_bounds_are_of_requests_and_of_tokens() -> None:
-    bounds = Bounds(requests=3, tokens=100)
-    assert bounds.refusal(Waiting(2, 90), 10) is None
-    assert "--max-num-queued-reqs" in str(bounds.refusal(Waiting(3, 0), 1))
-    assert "--max-num-queued-tokens" in str(bounds.refusal(Waiting(2, 90), 11))
-    assert bounds.times(2).refusal(Waiting(5, 190), 10) is None
+    bounds = QueueLimits(requests=3, tokens=100)
+    assert bounds.refusal(QueuedRequests(2, 90), 10) is None
+    assert "--max-num-queued-reqs" in str(bounds.refusal(QueuedRequests(3, 0), 1))
+    assert "--max-num-queued-tokens" in str(bounds.refusal(QueuedRequests(2, 90), 11))
+    assert bounds.times(2).refusal(QueuedRequests(5, 190), 10) is None
 
 
 def test_an_empty_queue_leaves_a_long_prompt_to_the_engine() -> None:
     """Which says that it can never be taken, not that a retry helps."""
-    assert Bounds(requests=3, tokens=100).refusal(Waiting(), 101) is None
+    assert QueueLimits(requests=3, tokens=100).refusal(QueuedRequests(), 101) is None
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_who_floods_leaves_room_for_others(requests: int, tokens: int, sizes: list[int]) -> None:
     """Owners that send all they can, one after the other: each gets half of what was still free."""
-    bounds, waiting = Bounds(requests, tokens), Waiting()
+    bounds, waiting = QueueLimits(requests, tokens), QueuedRequests()
     for size in sizes:
-        own, free = Waiting(), Waiting(requests - waiting.requests, tokens - waiting.tokens)
+        own, free = QueuedRequests(), QueuedRequests(requests - waiting.requests, tokens - waiting.tokens)
         while bounds.refusal(waiting, size, own) is None:
             for load in (own, waiting):
                 load.requests += 1
@@ -70,6 +70,6 @@ def test_who_floods_leaves_room_for_others(requests: int, tokens: int, sizes: li
 
 
 def test_a_lone_owner_has_the_queue() -> None:
-    assert Bounds(3, 100).refusal(Waiting(2, 90), 10, None) is None
-    assert "other keys" in str(Bounds(3, 100).refusal(Waiting(2, 20), 10, Waiting(2, 20)))
-    assert "other keys" in str(Bounds(30, 100).refusal(Waiting(1, 60), 40, Waiting(1, 60)))
+    assert QueueLimits(3, 100).refusal(QueuedRequests(2, 90), 10, None) is None
+    assert "other keys" in str(QueueLimits(3, 100).refusal(QueuedRequests(2, 20), 10, QueuedRequests(2, 20)))
+    assert "other keys" in str(QueueLimits(30, 100).refusal(QueuedRequests(1, 60), 40, QueuedRequests(1, 60)))

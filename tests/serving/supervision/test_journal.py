@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corepipe.engine.messages import Output, Outputs, Started, TokenSampling
-from corepipe.serving.supervision.admission import Waiting
+from corepipe.serving.supervision.admission import QueuedRequests
 from corepipe.serving.supervision.journal import (
     BREAKS_IN_A_ROW,
     BREAKS_WAITING,
@@ -128,12 +128,12 @@ def test_who_has_spent_it_is_told_that_a_retry_may_help() -> None:
 
 def test_who_waits_is_counted_in_requests_and_tokens() -> None:
     made = journal("a", "b", "c")
-    assert made.waiting == Waiting(3, 9)
+    assert made.waiting == QueuedRequests(3, 9)
     made.take(started("a"))
     made.end("b")
-    assert (made.waiting, len(made)) == (Waiting(1, 3), 2)
+    assert (made.waiting, len(made)) == (QueuedRequests(1, 3), 2)
     made.take(told("c", ends="error"))
-    assert made.waiting == Waiting()
+    assert made.waiting == QueuedRequests()
 
 
 def test_who_waits_is_counted_for_each_owner() -> None:
@@ -142,7 +142,7 @@ def test_who_waits_is_counted_for_each_owner() -> None:
         made.add(submit(name, owner=owner), 0.0)
     made.take(started("b"))
     assert (made.waiting_of("x"), made.waiting_of("y"), made.waiting_of("z")) == (
-        Waiting(1, 3), Waiting(1, 3), Waiting(),
+        QueuedRequests(1, 3), QueuedRequests(1, 3), QueuedRequests(),
     )  # fmt: skip
 
 

@@ -21,10 +21,10 @@ from corepipe.engine.messages import LoadProgress, Output, Outputs, Ready
 from corepipe.engine.process.frames import encode_frame
 from corepipe.serving.supervision import child as child_module
 from corepipe.serving.supervision import succession
-from corepipe.serving.supervision.child import Child
+from corepipe.serving.supervision.child import EngineChild
 from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
-from corepipe.serving.supervision.watchdog import Look, Patience
+from corepipe.serving.supervision.watchdog import HangLimits, ThreadStates
 from corepipe.signals import SHARED
 from tests.bench.virtual_time import VirtualTimeLoop
 from tests.engine.engine_support import DEADLY, ENDLESS, FAULTY, LOAD_CPU_SECONDS, floats, submit
@@ -38,7 +38,7 @@ LIMIT_SECONDS = 300.0
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hang is seen after two beats."""
-    monkeypatch.setattr(child_module, "SERVING", Patience(still=0.5, busy=20.0))
+    monkeypatch.setattr(child_module, "SERVING", HangLimits(still=0.5, busy=20.0))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def loads_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(succession, "LOAD_RATIO", 0.0)
 
 
-PATIENT = Patience(still=1e9, busy=1e9)
+PATIENT = HangLimits(still=1e9, busy=1e9)
 """Nothing is taken for a hang."""
 
 
@@ -256,16 +256,16 @@ def test_who_runs_beside_a_request_that_breaks_each_engine_goes_on() -> None:
 
 def test_a_request_that_comes_while_there_is_no_engine_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one loads only when the request has come."""
-    start = Child.start
+    start = EngineChild.start
 
     async def body(client: ProcessClient) -> None:
         may_load = asyncio.Event()
 
-        async def started(child: Child, *more: Any) -> Ready:
+        async def started(child: EngineChild, *more: Any) -> Ready:
             await may_load.wait()
             return await start(child, *more)
 
-        monkeypatch.setattr(Child, "start", started)
+        monkeypatch.setattr(EngineChild, "start", started)
         signalled(client)
         while client.alive:
             await asyncio.sleep(0.001)
@@ -356,14 +356,16 @@ def test_who_says_something_does_not_hang_however_still_its_pulse(
     talks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An event every other tick, for longer than a silent engine is waited for."""
-    monkeypatch.setattr(child_module, "look_at", lambda _: Look(running=False, waiting=False, seconds={}))
-    patience = Patience(still=1.0, busy=20.0)
+    monkeypatch.setattr(
+        child_module, "look_at", lambda _: ThreadStates(running=False, waiting=False, seconds={})
+    )
+    limits = HangLimits(still=1.0, busy=20.0)
 
     async def main() -> bool:
         loop, event = asyncio.get_running_loop(), encode_frame(LoadProgress("loading", 0.5))
-        one, end = Child((), 0, print), loop.time() + 2 * patience.still
+        one, end = EngineChild((), 0, print), loop.time() + 2 * limits.still
         with socket.socket() as unused:
-            one._connection = child_module._Connection(loop, unused, 0, print, lambda _: None)
+            one._connection = child_module._ChildConnection(loop, unused, 0, print, lambda _: None)
             one._engine = SimpleNamespace(pid=0, heartbeat=SimpleNamespace(read=lambda: 7))  # type: ignore[assignment]
 
             async def over(seconds: float) -> bool:
@@ -372,7 +374,7 @@ def test_who_says_something_does_not_hang_however_still_its_pulse(
                     one._connection.data_received(event)  # type: ignore[union-attr]
                 return loop.time() > end
 
-            return await one._hangs_before(over, patience)
+            return await one._hangs_before(over, limits)
 
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(asyncio.Protocol)) as runner:
         assert runner.run(main()) is not talks
@@ -382,13 +384,13 @@ def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pyt
     """For each but the first, whose spare is gone, there is one with its imports done or under way."""
     monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 2)
     spares: list[bool] = []
-    start = Child.start
+    start = EngineChild.start
 
-    async def started(child: Child, *more: Any) -> Ready:
+    async def started(child: EngineChild, *more: Any) -> Ready:
         spares.append(child.waits)
         return await start(child, *more)
 
-    monkeypatch.setattr(Child, "start", started)
+    monkeypatch.setattr(EngineChild, "start", started)
 
     async def body(client: ProcessClient) -> None:
         await next_is(client, "assemble_forever")
@@ -445,7 +447,7 @@ def test_closing_it_while_an_engine_loads_leaves_nothing() -> None:
 
 def test_signals_to_all_of_a_group_do_not_end_an_engine_before_its_first_import() -> None:
     async def main() -> None:
-        one = Child(child("assemble_fragile"), 0, print)
+        one = EngineChild(child("assemble_fragile"), 0, print)
         one.spawn()
         assert one.pid is not None
         for number in SHARED:
@@ -512,7 +514,7 @@ with socket.socket(fileno=int(sys.argv[1])) as connection:
 def test_news_of_another_engine_are_not_heard() -> None:
     async def main() -> None:
         told: list[Outputs] = []
-        one = Child((sys.executable, "-c", FORGER), 7, told.append)
+        one = EngineChild((sys.executable, "-c", FORGER), 7, told.append)
         await one.start(CONFIG, print)
         while not told:
             await asyncio.sleep(0.005)
@@ -541,7 +543,7 @@ def test_last_words_are_heard_although_nothing_more_can_be_said(runner: Callable
 
     async def main() -> None:
         told: list[Outputs] = []
-        one = Child((sys.executable, "-c", LAST_WORDS), 0, told.append)
+        one = EngineChild((sys.executable, "-c", LAST_WORDS), 0, told.append)
         await one.start(CONFIG, print)
         one.send(submit("a"))
         os.waitid(os.P_PID, one.pid or 0, os.WEXITED | os.WNOWAIT)  # the loop stands still meanwhile

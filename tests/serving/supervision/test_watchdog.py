@@ -14,14 +14,14 @@ from corepipe.serving.supervision.watchdog import (
     SERVING,
     SUSPICIOUS_SECONDS,
     TICK_SECONDS,
-    Look,
-    Patience,
+    HangLimits,
+    ThreadStates,
     Watchdog,
     look_at,
 )
 from tests.servers import until
 
-PATIENCE = Patience(still=2.0, busy=6.0)
+PATIENCE = HangLimits(still=2.0, busy=6.0)
 
 
 class Engine:
@@ -33,13 +33,13 @@ class Engine:
         self.seconds = 0.0
         self.running, self.waiting, self.share = running, waiting, share
 
-    def dog(self, patience: Patience = PATIENCE) -> Watchdog:
-        return Watchdog(lambda: self.beats, self._look, patience)
+    def dog(self, limits: HangLimits = PATIENCE) -> Watchdog:
+        return Watchdog(lambda: self.beats, self._look, limits)
 
-    def _look(self) -> Look:
+    def _look(self) -> ThreadStates:
         self.asked += 1
         self.seconds += self.share * TICK_SECONDS
-        return Look(self.running, self.waiting, {1: self.seconds, 2: 0.0})
+        return ThreadStates(self.running, self.waiting, {1: self.seconds, 2: 0.0})
 
 
 def seconds_until_it_hangs(engine: Engine, most: float = 10_000.0) -> float | None:
@@ -91,10 +91,10 @@ def test_a_server_that_stood_still_itself_does_not_take_the_engine_for_hung() ->
 
 
 def test_the_thread_that_did_most_counts_and_new_ones_have_done_nothing() -> None:
-    before = Look(running=True, waiting=False, seconds={1: 5.0, 2: 1.0})
-    now = Look(running=True, waiting=False, seconds={2: 1.5, 3: 9.0})
+    before = ThreadStates(running=True, waiting=False, seconds={1: 5.0, 2: 1.0})
+    now = ThreadStates(running=True, waiting=False, seconds={2: 1.5, 3: 9.0})
     assert now.since(before) == 0.5
-    assert Look(running=False, waiting=False, seconds={}).since(before) == 0.0
+    assert ThreadStates(running=False, waiting=False, seconds={}).since(before) == 0.0
 
 
 def test_a_pulse_is_seen_by_another_process() -> None:

@@ -16,7 +16,7 @@ from corepipe.serving.telemetry.lateness import (
     HOST_IS_SLOWER,
     WINDOW_STEPS,
     Lateness,
-    Verdict,
+    LatenessVerdict,
     late_at,
 )
 from tests.engine.engine_support import VOCAB, FlatCost, deployment, submit
@@ -89,7 +89,7 @@ def test_a_host_that_is_always_slower_needs_what_it_takes(scale: float, needed: 
     """30 ms of the host for 10 of the device; what it is late with one step comes on top of the next."""
     lag = 0.03 - scale * STEP
     paces = [StepPace(0.0, STEP, lag * (at + 1)) for at in range(200)]
-    verdict = Verdict(scale, [paces])
+    verdict = LatenessVerdict(scale, [paces])
     assert late_at(scale, paces, scale) == verdict.late == 200
     assert verdict.time_scale_needed == pytest.approx(needed)
 
@@ -113,7 +113,7 @@ class Host(NullExecutor):
         return super().wait(ticket)
 
 
-def verdict_of(scale: float, seconds: list[float], stages: int) -> Verdict:
+def verdict_of(scale: float, seconds: list[float], stages: int) -> LatenessVerdict:
     """After requests that come together, on a clock that is controlled."""
     time, lateness = ManualTime(), Lateness(scale)
     driver = Driver(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corepipe.engine.messages import DeviceTimes, Output
-from corepipe.serving.telemetry.requests import Finished, RequestMetrics
+from corepipe.serving.telemetry.requests import FinishedSequence, RequestMetrics
 
 
 def counts(metrics: RequestMetrics) -> dict[str, float]:
@@ -18,7 +18,7 @@ def test_what_asks_for_no_token_is_in_no_histogram_of_tokens() -> None:
     times = DeviceTimes(0.0, 1.0, 3.0, None, 3.0)
     metrics.finish(
         [
-            Finished(
+            FinishedSequence(
                 reason="stop",
                 prompt_tokens=12,
                 cached_tokens=0,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from corepipe.answers.parts import Prompt, Said, Tokens
+from corepipe.answers.parts import PromptTokens, Said, Tokens
 from corepipe.answers.text_answer import TextAnswer, prompt_entries
 from corepipe.engine.messages import Output
 from corepipe.serving.api.bodies.protocol import GenerationRequest
@@ -23,9 +23,9 @@ from corepipe.serving.api.http.errors import (
     unconstrained,
 )
 from corepipe.serving.supervision.streams import OutputStream
-from corepipe.serving.telemetry.requests import Finished, RequestMetrics
+from corepipe.serving.telemetry.requests import FinishedSequence, RequestMetrics
 
-AnswerPart = Said | Prompt | Tokens
+AnswerPart = Said | PromptTokens | Tokens
 """What a choice consists of."""
 
 _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
@@ -52,11 +52,11 @@ class RequestedDetails(NamedTuple):
             return RequestedDetails(body.return_token_ids, body.prompt_logprobs)
         return None
 
-    def prompt(self, answer: TextAnswer, output: Output) -> Prompt:
+    def prompt(self, answer: TextAnswer, output: Output) -> PromptTokens:
         """Of the first news."""
         tokens = answer.submit.prompt if self.token_ids else None
         wanted = self.prompt_logprobs
-        return Prompt(answer.choice, tokens, None if wanted is None else prompt_entries(output, wanted))
+        return PromptTokens(answer.choice, tokens, None if wanted is None else prompt_entries(output, wanted))
 
 
 class GeneratedChoice:
@@ -108,13 +108,13 @@ class GeneratedChoice:
         if details.token_ids:
             yield Tokens(self.index, output.tokens[:count])
 
-    def finished(self, otherwise: str, n: int, stream: OutputStream) -> Finished:
+    def finished(self, otherwise: str, n: int, stream: OutputStream) -> FinishedSequence:
         """What the metrics are told at the end, times by the server's own clock, whatever the engine's is.
 
         `otherwise`: the reason of one that neither ended nor failed.
         """
         answer, started, first = self.answer, stream.started_at, self._first_at
-        return Finished(
+        return FinishedSequence(
             reason=answer.finish.finish_reason if answer.finish else self.failure or otherwise,
             prompt_tokens=len(answer.submit.prompt),
             cached_tokens=answer.cached,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from starlette.types import Receive, Send
 
 from corepipe.answers.banned_tokens import require_some, spelled
-from corepipe.answers.parsing.reading import Reading
-from corepipe.answers.parts import Prompt
+from corepipe.answers.parsing.reading import AnswerFormat
+from corepipe.answers.parts import PromptTokens
 from corepipe.answers.text_answer import Echo, TextAnswer
 from corepipe.engine.messages import Predicted, Submit
 from corepipe.serving.api.answering.choice import GeneratedChoice, RequestedDetails
@@ -47,7 +47,7 @@ class GenerationPlan:
     prompt_logprobs: int | None = None
     echo: Echo | None = None
     grammar: str = ""
-    reading: Reading | None = None
+    reading: AnswerFormat | None = None
 
     def tokens_within(self, context: int) -> int:
         """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
@@ -221,7 +221,7 @@ class Generation:
 
     def _known(self, parts: Sequence[ResponsePart]) -> list[ResponsePart]:
         """What a stream can tell before its text; `parts` are the first."""
-        known: list[ResponsePart] = [part for part in parts if isinstance(part, Prompt)]
+        known: list[ResponsePart] = [part for part in parts if isinstance(part, PromptTokens)]
         if self._job.body.usage_everywhere:
             known.append(_usage_of(self._choices[0].answer, 0))
         return known

@@ -28,7 +28,7 @@ from corepipe.serving.api.bodies.protocol import MAX_TOKENS, REQUEST_ID, ModelRe
 from corepipe.serving.api.http.errors import invalid, unavailable
 from corepipe.serving.api.http.tenants import Tenant, tenant_of
 from corepipe.serving.supervision.streams import OutputStream
-from corepipe.serving.telemetry.requests import Finished
+from corepipe.serving.telemetry.requests import FinishedSequence
 
 MOST_AT_ONCE = 256
 """Prompts of one request that are in the engine at a time."""
@@ -219,9 +219,9 @@ class PooledRunner:
 
     def _finished(
         self, stream: OutputStream, tokens: int, output: Output | None, at: float, given_up: str
-    ) -> Finished:
+    ) -> FinishedSequence:
         started = stream.started_at
-        return Finished(
+        return FinishedSequence(
             reason=(output and output.finish_reason) or given_up,
             prompt_tokens=tokens,
             cached_tokens=output.cached if output else 0,

@@ -15,7 +15,7 @@ import msgspec
 from corepipe.answers.parts import (
     Finish,
     Logprobs,
-    Prompt,
+    PromptTokens,
     Said,
     Text,
     Tokens,
@@ -25,7 +25,7 @@ from corepipe.answers.parts import (
 from corepipe.engine.messages import DeviceTimes, Predicted, Speculated
 from corepipe.serving.api.answering.choice import AnswerPart
 from corepipe.serving.api.answering.token_details import TokenTexts, prompt_fields
-from corepipe.serving.telemetry.lateness import Verdict
+from corepipe.serving.telemetry.lateness import LatenessVerdict
 
 encode = msgspec.json.encode
 
@@ -59,7 +59,7 @@ class EmulatedTimes(msgspec.Struct, frozen=True):
 
     instance: str
     times: Sequence[DeviceTimes | None]
-    verdict: Verdict
+    verdict: LatenessVerdict
     speculated: Sequence[Speculated | None] = ()
 
     def fields(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class ChoiceParts:
 
     texts: list[Text] = field(default_factory=list)
     finish: Finish | None = None
-    prompt: Prompt | None = None
+    prompt: PromptTokens | None = None
     tokens: list[int] | None = None
     others: list[Said] = field(default_factory=list)
 
@@ -257,7 +257,7 @@ class ChoiceParts:
             self.texts.append(part)
         elif isinstance(part, Finish):
             self.finish = part
-        elif isinstance(part, Prompt):
+        elif isinstance(part, PromptTokens):
             self.prompt = part
         elif isinstance(part, Tokens):
             self.tokens = self.tokens or []

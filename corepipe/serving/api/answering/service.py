@@ -16,7 +16,7 @@ import msgspec
 from corepipe.answers.detokenizer import Pieces
 from corepipe.answers.parsing.choose import Dialect, choose
 from corepipe.answers.parsing.formats import CallFormat, ReasoningFormat
-from corepipe.answers.parsing.reading import Reading
+from corepipe.answers.parsing.reading import AnswerFormat
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Ready, Stats
 from corepipe.models.tasks import Task, TaskInfo
@@ -235,7 +235,7 @@ class Service:
         """How the model writes under this tokenizer's template, which may be a request's own."""
         return self.dialect if tokenizer is self.tokenizer else choose(tokenizer, *self._parsers)
 
-    def pieces(self, reading: Reading | None) -> Pieces:
+    def pieces(self, reading: AnswerFormat | None) -> Pieces:
         """The bytes of tokens without the special ones, but for those that tell calls from text."""
         if reading is None:
             return self.shown

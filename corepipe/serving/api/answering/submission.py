@@ -12,7 +12,7 @@ from corepipe.serving.api.answering.output_streams import while_connected
 from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.http.tenants import Quota
 from corepipe.serving.supervision.streams import OutputStream
-from corepipe.serving.telemetry.requests import Finished
+from corepipe.serving.telemetry.requests import FinishedSequence
 
 TRACE = "corepipe.trace"
 """Where the scope of a request that is traced has its Trace."""
@@ -22,7 +22,7 @@ class AnswerObserver(Protocol):
     """Who is told how an answer went; `tracing.Trace`."""
 
     def answered(
-        self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[Finished]
+        self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[FinishedSequence]
     ) -> None: ...
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
 
-from corepipe.answers.parts import Prompt
+from corepipe.answers.parts import PromptTokens
 from corepipe.engine.messages import TokenLogprobs
 from corepipe.serving.api.answering.answers import Strict
 
@@ -47,7 +47,7 @@ class PromptDetails(Strict):
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
-def prompt_fields(prompt: Prompt, vocabulary: TokenTexts) -> dict[str, Any]:
+def prompt_fields(prompt: PromptTokens, vocabulary: TokenTexts) -> dict[str, Any]:
     """The fields of `PromptDetails` that were asked for."""
     fields: dict[str, Any] = {}
     if prompt.tokens is not None:

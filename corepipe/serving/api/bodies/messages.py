@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from corepipe.answers.chat_variables import begins_turn, checked_variables
-from corepipe.answers.parsing.tools import MAX_DEPTH, Offer
+from corepipe.answers.parsing.tools import MAX_DEPTH, OfferedTools
 from corepipe.models.text.content_form import text_of
 from corepipe.serving.api.bodies.protocol import Neutral, screen
 from corepipe.serving.api.http.errors import echo, invalid
@@ -81,7 +81,7 @@ class Conversation:
     template: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_special_tokens: bool = False
-    offer: Offer | None = None
+    offer: OfferedTools | None = None
     effort: str | None = None
     verbosity: str | None = None
 
@@ -92,7 +92,7 @@ class Conversation:
         documents: Sequence[Mapping[str, str]] = (),
         *,
         add_special_tokens: bool = False,
-        offer: Offer | None = None,
+        offer: OfferedTools | None = None,
         effort: str | None = None,
         verbosity: str | None = None,
     ) -> Conversation:

@@ -26,7 +26,7 @@ from corepipe.serving.api.cassettes.library import MAX_FILE
 from corepipe.serving.api.cassettes.writer import CassetteWriter
 from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.table import is_recorded
-from corepipe.serving.telemetry.requests import Finished
+from corepipe.serving.telemetry.requests import FinishedSequence
 
 PASSING = frozenset({"service_unavailable", "rate_limit_exceeded", "queue_timeout"})
 """Codes of errors that tell of the server's state at that moment: another time there is an answer."""
@@ -110,7 +110,7 @@ class _Device:
         self._model: str | None = None
 
     def answered(
-        self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[Finished]
+        self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[FinishedSequence]
     ) -> None:
         self._times = [part.last.device if part.last else None for part in parts]
         self._model = request.model

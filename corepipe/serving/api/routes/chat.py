@@ -20,8 +20,8 @@ from corepipe.answers.parsing.prompt import (
     unheard,
     verbosity_variables,
 )
-from corepipe.answers.parsing.reading import Reading
-from corepipe.answers.parsing.tools import MAX_TOOLS, Offer, Tool, ToolChoice, offered
+from corepipe.answers.parsing.reading import AnswerFormat
+from corepipe.answers.parsing.tools import MAX_TOOLS, OfferedTools, Tool, ToolChoice, offered
 from corepipe.answers.text_answer import Echo
 from corepipe.models.text.chat import TemplateRefusalError
 from corepipe.models.text.tokenizer import Tokenizer
@@ -265,7 +265,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
             )
         ]
 
-    async def _held(self, reading: Reading | None, offer: Offer | None, wanted: str) -> str:
+    async def _held(self, reading: AnswerFormat | None, offer: OfferedTools | None, wanted: str) -> str:
         """What the whole answer is: what is `wanted` after its reasoning; calls, where these are forced or
         strict."""
         tokens, narrowed = self.service.tokenizer.added_tokens, {}
@@ -274,7 +274,9 @@ class Chat(ChoicesEndpoint[ChatRequest]):
                 narrowed[name] = await self.service.narrowed(schema, where)
         return answer_grammar(reading, offer, tokens, wanted, narrowed)
 
-    async def _reading(self, body: ChatRequest, offer: Offer | None, prompt: list[int]) -> Reading | None:
+    async def _reading(
+        self, body: ChatRequest, offer: OfferedTools | None, prompt: list[int]
+    ) -> AnswerFormat | None:
         tokenizer = await _tokenizer(self.service, body.chat_template, offer)
         dialect = self.service.dialect_of(tokenizer)
         if offer is None and dialect.reasoning is None:
@@ -306,7 +308,7 @@ async def encode_chat(service: Service, conversation: Conversation, most: int) -
     return await service.encode(text, "messages", most, lambda one: encode(one, special))
 
 
-async def _tokenizer(service: Service, template: str | None, offer: Offer | None) -> Tokenizer:
+async def _tokenizer(service: Service, template: str | None, offer: OfferedTools | None) -> Tokenizer:
     """The one that renders by `template`, where the server takes those of requests; else the model's, by its
     template for tools where there are some."""
     if template is None:

@@ -10,7 +10,7 @@ import msgspec
 from corepipe.engine.process.frames import FrameDecoder
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedHost(msgspec.Struct, frozen=True):
     """A host that is there: see `connector.HostAddress`.  node_id: Ray's."""
 
     name: str
@@ -21,7 +21,7 @@ class Placed(msgspec.Struct, frozen=True):
     certificate: str
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class BeginFleet(msgspec.Struct, frozen=True, tag=True):
     """The first word.  certificate: the front's, which hosts trust; known: hosts that it has already.
 
     total: so many are wanted, those included.
@@ -31,16 +31,16 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     front: str
     certificate: str
     total: int
-    known: list[Placed] = []
+    known: list[PlacedHost] = []
 
 
-class Total(msgspec.Struct, frozen=True, tag=True):
+class WantedHosts(msgspec.Struct, frozen=True, tag=True):
     """So many hosts are wanted from now on, those included that are there."""
 
     count: int
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class StopHost(msgspec.Struct, frozen=True, tag=True):
     """This host is of no use any more."""
 
     name: str
@@ -55,45 +55,45 @@ class HostState(msgspec.Struct, frozen=True):
     open: int
 
 
-class Tell(msgspec.Struct, frozen=True, tag=True):
+class FrontStatus(msgspec.Struct, frozen=True, tag=True):
     """What a front has, for those who ask the fleet.  model: what it serves."""
 
     model: str
     hosts: list[HostState]
 
 
-class Up(msgspec.Struct, frozen=True, tag=True):
+class HostUp(msgspec.Struct, frozen=True, tag=True):
     """A host is there and listens."""
 
-    host: Placed
+    host: PlacedHost
 
 
-class Down(msgspec.Struct, frozen=True, tag=True):
+class HostDown(msgspec.Struct, frozen=True, tag=True):
     """A host is gone, as far as Ray knows."""
 
     name: str
 
 
-class Drain(msgspec.Struct, frozen=True, tag=True):
+class DrainHost(msgspec.Struct, frozen=True, tag=True):
     """Somebody wants the node of this host to be free."""
 
     name: str
 
 
-class Tokenless(msgspec.Struct, frozen=True, tag=True):
-    """How often Ray has refused somebody who had no token, by the machine where it did: see `strangers`."""
+class UnauthenticatedCounts(msgspec.Struct, frozen=True, tag=True):
+    """How many requests without a token Ray has refused, by machine name: see `unauthenticated`."""
 
     refused: dict[str, int]
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class FleetRefusal(msgspec.Struct, frozen=True, tag=True):
     """There is no such fleet, or it does not take us; what the user is told."""
 
     message: str
 
 
-ToManager = Begin | Total | Stop | Tell
-FromManager = Up | Down | Drain | Tokenless | Refused
+ToManager = BeginFleet | WantedHosts | StopHost | FrontStatus
+FromManager = HostUp | HostDown | DrainHost | UnauthenticatedCounts | FleetRefusal
 
 
 def manager_decoder() -> FrameDecoder[FromManager]:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from corepipe.answers.parsing.text_stream import NotACallError, Tape
+from corepipe.answers.parsing.text_stream import NotACallError, TextCursor
 
 
-class Sink(Protocol):
+class CallReceiver(Protocol):
     """Is told of calls, one after the other."""
 
     def check(self, name: str) -> None:
@@ -29,18 +29,18 @@ class Sink(Protocol):
         ...
 
 
-def begin(tape: Tape, sink: Sink, name: str) -> None:
+def begin(cursor: TextCursor, receiver: CallReceiver, name: str) -> None:
     """From here on what is read is a call.  Raises NotACallError where no such tool is offered."""
-    sink.start(name)
-    tape.certain = True
-    tape.cut()
+    receiver.start(name)
+    cursor.certain = True
+    cursor.cut()
 
 
-def end(tape: Tape, sink: Sink) -> None:
+def end(cursor: TextCursor, receiver: CallReceiver) -> None:
     """The call has been read."""
-    sink.end()
-    tape.cut()
-    tape.certain = False
+    receiver.end()
+    cursor.cut()
+    cursor.certain = False
 
 
 def parsed(text: str) -> object:
