@@ -175,10 +175,10 @@ def test_a_length_stands_for_the_rates_that_vary_least() -> None:
         ({"synthetic_acceptance_rates": [0.5, 0.6, 0.4, 0.1]}, "synthetic_acceptance_rates rises"),
         ({"synthetic_acceptance_rates": [0.5]}, "1 rates for 4 num_speculative_tokens"),
         ({"synthetic_acceptance_rates": [0.5, float("nan"), 0, 0]}, "synthetic_acceptance_rates: 1: "),
-        ({"synthetic_acceptance_length": 2.0}, "goes with one of"),
-        ({"synthetic_acceptance_rates": None}, "goes with one of"),
+        ({"synthetic_acceptance_length": 2.0}, "needs one of"),
+        ({"synthetic_acceptance_rates": None}, "needs one of"),
         ({"synthetic_acceptance_rates": None, "synthetic_acceptance_length": 7}, "length 7 is more than 4"),
-        ({"rejection_sample_method": "standard"}, "goes with one of"),
+        ({"rejection_sample_method": "standard"}, "needs one of"),
         ({"rejection_sample_method": "block"}, "rejection_sample_method: "),
     ],
 )

@@ -245,15 +245,15 @@ def test_what_says_too_little_is_refused_by_a_server() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"model": None}, "draft_model goes with model"),
+        ({"model": None}, "draft_model needs model"),
         ({"model": ""}, "model: "),
-        ({"prompt_lookup_min": 2}, "prompt_lookup_min and prompt_lookup_max are of ngram"),
-        ({"method": "ngram"}, "model is of draft_model, not of ngram"),
+        ({"prompt_lookup_min": 2}, "prompt_lookup_min and prompt_lookup_max belong to ngram"),
+        ({"method": "ngram"}, "model belongs to draft_model, not to ngram"),
         ({"method": "eagle"}, "method must be ngram or draft_model"),
         ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size: "),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens: "),
         ({"num_speculative_tokens": 65}, "num_speculative_tokens: "),
-        ({"model": "mamba2-130m", "rejection_sample_method": "synthetic"}, "goes with one of"),
+        ({"model": "mamba2-130m", "rejection_sample_method": "synthetic"}, "needs one of"),
     ],
 )
 def test_what_says_too_little_or_too_much_is_refused(changes: dict[str, Any], named: str) -> None:

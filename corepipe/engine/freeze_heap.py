@@ -1,4 +1,5 @@
-"""After loading: what stays is not looked at again, and what was needed only to load is given back."""
+"""Memory after loading: objects that stay are not collected again, and memory that only loading needed is
+returned."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import sys
 
 
 def freeze_heap() -> None:
-    """Takes what is loaded by now out of the collector's sight: it would walk it in the middle of requests.
+    """Removes the objects that are loaded by now from garbage collection, which would visit them in the
+    middle of requests.
 
-    Memory that is free goes back to the system.
+    Free memory is returned to the system.
     """
     gc.collect()
     gc.freeze()
@@ -18,9 +20,9 @@ def freeze_heap() -> None:
 
 
 def give_back() -> None:
-    """Memory that is free goes back to the system; of a vocabulary that has been read, glibc keeps megabytes,
-    for each thread that reads one anew."""
+    """Returns free memory to the system; after reading a vocabulary, glibc keeps megabytes, again for each
+    thread that reads one."""
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
         if trim is not None:
             trim(0)

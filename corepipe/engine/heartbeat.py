@@ -1,4 +1,5 @@
-"""Memory that an engine counts in and its server reads: whether the engine gets on, told without a message.
+"""Memory in which an engine counts and which its server reads: it shows without a message whether the engine
+makes progress.
 
 It has two counters, each written by one thread: one grows with every turn of the engine's loop, also while
 that waits for commands; the other is the native executor's, and grows while a batch is computed.
@@ -11,14 +12,14 @@ import os
 import tempfile
 
 Counter = memoryview
-"""Of one int64, [1]."""
+"""A counter of one int64, [1]."""
 
 BEAT_SECONDS = 0.25
-"""The longest that an engine without work goes without a beat."""
+"""The longest time between two beats of an engine without work."""
 
 _BYTES = 4096
 _LOOP, _NATIVE = 0, 8
-"""Places of the counters, in int64: cache lines of their own."""
+"""Places of the counters, in int64: each has a cache line of its own."""
 
 
 class Heartbeat:
@@ -29,16 +30,16 @@ class Heartbeat:
         self.native: Counter = self._counts[_NATIVE : _NATIVE + 1]
 
     def beat(self) -> None:
-        """The engine's loop is alive."""
+        """Counts a turn of the engine's loop."""
         self._counts[_LOOP] += 1
 
     def read(self) -> int:
-        """A number that changes as long as the engine gets on."""
+        """Returns a number that changes as long as the engine makes progress."""
         return self._counts[_LOOP] + self._counts[_NATIVE]
 
 
 def make_heartbeat() -> int:
-    """A file descriptor of new, zeroed memory; the caller closes it."""
+    """Returns a file descriptor of new, zeroed memory; the caller closes it."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("corepipe-heartbeat")
     else:

@@ -1,4 +1,4 @@
-"""How to answer a prompt, as the library is told it; and of each number what any sampler can follow."""
+"""Sampling parameters as the library takes them, and the bounds of each number that a sampler can follow."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from corepipe.structured.constraints import Constraint, StructuredOutputsParams,
 
 FLOAT32_MAX = 3.4e38
 FLOAT32_TINY = 1.2e-38
-"""What is smaller may be 0 to the sampler, which has no more than a float32."""
+"""A smaller number may be 0 to the sampler, which computes in float32."""
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 
 
 class NumberBounds(NamedTuple):
-    """Of a number: the least and the most that it may be, and whether it is whole, or may be None."""
+    """The bounds of a number: the least and the most that it may be, and whether it is whole, or may be
+    None."""
 
     least: float
     most: float
@@ -30,7 +31,7 @@ class NumberBounds(NamedTuple):
     optional: bool = False
 
     def allow(self, value: object) -> bool:
-        """Whether a value is such a number; a bool is none."""
+        """Tells whether a value is such a number; a bool is none."""
         if value is None:
             return self.optional
         kind: type = Integral if self.whole else Real
@@ -38,7 +39,7 @@ class NumberBounds(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """In words."""
+        """The bounds in words, for an error."""
         what = "a whole number" if self.whole else "a number"
         ends = {FLOAT32_TINY: "above 0", -FLOAT32_MAX: "finite"}
         least = ends.get(self.least, f"of at least {self.least:g}")
@@ -62,23 +63,24 @@ NUMBERS: Mapping[str, NumberBounds] = MappingProxyType(
         "prompt_logprobs": NumberBounds(0, MAX_TOKENS, whole=True, optional=True),
     }
 )
-"""What any sampler can follow: the library takes it, the engine refuses the rest, and HTTP takes less."""
+"""The bounds of every sampler: the library takes these values, the engine refuses others, and HTTP takes
+fewer."""
 
 FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculation")
 
 
 class SamplingParams(TokenSampling, frozen=True, kw_only=True):
-    """How to answer a prompt; names and defaults as in vLLM.  How its tokens are drawn is in `TokenSampling`.
+    """The parameters of an answer to a prompt; names and defaults as in vLLM. Those that concern the draw of
+    a token are in `TokenSampling`.
 
-    max_tokens None: as many as fit.  stop: strings that end the text, which are not part of it unless
-    `include_stop_str_in_output`.  bad_words: what the text must not have.  allowed_token_ids: the only tokens
-    that it may have.  logprobs, prompt_logprobs:
-    alternatives to report for each token (0: of the token alone).  logit_bias: added to the logits of these
-    tokens; -inf bans one.
-    structured_outputs: what the answer must look like.
-    speculation: whether anybody may guess it ahead, where there is a speculative_config; it is the same.
+    max_tokens None: as many as fit. stop: strings that end the text, which are not part of it unless
+    `include_stop_str_in_output`. bad_words: words that the text must not contain. allowed_token_ids: the only
+    tokens that it may contain. logprobs, prompt_logprobs: alternatives to report for each token (0: the token
+    alone). logit_bias: added to the logits of these tokens; -inf bans a token. structured_outputs: the format
+    of the answer. speculation: whether drafts of the answer may be computed, where there is a
+    speculative_config; the answer is the same.
 
-    Raises UserError, which names the field, for a value that no model could honour.
+    Raises UserError, which names the field, for a value that no model could follow.
     """
 
     max_tokens: int | None = 16
@@ -112,7 +114,7 @@ class SamplingParams(TokenSampling, frozen=True, kw_only=True):
         self.constraint()
 
     def constraint(self) -> Constraint | None:
-        """What the answer is held to, if anything."""
+        """Returns the constraint on the answer's format, None where there is none."""
         asked = self.structured_outputs
         if asked is None:
             return None
@@ -140,14 +142,14 @@ class SamplingParams(TokenSampling, frozen=True, kw_only=True):
         return tuple(filter(None, (self.stop,) if isinstance(self.stop, str) else self.stop))
 
     def sampling(self) -> TokenSampling:
-        """The part that concerns the draw of a token, as the engine takes it."""
+        """Returns the parameters that concern the draw of a token, as the engine takes them."""
         allowed = self.allowed_token_ids
         ids = None if allowed is None else [int(token) for token in allowed]
         return TokenSampling.of(self, logit_bias=dict(self.logit_bias), allowed_token_ids=ids)
 
 
 def _all(values: object, kind: type) -> bool:
-    """Whether these are several, all of one kind; a bool is no number."""
+    """Tells whether `values` is a collection of values of one kind; a bool is no number."""
     return (
         isinstance(values, Collection)
         and not isinstance(values, str | bytes)

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Amounts of memory as users write them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _ALIKE: Mapping[str, int] = MappingProxyType(
 
 
 def bytes_of(text: str) -> int | None:
-    """Reads 1073741824, 1GiB or 1.5 GB; None for anything else."""
+    """Reads 1073741824, 1GiB or 1.5 GB; returns None for any other text."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+) ?([A-Za-z]*)", text.strip())
     unit = None if found is None else {**BYTES, **_ALIKE}.get(found[2])
     return None if found is None or unit is None else round(float(found[1]) * unit)
 
 
 def read_bytes(value: object) -> object:
-    """The bytes of a text; what is no text stays as it is.  Raises ValueError for other texts."""
+    """Returns the bytes of a text; a value that is no text stays as it is. Raises ValueError for other
+    texts."""
     if not isinstance(value, str):
         return value
     found = bytes_of(value)

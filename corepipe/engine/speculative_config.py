@@ -1,4 +1,4 @@
-"""What `--speculative-config` may say, in vLLM's names: strictly read."""
+"""The fields of `--speculative-config`, in vLLM's names: strictly read."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 METHODS = ("ngram", "draft_model")
 UNKNOWN_LENGTH = 5
-"""Of what is looked up, where nothing is said of it: vLLM's (config/speculative.py of 0.33)."""
+"""Tokens that are looked up, where no length is given: vLLM's (config/speculative.py of 0.33)."""
 
 
 class SpeculativeConfig(BaseModel):
-    """How answers are guessed ahead.
+    """The settings of speculative decoding.
 
-    method: ngram, what followed the last tokens where they stood before in prompt and answer; draft_model,
-    what the smaller `model` would answer, a directory's path or a name.
-    num_speculative_tokens: the most that are guessed of a request in a batch.  prompt_lookup_min, _max: the
-    fewest and the most of the last tokens that must have stood there.
-    rejection_sample_method: standard; synthetic: nobody guesses, and how many guesses were right is drawn as
-    the others say.  synthetic_acceptance_rates: of each place in a guess, how often it and all before it are
-    right; synthetic_acceptance_length: instead of them, the tokens of a step in the mean, its own included.
+    method: ngram, the tokens that followed the last tokens at an earlier place in prompt and answer;
+    draft_model, the tokens that the smaller `model` would generate, given by a directory's path or a name.
+    num_speculative_tokens: the most draft tokens of a request in a batch. prompt_lookup_min, _max: the fewest
+    and the most of the last tokens that must match the earlier place. rejection_sample_method: standard;
+    synthetic: no drafts are made, and the number of accepted tokens is drawn by the rates or the length
+    below. synthetic_acceptance_rates: for each position in a draft, how often it and all before it are
+    accepted; synthetic_acceptance_length: instead of the rates, the mean number of tokens of a step, the
+    step's own token included.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -39,7 +40,8 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def synthetic_rates(self) -> tuple[float, ...] | None:
-        """Of each place, how often a guess is taken to be right up to there; None: it is found out."""
+        """For each position, how often drafts are assumed to be accepted up to there; None: it is found out
+        by drafting."""
         if self.rejection_sample_method == "standard" or self.synthetic_acceptance_length is None:
             return self.synthetic_acceptance_rates
         right = self.synthetic_acceptance_length - 1
@@ -47,11 +49,11 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def draft_path(self) -> Path | None:
-        """Path of the draft model, after `with_draft_here`; None where nobody computes one."""
+        """Path of the draft model, after `with_draft_here`; None where there is no draft model to compute."""
         return None if self.model is None or self.synthetic_rates is not None else Path(self.model)
 
     def as_given(self) -> dict[str, object]:
-        """The fields that say it all, for JSON."""
+        """Returns the fields that describe the settings completely, for JSON."""
         unused = set() if self.synthetic_rates is None else {"prompt_lookup_min", "prompt_lookup_max"}
         return self.model_dump(mode="json", exclude_defaults=True, exclude=unused)
 
@@ -63,7 +65,7 @@ class SpeculativeConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_length_is_both(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """As vLLM has it: who gives one of the two lengths means both."""
+        """Sets both lengths where only one is given, as vLLM does."""
         if fields.get("method") != "ngram":
             return fields
         lengths = [fields.get(name) for name in ("prompt_lookup_min", "prompt_lookup_max")]
@@ -72,7 +74,7 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """The fewest and the most of the last tokens that must have stood there before."""
+        """The fewest and the most of the last tokens that must match an earlier place."""
         return self.prompt_lookup_min or UNKNOWN_LENGTH, self.prompt_lookup_max or UNKNOWN_LENGTH
 
     @model_validator(mode="after")
@@ -86,11 +88,13 @@ class SpeculativeConfig(BaseModel):
     def _fields_are_the_methods(self) -> SpeculativeConfig:
         if self.method == "draft_model":
             if self.model is None:
-                raise ValueError("draft_model goes with model: the path or the name of the one that guesses")
+                raise ValueError("draft_model needs model: the path or the name of the draft model")
             if self.prompt_lookup_min or self.prompt_lookup_max:
-                raise ValueError("prompt_lookup_min and prompt_lookup_max are of ngram, not of draft_model")
+                raise ValueError(
+                    "prompt_lookup_min and prompt_lookup_max belong to ngram, not to draft_model"
+                )
         elif self.model is not None:
-            raise ValueError(f"model is of draft_model, not of {self.method}")
+            raise ValueError(f"model belongs to draft_model, not to {self.method}")
         return self
 
     @model_validator(mode="after")
@@ -99,24 +103,27 @@ class SpeculativeConfig(BaseModel):
         most = self.num_speculative_tokens
         if (self.rejection_sample_method == "synthetic") != ((rates is None) != (length is None)):
             raise ValueError(
-                'rejection_sample_method "synthetic" goes with one of synthetic_acceptance_rates and '
-                "synthetic_acceptance_length, and nothing else with these"
+                'rejection_sample_method "synthetic" needs one of synthetic_acceptance_rates and '
+                "synthetic_acceptance_length, and no other method may have them"
             )
         if length is not None and length > most + 1:
-            raise ValueError(f"synthetic_acceptance_length {length:g} is more than {most} guesses and one")
+            raise ValueError(
+                f"synthetic_acceptance_length {length:g} is more than {most} draft tokens and one"
+            )
         if rates is not None and len(rates) != most:
             raise ValueError(
                 f"synthetic_acceptance_rates has {len(rates)} rates for {most} num_speculative_tokens"
             )
         if rates is not None and any(before < rate for before, rate in pairwise(rates)):
             raise ValueError(
-                "synthetic_acceptance_rates rises: a guess is right at a place only after all those before it"
+                "synthetic_acceptance_rates rises: a draft token is accepted only after all those before it"
             )
         return self
 
 
 def read_speculation(given: str | dict[str, Any]) -> SpeculativeConfig:
-    """From JSON, or what it stands for.  Raises ValueError, with one line that names what is wrong."""
+    """Reads the settings from JSON or from its object. Raises ValueError, with one line that names what is
+    wrong."""
     try:
         fields = json.loads(given) if isinstance(given, str) else given
     except ValueError as error:

@@ -59,21 +59,21 @@ DEFAULT_KV_BYTES = 1 << 30
 """Host memory for KV caches, all replicas together, unless the config says otherwise (touched as used)."""
 
 FAITHFUL_SHARE = 2
-"""Where the device sets the pace or another model the limits, the KV caches may have one part in so many of
-the host's memory: fewer blocks than on the device would be other decisions than on the device."""
+"""Where the device sets the pace or another model the limits, the KV caches may take one part in so many of
+the host's memory: with fewer blocks than on the device, decisions would differ from the device's."""
 
 IDLE_CACHE_SHARE = 12
-"""One block in so many is kept for the prefix cache when no request holds it: host memory is touched by what
-runs, and not filled with prompts that may never come again."""
+"""One block in so many is kept for the prefix cache when no request holds it: host memory is used by running
+requests, and not filled with prompts that may never come again."""
 
 
 def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = None) -> Deployment:
-    """Loads what `config` names; `beats` grows while batches are computed.
+    """Loads the model that `config` names; `beats` grows while batches are computed.
 
-    Raises UserError for what does not exist, is broken, or does not fit.
+    Raises UserError for a model that does not exist, is broken, or does not fit.
     """
     started = time.perf_counter()
-    native()  # says what is missing before anything large is read
+    native()  # raises where it is missing, before anything large is read
     if config.bits == "same":
         check_same_bits()
     path = hub.resolve(config.model, progress)
@@ -81,7 +81,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     config = with_draft_here(config, progress)
     draft = load_draft(config)
     task = model.task(config.task)
-    device = _device(config, model, task, draft)  # before the weights are asked for
+    device = _device(config, model, task, draft)  # before the weights are read
     host = plan_host(config, model, device, task, draft)
     model.check(host.graph)
     if draft is not None:
@@ -118,7 +118,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         host.graph.vocab_size,
         config.seed,
         ready,
-        tokenizer=lambda: registry.load(path).tokenizer(),  # the model with its weights may go
+        tokenizer=lambda: registry.load(path).tokenizer(),  # so that the model with its weights can be freed
         encoding=encoding,
         drafter=partial(_speculation, config, host.graph, draft_cost(host)),
         synthetic_acceptance=_synthetic_rates(config) is not None,
@@ -126,23 +126,23 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
 
 
 def _synthetic_rates(config: EngineConfig) -> tuple[float, ...] | None:
-    """Of each place, how often a guess is taken to be right; None: that is found out."""
+    """Returns, for each position, how often drafts are assumed to be accepted; None: that is found out."""
     return None if config.speculative_config is None else config.speculative_config.synthetic_rates
 
 
 def _speculation(
     config: EngineConfig, graph: Graph, cost: float | None, request: SampledRequest
 ) -> Drafter | None:
-    """Who guesses for it; cost: of a guess of the draft model.  Raises ValueError for a prediction that is of
-    no use here."""
+    """Returns the drafter of a request; cost: of a token of the draft model. Raises ValueError for a
+    prediction that cannot be used here."""
     if request.prediction and graph.is_recurrent:
         raise ValueError(f"prediction: {no_way_back(graph)}")
     return speculation_of(request, config.speculative_config, cost)
 
 
 def _device(config: EngineConfig, model: Model, task: TaskInfo, draft: Model | None) -> DevicePlan:
-    """The emulated side, for the served model's task, or where another one is timed that does not do it for
-    what that does."""
+    """Plans the emulated side, for the served model's task, or for the own task of another timed model that
+    does not do it."""
     config = config.model_copy(update={"task": task.task.value})
     if config.timing_model is None:
         return plan_device(config, model, draft)
@@ -157,7 +157,7 @@ def _device(config: EngineConfig, model: Model, task: TaskInfo, draft: Model | N
 
 
 def _pool(threads: int, beats: Counter | None) -> _native.Pool:
-    """Raises UserError where the system does not start so many."""
+    """Starts the threads. Raises UserError where the system does not start so many."""
     try:
         pool: _native.Pool = native().Pool(threads, beats)
     except RuntimeError as error:
@@ -166,7 +166,7 @@ def _pool(threads: int, beats: Counter | None) -> _native.Pool:
 
 
 def timing_model(source: str) -> Architecture:
-    """The model whose times are told.  Raises UserError where there is none, or it generates nothing."""
+    """Returns the model that is timed. Raises UserError where there is none, or it generates nothing."""
     try:
         return registry.architecture(source)
     except UserError as error:
@@ -181,8 +181,8 @@ def _replicas(
     weights: tuple[PackedWeights, PackedWeights | None],
     pool: _native.Pool,
 ) -> tuple[ReplicaParts, ...]:
-    """room: KV blocks, and those of states beside them.  weights: of the model, and of the one that guesses
-    for it, if one does."""
+    """Binds the replicas. room: KV blocks, and those of states beside them. weights: of the model, and of its
+    draft model, if there is one."""
     blocks, beside = room
     rows, same = batch_tokens(config, host.graph), config.bits == "same"
     groups, (own, guessing) = host.layer_groups, weights
@@ -228,22 +228,22 @@ def _replicas(
 
 
 def _goes_on(config: EngineConfig, host: HostPlan, scheduler: SchedulerConfig) -> bool:
-    """Whether steps may be queued before they are asked for: where the host sets the pace and would wait for
-    what is between two steps, as nothing else is computed then; and where what a step has done that nobody
-    wants changes nothing, as of states it would, and where blocks are given back."""
+    """Tells whether steps may be queued before the scheduler asks for them: where the host sets the pace and
+    would wait between two steps, as nothing else is computed then; and where a queued step that is dropped
+    changes nothing, as it would with recurrent states, and where blocks are given back."""
     alone = host.placement.data == 1 and scheduler.most_in_flight == 1
     keeps_positions = scheduler.keeps_state and scheduler.windows == (None,) and not host.graph.is_recurrent
     return config.clock == "host" and alone and keeps_positions
 
 
 def _kept_idle(config: EngineConfig, blocks: int) -> int | None:
-    """How many of these the prefix cache keeps that no request holds; None: all."""
+    """Returns how many of these blocks the prefix cache keeps that no request holds; None: all."""
     return None if faithful(config) else max(1, blocks // IDLE_CACHE_SHARE)
 
 
 def _warm_up(replicas: Sequence[ReplicaParts], encoding: Encoding | None) -> None:
-    """A step of one token: who has loaded can compute.  It also maps the weights, and would be late by the
-    time of many others."""
+    """Computes a step of one token, which shows that a loaded replica can compute. It also maps the weights,
+    as a first step would otherwise take the time of many others."""
     zero = np.zeros(1, np.int32)
     kept = encoding is None or encoding.keeps_state
     table = np.zeros((replicas[0].scheduler.tables, int(kept)), np.int32)
@@ -256,14 +256,15 @@ def _warm_up(replicas: Sequence[ReplicaParts], encoding: Encoding | None) -> Non
 
 
 def default_kv_bytes(config: EngineConfig) -> int:
-    """Host memory for the KV caches of a deployment that has the host for itself."""
+    """Returns the host memory for the KV caches of a deployment that has the host for itself."""
     return host_memory() // FAITHFUL_SHARE if faithful(config) else DEFAULT_KV_BYTES
 
 
 def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> tuple[int, int]:
-    """KV blocks of a replica, and those of states beside them: what the device holds, as far as the host
-    spends memory on it; none, where nothing is kept in them.  What is asked for, and what the device has, are
-    blocks of all layers: one of each group.  Where states stay to be found, the host has some more."""
+    """Returns the KV blocks of a replica, and those of states beside them: as many as the device holds, as
+    far as the host has memory for them; none, where nothing is kept in them. The configured blocks, and the
+    device's, are blocks of all layers: one of each group. Where states stay in the prefix cache, the host has
+    some more."""
     if not host.keeps_state:
         return 0, 0
     room = (config.kv_cache_bytes or default_kv_bytes(config)) // host.placement.data
@@ -293,7 +294,7 @@ def _clock(config: EngineConfig) -> Clock:
 
 
 def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: int) -> dict[str, object]:
-    """What /v1/placement serves and `corepipe serve` prints."""
+    """Returns what /v1/placement serves and `corepipe serve` prints."""
     placement = host.placement
     return {
         "model": host.graph.name,
@@ -315,13 +316,13 @@ def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: 
 
 
 def _told_of_guesses(config: EngineConfig) -> dict[str, object]:
-    """What is assumed of guesses, so that nobody takes it for what was found."""
+    """Returns the assumed acceptance of drafts, so that it is not taken for a measured one."""
     rates = _synthetic_rates(config)
     return {} if rates is None else {"assumed_acceptance_rates": list(rates)}
 
 
 def _kept_apart(host: HostPlan) -> dict[str, object]:
-    """The groups of layers, where some keep blocks for the latest positions alone."""
+    """Returns the groups of layers, where some keep blocks for the latest positions alone."""
     groups = host.layer_groups
     if groups.windows == (None,):
         return {}
@@ -335,7 +336,8 @@ def _kept_apart(host: HostPlan) -> dict[str, object]:
 
 
 def _kept_otherwise(config: EngineConfig, host: HostPlan, device: DevicePlan) -> dict[str, object]:
-    """Where the host keeps keys and values as the device does not: Neuron's software has no int8 for them."""
+    """Returns how the host keeps keys and values where it differs from the device: Neuron's software has no
+    int8 for them."""
     kept = host.keeps_state and (host.graph.is_hybrid or not host.graph.is_recurrent)
     if config.kv_cache_dtype == "auto" or not kept:
         return {}
@@ -349,7 +351,7 @@ def _kept_otherwise(config: EngineConfig, host: HostPlan, device: DevicePlan) ->
 
 
 def _host_limits(host: HostPlan, device: DevicePlan, blocks: int) -> list[str]:
-    """Where the host cannot follow the device, in words."""
+    """Returns where the host cannot follow the device, in words."""
     limits = []
     if host.graph.max_positions < device.graph.max_positions:
         limits.append(

@@ -1,4 +1,4 @@
-"""The emulated side of a deployment: the model that is timed, where its parts are, and what else fits."""
+"""The emulated side of a deployment: the model that is timed, the placement of its parts, and its limits."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from corepipe.scheduler.policy import Policy, policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 
 DEFAULT_MODEL_LEN = 8192
-"""Longest sequence of a model that takes more, unless the config says otherwise."""
+"""Longest sequence of a model that takes more, unless the config sets another."""
 
 HOST_DRAFT_ROWS = 14
-"""Of a batch on the host, whose weights are read once for so many (docs/kernels.md); on a device guesses cost
-less the more are in a batch, and everybody has as many as are asked for."""
+"""Rows of a batch with drafts on the host, whose weights are read once for so many (docs/kernels.md); on a
+device drafts cost less the more are in a batch, and every request has as many as are configured."""
 
 HOST_PROFILE, DEVICE_PROFILE, ONCE_PROFILE = "async", "vllm-neuron", "traced"
-"""Of a server that runs as fast as the host can, and of one that behaves like the deployment to come: of a
-model that generates, and of one that is run once over its input."""
+"""The profiles of a server that runs as fast as the host can, and of one that behaves like the deployment to
+come: of a model that generates, and of one that is run once over its input."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateBlocks:
-    """How a replica keeps states of sequences: `beside` KV blocks so many (0: there are none of these, or no
-    states), a place each `span` positions (None: one for a whole sequence); those there `stay` to be found,
-    `kept` of them at most when no sequence has them (None: all)."""
+    """The blocks of sequences' states: `beside` of them beside KV blocks (0: there are none of these, or no
+    states), one place for each `span` positions (None: one for a whole sequence); whether states `stay` in
+    the prefix cache, and how many are `kept` when no sequence has them (None: all)."""
 
     beside: int = 0
     span: int | None = None
@@ -71,10 +71,10 @@ NO_STATES = StateBlocks()
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """A model on the cores of an instance.  `programs` are those of one replica; all replicas are alike.
+    """A model on the cores of an instance. `programs` are those of one replica; all replicas are alike.
 
-    batch: sequences that its decode graphs are compiled for; chunk: tokens of a prefill step.  draft: of a
-    smaller model on the same cores, that guesses.
+    batch: sequences that its decode graphs are compiled for; chunk: tokens of a prefill step. draft: a draft
+    model on the same cores.
     """
 
     graph: Graph
@@ -90,15 +90,16 @@ class DevicePlan:
 
     @property
     def encoding(self) -> Encoding | None:
-        """What it makes of an input, where it generates nothing; None: it generates."""
+        """The encoding of its inputs, where it generates nothing; None: it generates."""
         return None if self.graph.generates else Encoding.of(self.graph)
 
     def timeline(self, replica: int) -> Timeline:
-        """An idle replica's."""
+        """Returns the timeline of an idle replica."""
         return Timeline(self._cost(replica), draft=self._draft_times(replica))
 
     def timelines(self) -> list[Timeline]:
-        """Those of all replicas, idle, which share the times of steps where their cores are as fast."""
+        """Returns the timelines of all replicas, idle, which share the times of steps where their cores are
+        as fast."""
         costs, draft = self._costs(), self._draft_times(0)
         return [
             Timeline(cost, draft=None if draft is None else DraftTimes(draft.cost.on_replica(replica)))
@@ -106,7 +107,7 @@ class DevicePlan:
         ]
 
     def _costs(self) -> Sequence[CostModel]:
-        """The cost models of all replicas."""
+        """Returns the cost models of all replicas."""
         first = self._cost(0)
         return [first.on_replica(replica) for replica in range(self.placement.data)]
 
@@ -124,7 +125,7 @@ class DevicePlan:
     def interval(
         self, figure: Figure, tokens: int, *, load: bool = True, tail: bool = False, level: float = LEVEL
     ) -> Interval:
-        """By how much a figure of this deployment may turn out otherwise than predicted, for sequences of so
+        """Returns by how much a figure of this deployment may differ from its prediction, for sequences of so
         many tokens."""
         architecture = architecture_of(self.graph)
         point = Point(
@@ -140,7 +141,8 @@ class DevicePlan:
         return interval(point, self.profile, level)
 
     def intervals(self) -> dict[str, object]:
-        """Of each figure under load, for sequences as long as they get, what /v1/placement serves."""
+        """Returns the intervals of each figure under load, for the longest sequences, as /v1/placement serves
+        them."""
         longest = self.graph.max_positions
         if not self.graph.causal:
             return {Figure.BATCH.value: self.interval(Figure.BATCH, longest, load=False).as_json()}
@@ -148,7 +150,7 @@ class DevicePlan:
         return {figure.value: self.interval(figure, longest).as_json() for figure in figures}
 
     def describe(self) -> dict[str, object]:
-        """What /v1/placement serves of it."""
+        """Returns the description that /v1/placement serves."""
         return {
             "emulated": True,
             "format": self.graph.format.name,
@@ -170,20 +172,20 @@ class DevicePlan:
         }
 
     def _part(self) -> dict[str, object]:
-        """Which cores of the instance they are, where other models have others."""
+        """Returns the ids of its cores, where other models have other cores of the instance."""
         if self.instance.part is None:
             return {}
         first = self.instance.part.start
         return {"neuroncore_ids": [*range(first, first + self.placement.cores)]}
 
     def _drafts(self) -> dict[str, object]:
-        """Who guesses, and on which of a replica's cores."""
+        """Returns the draft model, and its cores of a replica."""
         if self.draft is None:
             return {}
         return {"draft_model": {"model": self.draft.graph.name, "cores": [*range(self.placement.tensor)]}}
 
     def _buckets(self) -> dict[str, object]:
-        """The graphs that are compiled, where whole inputs are padded to them."""
+        """Returns the graphs that are compiled, where whole inputs are padded to them."""
         if self.graph.causal:
             return {}
         lengths, batches = graphs_of(self.profile, self.graph.max_positions, self.batch)
@@ -192,17 +194,16 @@ class DevicePlan:
         return {"buckets": {"lengths": lengths, "batches": batches}}
 
     def _memory(self, core: CoreMemory) -> dict[str, int]:
-        """What a core holds: KV blocks and states are there from the start, used or not."""
+        """Returns the memory of a core: KV blocks and states are allocated from the start, used or not."""
         kv = core.block * self.memory.num_blocks + core.states
         return {"weights": core.weights, "kv_cache": kv, "buffers": core.buffers}
 
 
 def plan_device(config: EngineConfig, model: Architecture, draft: Architecture | None = None) -> DevicePlan:
-    """Places `model` as `config` asks; reads no weights.  draft: the model that guesses, where the caller has
-    it.
+    """Places `model` as `config` says; reads no weights. draft: the draft model, where the caller has it.
 
     Raises UserError for an instance or a profile that does not exist, for a task that the model does not do,
-    for more positions than the model has, and for what does not fit the instance.
+    for more positions than the model has, and for a model that does not fit the instance.
     """
     instance = find_instance(config.instance)
     if config.lnc is not None:
@@ -212,7 +213,7 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
     graph = graph_of(config, model, timed_task(config.task, model))
     if config.max_batch_delay and graph.generates:
         raise UserError(
-            f"--max-batch-delay: {graph.name} generates, and its batches take a request in when it comes",
+            f"--max-batch-delay: {graph.name} generates, and its batches take a request as soon as it comes",
             "max_batch_delay",
         )
     if config.speculative_config is not None:
@@ -230,20 +231,20 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
 
 
 def _check_speculation(config: EngineConfig, graph: Graph, asked: SpeculativeConfig) -> None:
-    """Raises UserError where nobody can guess, and where guesses are assumed of what is no device."""
+    """Raises UserError where drafts are not possible, and where an acceptance is assumed of the host."""
     why = None
     if not graph.generates:
-        why = f"{graph.name} generates nothing that could be guessed"
+        why = f"{graph.name} generates nothing, so that it needs no drafts"
     elif graph.is_recurrent:
         why = no_way_back(graph)
     elif asked.synthetic_rates is not None and config.clock == "host" and config.timing_model is None:
-        why = "the host is no faster for what is assumed, the emulated device is; add --clock device"
+        why = "an assumed acceptance makes the emulated device faster, not the host; add --clock device"
     if why is not None:
         raise UserError(f"--speculative-config: {why}", "speculative_config")
 
 
 def _part(config: EngineConfig, instance: Instance) -> Instance:
-    """The cores of it that are asked for.  Raises UserError where it has none such."""
+    """Returns the requested cores of the instance. Raises UserError where it has no such cores."""
     left = instance.cores - config.first_core
     count = left if config.cores is None else config.cores
     if not 0 < count <= left:
@@ -273,10 +274,10 @@ def _limits(
 
 
 def timed_task(asked: str, model: Architecture) -> TaskInfo | None:
-    """The task that is timed; None: what the model gives by itself, as those of images that are told apart by
-    nobody, and those that guess masked words.
+    """Returns the task that is timed; None: the model's own output, as for models of images without named
+    classes, and for those that predict masked words.
 
-    Raises UserError for a task that is asked for by name, and that the model does not do.
+    Raises UserError for a task that the config names, and that the model does not do.
     """
     if asked != "auto":
         return model.task(asked)
@@ -294,9 +295,10 @@ def _guesses_words(graph: Graph) -> bool:
 def graph_of(
     config: EngineConfig, model: Architecture, task: TaskInfo | None, most: int = DEFAULT_MODEL_LEN
 ) -> Graph:
-    """A model's graph for a task, for as many positions as are asked for, and else as texts may have.
+    """Returns a model's graph for a task, for the configured number of positions, or else for as many as
+    texts may have.
 
-    Raises UserError for images of which a part is asked for.
+    Raises UserError for a part of an image's positions.
     """
     if task is not None and task.images is not None:
         if config.max_model_len not in (None, task.images.rows):
@@ -311,8 +313,8 @@ def graph_of(
 
 
 def batch_tokens(config: EngineConfig, graph: Graph) -> int:
-    """Tokens of a batch: as asked for, but no fewer than the longest text that is computed whole; of images,
-    which are all of one size, as many as there may be images."""
+    """Returns the tokens of a batch: as configured, but no fewer than the longest text that is computed
+    whole; of images, which are all of one size, as many as the batch may have images."""
     asked, longest = config.max_num_batched_tokens, graph.max_positions
     if graph.causal:
         return asked
@@ -321,14 +323,15 @@ def batch_tokens(config: EngineConfig, graph: Graph) -> int:
 
 
 def runtime_profile(config: EngineConfig, graph: Graph) -> RuntimeProfile:
-    """The device's software stack.  Raises UserError for what is neither a profile's name nor its file."""
+    """Returns the device's software stack. Raises UserError for a name that is neither a profile's nor its
+    file's."""
     if config.clock == "host" and config.timing_model is None:
         return profile(config.profile or HOST_PROFILE)
     return profile(config.profile or (DEVICE_PROFILE if graph.causal else ONCE_PROFILE))
 
 
 def batch_policy(config: EngineConfig, device: DevicePlan) -> Policy:
-    """The policy that was asked for, or the profile's."""
+    """Returns the configured policy, or the profile's."""
     return policy(config.policy or device.profile.policy)
 
 
@@ -341,10 +344,11 @@ def scheduler_config(
     windows: tuple[int | None, ...] = (None,),
     states: StateBlocks = NO_STATES,
 ) -> SchedulerConfig:
-    """The limits of one replica with `blocks` KV blocks; a device's software has its layers in one group.
+    """Returns the limits of one replica with `blocks` KV blocks; a device's software has its layers in one
+    group.
 
-    A prefix of a recurrent model's sequence is found again where states stay: otherwise there is the latest
-    alone.
+    A prefix of a recurrent model's sequence is found again where states stay: otherwise only the latest state
+    exists.
     """
     keeps, recurrent = any(True for _ in device.graph.states()), device.graph.is_recurrent
     only_states = recurrent and not device.graph.is_hybrid
@@ -371,5 +375,5 @@ def scheduler_config(
 
 
 def _has_synthetic_rates(config: EngineConfig) -> bool:
-    """Whether guesses are the device's alone."""
+    """Tells whether drafts exist on the device alone."""
     return config.speculative_config is not None and config.speculative_config.synthetic_rates is not None

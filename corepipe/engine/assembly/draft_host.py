@@ -1,4 +1,4 @@
-"""The draft model on the host: fetched, checked against the model that it guesses for, and bound."""
+"""The draft model on the host: fetched, checked against the served model, and bound to an executor."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:  # the compiled module may be missing
 Progress = Callable[[str, float], None]
 
 DEAREST = 0.5
-"""What a guess costs at most, of a step: who asks for a draft model as large as the one that it guesses for
-gains nothing by it, and sees it guess."""
+"""The highest cost of a draft token, as a share of a step: a draft model as large as the served one gains
+nothing, but its drafts are still computed."""
 
 
 def with_draft_here(config: EngineConfig, progress: Progress) -> EngineConfig:
-    """The config with the path of the draft model that it names, which is fetched if need be; as it is, where
-    nobody computes one.  Raises UserError."""
+    """Returns the config with the local path of its draft model, which is fetched if need be; the config as
+    it is, where there is no draft model to compute. Raises UserError."""
     asked, named = config.speculative_config, draft_path(config)
     if asked is None or named is None:
         return config
@@ -47,12 +47,14 @@ def with_draft_here(config: EngineConfig, progress: Progress) -> EngineConfig:
 
 
 def draft_path(config: EngineConfig) -> Path | None:
-    """Of the draft model of a config `with_draft_here`; None where nobody computes one."""
+    """Returns the path of the draft model of a config `with_draft_here`; None where there is none to
+    compute."""
     return None if config.speculative_config is None else config.speculative_config.draft_path
 
 
 def load_draft(config: EngineConfig) -> Model | None:
-    """The draft model of a config `with_draft_here`; None where nobody computes one.  Raises UserError."""
+    """Loads the draft model of a config `with_draft_here`; None where there is none to compute. Raises
+    UserError."""
     path = draft_path(config)
     if path is None:
         return None
@@ -63,8 +65,8 @@ def load_draft(config: EngineConfig) -> Model | None:
 
 
 def check_tokens(model: Model, draft: Model) -> None:
-    """Raises UserError where a token of one is another one's text.  Of a directory without a tokenizer the
-    number of tokens is all that is known."""
+    """Raises UserError where a token has different texts in the two models. For a directory without a
+    tokenizer only the number of tokens is known."""
     try:
         words, others = (each.tokenizer().backend.get_vocab() for each in (model, draft))
     except UserError:
@@ -79,8 +81,8 @@ def check_tokens(model: Model, draft: Model) -> None:
 
 
 def draft_cost(host: HostPlan) -> float | None:
-    """What a guess of the draft model costs, of a step of one: what it reads of weights beside the model that
-    it guesses for, and a row of that; None: there is none."""
+    """Returns the cost of a draft token, as a share of a step of one row: the weights that the draft model
+    reads beside those of the served model, and a row of that; None: there is no draft model."""
     if host.draft is None:
         return None
     return min(DEAREST, ROW_COST + _bytes(host.draft.graph) / _bytes(host.graph))
@@ -93,7 +95,7 @@ def _bytes(graph: Graph) -> float:
 def draft_weights(
     host: HostPlan, draft: Model | None, cache: Path, progress: Progress, threads: int
 ) -> PackedWeights | None:
-    """The draft model's weights, packed into `cache`; None where there is none.  Raises UserError."""
+    """Returns the draft model's weights, packed into `cache`; None where there is none. Raises UserError."""
     if draft is None or host.draft is None:
         return None
     draft.check(host.draft.graph)
@@ -103,7 +105,7 @@ def draft_weights(
 def bind_draft(
     config: EngineConfig, host: HostPlan, weights: PackedWeights, blocks: int, pool: _native.Pool
 ) -> DraftModel:
-    """Who guesses for one replica with so many KV blocks; it can compute."""
+    """Returns the draft model for one replica with so many KV blocks, ready to compute."""
     assert host.draft is not None
     rows = batch_tokens(config, host.graph)
     executor = NativeExecutor(
@@ -121,7 +123,7 @@ def bind_draft(
 
 
 def _warm_up(executor: Executor) -> None:
-    """A step of one token, as of the model that it guesses for."""
+    """Computes a step of one token, as for the served model."""
     zero = np.zeros(1, np.int32)
     step = StepInputs(zero, zero, np.array([0, 1], np.int32), np.zeros((1, 1), np.int32), zero)
     executor.wait(executor.submit(step, None))

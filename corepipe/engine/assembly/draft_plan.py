@@ -1,4 +1,4 @@
-"""Which model guesses for another one, and whether it can."""
+"""The draft model of another one, and whether the two fit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from corepipe.neuron.timing.draft import Draft
 
 
 def no_way_back(graph: Graph) -> str:
-    """Why nobody guesses for a recurrent model."""
-    return (
-        f"{graph.name} keeps one state a sequence, which cannot go back to before a wrong guess; leave it out"
-    )
+    """Returns why a recurrent model has no drafts."""
+    return f"{graph.name} keeps one state a sequence, which cannot return past a rejected draft; leave it out"
 
 
 def draft_architecture(source: str) -> Architecture:
-    """The model that guesses.  Raises UserError where there is none."""
+    """Returns the draft model. Raises UserError where there is none of this name."""
     try:
         return registry.architecture(source)
     except UserError as error:
@@ -26,13 +24,13 @@ def draft_architecture(source: str) -> Architecture:
 
 
 def refused_draft(why: str) -> UserError:
-    """Of a model that cannot guess for another one."""
+    """Returns the error of a model that cannot draft for the served one."""
     return UserError(f"--speculative-config: model: {why}", "speculative_config")
 
 
 def plan_draft(config: EngineConfig, graph: Graph, draft: Architecture | None) -> Draft | None:
-    """The model that guesses for that of this graph on the device, if one does; `draft` where the caller has
-    it.  Where another model is timed than the one that it really guesses for, their words may be others.
+    """Returns the draft model of this graph's model on the device, if there is one; `draft` where the caller
+    has it. Where another model is timed than the one that it drafts for, their vocabularies may differ.
     Raises UserError as `draft_graph` does."""
     asked = config.speculative_config
     if asked is None or asked.model is None:
@@ -43,7 +41,7 @@ def plan_draft(config: EngineConfig, graph: Graph, draft: Architecture | None) -
 
 
 def draft_graph(model: Architecture, graph: Graph, *, same_words: bool = True) -> Graph:
-    """The graph of a model that guesses for that of `graph`, in its format, for as many positions.
+    """Returns the graph of a model that drafts for that of `graph`, in its format, for as many positions.
 
     Raises UserError for a model that gives no next token, that has one state a sequence, that takes fewer
     positions, or whose vocabulary has another size.
@@ -51,13 +49,13 @@ def draft_graph(model: Architecture, graph: Graph, *, same_words: bool = True) -
     longest = graph.max_positions
     found = model.graph(graph.format, min(longest, model.max_positions))
     if not found.generates:
-        raise refused_draft(f"{model.name} generates nothing that could be a guess")
+        raise refused_draft(f"{model.name} generates nothing, so that it has no drafts")
     if found.is_recurrent:
         raise refused_draft(no_way_back(found))
     if same_words and found.vocab_size != graph.vocab_size:
         raise refused_draft(
             f"{model.name} has a vocabulary of {found.vocab_size} tokens, {graph.name} one of "
-            f"{graph.vocab_size}: its guesses would be other tokens"
+            f"{graph.vocab_size}: its drafts would be other tokens"
         )
     if found.max_positions < longest:
         raise refused_draft(

@@ -1,4 +1,5 @@
-"""What this process may use of the host: physical memory and CPUs, or what its control groups leave of them.
+"""The resources of the host that this process may use: physical memory and CPUs, or the limits of its control
+groups.
 
 Files are as in docs.kernel.org/admin-guide/cgroup-v2.html and .../scheduler/sched-bwc.html (version 1).
 """
@@ -21,7 +22,8 @@ QuotaOf = Callable[[Path], float | None]
 
 @dataclass(frozen=True, slots=True)
 class HostCpus:
-    """`count` threads can compute at a time.  quota: CPUs that a control group allows, where that is less."""
+    """The CPUs of the host: `count` threads can compute at a time. quota: CPUs that a control group allows,
+    where that is less."""
 
     count: int
     quota: float | None = None
@@ -32,17 +34,17 @@ class HostCpus:
 
 
 def host_memory(limit: Path = CONTROL_GROUPS / "memory.max") -> int:
-    """Bytes of physical memory, or of the container's limit where that is less."""
+    """Returns the bytes of physical memory, or of the container's limit where that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = _read(limit)
     return min(physical, int(text)) if text.isdecimal() else physical
 
 
 def host_cpus(own: Path = OWN_GROUPS, mount: Path = CONTROL_GROUPS) -> HostCpus:
-    """The CPUs that this process may run on, or its least quota where that is less.
+    """Returns the CPUs that this process may run on, or its least quota where that is less.
 
-    A part of a CPU is left over: a thread more would be stopped for the rest of each period, and with it all
-    that wait for it.
+    A fraction of a CPU is not used: a thread more would be stopped for the rest of each period, and with it
+    all threads that wait for it.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = min(_quotas(own, mount), default=float(allowed))
@@ -50,7 +52,7 @@ def host_cpus(own: Path = OWN_GROUPS, mount: Path = CONTROL_GROUPS) -> HostCpus:
 
 
 def _quotas(own: Path, mount: Path) -> Iterator[float]:
-    """CPUs that each of this process's control groups allows, of those that set a limit."""
+    """Yields the CPUs that each of this process's control groups allows, where it sets a limit."""
     for line in _read(own).splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -63,8 +65,8 @@ def _quotas(own: Path, mount: Path) -> Iterator[float]:
 
 
 def _with_ancestors(root: Path, path: str, quota_of: QuotaOf) -> Iterator[float]:
-    """A group's quota and those of all above it.  In a container the path may name what is not mounted there:
-    its own group is then the root."""
+    """Yields a group's quota and those of all above it. In a container the path may name a group that is not
+    mounted there: its own group is then the root."""
     group = root / path.lstrip("/")
     for directory in (group, *group.parents):
         if not directory.is_relative_to(root):
@@ -84,16 +86,16 @@ def _quota_of_version_1(group: Path) -> float | None:
 
 
 def _ratio(quota: str, period: str) -> float | None:
-    """Microseconds of CPU time in each period; "max" and -1 stand for no limit."""
+    """Converts microseconds of CPU time in each period to CPUs; "max" and -1 stand for no limit."""
     if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
         return None
     return int(quota) / int(period)
 
 
 def _read(file: Path) -> str:
-    """What the kernel says; nothing where it says nothing."""
+    """Returns the content of a file of the kernel; "" where it cannot be read."""
     try:
-        # ast-grep-ignore: bounded-reads -- the kernel's
+        # ast-grep-ignore: bounded-reads -- a file of the kernel
         return file.read_text().strip()
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""What the host computes of a deployment: which Programs, and what a KV block of them takes."""
+"""The host's part of a deployment: the Programs that it computes, and the memory of a KV block of them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from corepipe.scheduler.windowed_kv_cache import blocks_of_all
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """What the host computes: the served model, cut as on the device, or whole where another one is timed.
+    """The Programs that the host computes: the served model, cut as on the device, or whole where another
+    model is timed.
 
-    layer_groups: of layers whose KV blocks live as long.  draft: of the model that guesses, if one does: its
-    keys and values are in blocks of the same numbers.
+    layer_groups: groups of layers whose KV blocks are kept for as long. draft: the plan of the draft model,
+    if there is one: its keys and values are in blocks of the same numbers.
     """
 
     graph: Graph
@@ -43,17 +44,17 @@ class HostPlan:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether anything is kept of a sequence."""
+        """True where the graph keeps any state of a sequence."""
         return any(True for _ in self.graph.states())
 
     @property
     def state_bytes(self) -> int:
-        """Of what the recurrent layers of a replica keep of a sequence."""
+        """Bytes of the state that the recurrent layers of a replica keep of a sequence."""
         return sum(map(state_bytes, self.programs))
 
     def block_bytes(self, config: EngineConfig) -> int:
-        """Bytes of one KV block of a replica, the draft model's with it, or, where there are none, of one
-        sequence's state."""
+        """Returns the bytes of one KV block of a replica, the draft model's with it, or, where there are
+        none, of one sequence's state."""
         if self.graph.is_recurrent and not self.graph.is_hybrid:
             return self.state_bytes
         dtype = DType.INT8 if config.kv_cache_dtype == "int8" else self.graph.format.compute
@@ -62,7 +63,7 @@ class HostPlan:
         return own if self.draft is None else own + self.draft.block_bytes(config)
 
     def sequence_blocks(self, config: EngineConfig) -> int:
-        """KV blocks that the longest sequence holds at most."""
+        """Returns the most KV blocks that the longest sequence holds."""
         windows, chunk = self.layer_groups.windows, batch_tokens(config, self.graph)
         return blocks_of_all(
             windows, self.graph.max_positions, chunk, block_positions(self.graph, config.block_size)
@@ -72,12 +73,12 @@ class HostPlan:
 def plan_host(
     config: EngineConfig, model: Model, device: DevicePlan, task: TaskInfo, draft: Model | None = None
 ) -> HostPlan:
-    """The Programs that the host runs; a model that stands in for another is not cut.  Where the device's
-    decisions are what counts, layers keep as long as its software has them keep; all do where a `draft` model
-    guesses, which has the same blocks.
+    """Returns the Programs that the host runs; a model that is served while another one is timed is not cut.
+    Where the device's decisions count, all layers keep KV blocks as its software does; they also do where
+    there is a `draft` model, which has the same blocks.
 
-    Raises UserError where the model that is timed is not of the served one's kind, and where the draft cannot
-    guess for the served one.
+    Raises UserError where the model that is timed is not of the served one's kind, and where the draft model
+    cannot draft for the served one.
     """
     if config.timing_model is None:
         apart = not faithful(config) and draft is None and not device.graph.is_hybrid
@@ -97,12 +98,12 @@ def plan_host(
 
 
 def _whole(graph: Graph) -> LayerGroups:
-    """All layers with attention keep whole sequences."""
+    """Keeps whole sequences in all layers with attention."""
     return HYBRID if graph.is_hybrid else ONE_GROUP
 
 
 def _draft_beside(device: DevicePlan) -> HostPlan | None:
-    """The draft model as it is cut on the device."""
+    """Returns the draft model as it is cut on the device."""
     if device.draft is None:
         return None
     tensor, data = device.placement.tensor, device.placement.data
@@ -110,7 +111,7 @@ def _draft_beside(device: DevicePlan) -> HostPlan | None:
 
 
 def _kind(graph: Graph) -> str:
-    """What a model must be, to tell the times of another."""
+    """Returns the kind that a model must be of to be timed in the place of this one."""
     if graph.is_decoder:
         kind = "recurrent decoder" if graph.is_recurrent else "decoder"
         kind = f"hybrid {kind}" if graph.is_hybrid else kind
@@ -122,10 +123,10 @@ def _kind(graph: Graph) -> str:
 
 
 def of_another_kind(name: str, kind: str) -> UserError:
-    """Of a model that cannot tell the times of the served one."""
+    """Returns the error of a model that cannot be timed in the place of the served one."""
     return UserError(f"--timing-model {name}: it is no {kind}, as the served model is", "timing_model")
 
 
 def faithful(config: EngineConfig) -> bool:
-    """Whether the device's limits matter more than the host's memory."""
+    """Tells whether the device's limits matter more than the host's memory."""
     return config.clock != "host" or config.timing_model is not None

@@ -1,4 +1,4 @@
-"""What each of several models has of one server: NeuronCores, host threads, memory for KV blocks."""
+"""The shares of several models in one server: NeuronCores, host threads, memory for KV blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corepipe.neuron.compile.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
-    """A model that is to have a share: its name, what was asked for it, and the model that is timed."""
+    """A model that is to have a share: its name, its requested config, and the model that is timed."""
 
     name: str
     config: EngineConfig
@@ -25,11 +25,12 @@ class Tenancy:
 
 
 def shared(models: Sequence[Tenancy], cpus: int, kv_bytes: int) -> list[EngineConfig]:
-    """The configs of `models`, each with its part of the instance, its threads and its bytes of KV blocks.
+    """Returns the configs of `models`, each with its part of the instance, its threads and its bytes of KV
+    blocks.
 
-    cpus: threads that can compute at a time; kv_bytes: host memory for the KV blocks of all.  Of both, those
-    that were not told their own have even shares.  Raises UserError for what does not fit the instance, with
-    the instance that it would fit.
+    cpus: threads that can compute at a time; kv_bytes: host memory for the KV blocks of all. Models whose
+    config sets neither have even shares of both. Raises UserError for models that do not fit the instance,
+    with the instance that they would fit.
     """
     threads = shares([one.config.threads for one in models], cpus)
     even = max(1, kv_bytes // len(models))
@@ -40,7 +41,8 @@ def shared(models: Sequence[Tenancy], cpus: int, kv_bytes: int) -> list[EngineCo
 
 
 def check_weights(sizes: Mapping[str, int], memory: int) -> None:
-    """sizes: bytes of each model's weights, by its name; memory: of the host, for the weights of all.
+    """Checks that the weights of all models fit the memory. sizes: bytes of each model's weights, by its
+    name; memory: of the host, for the weights of all.
 
     Weights are mapped, not copied: where they do not fit, each step would read them from the disk again.
     Raises UserError then.
@@ -57,8 +59,8 @@ def check_weights(sizes: Mapping[str, int], memory: int) -> None:
 
 
 def shares(asked: Sequence[int | None], whole: int) -> list[int]:
-    """What was asked for stays; the others have what is left in even parts, of at least 1, the first of them
-    the larger ones."""
+    """Returns the shares of a whole: a requested one stays; the others divide the rest evenly, at least 1
+    each, the first of them the larger ones."""
     others = asked.count(None)
     left = max(whole - sum(one for one in asked if one is not None), others)
     sizes = iter([left // others + (at < left % others) for at in range(others)] if others else [])
@@ -66,7 +68,8 @@ def shares(asked: Sequence[int | None], whole: int) -> list[int]:
 
 
 def divided(models: Sequence[Tenancy]) -> list[EngineConfig]:
-    """Each with consecutive cores: as many as its mode takes of what those after it can spare.
+    """Gives each model consecutive cores: as many as its mode takes of those that the models after it can
+    spare.
 
     Raises UserError as `shared`.
     """
@@ -77,11 +80,11 @@ def divided(models: Sequence[Tenancy]) -> list[EngineConfig]:
 
 
 class _DoesNotFitError(Exception):
-    """An instance is too small for them."""
+    """The instance is too small for the models."""
 
 
 def _on(models: Sequence[Tenancy], name: str) -> list[EngineConfig]:
-    """On this instance.  Raises _DoesNotFitError, and UserError for what fits none."""
+    """Divides this instance. Raises _DoesNotFitError, and UserError for a model that fits no instance."""
     instance = find_instance(name)
     lnc = models[0].config.lnc
     cores = (instance if lnc is None else instance.with_lnc(lnc)).cores
@@ -101,13 +104,13 @@ def _on(models: Sequence[Tenancy], name: str) -> list[EngineConfig]:
 
 
 def _least(config: EngineConfig) -> int:
-    """Cores that a model cannot do without."""
+    """Returns the fewest cores of a model."""
     degrees = (config.pipeline, config.tensor, config.data, config.expert)
     return Placement(*(degree or 1 for degree in degrees)).cores
 
 
 def _taken(model: Tenancy, part: EngineConfig) -> int:
-    """Cores that it takes of its part."""
+    """Returns the cores that a model takes of its part."""
     try:
         return plan_device(part, model.timed).placement.cores
     except UserError as error:
@@ -118,7 +121,7 @@ def _taken(model: Tenancy, part: EngineConfig) -> int:
 
 
 def _what_would(models: Sequence[Tenancy]) -> str:
-    """The flag that asks for the cheapest instance which holds them all."""
+    """Returns the flag for the cheapest instance that holds all models."""
     by_price = sorted(
         INSTANCES, key=lambda one: (bool(one.hypothetical), one.price_per_hour or inf, one.cores)
     )

@@ -1,4 +1,4 @@
-"""How many states of a recurrent model's sequences stay to be found, and how far apart they are."""
+"""The states of a recurrent model's sequences that stay in the prefix cache: how many, and how far apart."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from corepipe.engine.config import EngineConfig
 from corepipe.neuron.graph import Graph
 
 CACHE_SHARE = 4
-"""One state in so many stays when no sequence has it: a prefix is found by its last one alone, so that few do
-much; but each takes as much as a sequence."""
+"""One state in so many stays when no sequence has it: a prefix is found by its last state alone, so that a
+few are enough; but each takes as much memory as a sequence."""
 
 CLOSEST, FARTHEST = 256, 1024
-"""Positions from one to the next: a chunk of a prompt ends there, which must not make chunks small; and what
-is behind the last one is computed again."""
+"""Positions from one state to the next: a chunk of a prompt ends there, which must not make chunks small; and
+the positions behind the last state are computed again."""
 
 
 def keeps_snapshots(config: EngineConfig, graph: Graph) -> bool:
-    """Whether any stay: Neuron software keeps none, so where the device's decisions count there are none."""
+    """Tells whether any states stay: Neuron software keeps none, so there are none where the device's
+    decisions count."""
     wanted = config.prefix_cache and not faithful(config)
     return wanted and graph.is_recurrent and graph.max_positions > CLOSEST
 
 
 def most_states(sequences: int) -> int:
-    """Blocks for the states of so many sequences, and for those that stay."""
+    """Returns the blocks for the states of so many sequences, and for those that stay."""
     return -(-sequences * CACHE_SHARE // (CACHE_SHARE - 1))
 
 
 def states_beside(config: EngineConfig, graph: Graph, room: int) -> int:
-    """Blocks of states of a hybrid model's replica, beside its KV blocks, where there is room for so many; 0
-    for any other.
+    """Returns the blocks of states of a hybrid model's replica, beside its KV blocks, where there is room for
+    so many; 0 for any other model.
 
-    Where the device's decisions count, nobody may wait for one: those who leave have theirs for a while.
+    Where the device's decisions count, no sequence may wait for a block: sequences that leave keep theirs for
+    a while.
     """
     if not graph.is_hybrid:
         return 0
@@ -42,7 +44,7 @@ def states_beside(config: EngineConfig, graph: Graph, room: int) -> int:
 
 
 def state_blocks(config: EngineConfig, graph: Graph, blocks: int, beside: int) -> StateBlocks:
-    """How a replica with so many blocks, or with so many states beside them, keeps states."""
+    """Returns how a replica with so many blocks, or with so many states beside them, keeps states."""
     kept = max(1, (beside or blocks) // CACHE_SHARE)
     span = _span(graph, kept) if keeps_snapshots(config, graph) else None
     if not beside:
@@ -52,8 +54,8 @@ def state_blocks(config: EngineConfig, graph: Graph, blocks: int, beside: int) -
 
 
 def _span(graph: Graph, kept: int) -> int | None:
-    """Positions from one state that stays to the next, as far apart as the longest sequence's need be for so
-    many to be kept; None: none stays."""
+    """Returns the positions from one state that stays to the next, as far apart as needed for so many to
+    cover the longest sequence; None: none stays."""
     span = CLOSEST
     while span < FARTHEST and span * kept < graph.max_positions:
         span *= 2

@@ -1,4 +1,4 @@
-"""Which KV blocks hold a request's positions, as the executor takes it."""
+"""The block table of a request: the KV blocks of its positions, as the executor takes it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class BlockTable:
     preemptions: int = 0
 
     def follow(self, request: Request) -> bytearray:
-        """Brings the table up to date with the request's blocks, which are only added to between preemptions;
-        what has been taken away since is not read any more."""
+        """Adds the request's new blocks to the table; between preemptions blocks are only added, and entries
+        of blocks that have been taken away since are not read any more."""
         if self.preemptions != request.num_preemptions:
             self.preemptions = request.num_preemptions
             self.data.clear()
@@ -35,7 +35,7 @@ class BlockTable:
 
 
 def join_tables(tables: Sequence[bytearray]) -> Ids:
-    """[S, B], B the most blocks that one of the requests has."""
+    """Joins the tables to [S, B], B the most blocks that one of the requests has."""
     width = max(map(len, tables))
     joined = bytearray().join([table.ljust(width, b"\0") for table in tables])
     return np.frombuffer(joined, np.int32).reshape(len(tables), -1)

@@ -1,4 +1,5 @@
-"""Batches of requests that generate nothing: texts as the executor takes them, and what it made of each."""
+"""Batches of requests that generate nothing: texts as the executor takes them, and the values that it gives
+for each."""
 
 from __future__ import annotations
 
@@ -43,12 +44,12 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What a graph that generates nothing gives, and what it asks for.
+    """The inputs and outputs of a graph that generates nothing.
 
-    per_token: it gives a row for each token; otherwise one a sequence, at the first of its rows, or where
-    each token only sees those before it (`causal`) at the last.  keeps_state: in KV blocks.  types: it is
-    told which of two texts a token is of.  image: what it is given of images, each of `rows` rows (None: it
-    reads texts).
+    per_token: it gives a row for each token; otherwise one for each sequence, at the first of its rows, or
+    where each token only attends to those before it (`causal`) at the last. keeps_state: the graph keeps
+    state, in KV blocks. types: it reads which of two texts a token belongs to. image: its input of images,
+    each of `rows` rows (None: it reads texts).
     """
 
     per_token: bool = False
@@ -60,7 +61,7 @@ class Encoding:
 
     @classmethod
     def of(cls, graph: Graph) -> Self:
-        """Of a graph's first output."""
+        """Reads the inputs of a graph and its first output."""
         image = next((given for given in graph.inputs if given.kind is InputKind.PATCHES), None)
         return cls(
             per_token=graph.outputs[0].value.rows == TOKENS,
@@ -72,15 +73,16 @@ class Encoding:
         )
 
     def check(self, submit: Submit) -> None:
-        """Raises ValueError for a request that has no image where one is read, or one of another size."""
+        """Raises ValueError for a request without an image where the graph reads one, or with one of another
+        size."""
         wanted = 0 if self.image is None else prod(image_shape(self.image, self.rows))
         if len(submit.image) != wanted * LITTLE_ENDIAN.itemsize:
-            raise ValueError(f"an image of {wanted} numbers is wanted, not of {len(submit.image)} bytes")
+            raise ValueError(f"an image must have {wanted} fp32 numbers, not {len(submit.image)} bytes")
         if self.image is not None and len(submit.prompt) != self.rows:
-            raise ValueError(f"an image has {self.rows} rows here, not {len(submit.prompt)}")
+            raise ValueError(f"an image has {self.rows} rows for this model, not {len(submit.prompt)}")
 
     def shape(self, chunks: Sequence[Chunk], results: int) -> StepShape:
-        """What of a batch decides its time."""
+        """Returns the shape of a batch, which decides its time."""
         if self.keeps_state:
             return StepShape.of([(c.start, c.count) for c in chunks], results)
         return StepShape.whole([c.count for c in chunks], results)
@@ -88,7 +90,7 @@ class Encoding:
 
 class EncodingRunner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner` for requests that generate
-    nothing.  on_start, join: see `runner.Runner`."""
+    nothing. on_start, join: see `runner.Runner`."""
 
     def __init__(
         self, executor: Executor, encoding: Encoding, on_start: OnStart, join: Join = join_tables
@@ -140,26 +142,27 @@ class EncodingRunner:
         return StepResult(step, output, [()] * len(step.drawn_rows), failures)
 
     def _wanted_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Ids:
-        """One row of each sequence whose last token is among its rows."""
+        """Returns one row of each sequence whose last token is among its rows."""
         rows = starts[1:] - 1 if self._encoding.causal else starts[:-1]
         samples = [chunk.samples for chunk in chunks]
         return rows.copy() if all(samples) else rows[samples]
 
     def _value_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Sequence[range]:
-        """Where the values of each chunk are in a result; nowhere, where more of its prompt is to come."""
+        """Returns the rows of each chunk's values in a result; an empty range where more of its prompt is to
+        come."""
         if self._encoding.per_token:
             return [range(start, end) for start, end in pairwise(starts.tolist())]
         ends = accumulate([int(chunk.samples) for chunk in chunks])
         return [range(end - chunk.samples, end) for chunk, end in zip(chunks, ends, strict=True)]
 
     def _block_tables(self, chunks: Sequence[Chunk]) -> Ids:
-        """Of each group of layers in turn [S, B]; no columns where nothing is kept."""
+        """Returns the tables [S, B] of each group of layers in turn; no columns where no state is kept."""
         if not self._encoding.keeps_state:
             return np.empty((len(chunks), 0), np.int32)
         return self._join([self._tables[chunk.request.id].follow(chunk.request) for chunk in chunks])
 
     def _patches(self, chunks: Sequence[Chunk]) -> F32:
-        """What each row is made of [M, width]; [0, 0] where texts are read."""
+        """Returns the patch of an image for each row [M, width]; [0, 0] where texts are read."""
         given, rows = self._encoding.image, self._encoding.rows
         if given is None:
             return np.empty((0, 0), np.float32)
@@ -175,7 +178,7 @@ class EncodingRunner:
 
 
 def values_of(result: StepResult, chunk: int) -> tuple[bytes, int]:
-    """What was made of a chunk's text: fp32 in little-endian order, and in how many rows."""
+    """Returns the values of a chunk's text: fp32 in little-endian order, and the number of rows."""
     values, rows = result.output.values, result.step.value_rows[chunk]
     assert values is not None
     found: npt.NDArray[np.float32] = values[rows.start : rows.stop]
@@ -183,7 +186,7 @@ def values_of(result: StepResult, chunk: int) -> tuple[bytes, int]:
 
 
 def _overflows(step: SubmittedStep, finite: npt.NDArray[np.bool_]) -> list[RequestFailure]:
-    """The requests whose rows are not all numbers."""
+    """Returns failures for the requests whose rows are not all numbers."""
     return [
         RequestFailure(chunk.request, "overflow", OVERFLOW)
         for chunk, rows in zip(step.batch.chunks, step.value_rows, strict=True)
@@ -192,7 +195,7 @@ def _overflows(step: SubmittedStep, finite: npt.NDArray[np.bool_]) -> list[Reque
 
 
 def _types(chunks: Sequence[Chunk], starts: Ids) -> Ids:
-    """0 for rows of a request's first text, 1 for those of its second [M]."""
+    """Returns 0 for rows of a request's first text, 1 for those of its second [M]."""
     types = np.zeros(starts[-1], np.int32)
     for chunk, start, end in zip(chunks, starts[:-1], starts[1:], strict=True):
         if second := _sampled(chunk.request).second:

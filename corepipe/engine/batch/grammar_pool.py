@@ -1,4 +1,5 @@
-"""Compiles the grammars of requests that wait, on threads of its own: nobody else waits for that."""
+"""Compiles the grammars of waiting requests on threads of its own, so that other requests do not wait for
+it."""
 
 from __future__ import annotations
 
@@ -18,20 +19,22 @@ THREADS = 2
 """Grammars that are compiled at a time."""
 
 COMPILE_SECONDS = 5.0
-"""Processor time of a grammar that is waited for; its limits (`masks`) should end what would take longer."""
+"""The most processor time of a grammar that a request waits for; the grammar limits (`masks`) should end
+compilations that would take longer."""
 
 MOST_THREADS = 6
-"""... with those that still compile what nobody waits for any more, in whose place there are others."""
+"""The most threads, with those that still compile grammars no request waits for any more, and that others
+have replaced."""
 
 Compile = Callable[[SampledRequest], GrammarMatcher]
-"""The constraint of a request that has taken what was generated.  Raises GrammarError."""
+"""Returns the constraint of a request, which has taken the generated tokens. Raises GrammarError."""
 
 
 @dataclass(slots=True, eq=False)
 class GrammarCompilation:
-    """constraint or error: what came of it.  spent: tells the seconds that it has taken; None: none yet.
+    """constraint or error: the result. spent: returns the seconds that it has taken; None: it has not begun.
 
-    given_up: it takes too long, and another thread has taken the place of the one that is at it.
+    given_up: it has taken too long, and another thread has replaced the one that compiles it.
     """
 
     request: SampledRequest
@@ -42,18 +45,18 @@ class GrammarCompilation:
 
 
 def thread_seconds() -> Callable[[], float]:
-    """A clock of the processor time of the calling thread, for other threads; of time, where the system does
-    not tell that."""
+    """Returns a clock of the processor time of the calling thread, for use by other threads; a clock of real
+    time, where the system does not measure that."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.monotonic
     return partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
 
 
 class GrammarPool:
-    """`on_done` is called, by another thread, when there is something to take.
+    """Compiles grammars; `on_done` is called, by another thread, when there is a result to take.
 
-    clock: gives a thread of the pool, which calls it, its clock.  Threads are started as they are needed and
-    end with the process, whatever they are at.
+    clock: called by a thread of the pool, returns its clock. Threads are started as they are needed and end
+    with the process, whatever they compute.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class GrammarPool:
         self._given_up = 0
 
     def __len__(self) -> int:
-        """Requests that are waited for."""
+        """The number of requests with a compilation under way."""
         return len(self._open)
 
     def start(self, request: SampledRequest) -> None:
@@ -82,12 +85,13 @@ class GrammarPool:
         self._add_thread()
 
     def patience(self) -> float | None:
-        """Seconds until one can have taken too long; None: that cannot be before another one is done."""
+        """Returns the seconds until a compilation can have taken too long; None: that cannot happen before
+        another one is done."""
         spent = [each.spent() for each in self._open.values() if each.spent is not None]
         return max(0.0, COMPILE_SECONDS - max(spent)) if spent else None
 
     def take(self) -> list[GrammarCompilation]:
-        """Those that are done, or have taken too long, since the last call."""
+        """Returns the compilations that are done, or have taken too long, since the last call."""
         found = []
         while not self._done.empty():
             done = self._done.get()
@@ -98,27 +102,28 @@ class GrammarPool:
         return found + [self._give_up(each) for each in list(self._open.values()) if _is_late(each)]
 
     def wait(self) -> None:
-        """Waits for one of those that are under way."""
+        """Waits for one of the compilations under way."""
         if self._open:
             patience = self.patience()
             try:
                 self._done.put(self._done.get(timeout=0.1 if patience is None else patience))
             except Empty:
-                """Time to look for what is late, or for what has begun."""
+                """Time to look for late compilations, and for new ones."""
 
     def _give_up(self, each: GrammarCompilation) -> GrammarCompilation:
-        """The result of one that has taken too long; who waits in line must not wait for it as well."""
+        """Returns the result of a compilation that has taken too long; a thread is added, so that waiting
+        requests do not wait for it as well."""
         each.given_up = True
         self._given_up += 1
         del self._open[each.request]
         self._add_thread()
         return GrammarCompilation(
             each.request,
-            error=f"the grammar is not compiled after {COMPILE_SECONDS:g} seconds of processor time",
+            error=f"the grammar was not compiled within {COMPILE_SECONDS:g} seconds of processor time",
         )
 
     def _add_thread(self) -> None:
-        """Another thread, where the open ones have fewer than they may have."""
+        """Starts another thread, where there are fewer than the open compilations may have."""
         wanted = min(len(self._open), THREADS) + self._given_up
         if self._threads < min(wanted, MOST_THREADS):
             self._threads += 1
@@ -131,7 +136,7 @@ class GrammarPool:
             began = clock()
             asked.spent = partial(_since, clock, began)
             if asked.request.status is Status.FINISHED:
-                asked.error = "nobody waits for it"
+                asked.error = "the request has ended"
             else:
                 self._try(asked)
             self._done.put(asked)
@@ -142,7 +147,7 @@ class GrammarPool:
             asked.constraint = self._compile(asked.request)
         except GrammarError as error:
             asked.error = str(error)
-        except BaseException as error:  # a panic of the library's is no Exception
+        except BaseException as error:  # a panic of the library is not an Exception
             asked.error = f"the grammar cannot be compiled: {shown(str(error), 200)}"
 
 

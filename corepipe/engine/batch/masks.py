@@ -1,7 +1,7 @@
-"""Grammars that answers are held to: which tokens each allows next, as masks of a batch's rows.
+"""Grammars that constrain answers: the tokens that each allows next, as masks of a batch's rows.
 
-llguidance knows the grammars.  It is imported when the first one comes: where it is missing, only such
-requests are refused.
+llguidance compiles the grammars. It is imported when the first one comes: where it is missing, only requests
+with a grammar are refused.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from corepipe.errors import UserError, shown
 from corepipe.neuron.inputs import mask_words
 from corepipe.structured.grammars import LIMITS
 
-if TYPE_CHECKING:  # llguidance may be missing, and tokens are read for a grammar alone
+if TYPE_CHECKING:  # llguidance may be missing, and a tokenizer is needed only for grammars
     from llguidance import LLMatcher, LLTokenizer
 
     from corepipe.models.text.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.int32]
-"""[mask_words(vocab)], as `program.Executor.give_masks` takes them."""
+"""[mask_words(vocab)], as `inputs.Executor.give_masks` takes them."""
 
 MAX_ERROR = 300
-"""Characters of what the library says of a grammar."""
+"""Most characters of the library's message about a grammar."""
 
 MOST_KEPT, MOST_KEPT_CHARACTERS = 16, 1 << 20
-"""Grammars that are kept as they are before the first token, and the characters of them.  The library's
-memory of one, of which its copies have a part, grows to some 10 MB under `LIMITS`."""
+"""Most grammars that are kept in their state before the first token, and most characters of them. The
+library's memory of one, of which its copies have a part, grows to some 10 MB under `LIMITS`."""
 
 
 class GrammarError(Exception):
-    """What is wrong with a grammar, or with the answer so far; the text is for who asked."""
+    """An error of a grammar, or of the answer so far; its text is for the client."""
 
 
 class GrammarMatcher:
-    """What a grammar allows after the tokens that it has taken.
+    """The state of a grammar after the tokens that it has taken.
 
-    error: why the answer cannot go on; for good.  contradicted: that is the fault of the request's other
-    constraints.  finished: nothing can follow.  compile_seconds: what its grammar took to compile; None where
-    it was known.  One thread at a time.
+    error: why the answer cannot go on; it is final. contradicted: the cause is another constraint of the
+    request. finished: nothing can follow. compile_seconds: the time that its grammar took to compile; None
+    where it was compiled before. Used by one thread at a time.
     """
 
     def __init__(self, matcher: LLMatcher, compile_seconds: float | None = None) -> None:
@@ -57,43 +57,44 @@ class GrammarMatcher:
         self.finished = False
 
     def contradict(self, error: str) -> None:
-        """Ends the answer: another constraint of the request leaves nothing to draw."""
+        """Ends the answer: another constraint of the request leaves no token to draw."""
         self.error, self.contradicted = error, True
 
     def copy(self) -> GrammarMatcher:
-        """One that can go on from here by itself."""
+        """Returns a matcher in the same state, which goes on independently."""
         other = GrammarMatcher(self._matcher.deep_copy())
         other.error, other.finished = self.error, self.finished
         other.contradicted = self.contradicted
         return other
 
     def allows(self, tokens: Sequence[int]) -> int:
-        """How many of these, from the first on, may follow."""
+        """Returns how many of these tokens, from the first on, may follow."""
         if self.error is not None:
             return 0
         return int(self._matcher.validate_tokens(list(tokens)))
 
     def forced(self) -> list[int]:
-        """Tokens of the text that must come next, whatever is drawn; none where there is a choice."""
+        """Returns the tokens of the text that must come next, whatever is drawn; none where there is a
+        choice."""
         return [] if self.error is not None or self.finished else list(self._matcher.compute_ff_tokens())
 
     def fill(self, mask: Mask) -> None:
-        """Which tokens may follow, into a row that is contiguous; other threads run meanwhile.
+        """Writes the tokens that may follow into a mask that is contiguous; other threads run meanwhile.
 
-        Where there is an error, what it says means nothing.
+        Where there is an error, the content of the mask means nothing.
         """
         if self.error is None:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             self._look()
 
     def take(self, token: int) -> None:
-        """The next token of the answer."""
+        """Takes the next token of the answer."""
         if self.error is None:
             self._matcher.consume_token(token)
             self._look()
 
     def take_all(self, tokens: Sequence[int]) -> None:
-        """Several of them."""
+        """Takes several tokens."""
         if tokens and self.error is None:
             self._matcher.consume_tokens(list(tokens))
             self._look()
@@ -106,7 +107,7 @@ class GrammarMatcher:
 
 
 class GrammarCompiler:
-    """The tokens of a model as llguidance knows them, `rows` of the logits; and the grammars over them.
+    """Compiles grammars over the tokens of a model, `rows` of the logits, and keeps the latest ones.
 
     Its methods may be called by several threads.
     """
@@ -119,7 +120,7 @@ class GrammarCompiler:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def constraint(self, grammar: str, generated: Sequence[int] = ()) -> GrammarMatcher:
-        """A grammar that has taken the tokens `generated`.  Raises GrammarError."""
+        """Returns the matcher of a grammar that has taken the tokens `generated`. Raises GrammarError."""
         constraint = self._fresh(grammar)
         constraint.take_all(generated)
         if constraint.error is not None:
@@ -127,7 +128,7 @@ class GrammarCompiler:
         return constraint
 
     def _fresh(self, grammar: str) -> GrammarMatcher:
-        """A grammar before its first token, compiled where it is not known."""
+        """Returns the matcher of a grammar before its first token, compiled where it is not kept."""
         with self._lock:
             tokenizer = self._known_tokenizer()
             known = self._kept.get(grammar)
@@ -144,7 +145,7 @@ class GrammarCompiler:
         return GrammarMatcher(matcher, seconds)
 
     def _known_tokenizer(self) -> LLTokenizer:
-        """Called with the lock held: it is made once."""
+        """Returns llguidance's tokenizer, which is made once; called with the lock held."""
         if self._tokenizer is None:
             try:
                 self._tokenizer = _tokenizer(self._read(), self._rows)
@@ -157,14 +158,14 @@ class GrammarCompiler:
 
 
 class MaskBuffer:
-    """Room for the masks of one batch after the other."""
+    """Memory for the masks of one batch after the other."""
 
     def __init__(self, vocab: int) -> None:
         self._words = mask_words(vocab)
         self._masks = np.empty((0, self._words), np.int32)
 
     def rows(self, count: int) -> npt.NDArray[np.int32]:
-        """`count` masks that allow everything, until the next call."""
+        """Returns `count` masks that allow everything, valid until the next call."""
         if len(self._masks) < count:
             self._masks = np.empty((2 * count, self._words), np.int32)
         masks = self._masks[:count]
@@ -173,14 +174,14 @@ class MaskBuffer:
 
 
 def mask_of(tokens: Sequence[int], vocab: int) -> Mask:
-    """A mask that allows these tokens alone."""
+    """Returns a mask that allows these tokens alone."""
     bits = np.zeros(mask_words(vocab) * 32, np.uint8)
     bits[list(tokens)] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
 
 def ban(mask: Mask, tokens: Collection[int]) -> None:
-    """Takes tokens out of a mask, unless none would be left."""
+    """Removes tokens from a mask, unless none would be left."""
     kept = mask.view(np.uint32).copy()
     for token in tokens:
         kept[token >> 5] &= ~np.uint32(1 << (token & 31))
@@ -189,7 +190,8 @@ def ban(mask: Mask, tokens: Collection[int]) -> None:
 
 
 def _tokenizer(tokenizer: Tokenizer, rows: int) -> LLTokenizer:
-    """Raises ValueError for a tokenizer that the library cannot read, and where there is no library."""
+    """Makes llguidance's tokenizer. Raises ValueError for a tokenizer that the library cannot read, and where
+    there is no library."""
     try:
         from llguidance import LLTokenizer  # noqa: PLC0415 -- see the module's docstring
     except ImportError as error:
@@ -197,11 +199,12 @@ def _tokenizer(tokenizer: Tokenizer, rows: int) -> LLTokenizer:
     ends = sorted(token for token in tokenizer.eos_ids if token < rows)
     bare = LLTokenizer(_with_rows(tokenizer, rows), n_vocab=rows, eos_token=ends, slices=[])
     slices = LLTokenizer.general_slices()
-    return bare.with_slices(slices)  # by itself: each of the two calls holds up all other threads
+    return bare.with_slices(slices)  # a call of its own: each of the two stops all other threads
 
 
 def _with_rows(tokenizer: Tokenizer, rows: int) -> str:
-    """The tokenizer's JSON, without added tokens for which the model has no row: none can be drawn."""
+    """Returns the tokenizer's JSON, without added tokens for which the model has no row: none of these can be
+    drawn."""
     text = tokenizer.backend.to_str()
     if tokenizer.vocab_size <= rows:
         return text
@@ -221,5 +224,5 @@ def _compile(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _said(matcher: LLMatcher) -> str:
-    """The first line of the library's error: what follows is the parser's state."""
+    """Returns the first line of the library's error: the lines that follow are the parser's state."""
     return shown(matcher.get_error().partition("\n")[0], MAX_ERROR)

@@ -1,4 +1,5 @@
-"""The step behind the one that is computed, queued before it is asked for: no Python runs between the two."""
+"""The step after the one that is being computed, queued before the scheduler asks for it: no Python runs
+between the two."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from corepipe.neuron.inputs import ChainingExecutor
 from corepipe.scheduler.request import Batch, Chunk
 
 Repeats = Callable[[Batch], bool]
-"""Whether the next batch computes what this one draws and nothing else, as far as can be known now."""
+"""Returns whether the next batch computes the tokens that this one draws and nothing else, as far as can be
+known now."""
 
 
 @dataclass(slots=True)
 class QueuedStep:
-    """A step that is queued: its ticket, the chunks of the step before, and what is asked of its rows.
+    """A step that is queued: its ticket, the chunks of the step before, and the logprobs that its rows
+    report.
 
-    preemptions: of the requests of these chunks, so far.
+    preemptions: those of the requests of these chunks, so far.
     """
 
     ticket: int
@@ -28,7 +31,7 @@ class QueuedStep:
     top_logprobs: Ids
 
     def is_before(self, batch: Batch) -> bool:
-        """Whether this batch computes the tokens that the chunks have drawn, and nothing else."""
+        """Tells whether this batch computes the tokens that the chunks have drawn, and nothing else."""
         return len(batch.chunks) == len(self.chunks) and all(
             next_.request is chunk.request
             and next_.start == chunk.start + chunk.count
@@ -40,10 +43,11 @@ class QueuedStep:
 
 
 class StepQueue:
-    """Queues what the scheduler will want next if nothing happens, and says whether it was right.
+    """Queues the step that the scheduler will ask for if nothing else happens, and checks whether it was the
+    right one.
 
-    The scheduler decides as it would without: a step that it does not want is dropped, and what such a step
-    has written to the cache belongs to positions that are computed again before they are read.
+    The scheduler decides as it would without: a step that it does not ask for is dropped, and the positions
+    that such a step has written to the cache are computed again before they are read.
     """
 
     def __init__(self, executor: ChainingExecutor, repeats: Repeats) -> None:
@@ -52,7 +56,8 @@ class StepQueue:
         self._foreseen: QueuedStep | None = None
 
     def take(self, batch: Batch) -> QueuedStep | None:
-        """The step that was queued for this batch; None where there is none, and it has to be submitted."""
+        """Returns the step that was queued for this batch; None where there is none, and the batch has to be
+        submitted."""
         foreseen, self._foreseen = self._foreseen, None
         if foreseen is None:
             return None
@@ -62,8 +67,8 @@ class StepQueue:
         return foreseen if self._executor.adopt(foreseen.ticket) else None
 
     def queue(self, ticket: int, batch: Batch, top_logprobs: Ids) -> None:
-        """Queues the step behind one that was submitted, of which each sequence draws a token by its logits
-        alone, if the scheduler will want it."""
+        """Queues the step behind a submitted one, in which each sequence draws a token by its logits alone,
+        if the scheduler will ask for it."""
         if not self._repeats(batch):
             return
         requests = [chunk.request for chunk in batch.chunks]

@@ -1,4 +1,4 @@
-"""Submits that an engine may take: what could harm the executor or the scheduler is refused here."""
+"""Requests of `Submit` messages: a message that could harm the executor or the scheduler is refused here."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from corepipe.engine.params import FLOAT32_MAX, NUMBERS
 from corepipe.scheduler.request import Request, Status
 
 GENERATE = "generate"
-"""The task of an engine that answers; the others make something of a text, and no token."""
+"""The task of an engine that generates answers; with the others it makes something else of a text."""
 
 _CHECKED = tuple(name for name in TokenSampling.__struct_fields__ if name in NUMBERS and name != "seed")
-"""A seed may be any number: it counts modulo 2**64."""
+"""The parameters with bounds, except the seed, which may be any number: it counts modulo 2**64."""
 
 
 @dataclass(slots=True, eq=False)
 class SampledRequest(Request):
-    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone, of those that
-    its `grammar` allows, if it has one.
+    """A request whose tokens are drawn: as `sampling` says, from `seed` and the position alone, from the
+    tokens that its `grammar` allows, if it has one.
 
-    bad_words: sequences of tokens that the answer must not have; allowed: the only ones that it may have.
-    constraint: the grammar, and how far the answer has come in it; None before it is compiled.
-    prediction: what the answer may be, for speed alone.  speculation: whether anybody may guess it.
-    second: where the second text of a pair begins in the prompt; 0: there is one text.  image: see `Submit`.
+    bad_words: sequences of tokens that the answer must not contain; allowed: the only tokens that it may
+    contain. constraint: the state of the grammar after the answer so far; None before it is compiled.
+    prediction: tokens that the answer may contain, for speed alone. speculation: whether drafts of the answer
+    may be computed. second: where the second text of a pair begins in the prompt; 0: there is one text.
+    image: see `Submit`.
     """
 
     sampling: TokenSampling = field(kw_only=True)
@@ -42,20 +43,20 @@ class SampledRequest(Request):
 
     @property
     def masked(self) -> bool:
-        """Whether its tokens are drawn under a mask."""
+        """True where its tokens are drawn under a mask."""
         return bool(self.grammar) or self.allowed is not None
 
 
 def to_request(
     submit: Submit, arrival: float, seed: int, vocab_size: int, max_model_len: int, task: str = GENERATE
 ) -> SampledRequest:
-    """The scheduler's request.  `max_tokens` is cut to what fits into `max_model_len`.
+    """Makes the scheduler's request. `max_tokens` is cut to what fits into `max_model_len`.
 
-    One that comes again is a preempted one: it had its place, and its known tokens are computed anew.
-    seed: of the draws, where the request brings none.
+    A request that is replayed is a preempted one: it has been admitted before, and its known tokens are
+    computed anew. seed: of the draws, where the request brings none.
 
-    Raises ValueError for a prompt that is empty, too long or names tokens outside the vocabulary, for
-    sampling parameters that no sampler can follow, and for what an engine of this `task` does not do.
+    Raises ValueError for a prompt that is empty, too long or has tokens outside the vocabulary, for sampling
+    parameters that no sampler can follow, and for what an engine of this `task` does not do.
     """
     _check_task(submit, task)
     _check_prompt(submit.prompt, vocab_size, max_model_len, answered=task == GENERATE)

@@ -1,4 +1,4 @@
-"""The masks of a request's rows: what may be drawn next, and after each of some drafts."""
+"""The masks of a request's rows: the tokens that may be drawn next, and after each token of a draft."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ NOTHING_LEFT = "The answer cannot go on: its grammar allows none of allowed_toke
 
 
 def fill(mask: Mask, request: SampledRequest) -> None:
-    """What the request may draw next: the end of an answer before `min_tokens` only where nothing else can
-    follow."""
+    """Writes the mask of the request's next token: before `min_tokens` it allows the end of the answer only
+    where nothing else can follow."""
     _fill(mask, request, request.constraint, request.num_generated)
 
 
 def fill_after_drafts(masks: Mask, request: SampledRequest, drafts: Sequence[int]) -> int:
-    """What it may draw after each of its drafts, a row of `masks` each; after how many that can be said.
+    """Writes the masks of the tokens after each draft token, a row of `masks` each; returns after how many
+    draft tokens that was possible.
 
-    Its constraint stays where it is: whatever a draft leads to has not happened.
+    The request's own constraint does not change: the draft has not been accepted.
     """
     constraint = None if request.constraint is None else request.constraint.copy()
     for at, (mask, draft) in enumerate(zip(masks, drafts, strict=True)):

@@ -1,4 +1,4 @@
-"""A batch as the executor takes it, and what the executor made of it: one call a batch, for all cores."""
+"""Batches as the executor takes them, and its results: one call a batch, for all cores."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ OVERFLOW = (
 )
 
 Join = Callable[[Sequence[bytearray]], Ids]
-"""What joins the tables of a batch's requests, as the executor takes them."""
+"""Joins the tables of a batch's requests, as the executor takes them."""
 
 OnStart = Callable[[list[Started]], None]
 
 
 @dataclass(slots=True, eq=False)
 class RequestInputs:
-    """What the runner keeps of a request: its packed parameters, its blocks, the lists it asked for.
+    """The inputs that the runner keeps of a request: its packed parameters, its blocks, the lists of its
+    parameters.
 
-    `prompt_scalars` is set where the prompt's logprobs are wanted; `prompt_known` is the length of the
-    prompt for whose tokens they have been asked (the first has none).
+    `prompt_scalars` is set where the prompt's logprobs are requested; `prompt_known` is the length of the
+    prompt for whose tokens they have been computed (the first has none).
     """
 
     request: SampledRequest
@@ -52,22 +53,21 @@ class RequestInputs:
 
     @property
     def draws_by_logits(self) -> bool:
-        """Whether its tokens hang on nothing but the logits of their rows, and nothing else is asked for."""
+        """True where its tokens depend on nothing but the logits of their rows, and no prompt logprobs are
+        requested."""
         return self.lists is None and self.prompt_scalars is None and not self.request.masked
 
 
-@dataclass(slots=True)  # not frozen, as one is made for each step
+@dataclass(slots=True)  # not frozen, for speed: one is made for each step
 class SubmittedStep:
-    """A batch in the executor's hands.
+    """A batch that has been submitted to the executor.
 
-    drawn_rows: for each chunk the logit row that draws its token, None where it draws none; those of its
-    drafts come after it.
-    prompt_rows: logit rows that report on a prompt, by index of the chunk.
-    top_logprobs [R]: alternatives asked for (-1: no logprob at all).
-    constrained: the chunks that draw under a mask; mask_seconds: what each of these took to fill.
-    drafting: the chunks with drafts, and how many of the rows that they draw at can be used; None: there are
-    none.
-    value_rows: for each chunk its rows of `StepOutput.values`, where nothing is generated.
+    drawn_rows: for each chunk the logit row that draws its token, None where it draws none; the rows of its
+    draft come after it. prompt_rows: logit rows that report on a prompt, by index of the chunk. top_logprobs
+    [R]: the number of alternatives to report (-1: no logprob at all). constrained: the chunks that draw under
+    a mask; mask_seconds: the time that each of their masks took to fill. drafting: the chunks with drafts,
+    and the number of their rows whose draws can be used; None: there are none. value_rows: for each chunk its
+    rows of `StepOutput.values`, where nothing is generated.
     """
 
     ticket: int
@@ -93,8 +93,8 @@ class RequestFailure(NamedTuple):
 class Runner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner`.
 
-    `on_start` is told of requests before anything is computed for them: if that ends this process, it is
-    known what did.  `step_queue` queues steps before they are asked for.
+    `on_start` gets requests before anything is computed for them: if that ends this process, it is known
+    which request did. `step_queue` queues steps before the scheduler asks for them.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class Runner:
     def _give_masks(
         self, ticket: int, states: Sequence[RequestInputs], chunks: Sequence[Chunk], drafting: dict[int, int]
     ) -> tuple[Sequence[int], Sequence[float]]:
-        """Fills the masks of a batch while it is computed; the chunks that have one, and what each took.
-        Rows of drafts for which there can be none are taken out of `drafting`."""
+        """Fills the masks of a batch while it is computed; returns the chunks that have one, and the seconds
+        that each took. Draft rows for which there can be no mask are removed from `drafting`."""
         found = [at for at, chunk in enumerate(chunks) if chunk.samples and states[at].request.masked]
         masks = self._masks.rows(sum([drafting.get(at, 1) for at in found]))
         ended, first = [perf_counter()], 0
@@ -180,7 +180,7 @@ class Runner:
                     drafting[at] = 1 + fill_after_drafts(rows, states[at].request, chunks[at].drafts)
                     first += len(rows)
                 ended.append(perf_counter())
-        finally:  # whatever happens, the executor must not wait for them
+        finally:  # after an error as well, as the executor waits for the masks
             self._executor.give_masks(ticket, masks)
         return found, [end - began for began, end in pairwise(ended)]
 
@@ -205,16 +205,16 @@ class Runner:
 
 
 def _taken(foreseen: QueuedStep, batch: Batch) -> SubmittedStep:
-    """A step that was queued before it was asked for: one row of each request, which draws."""
+    """Returns the submitted step of a step that was queued: one row of each request, which draws."""
     rows = len(batch.chunks)
     shape = StepShape.of([(chunk.start, 1) for chunk in batch.chunks], rows, 1)
     return SubmittedStep(foreseen.ticket, batch, [*range(rows)], {}, foreseen.top_logprobs, shape)
 
 
-@dataclass(slots=True)  # not frozen, as one is made for each step
+@dataclass(slots=True)  # not frozen, for speed: one is made for each step
 class StepResult:
-    """tokens: for each chunk those that stand of what it draws.  failures: at most one a request.
-    of_passes: for each chunk the logprobs of its tokens, where not all are of this output."""
+    """The result of a batch. tokens: for each chunk the accepted tokens of its draws. failures: at most one a
+    request. of_passes: for each chunk the logprobs of its tokens, where not all are of this output."""
 
     step: SubmittedStep
     output: StepOutput
@@ -224,11 +224,11 @@ class StepResult:
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether any row was asked for its logprob."""
+        """True where the logprob of any row was requested."""
         return bool((self.step.top_logprobs >= 0).any())
 
     def logprobs(self, chunk: int) -> list[TokenLogprobs]:
-        """Those of the chunk's tokens; empty where none was drawn or asked for."""
+        """Returns the logprobs of the chunk's tokens; empty where none was drawn or requested."""
         if self.of_passes is not None:
             return self.of_passes[chunk]
         row = self.step.drawn_rows[chunk]
@@ -237,7 +237,8 @@ class StepResult:
         return [self._report(row + at) for at in range(len(self.tokens[chunk]))]
 
     def prompt_logprobs(self, chunk: int) -> list[TokenLogprobs]:
-        """Those of the prompt tokens that follow this chunk's rows; empty where not asked for."""
+        """Returns the logprobs of the prompt tokens that follow this chunk's rows; empty where not
+        requested."""
         return [self._report(row) for row in self.step.prompt_rows.get(chunk, ())]
 
     def _report(self, row: int) -> TokenLogprobs:
@@ -249,7 +250,7 @@ class StepResult:
 
 
 def _overflows(step: SubmittedStep, output: StepOutput) -> list[RequestFailure]:
-    """The requests for which the model gave logits that are not all numbers."""
+    """Returns failures for the requests whose logits are not all numbers."""
     rows = set(output.overflowed)
     if not rows:
         return []
@@ -267,8 +268,8 @@ def _add_verified(
     drawn: Sequence[int],
     overflowed: Collection[int],
 ) -> None:
-    """Gives chunks with drafts all tokens that stand.  A draft's row that has no numbers, or no mask, does
-    not count, nor do those behind it: it is computed again once it is known to be wanted."""
+    """Gives chunks with drafts all accepted tokens. A draft's row that has no numbers, or no mask, does not
+    count, nor do those behind it: it is computed again once its token is needed."""
     for at, usable in drafting.items():
         row = step.drawn_rows[at]
         assert row is not None
@@ -279,7 +280,8 @@ def _add_verified(
 def _take_tokens(
     step: SubmittedStep, tokens: list[list[int]], failed: Collection[Request]
 ) -> list[RequestFailure]:
-    """Tells constraints what was drawn; the requests that cannot go on, besides those that have `failed`."""
+    """Passes the drawn tokens to the constraints; returns failures for the requests that cannot go on,
+    besides those that have `failed`."""
     failures = []
     for at in step.constrained:
         request = step.batch.chunks[at].request
@@ -323,7 +325,7 @@ def _want_logits(
 
 
 def _want_drafts(wanted: LogitRows, state: RequestInputs, chunk: Chunk, first_row: int) -> None:
-    """Adds the rows of the last known token and of each draft; each is drawn as if those before it were
+    """Adds the rows of the last known token and of each draft token; each is drawn as if those before it were
     known."""
     lists = state.lists
     last = chunk.count - len(chunk.drafts) - 1
@@ -337,7 +339,7 @@ def _want_drafts(wanted: LogitRows, state: RequestInputs, chunk: Chunk, first_ro
 def _want_prompt(
     wanted: LogitRows, state: RequestInputs, scalars: bytes, chunk: Chunk, first_row: int
 ) -> range:
-    """Adds the rows whose next token is a prompt token not yet asked for (a preempted prompt runs twice)."""
+    """Adds the rows whose next token is a prompt token not yet reported (a preempted prompt runs twice)."""
     prompt = state.request.prompt
     first, end = max(chunk.start + 1, state.prompt_known), min(chunk.start + chunk.count + 1, len(prompt))
     before = len(wanted.rows)
@@ -348,7 +350,7 @@ def _want_prompt(
 
 
 def tokens_of(chunks: Sequence[Chunk]) -> Ids:
-    """Ids of all rows [M]."""
+    """Returns the token ids of all rows [M]."""
     flat: list[int] = []
     for chunk in chunks:
         if chunk.count == 1:
@@ -360,7 +362,7 @@ def tokens_of(chunks: Sequence[Chunk]) -> Ids:
 
 
 def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:
-    """Positions of all rows [M], from the first row [S + 1] of each chunk."""
+    """Returns the positions of all rows [M], from the first row [S + 1] of each chunk."""
     if len(chunks) == 1:
         return np.arange(chunks[0].start, chunks[0].start + chunks[0].count, dtype=np.int32)
     offsets = np.array([chunk.start for chunk in chunks], np.int32) - starts[:-1]
@@ -368,14 +370,14 @@ def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:
 
 
 def joining(limits: SchedulerConfig) -> Join:
-    """Of what a scheduler of these limits gives requests: tables have empty places where something is given
-    back, and a column for each group."""
+    """Returns the join of tables for a scheduler of these limits: where blocks are given back, tables have
+    empty places, and a column for each group."""
     if limits.windows == (None,) and limits.state_span is None:
         return join_tables
     return partial(join_groups, groups=limits.tables)
 
 
 def join_groups(tables: Sequence[bytearray], groups: int) -> Ids:
-    """[groups * S, B], from tables with rows of a block for each group; 0 where a place is empty."""
+    """Joins tables with rows of a block for each group to [groups * S, B]; 0 where a place is empty."""
     rows = join_tables(tables).reshape(len(tables), -1, groups)
     return np.maximum(rows.transpose(2, 0, 1).reshape(groups * len(tables), -1), 0, order="C")

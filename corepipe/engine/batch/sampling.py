@@ -1,7 +1,7 @@
 """From requests' sampling parameters to the arrays of a SamplingBatch.
 
-Each request packs its scalars once; a step joins the packed rows.  Lists (biases, seen tokens) are kept
-only by the requests that ask for them.
+Each request packs its scalars once; a step joins the packed rows. Lists (biases, seen tokens) are kept only
+by the requests whose parameters need them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCALARS = np.dtype(
         ("seed", np.uint64),
     ]
 )
-"""One row's scalars, named as in SamplingBatch."""
+"""The scalars of one row, named as in SamplingBatch."""
 
 NO_IDS: Ids = np.empty(0, np.int32)
 NO_VALUES: Floats = np.empty(0, np.float32)
@@ -46,7 +46,8 @@ _MASK64 = (1 << 64) - 1
 
 
 def derive_seed(seed: int, number: int) -> int:
-    """Seed of the `number`-th request under an engine's `seed`: one splitmix64 step (Steele et al. 2014)."""
+    """Returns the seed of the `number`-th request under an engine's `seed`: one splitmix64 step (Steele et
+    al. 2014)."""
     z = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -54,7 +55,8 @@ def derive_seed(seed: int, number: int) -> int:
 
 
 def pack_scalars(params: TokenSampling, seed: int) -> bytes:
-    """A drawn row's scalars, of parameters that `requests.to_request` lets through; `seed` modulo 2**64."""
+    """Packs a drawn row's scalars, of parameters that `requests.to_request` has checked; `seed` modulo
+    2**64."""
     row = np.zeros((), SCALARS)
     row["temperature"] = params.temperature
     row["top_p"] = params.top_p
@@ -69,7 +71,7 @@ def pack_scalars(params: TokenSampling, seed: int) -> bytes:
 
 
 def pack_prompt_scalars(top_logprobs: int) -> bytes:
-    """Scalars of a prompt's row: nothing is drawn, only the next token's logprob is asked for."""
+    """Packs the scalars of a prompt's row: nothing is drawn, only the next token's logprob is reported."""
     return pack_scalars(TokenSampling(temperature=0.0, logprobs=top_logprobs), seed=0)
 
 
@@ -84,7 +86,7 @@ class SeenTokens:
         self._known = len(prompt)
 
     def follow(self, tokens: Sequence[int]) -> tuple[Ids, Ids]:
-        """Counts what `tokens`, the whole sequence, has gained; ids [n] and counts [n]."""
+        """Counts the tokens that `tokens`, the whole sequence, has gained; returns ids [n] and counts [n]."""
         for position in range(self._known, len(tokens)):
             self._count(tokens[position])
         self._known = len(tokens)
@@ -92,7 +94,7 @@ class SeenTokens:
         return self._ids[:size], self._counts[:size]
 
     def follow_with(self, tokens: Sequence[int], drafts: Sequence[int]) -> tuple[Ids, Ids]:
-        """As `follow`, of what would be counted if the drafts were known; they are not counted for good."""
+        """Returns the same as `follow` would with the draft known; the draft is not counted for good."""
         ids, counts = self.follow(tokens)
         counts, others = counts.copy(), Counter[int]()
         for token in drafts:
@@ -121,15 +123,15 @@ class BannedSequences:
         self._longest = max((len(start) for start, _ in self._longer), default=0)
 
     def next(self, request: Request, drafts: Sequence[int] = ()) -> Ids:
-        """What must not follow the tokens of the answer so far and these drafts; those of the prompt do not
-        count."""
+        """Returns the tokens that must not follow the tokens of the answer so far and this draft; those of
+        the prompt do not count."""
         said = [*request.tokens[max(len(request.prompt), len(request.tokens) - self._longest) :], *drafts]
         ending = {last for start, last in self._longer if said[-len(start) :] == start}
         return np.array(sorted(self._always | ending), np.int32)
 
 
 class RowLists:
-    """The lists of a request's rows: biases, tokens and words that are banned, seen tokens.
+    """The lists of a request's rows: biases, banned tokens and words, seen tokens.
 
     Stop ids are banned `early`, before `min_tokens`.
     """
@@ -158,17 +160,17 @@ class RowLists:
         *,
         masked: bool = False,
     ) -> RowLists | None:
-        """None where the request needs no lists, as most do.  masked: its masks ban the stop ids."""
+        """Returns None where the request needs no lists, as most do. masked: its masks ban the stop ids."""
         early = sorted(request.stop_ids) if request.min_tokens and not masked else []
         needed = params.logit_bias or bad_words or early or _penalises(params)
         return RowLists(request, params, bad_words, early) if needed else None
 
     def after(self, drafts: Sequence[int]) -> RowLists | DraftRowLists:
-        """The lists of the row that draws what follows these drafts."""
+        """Returns the lists of the row that draws the token after these draft tokens."""
         return DraftRowLists(self, drafts) if drafts else self
 
     def bias(self, drafts: Sequence[int] = ()) -> tuple[Ids, Floats]:
-        """Ids and what to add to their logits at the next draw, or at that behind some drafts."""
+        """Returns ids and what to add to their logits at the next draw, or at the draw after a draft."""
         early = self._request.num_generated + len(drafts) < self._request.min_tokens
         ids, values = (self._early_ids, self._early_bias) if early else (self._bias_ids, self._bias)
         if self._banned is None:
@@ -177,7 +179,7 @@ class RowLists:
         return np.append(ids, banned), np.append(values, np.full(len(banned), -np.inf, np.float32))
 
     def seen(self, drafts: Sequence[int] = ()) -> tuple[Ids, Ids]:
-        """Ids and counts for the penalties of the next draw, or of that behind some drafts."""
+        """Returns ids and counts for the penalties of the next draw, or of the draw after a draft."""
         if self._seen is None:
             return NO_IDS, NO_IDS
         tokens = self._request.tokens
@@ -186,17 +188,17 @@ class RowLists:
 
 @dataclass(frozen=True, slots=True)
 class DraftRowLists:
-    """The lists of a row behind drafts."""
+    """The lists of a row after draft tokens."""
 
     lists: RowLists
     drafts: Sequence[int]
 
     def bias(self) -> tuple[Ids, Floats]:
-        """As of RowLists."""
+        """See RowLists."""
         return self.lists.bias(self.drafts)
 
     def seen(self) -> tuple[Ids, Ids]:
-        """As of RowLists."""
+        """See RowLists."""
         return self.lists.seen(self.drafts)
 
 
@@ -206,10 +208,10 @@ def _penalises(params: TokenSampling) -> bool:
 
 @dataclass(slots=True)
 class LogitRows:
-    """The rows of a batch whose logits are wanted, as parallel lists; `rows` ascend.
+    """The rows of a batch whose logits are computed, as parallel lists; `rows` ascend.
 
-    positions: index of the drawn token in its sequence; chosen: a prompt's next token, or -1 to draw.
-    masked: which of the rows have a mask.
+    positions: index of the drawn token in its sequence; chosen: a prompt's next token, or -1 to draw. masked:
+    the indices of the rows that have a mask.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -227,11 +229,11 @@ class LogitRows:
         self.lists.append(lists)
 
     def mask(self) -> None:
-        """The last row has a mask."""
+        """Gives the last row a mask."""
         self.masked.append(len(self.rows) - 1)
 
     def report(self, row: int, scalars: bytes, prompt: Sequence[int], position: int) -> None:
-        """A prompt's row, whose next token is known: `prompt[position]`."""
+        """Adds a prompt's row, whose next token is known: `prompt[position]`."""
         self.rows.append(row)
         self.scalars.append(scalars)
         self.positions.append(position)
@@ -239,7 +241,7 @@ class LogitRows:
         self.lists.append(None)
 
     def sampling(self) -> SamplingBatch:
-        """The SamplingBatch of these rows; R may be 0."""
+        """Returns the SamplingBatch of these rows; R may be 0."""
         rows = np.frombuffer(bytearray().join(self.scalars), SCALARS)
         bias_offsets, bias_ids, bias_values = self._biases()
         seen_offsets, seen_ids, seen_counts = self._seen()
@@ -273,6 +275,6 @@ class LogitRows:
 
 
 def _ragged(pairs: Sequence[tuple[Ids, npt.NDArray[N]]]) -> tuple[Ids, Ids, npt.NDArray[N]]:
-    """Offsets [R + 1] of each pair when all are laid end to end, and the two long arrays."""
+    """Returns the offsets [R + 1] of each pair when all are laid end to end, and the two long arrays."""
     offsets = np.cumsum([0, *(len(ids) for ids, _ in pairs)], dtype=np.int32)
     return offsets, np.concatenate([ids for ids, _ in pairs]), np.concatenate([other for _, other in pairs])

@@ -1,9 +1,9 @@
-"""What a draft model has computed: of which tokens each KV block has its keys and values.
+"""The KV cache of a draft model: for which tokens each KV block holds its keys and values.
 
-It keeps them in blocks of the same numbers as the model that it guesses for, so that nobody has to share
-blocks out a second time: whoever holds a block finds what somebody has computed in it of the same tokens, and
-what is missing is computed when a guess is wanted.  What is right of a block is never written again, since
-others may hold it, too: to store an even position clears the odd one after it.
+The draft model uses blocks of the same numbers as the served model, so that blocks need not be allocated a
+second time: a request that holds a block finds what has been computed in it for the same tokens, and the
+missing positions are computed when a draft is asked for. Valid positions of a block are never written again,
+since other requests may hold the block as well: to store an even position clears the odd one after it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from corepipe.scheduler.request import Request
 
 
 class _BlockContent(NamedTuple):
-    """tokens: those of a block that have been computed, guesses among them; before: what stands for all that
-    precede them."""
+    """tokens: the tokens of a block that have been computed, draft tokens among them; before: a key of all
+    tokens that precede them."""
 
     before: Hashable
     tokens: Sequence[int]
@@ -26,10 +26,11 @@ class _BlockContent(NamedTuple):
 
 @dataclass(slots=True)
 class DraftProgress:
-    """What the draft model has of a request: it has computed the first `right` positions of what is known,
-    and should compute those up to `until` next.
+    """The progress of the draft model in a request: it has computed the first `right` positions of the known
+    tokens, and should compute those up to `until` next.
 
-    whole: its first blocks, all of whose positions are right.  preemptions: so many the request had then.
+    whole: the number of its first blocks in which every position is valid. preemptions: the request's
+    preemptions at that time.
     """
 
     right: int = 0
@@ -40,14 +41,15 @@ class DraftProgress:
 
 
 class DraftCache:
-    """Blocks of `size` positions."""
+    """The contents of the draft model's blocks of `size` positions."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._computed: dict[int, _BlockContent] = {}
 
     def follow(self, request: Request, has: DraftProgress) -> None:
-        """Brings up to date what is right of a request: never its last known token, which a guess follows."""
+        """Updates which positions of a request are valid: never its last known token, which the draft
+        follows."""
         if has.preemptions != request.num_preemptions:
             has.preemptions, has.whole = request.num_preemptions, 0
         while (rows := self._rows(request, has.whole)) == self._size:
@@ -60,22 +62,23 @@ class DraftCache:
                 break
 
     def blocks(self, request: Request, has: DraftProgress, end: int) -> list[int]:
-        """Those that are written where the positions up to `end` are computed."""
+        """Returns the blocks that are written when the positions up to `end` are computed."""
         return request.block_ids[has.right // self._size : -(-end // self._size)]
 
     def note(self, request: Request, has: DraftProgress, guesses: Sequence[int], end: int) -> None:
-        """The positions up to `end` have been computed, those behind the known ones of these guesses."""
+        """Notes that the positions up to `end` have been computed, those behind the known tokens with these
+        draft tokens."""
         size, first = self._size, has.right // self._size
         tokens = [*request.tokens[first * size :], *guesses][: end - first * size]
         for index in range(first, -(-end // size)):
             block, at = request.block_ids[index], (index - first) * size
             if index * size <= request.num_tokens:
                 self._computed[block] = _BlockContent(self._before(request, index), tokens[at : at + size])
-            else:  # nothing stands for a guess and all before it
+            else:  # a draft token and all before it have no key
                 self._computed.pop(block, None)
 
     def _rows(self, request: Request, index: int) -> int:
-        """Positions that are right of a request's block."""
+        """Returns the number of valid positions in a request's block."""
         if index >= len(request.block_ids) or index * self._size >= request.num_tokens:
             return 0
         found = self._computed.get(request.block_ids[index])
@@ -89,7 +92,7 @@ class DraftCache:
         )
 
     def _before(self, request: Request, index: int) -> Hashable:
-        """What stands for all that precedes a request's block."""
+        """Returns the key of all that precedes a request's block."""
         for number in range(len(request.block_keys), index):
             request.block_key(number, self._size)
         return request.block_keys[index - 1] if index else None

@@ -1,7 +1,7 @@
-"""Guesses of a smaller model: what it would answer itself, its likeliest token each time.
+"""Drafts of a smaller model: the tokens that it would generate itself, the most likely one each time.
 
-All who want guesses have them from the same batches: one that computes what the draft model has not seen of
-them, and another for each further guess.
+All requests that want drafts get them from the same batches: one that computes the tokens that the draft
+model has not computed yet, and another for each further draft token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GREEDY = pack_scalars(TokenSampling(temperature=0.0), seed=0)
 
 @dataclass(slots=True, eq=False)
 class _DraftRequest:
-    """A request, and `most` guesses that it wants; rows: those of it that are computed first."""
+    """A request that wants `most` draft tokens; rows: the number of its positions that are computed first."""
 
     request: Request
     has: DraftProgress
@@ -34,12 +34,12 @@ class _DraftRequest:
 
     @property
     def catches_up(self) -> bool:
-        """Whether nothing that is known is unseen once its first rows are computed."""
+        """True where the draft model knows all tokens of the request once its first rows are computed."""
         return self.has.right + self.rows == self.request.num_tokens
 
     @property
     def end(self) -> int:
-        """Of the positions that are computed with as many guesses as it wants."""
+        """End of the positions that are computed, with as many draft tokens as the request wants."""
         return self.has.right + self.rows + (self.most - 1 if self.catches_up else 0)
 
 
@@ -47,7 +47,7 @@ class DraftModel:
     """Implements `drafts.BatchDrafter` for requests whose Drafter is a `RequestDrafter`.
 
     executor: the draft model's, with blocks of `block_size` positions of the same numbers as the served
-    model's; most_rows: of a batch of it.
+    model's; most_rows: the most rows of one of its batches.
     """
 
     def __init__(self, executor: Executor, block_size: int, most_rows: int) -> None:
@@ -60,8 +60,9 @@ class DraftModel:
         return _speculation(request).depth_together(request, most)
 
     def propose(self, asked: Sequence[tuple[Request, int]]) -> Sequence[Sequence[int]]:
-        """Those of whom there is more to compute than a batch holds get none, and some of it computed; those
-        of whom somebody else has the same to compute wait for that."""
+        """Drafts for all requests. Those that have more left to compute than a batch holds get no draft, and
+        a part of it is computed; those that share blocks with another request that computes them wait for
+        that."""
         guessing = [_DraftRequest(request, _speculation(request).followed, most) for request, most in asked]
         going = self._catch_up(guessing)
         while going := [each for each in going if len(each.guesses) < each.most]:
@@ -72,8 +73,8 @@ class DraftModel:
         return [_speculation(each.request).take(each.request, each.guesses) for each in guessing]
 
     def _catch_up(self, guessing: Sequence[_DraftRequest]) -> list[_DraftRequest]:
-        """Computes what is unseen, as far as a batch holds it, who has the least before others; those of whom
-        nothing is, with a guess."""
+        """Computes the missing positions, as far as a batch holds them, requests with the fewest first;
+        returns the requests that have none missing, with a draft token."""
         for each in guessing:
             self._cache.follow(each.request, each.has)
         left, computed, written = self._most_rows, [], set[int]()
@@ -92,8 +93,8 @@ class DraftModel:
     def _guess(
         self, guessing: Sequence[_DraftRequest], tokens: Sequence[Sequence[int]]
     ) -> list[_DraftRequest]:
-        """Computes these tokens of each, and guesses one more of those who have no unseen ones then; who has
-        got one."""
+        """Computes these tokens of each request, and drafts one more token for those that have none missing
+        then; returns the requests that got one."""
         counts = np.array([len(each) for each in tokens], np.int32)
         starts = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
@@ -115,7 +116,7 @@ class DraftModel:
         return found
 
     def _greedy(self, rows: int) -> SamplingBatch:
-        """The likeliest tokens of so many rows."""
+        """Returns the parameters for the most likely tokens of so many rows."""
         if rows not in self._sampling:
             wanted = LogitRows()
             for row in range(rows):
@@ -125,7 +126,7 @@ class DraftModel:
 
 
 def _position(each: _DraftRequest) -> int:
-    """Of the first token that is computed of it next."""
+    """Returns the position of the first token of the request that is computed next."""
     return each.request.num_tokens + len(each.guesses) - 1 if each.guesses else each.has.right
 
 

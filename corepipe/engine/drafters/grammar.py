@@ -1,4 +1,4 @@
-"""Guesses the tokens of what a grammar leaves no choice about: names of fields, quotes, brackets."""
+"""Drafts of the text that a grammar forces: names of fields, quotes, brackets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from corepipe.scheduler.request import Request
 
 
 class GrammarProposer:
-    """Knows what text must come, and guesses that it comes in the tokens in which a tokenizer would write it;
-    the model may choose others."""
+    """Drafts the text that must come in the tokens in which a tokenizer would write it; the model may choose
+    others."""
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
-        """The tokens up to the next choice."""
+        """Returns the tokens up to the next choice."""
         assert isinstance(request, SampledRequest)
         return () if request.constraint is None else request.constraint.forced()[:most]

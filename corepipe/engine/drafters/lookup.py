@@ -1,16 +1,16 @@
-"""Where a sequence of tokens has been before, found in a time that does not grow with it."""
+"""Search for an earlier place in a sequence of tokens, in a time that does not grow with the sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 MOST_PLACES = 8
-"""Places that are compared, the latest first, for the one with the most in common."""
+"""Earlier places that are compared, the latest first, for the one with the most tokens in common."""
 
 
 class PrefixLookup:
-    """Places in a growing sequence by the `least` tokens before them; of several the one that has more of
-    them in common, up to `most`, and the latest of those."""
+    """Places in a growing sequence by the `least` tokens before them; of several, the place that has more of
+    these tokens in common, up to `most`, and the latest of those."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least
@@ -20,7 +20,7 @@ class PrefixLookup:
         self._end = least
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Notes the places that the sequence has gained, but for its end, which nothing follows yet."""
+        """Notes the places that the sequence has gained, except its end, which nothing follows yet."""
         least, latest = self._least, self._latest
         for place in range(self._end, len(tokens)):
             key = tuple(tokens[place - least : place])
@@ -30,8 +30,8 @@ class PrefixLookup:
         self._end = max(self._end, len(tokens))
 
     def find(self, tokens: Sequence[int], last: Sequence[int]) -> int | None:
-        """The place in `tokens`, which has been followed, behind what `last` ends with; None where there is
-        none."""
+        """Returns the place in `tokens`, which have been followed, behind the tokens that `last` ends with;
+        None where there is none."""
         if len(last) < self._least:
             return None
         place = self._latest.get(tuple(last[-self._least :]))

@@ -1,4 +1,4 @@
-"""Guesses that an answer goes on as its prompt, or itself, did after the same tokens: prompt lookup."""
+"""Drafts of an answer that repeats its prompt, or itself, after the same tokens: prompt lookup."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from corepipe.scheduler.request import Request
 
 
 class NGramProposer:
-    """`least` .. `most`: how many of the last tokens must have been there before."""
+    """Drafts by the last tokens: `least` .. `most` of them must have occurred before."""
 
     def __init__(self, least: int, most: int) -> None:
         self._lookup = PrefixLookup(least, most)
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
-        """What followed; where that comes to the end, it goes on with what was guessed: a loop."""
+        """Returns the tokens that followed; where they come to the end of the sequence, they go on with the
+        draft itself: a loop."""
         tokens = request.tokens
         self._lookup.follow(tokens)
         place = self._lookup.find(tokens, tokens)

@@ -1,4 +1,4 @@
-"""Who guesses for a request: its client, its grammar, its own text, or a smaller model."""
+"""The drafts of a request: from its client, its grammar, its own text, or a smaller model."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.scheduler.request import Request
 
 PREDICTED_TOKENS = 12
-"""Of a prediction that are computed at once, where nobody has said how many."""
+"""Tokens of a prediction that are drafted at once, where no number is configured."""
 
 
 class Proposer(Protocol):
-    """One way to guess; see `drafts.Drafter.propose`."""
+    """One way to draft tokens; see `drafts.Drafter.propose`."""
 
     def propose(self, request: Request, most: int) -> Sequence[int]: ...
 
 
 class RequestDrafter:
-    """Implements `drafts.Drafter`: the first of its guessers that has an idea, as deep as those of its ideas
-    before were good.  Where a draft model guesses for several requests in one go, `followed` is what that has
-    of this one, and it comes after the guessers.
+    """Implements `drafts.Drafter`: takes the draft of the first of its proposers that has one, as deep as its
+    earlier drafts were good. Where a draft model drafts for several requests in one go, `followed` is its
+    progress in this request, and it comes after the proposers.
 
-    draft_cost: what a guess of the draft model costs, of a step of one; None: there is no such model.
-    accepted, rejected: by the place of the guesser, how many of its guesses were drawn, and how many not.
+    draft_cost: the cost of a token of the draft model, as a share of a step of one row; None: there is no
+    draft model. accepted, rejected: by the index of the proposer, how many of its draft tokens were accepted,
+    and how many not.
     """
 
     def __init__(self, guessers: Sequence[Proposer], most: int, draft_cost: float | None = None) -> None:
@@ -46,7 +47,7 @@ class RequestDrafter:
 
     @property
     def predicts(self) -> bool:
-        """Whether its first guesser knows what the client has predicted."""
+        """True where its first proposer has the client's prediction."""
         return bool(self._guessers) and isinstance(self._guessers[0], PredictionProposer)
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
@@ -59,11 +60,12 @@ class RequestDrafter:
         return ()
 
     def depth_together(self, request: Request, most: int) -> int:
-        """How many of at most so many guesses of the draft model are worth it."""
+        """Returns how many tokens of the draft model are worth computing, `most` at most."""
         return 0 if self._together is None else min(most, self._together.next(request.num_tokens))
 
     def take(self, request: Request, guess: Sequence[int]) -> Sequence[int]:
-        """As much of the draft model's guess as can be right; it knows of no grammar, and learns by it."""
+        """Returns as much of the draft model's draft as the grammar allows; the draft model knows of no
+        grammar, and its depth learns from a draft that is refused."""
         self._last = len(self._guessers)
         found = _allowed(request, guess)
         if guess and not found and self._together is not None:
@@ -81,14 +83,14 @@ class RequestDrafter:
 def speculation_of(
     request: SampledRequest, config: SpeculativeConfig | None, draft_cost: float | None = None
 ) -> RequestDrafter | SyntheticDrafter | None:
-    """Who guesses for it; None where nobody is to.  draft_cost: see RequestDrafter.  Raises ValueError
-    for a prediction where it is assumed how often guesses are right."""
+    """Returns the drafter of a request; None where it has none. draft_cost: see RequestDrafter. Raises
+    ValueError for a prediction where the acceptance of drafts is assumed."""
     if not request.speculation:
         return None
     rates = None if config is None else config.synthetic_rates
     if rates is not None:
         if request.prediction:
-            raise ValueError("prediction: this server assumes how often guesses are right; leave it out")
+            raise ValueError("prediction: this server assumes how often drafts are accepted; leave it out")
         return SyntheticDrafter(rates, request.seed)
     guessers: list[Proposer] = []
     if request.prediction:
@@ -107,7 +109,7 @@ def synthetic_drafters(
     config: SpeculativeConfig | None, seed: int
 ) -> Callable[[int], SyntheticDrafter] | None:
     """Makes the drafter of the n-th request that an engine with this `seed` takes on, as for a request that
-    brings no seed; None where no rates of right guesses are assumed."""
+    brings no seed; None where no acceptance rates are assumed."""
     rates = None if config is None else config.synthetic_rates
     if rates is None:
         return None
@@ -115,7 +117,7 @@ def synthetic_drafters(
 
 
 def _allowed(request: Request, guess: Sequence[int]) -> Sequence[int]:
-    """As much of it as the request's grammar allows."""
+    """Returns as much of the draft as the request's grammar allows."""
     assert isinstance(request, SampledRequest)
     if not guess or request.constraint is None:
         return guess

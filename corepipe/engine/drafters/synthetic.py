@@ -1,4 +1,4 @@
-"""Guesses of which it is assumed how often they are right: nobody knows what they are."""
+"""Synthetic drafts: how often they are accepted is assumed, and their tokens are unknown."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from corepipe.engine.batch.sampling import derive_seed
 from corepipe.scheduler.request import Request
 
 RIGHT, WRONG = 0, -1
-"""What stands for a guess that is right, which is the token that simulations draw, and for one that is wrong,
-which is none: who computes tokens puts them in its place (`assuming.AssumingRunner`)."""
+"""Placeholders of a draft token that is accepted, which is also the token that simulations draw, and of one
+that is rejected, which is no token: a runner that computes tokens replaces them
+(`synthetic_acceptance.SyntheticAcceptanceRunner`)."""
 
 WHOLE = 2.0**64
-"""Of what `derive_seed` gives."""
+"""The range of `derive_seed`."""
 
 
 class SyntheticDrafter:
-    """Implements `drafts.Drafter`: as many guesses as there may be, of which so many are right.
+    """Implements `drafts.Drafter`: always the most drafts allowed, of which a drawn number is accepted.
 
-    rates: of each place, how often a guess and all before it are right, in all and not of those that come to
-    it.  seed: of the request; how many are right hangs on it and on the number of its tokens alone.
+    rates: for each position, how often a draft token and all before it are accepted, as a share of all drafts
+    and not of those that reach the position. seed: of the request; the number accepted depends on the seed
+    and on the number of the request's tokens alone.
     """
 
     def __init__(self, rates: Sequence[float], seed: int) -> None:
@@ -27,11 +29,11 @@ class SyntheticDrafter:
         self._seed = seed
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
-        """One draw decides about all of them."""
+        """Decides by one draw which tokens of the draft are accepted."""
         drawn = derive_seed(self._seed, request.num_generated) / WHOLE
         rates = self._rates[:most]
         right = sum([drawn < rate for rate in rates])
         return [RIGHT] * right + [WRONG] * (len(rates) - right)
 
     def verified(self, drafts: int, accepted: int) -> None:
-        """Nothing is learnt from it."""
+        """Learns nothing from it."""

@@ -14,7 +14,7 @@ from corepipe.scheduler.scheduler import Scheduler
 def replica_of(
     number: int, scheduler: Scheduler, runner: BatchRunner, timeline: Timeline, *, paced: bool, delay: float
 ) -> Replica:
-    """One that waits up to `delay` seconds for more, if that is not 0."""
+    """Makes a replica, which waits up to `delay` seconds for more requests, if that is not 0."""
     if delay:
         return DelayedReplica(number, scheduler, runner, timeline, paced=paced, delay=delay)
     return Replica(number, scheduler, runner, timeline, paced=paced)
@@ -23,7 +23,7 @@ def replica_of(
 class DelayedReplica(Replica):
     """Starts a batch when the oldest request has waited `delay` seconds of the clock, or a batch is full.
 
-    That moment is an event of the loop like any other: nobody sleeps for it.  Requests that another engine
+    That moment is an event of the loop like any other: no thread sleeps for it. Requests that another engine
     has lost have waited already.
     """
 
@@ -40,9 +40,9 @@ class DelayedReplica(Replica):
         super().__init__(number, scheduler, runner, timeline, paced=paced)
         self._delay = delay
         self._came: deque[Request] = deque()  # in order; some of the first may have been started or ended
-        self._free_at = 0.0  # when a batch could start, if nobody waited for more
+        self._free_at = 0.0  # when a batch could start, without waiting for more requests
         self._held_until = -inf
-        self._waits_since: float | None = None  # where nothing else was to do when it came
+        self._waits_since: float | None = None  # set where the replica was idle when the request came
 
     def add(self, request: Request) -> None:
         waits = not self.in_flight and self.scheduler.waiting == 0
@@ -54,7 +54,7 @@ class DelayedReplica(Replica):
     def submit(self, now: float) -> InFlight | None:
         if self._paced:
             self.device_now = max(self.device_now, self._held_until)
-        elif self._waits_since is not None:  # the device would have waited beside the host
+        elif self._waits_since is not None:  # the device would have waited as long as the host
             self.device_now += min(self._delay, now - self._waits_since)
         self._waits_since = None
         started = super().submit(now)

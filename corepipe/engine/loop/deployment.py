@@ -1,4 +1,4 @@
-"""What the engine runs on: the parts of a deployment, loaded and ready.
+"""The parts of a deployment, loaded and ready, on which the engine runs.
 
 `corepipe.engine.assembly.assembly.assemble` makes a Deployment; nothing here or behind it loads a model.
 """
@@ -23,17 +23,17 @@ from corepipe.scheduler.policy import Policy
 from corepipe.scheduler.request import Drafter
 from corepipe.scheduler.scheduler import SchedulerConfig
 
-if TYPE_CHECKING:  # an engine reads tokens for a grammar alone
+if TYPE_CHECKING:  # an engine needs a tokenizer only for grammars
     from corepipe.models.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaParts:
-    """What a replica is made of: what computes it, what times it, and its scheduler's rules.
+    """The parts of a replica: what computes it, what times it, and its scheduler's rules.
 
-    max_batch_delay: seconds for which it waits for more, before it computes less than a full batch.
-    together: who guesses for several of its requests in one go.
-    chaining: the executor, where steps may be queued before they are asked for (None: they may not).
+    max_batch_delay: seconds for which it waits for more requests, before it computes less than a full batch.
+    together: the drafter that drafts for several of its requests in one go. chaining: the executor, where
+    steps may be queued before the scheduler asks for them (None: they may not).
     """
 
     executor: Executor
@@ -57,10 +57,10 @@ def _nobody(_request: SampledRequest) -> None:
 class Deployment:
     """All replicas, the clock they share, and what the server is told about them.
 
-    seed makes the draws of requests that bring no seed of their own repeatable.  tokenizer reads the model's,
-    for who asks for it; it raises UserError.  encoding: of a model that generates nothing (None: it does).
-    drafter: who guesses how a request's answer goes on, if anybody does; synthetic_acceptance:
-    how often they are right is assumed.
+    seed makes the draws of requests that bring no seed of their own repeatable. tokenizer reads the model's
+    tokenizer; it raises UserError. encoding: of a model that generates nothing (None: it generates). drafter:
+    returns the drafter of a request, None where it has none. synthetic_acceptance: how often drafts are
+    accepted is assumed.
     """
 
     replicas: tuple[ReplicaParts, ...]
@@ -74,17 +74,18 @@ class Deployment:
     synthetic_acceptance: bool = False
 
     def heed(self, files: Sequence[int]) -> None:
-        """Where one of these can be read, something has come: no step starts that was not asked for."""
+        """Sets files that hold back queued steps: while one of these can be read, a command has come, and no
+        step starts that the scheduler has not asked for."""
         for replica in self.replicas:
             if replica.chaining is not None:
                 replica.chaining.heed(files)
 
     def close(self) -> None:
-        """Stops the executors and frees what they hold."""
+        """Stops the executors and frees their memory."""
         for replica in self.replicas:
             replica.executor.close()
 
 
 Assemble = Callable[[EngineConfig, Callable[[str, float], None], Counter], Deployment]
-"""Loads what a config names; told a progress callback (what, share done), and what the executors are to count
-in while they compute.  Raises UserError."""
+"""Loads what a config names; takes a callback for progress (what, share done), and the counter in which the
+executors count while they compute. Raises UserError."""

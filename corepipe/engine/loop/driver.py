@@ -1,4 +1,4 @@
-"""Messages in, outputs out: runs the replicas of a deployment for those who submit requests."""
+"""Messages in, outputs out: runs the replicas of a deployment for clients that submit requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from corepipe.scheduler.scheduler import QueueFull, Scheduler
 
 
 def _nothing(_started: list[Started]) -> None:
-    """For those whose requests go down with the engine."""
+    """Does nothing: for callers whose requests end with the engine."""
 
 
 def _replica(number: int, parts: ReplicaParts, deployment: Deployment, on_start: OnStart) -> Replica:
@@ -53,10 +53,10 @@ def _runner(
 class Driver:
     """Runs a deployment; implements `loop.LoopListener`.
 
-    A turn is: `complete` what is due, `handle` what has come in, `submit`, and, while the batches compute,
-    tell the `outputs`.  `patience` says how long there is nothing else to do.  `on_start`: see `Runner`.
-    `on_compiled` is called by another thread when there is something to `release`.  `cache_events` hears what
-    the prefix caches hold, and tells it with each turn's outputs.
+    A turn is: `complete` the batch that is due, `handle` the commands that have come in, `submit`, and, while
+    the batches compute, send the `outputs`. `patience` returns how long there is nothing else to do.
+    `on_start`: see `Runner`. `on_compiled` is called by another thread when there is something to `release`.
+    `cache_events` gets the changes of the prefix caches, and publishes them with each turn's outputs.
     """
 
     def __init__(
@@ -84,33 +84,35 @@ class Driver:
         self._grammars = GrammarPool(self._constrain, on_compiled)
         self._compiler = GrammarCompiler(deployment.tokenizer, deployment.vocab_size)
         self._accepted = 0
-        self._untold: deque[Completed] = deque()
+        self._unreported: deque[Completed] = deque()
         self._outputs: list[Output] = []
 
     def listen(self, listener: CacheListener) -> None:
-        """From now on it hears what each replica's prefix cache can find; there is none that does yet."""
+        """Gives `listener` the changes of each replica's prefix cache from now on; the caches are empty
+        yet."""
         for replica in self.replicas:
             replica.scheduler.listen(listener)
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """By number."""
+        """The replicas, by number."""
         return self._loop.replicas
 
     @property
     def busy(self) -> bool:
-        """Whether a request has not ended, a batch is in flight, or outputs wait to be told."""
-        return bool(self._untold or self._outputs) or any(
+        """True while a request has not ended, a batch is in flight, or outputs wait to be sent."""
+        return bool(self._unreported or self._outputs) or any(
             replica.in_flight or replica.scheduler.unfinished for replica in self.replicas
         )
 
     def next_event(self) -> float:
-        """When the next turn has anything to do, on the clock; infinity: not before a command comes."""
+        """Returns when the next turn has anything to do, on the clock; infinity: not before a command
+        comes."""
         return self._loop.next_event()
 
     def patience(self) -> float | None:
-        """Host seconds to wait for commands before the next turn; None: as long as it takes."""
-        if self._untold or self._outputs:
+        """Returns the host seconds to wait for commands before the next turn; None: without limit."""
+        if self._unreported or self._outputs:
             return 0.0
         known = [each for each in (self._loop.patience(), self._grammars.patience()) if each is not None]
         return min(known, default=None)
@@ -120,7 +122,7 @@ class Driver:
         return self._loop.turns(source)
 
     def turn(self) -> list[Output]:
-        """A whole turn, for those who wait for no commands: the next event, however far off it is."""
+        """Runs a whole turn, for callers that wait for no commands: the next event, however far off it is."""
         if self._loop.next_event() == inf and not self._outputs:
             self._grammars.wait()
         self.complete(within=inf)
@@ -137,7 +139,7 @@ class Driver:
         self._loop.submit()
 
     def outputs(self) -> list[Output]:
-        """The news since the last call."""
+        """Returns the outputs since the last call."""
         self._tell()
         if self._cache_events is not None:
             self._cache_events.tell()
@@ -145,7 +147,7 @@ class Driver:
         return news
 
     def handle(self, command: Submit | Abort) -> None:
-        """Takes a request on, refuses it, or gives requests up; the news of it comes with `outputs`.
+        """Takes a request on, refuses it, or aborts requests; the results come with `outputs`.
 
         Commands between two calls of `submit` come at the same moment of the device's time.
         """
@@ -155,7 +157,8 @@ class Driver:
             self._abort(command.ids)
 
     def release(self) -> None:
-        """Lets requests start whose grammars have been compiled, and refuses those whose cannot be."""
+        """Lets requests start whose grammars have been compiled, and refuses those whose grammars cannot
+        be."""
         for done in self._grammars.take():
             request = done.request
             if request.status is Status.FINISHED:
@@ -172,15 +175,15 @@ class Driver:
                     self._stats[replica.number].compiled(seconds)
 
     def abort_all(self) -> None:
-        """Gives every request up."""
+        """Aborts every request."""
         self._abort([id_ for replica in self.replicas for id_ in replica.scheduler.request_ids])
 
     def stats(self) -> list[Stats]:
-        """One for each replica; what counts since the last call starts anew."""
+        """Returns the Stats of each replica; counts since the last call start anew."""
         return [stats.stats() for stats in self._stats]
 
     def forget_stats(self) -> None:
-        """Instead of `stats`, for who reads none: what they are made of does not grow."""
+        """Drops the data of `stats`, for callers that do not read them, so that it does not grow."""
         for stats in self._stats:
             stats.forget()
 
@@ -195,16 +198,16 @@ class Driver:
     def completed(self, replica: Replica, batch: Completed, behind: float | None) -> None:
         """See `loop.LoopListener`."""
         self._stats[replica.number].count(batch, behind)
-        self._untold.append(batch)
+        self._unreported.append(batch)
 
     def _tell(self) -> None:
-        while self._untold:
-            self._outputs += self._reporter.outputs(self._untold.popleft())
+        while self._unreported:
+            self._outputs += self._reporter.outputs(self._unreported.popleft())
 
     def _admit(self, submit: Submit) -> None:
         try:
             if any(submit.id in replica.scheduler for replica in self.replicas):
-                raise ValueError(f"request {submit.id} is already here")
+                raise ValueError(f"request {submit.id} already exists")
             self._add(submit)
         except QueueFull as error:
             self._refuse(submit.id, str(error), "overloaded")
@@ -226,14 +229,15 @@ class Driver:
             self._compile(request)
 
     def _compile(self, request: SampledRequest) -> None:
-        """In virtual time that takes none: what happens next must not depend on how long it takes here."""
+        """Starts the compilation of a grammar. In virtual time it takes no time: the next event must not
+        depend on how long it takes here."""
         self._grammars.start(request)
         while self._deployment.clock.virtual and len(self._grammars):
             self._grammars.wait()
             self.release()
 
     def _constrain(self, request: SampledRequest) -> GrammarMatcher:
-        """See `grammar_pool.Compile`; called by its threads."""
+        """See `grammar_pool.Compile`; called by the pool's threads."""
         return self._compiler.constraint(request.grammar, request.tokens[request.num_prompt :])
 
     def _refuse(self, request_id: str, error: str, kind: str) -> None:
@@ -241,7 +245,7 @@ class Driver:
         self._outputs.append(Output(request_id, finish_reason=ended, error=error, error_kind=kind))
 
     def _abort(self, ids: Iterable[str]) -> None:
-        self._tell()  # news of a step that has ended come before the end
+        self._tell()  # outputs of a completed step come before the abort
         for request_id in ids:
             request = self._loop.abort(request_id)
             if request is not None:

@@ -1,4 +1,4 @@
-"""What the prefix caches of an engine hold, as events in vLLM's form: for gateways that route by prefix.
+"""The contents of an engine's prefix caches, as events in vLLM's form: for gateways that route by prefix.
 
 The fields are those of vLLM's `kv_events.py`; its events are maps, and a batch of them is an array.
 """
@@ -23,9 +23,10 @@ class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class BlockStored(_Event, frozen=True, kw_only=True):
-    """A chain of full blocks can be found, the first after `parent_block_hash` (None: it begins a sequence).
+    """Reports that a chain of full blocks can be found, the first after `parent_block_hash` (None: it begins
+    a sequence).
 
-    extra_keys: of each block what its hash has beside tokens: of a sequence's first block the body's salt.
+    extra_keys: for each block what its hash has beside tokens: for a sequence's first block the body's salt.
     """
 
     block_hashes: list[int]
@@ -39,14 +40,14 @@ class BlockStored(_Event, frozen=True, kw_only=True):
 
 
 class BlockRemoved(_Event, frozen=True, kw_only=True):
-    """Blocks cannot be found any more."""
+    """Reports that blocks cannot be found any more."""
 
     block_hashes: list[int]
     medium: str
 
 
 class AllBlocksCleared(_Event, frozen=True):
-    """Nothing can be found: an engine has begun."""
+    """Reports that nothing can be found: an engine has begun."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
@@ -61,10 +62,12 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CacheLog:
-    """The events of all replicas' caches as of one: what any of them can find for anyone is stored.
+    """The events of all replicas' caches as of one: a block that any of them can find for any client is
+    stored.
 
-    A block is told of under 64 bits of a hash of its tokens and the body's salt; what keeps API keys apart
-    is not in it.  So a block that several replicas or keys have is stored once, and removed with the last.
+    A block is reported under 64 bits of a hash of its tokens and the body's salt; the part that separates API
+    keys is not in it. So a block that several replicas or keys have is stored once, and removed with the
+    last.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -74,11 +77,11 @@ class CacheLog:
         self._holders: Counter[int] = Counter()
 
     def of_replica(self, number: int) -> ReplicaLog:
-        """Who is told what replica `number` can find."""
+        """Returns the listener to the cache of replica `number`."""
         return ReplicaLog(self, number)
 
     def take(self) -> list[Event]:
-        """The events since the last call."""
+        """Returns the events since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -150,7 +153,7 @@ class CacheEvents:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def tell(self) -> None:
-        """Publishes what has happened since the last call, if anything has."""
+        """Publishes the events since the last call, if there are any."""
         if events := self.log.take():
             self._publish(self._encode(EventBatch(time.time(), events, 0)))
 

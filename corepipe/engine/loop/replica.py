@@ -1,6 +1,6 @@
 """One data-parallel copy of the model, in this process: a scheduler, a runner and a device's time line.
 
-`loop` says when it acts.
+`loop` decides when it acts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from corepipe.scheduler.scheduler import Scheduler
 
 
 class BatchRunner(Protocol):
-    """What makes tokens of batches; they complete in the order in which they were submitted."""
+    """Computes the tokens of batches; they complete in the order in which they were submitted."""
 
     def add(self, request: Request) -> None:
         """Takes on a request before its first batch."""
@@ -33,7 +33,7 @@ class BatchRunner(Protocol):
         """Waits for a batch."""
 
 
-@dataclass(slots=True)  # not frozen, as one is made for each step
+@dataclass(slots=True)  # not frozen, for speed: one is made for each step
 class InFlight:
     """A batch under way, when the device runs it, and when it is due on the clock."""
 
@@ -44,10 +44,10 @@ class InFlight:
 
 @dataclass(slots=True)
 class Completed:
-    """A batch that is complete, what it meant for its requests, and the device time of it.
+    """A batch that is complete, the events of its requests, and its device time.
 
-    ended: the requests that ended with it; failures: those of them that could not go on.
-    due: when it was, on the clock.
+    ended: the requests that ended with it; failures: those of them that could not go on. due: when it was, on
+    the clock.
     """
 
     timing: Timing
@@ -63,12 +63,12 @@ class Replica:
     """Replica number `number` of a deployment.
 
     paced: the device decides when a batch is due and when the first core takes the next one; otherwise a
-    batch is due when it is submitted, and taking it means waiting for the runner.
-    device_now: the device time of the last thing that the scheduler has heard of: the latest result, and
-    (where the device sets the pace) the latest arrival.  A batch is submitted to the device at that time,
-    however long the host took to compute what came before.  Where the host sets the pace a request arrives at
-    the device time of the latest result, so that one that comes while a batch runs waits for all of it.
-    in_flight: batches, oldest first.  accepts_at: when the first core takes another one, on the clock.
+    batch is due when it is submitted, and taking it means waiting for the runner. device_now: the device time
+    of the last event that the scheduler knows of: the latest result, and (where the device sets the pace) the
+    latest arrival. A batch is submitted to the device at that time, however long the host took to compute the
+    batches before. Where the host sets the pace a request arrives at the device time of the latest result, so
+    that one that comes while a batch runs waits for all of it. in_flight: batches, oldest first. accepts_at:
+    when the first core takes another batch, on the clock.
     """
 
     def __init__(
@@ -83,44 +83,44 @@ class Replica:
         self._runner = runner
         self._most_in_flight = scheduler.most_in_flight
         self._paced = paced
-        self._idle = True  # the scheduler had nothing to give, and nothing has happened since
+        self._idle = True  # the scheduler had no batch, and nothing has happened since
 
     @property
     def due(self) -> float:
-        """When the oldest batch is due; infinity where none is in flight."""
+        """The time at which the oldest batch is due; infinity where none is in flight."""
         return self.in_flight[0].due if self.in_flight else inf
 
     def next_event(self) -> float:
-        """When a batch is due or another can be submitted; infinity: not before a request comes."""
+        """Returns when a batch is due or another can be submitted; infinity: not before a request comes."""
         return min(self.due, self.starts_at)
 
     @property
     def starts_at(self) -> float:
-        """When another batch can be tried; infinity: not before something happens."""
+        """The time from which another batch can be tried; infinity: not before something happens."""
         if self._idle or len(self.in_flight) >= self._most_in_flight:
             return inf
         return self.accepts_at
 
     def accepts(self, now: float) -> bool:
-        """Whether another batch can be tried."""
+        """Tells whether another batch can be tried."""
         return self.starts_at <= now
 
     def add(self, request: Request) -> None:
         """Queues a request that comes now, at its `arrival`.
 
-        Raises QueueFull, and ValueError for one that can never run.
+        Raises QueueFull, and ValueError for a request that can never run.
         """
         self._hear(request.arrival)
         self.scheduler.add(request)
         self._runner.add(request)
 
     def release(self, request: Request, moment: float) -> None:
-        """A request that was added and is held may start from `moment` on."""
+        """Lets a request that was added and is held start from `moment` on."""
         self._hear(moment)
         self.scheduler.release(request)
 
     def abort(self, request_id: str, moment: float) -> Request | None:
-        """Gives a request up at `moment`; None where it is unknown or has ended."""
+        """Aborts a request at `moment`; returns None where it is unknown or has ended."""
         request = self.scheduler.abort(request_id)
         if request is not None:
             self._runner.remove(request_id)
@@ -128,7 +128,7 @@ class Replica:
         return request
 
     def submit(self, now: float) -> InFlight | None:
-        """Starts the next batch and does not wait; None where nothing can be scheduled."""
+        """Starts the next batch and does not wait; returns None where nothing can be scheduled."""
         batch = self.scheduler.schedule()
         self._idle = batch is None
         if batch is None:
@@ -141,7 +141,7 @@ class Replica:
         return started
 
     def complete(self) -> Completed:
-        """Waits for the oldest batch and tells the scheduler what came of it."""
+        """Waits for the oldest batch and passes its results to the scheduler."""
         batch = self.in_flight.popleft()
         result = self._runner.wait(batch.step)
         failures: list[RequestFailure] = []
@@ -159,19 +159,19 @@ class Replica:
         return Completed(batch.timing, result, events, ended, failures, self.device_now, batch.due)
 
     def resume(self, in_flight: Iterable[InFlight], accepts_at: float, device_now: float) -> None:
-        """Goes on from moves that were made in its place: what is in flight since, and where it stands."""
+        """Continues after moves that were made in its place: with these batches in flight, at this time."""
         self.in_flight = deque(in_flight)
         self.accepts_at = accepts_at
         self.device_now = max(self.device_now, device_now)
         self._idle = False
 
     def _hear(self, moment: float) -> None:
-        """Something comes from outside at `moment`."""
+        """Notes that outside input comes at `moment`."""
         if self._paced:
             self.device_now = max(self.device_now, moment)
         self._wake(moment)
 
     def _wake(self, moment: float) -> None:
-        """What has happened may be answered at once, and not before."""
+        """Lets the scheduler answer an event at once, and not before."""
         self._idle = False
         self.accepts_at = max(self.accepts_at, moment)

@@ -1,4 +1,4 @@
-"""What a replica has done since it started, and where it stands."""
+"""The counts of a replica since it started, and its present state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corepipe.scheduler.request import Request
 class ReplicaStats:
     """Counts what the scheduler and the timeline do not count themselves.
 
-    encodes: nothing is generated, and what the device pads to its graphs is counted.
+    encodes: nothing is generated, and the rows that the device pads to its graphs are counted.
     """
 
     def __init__(self, replica: Replica, *, encodes: bool = False) -> None:
@@ -37,9 +37,9 @@ class ReplicaStats:
         self._paces: list[StepPace] = []
 
     def count(self, batch: Completed, behind: float | None) -> None:
-        """A batch is complete, so many host seconds late where the host has a pace to keep.
+        """Counts a batch that is complete, so many host seconds late where the host has a pace to keep.
 
-        A prompt counts when its first token is there, or what else is made of it.
+        A prompt counts with its first token, or with its other result.
         """
         timing, result = batch.timing, batch.result
         self._steps += 1
@@ -67,7 +67,7 @@ class ReplicaStats:
         self._prompt_tokens_cached += request.num_cached
 
     def compiled(self, seconds: float) -> None:
-        """A grammar is, of a request that is this replica's."""
+        """Counts the compilation of a grammar, of a request of this replica."""
         self._compile_seconds.append(seconds)
 
     def _keep_pace(self, batch: Completed, behind: float) -> None:
@@ -77,7 +77,8 @@ class ReplicaStats:
         self._last_due = batch.due
 
     def forget(self) -> None:
-        """Drops what grows with each batch until it is told, for who is told nothing."""
+        """Drops the lists that grow with each batch until they are read, for callers that do not read
+        them."""
         self._iteration_tokens.clear()
         self._step_seconds.clear()
         self._paces.clear()
@@ -85,7 +86,7 @@ class ReplicaStats:
         self._mask_seconds.clear()
 
     def stats(self) -> Stats:
-        """All of it; what is a list of one value a batch, grammar or mask starts anew."""
+        """Returns all counts; lists of one value a batch, grammar or mask start anew."""
         iteration_tokens, self._iteration_tokens = self._iteration_tokens, []
         step_seconds, self._step_seconds = self._step_seconds, []
         paces, self._paces = self._paces, []

@@ -1,4 +1,4 @@
-"""What requests' owners are told: Outputs, and the times on the device."""
+"""The results that a request's client gets: Outputs, and the times on the device."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NONE: Iterator[TokenLogprobs] = iter(())
 
 @dataclass(slots=True)
 class _Tokens:
-    """When the tokens of a request came, or what else is made of it, in seconds of the device; first: None
-    until it happened."""
+    """The times of a request's tokens, or of its other results, in seconds of the device; first: None until
+    it happened."""
 
     first: float | None = None
     last: float = 0.0
@@ -37,9 +37,9 @@ class _Tokens:
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """arrival, scheduled: on the device; None until it happened.
+    """arrival, scheduled: times on the device; None until it happened.
 
-    resumed: its first tokens are another engine's, so that this one's times are not the request's.
+    resumed: its first tokens are another engine's, so that this engine's times are not the request's.
     """
 
     request: Request
@@ -51,7 +51,7 @@ class _Record:
 
 
 class Reporter:
-    """Makes Outputs of events.  It is asked only after the next batch has been submitted."""
+    """Makes Outputs of events. It is called only after the next batch has been submitted."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -71,7 +71,7 @@ class Reporter:
                     self._records[chunk.request.id].scheduled = device_now
 
     def outputs(self, batch: Completed) -> list[Output]:
-        """The news of a batch that is complete."""
+        """Returns the outputs of a batch that is complete."""
         if batch.result.step.value_rows:
             return self._encoded(batch) + [self.fail(failure) for failure in batch.failures]
         logprobs = self._logprobs(batch.result)
@@ -83,17 +83,17 @@ class Reporter:
         return news + [self.fail(failure) for failure in batch.failures]
 
     def end(self, request: Request, reason: FinishReason) -> Output:
-        """The last news of a request that ends without a token."""
+        """Returns the last output of a request that ends without a token."""
         return self._last(request, Output(request.id, finish_reason=reason.value))
 
     def fail(self, failure: RequestFailure) -> Output:
-        """The last news of a request that cannot go on."""
+        """Returns the last output of a request that cannot go on."""
         request, kind, error = failure
         ended = FinishReason.ERROR.value
         return self._last(request, Output(request.id, finish_reason=ended, error=error, error_kind=kind))
 
     def _output(self, event: TokenEvent, logprobs: Iterator[TokenLogprobs], device_now: float) -> Output:
-        """Of a token, or of an end; `logprobs` has the token's next."""
+        """Returns the output of a token, or of an end; `logprobs` has the token's next."""
         request = event.request
         record = self._records[request.id]
         output = Output(request.id, [] if event.token is None else [event.token], [*islice(logprobs, 1)])
@@ -109,7 +109,7 @@ class Reporter:
         return output
 
     def _encoded(self, batch: Completed) -> list[Output]:
-        """The only news of each request whose text a batch has brought to its end."""
+        """Returns the only output of each request whose text a batch has completed."""
         chunk_of = {chunk.request: at for at, chunk in enumerate(batch.result.step.batch.chunks)}
         news = []
         for request, _, reason in batch.events:
@@ -132,7 +132,8 @@ class Reporter:
         )
 
     def _logprobs(self, result: StepResult) -> dict[str, Iterator[TokenLogprobs]]:
-        """Those of the tokens drawn, by request and in order; a prompt's are kept until the first token."""
+        """Returns the logprobs of the tokens drawn, by request and in order; a prompt's are kept until the
+        first token."""
         if not result.has_logprobs:
             return {}
         drawn: dict[str, Iterator[TokenLogprobs]] = {}
@@ -145,14 +146,15 @@ class Reporter:
 
 
 def _predicted(request: Request) -> Predicted | None:
-    """What has become of a request's prediction; None where it had none."""
+    """Returns how much of a request's prediction was accepted; None where it had none."""
     if not isinstance(request.drafter, RequestDrafter) or not request.drafter.predicts:
         return None
     return Predicted(request.drafter.accepted[0], request.drafter.rejected[0])
 
 
 def _speculated(record: _Record) -> Speculated | None:
-    """What came of guesses; None where nobody made any, or the first tokens are another engine's."""
+    """Returns the results of speculation; None where there were no drafts, or the first tokens are another
+    engine's."""
     request = record.request
     if request.drafter is None or record.resumed:
         return None
@@ -161,7 +163,7 @@ def _speculated(record: _Record) -> Speculated | None:
 
 
 def _device_times(record: _Record) -> DeviceTimes | None:
-    """The request's times on the device; None where nothing came of it, or it has lost a device."""
+    """Returns the request's times on the device; None where it had no result, or it has lost a device."""
     times, arrival, scheduled = record.device, record.arrival, record.scheduled
     if times.first is None or scheduled is None or record.resumed:
         return None

@@ -1,4 +1,4 @@
-"""Which data-parallel replica a request goes to."""
+"""The choice of the data-parallel replica of a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corepipe.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """What decides where a request goes.
+    """The state of a replica that decides where a request goes.
 
     cached: tokens of the request's prompt in the replica's prefix cache; load: its unfinished requests.
     """
@@ -23,15 +23,17 @@ class ReplicaView:
 
 
 def load_margin(max_num_seqs: int) -> int:
-    """How many more requests than the least loaded replica one may have, to be given another."""
+    """Returns how many more requests than the least loaded replica a replica may have, to be given
+    another."""
     return max(2, max_num_seqs // 4)
 
 
 def choose_replica(replicas: Sequence[ReplicaView], margin: int) -> int:
-    """Index of the replica with the longest cached prefix; the least loaded among equals, then the first.
+    """Returns the index of the replica with the longest cached prefix; the least loaded among equals, then
+    the first.
 
-    A replica with more than `margin` requests above the least loaded one is left out, so that a prefix
-    that everybody shares does not send everybody to one replica.
+    A replica with more than `margin` requests above the least loaded one is left out, so that a prefix that
+    all requests share does not send all of them to one replica.
     """
     limit = min(replica.load for replica in replicas) + margin
     eligible = (index for index, replica in enumerate(replicas) if replica.load <= limit)
@@ -39,10 +41,10 @@ def choose_replica(replicas: Sequence[ReplicaView], margin: int) -> int:
 
 
 class ReplicaRouter:
-    """Chooses as `choose_replica`, of any number of replicas and without asking each of them.
+    """Chooses as `choose_replica`, among any number of replicas and without asking each of them.
 
     Sets of replicas are numbers, a bit for each: those that have as many unfinished requests, and those that
-    have a block (`PrefixIndex`).  Where layers have windows each replica is asked.  `margin`: see
+    have a block (`PrefixIndex`). Where layers have windows each replica is asked. `margin`: see
     `choose_replica`.
     """
 
@@ -56,7 +58,7 @@ class ReplicaRouter:
         self._index = index if announced else None
 
     def loaded(self, number: int) -> None:
-        """Replica `number` may have another number of unfinished requests than before."""
+        """Notes that replica `number` may have another number of unfinished requests than before."""
         load, before = self._schedulers[number].unfinished, self._loads[number]
         if load == before:
             return
@@ -67,7 +69,7 @@ class ReplicaRouter:
             del self._loaded[before]
 
     def choose(self, request: Request) -> int:
-        """The number of the replica that a request goes to."""
+        """Returns the number of the replica that a request goes to."""
         if len(self._schedulers) == 1:
             return 0
         if self._index is None:
@@ -76,7 +78,7 @@ class ReplicaRouter:
         loads = sorted(self._loaded)
         best = sum(self._loaded[load] for load in loads if load <= loads[0] + self._margin)
         size = self._schedulers[0].block_size
-        full = range((request.num_tokens - 1) // size)  # a token is left to compute
+        full = range((request.num_tokens - 1) // size)  # at least one token must be computed
         for holders in self._index.chain(request.keys_of(full, size)):
             if not best & holders:
                 break
@@ -85,5 +87,5 @@ class ReplicaRouter:
 
 
 def _first(replicas: int) -> int:
-    """The lowest number in a set."""
+    """Returns the lowest number in a set."""
     return (replicas & -replicas).bit_length() - 1

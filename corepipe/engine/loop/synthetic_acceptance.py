@@ -1,8 +1,8 @@
-"""Batches of which it is assumed how many guesses are right: the host computes their tokens one by one.
+"""Batches with an assumed acceptance of drafts: the host computes their tokens one by one.
 
-A guess that is right is the token that the model draws, and nobody has it before it is drawn.  So what the
-device is timed to compute at once takes the host a pass for each of the tokens that stand.  They are drawn
-as ever; what is assumed is how soon they come.
+A draft token that is accepted is the token that the model draws, and nobody has it before it is drawn. So a
+batch that the device is timed to compute at once takes the host a pass for each of the accepted tokens. They
+are drawn as always; only how soon they come is assumed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from corepipe.scheduler.request import Batch, Chunk, Request, Status
 
 
 def shape_of(chunks: Sequence[Chunk], logit_rows: int) -> StepShape:
-    """What decides the time of a batch of these on the device, with a row of logits for each of their drafts
-    besides `logit_rows`."""
+    """Returns the shape that decides the time of a batch of these chunks on the device, with a row of logits
+    for each of their draft tokens besides `logit_rows`."""
     drafts = [len(chunk.drafts) for chunk in chunks]
     each = 1 + max(drafts, default=0)
     return StepShape.of([(c.start, c.count) for c in chunks], logit_rows + sum(drafts), each)
 
 
 class SyntheticAcceptanceRunner:
-    """Implements `replica.BatchRunner` on one that computes tokens, whose batches have no drafts."""
+    """Implements `replica.BatchRunner` on a runner that computes tokens, whose batches have no drafts."""
 
     def __init__(self, runner: BatchRunner) -> None:
         self._runner = runner
@@ -40,14 +40,14 @@ class SyntheticAcceptanceRunner:
         self._runner.remove(request_id)
 
     def submit(self, batch: Batch) -> SubmittedStep:
-        """Starts the pass that all chunks are in."""
+        """Starts the first pass, which has all chunks."""
         chunks = batch.chunks
         known = tuple([replace(c, count=c.count - len(c.drafts), drafts=()) for c in chunks])
         step = self._runner.submit(Batch(batch.number, known))
         return replace(step, batch=batch, shape=shape_of(chunks, step.shape.logit_rows))
 
     def wait(self, step: SubmittedStep) -> StepResult:
-        """Waits for it, and makes the others."""
+        """Waits for the first pass, and runs the others."""
         result = self._runner.wait(step)
         if not any(chunk.drafts for chunk in step.batch.chunks):
             return result
@@ -63,10 +63,10 @@ class SyntheticAcceptanceRunner:
 
 @dataclass(slots=True)
 class _Passes:
-    """What has come of the passes of a batch, by chunk.  Tokens are their requests' from pass to pass, and
-    given back at the end: it is the scheduler that takes them for good.
+    """The results of the passes of a batch, by chunk. Tokens are appended to their requests from pass to
+    pass, and removed at the end: the scheduler appends them for good.
 
-    ended: chunks that no further token is drawn of.
+    ended: chunks of which no further token is drawn.
     """
 
     first: StepResult
@@ -79,7 +79,7 @@ class _Passes:
 
     @classmethod
     def after(cls, first: StepResult) -> _Passes:
-        """Those that follow this one, in which all chunks were."""
+        """Begins the passes that follow the first one, which had all chunks."""
         chunks, failed = first.step.batch.chunks, {failure.request for failure in first.failures}
         tokens = [list(drawn) for drawn in first.tokens]
         asked = first.has_logprobs
@@ -89,7 +89,7 @@ class _Passes:
         return cls(first, tokens, logprobs, over, seconds, masks, [0] * len(chunks))
 
     def going(self) -> list[int]:
-        """The chunks of which another token stands."""
+        """Returns the chunks of which another token is accepted."""
         return [
             at
             for at, chunk in enumerate(self.first.step.batch.chunks)
@@ -97,15 +97,15 @@ class _Passes:
         ]
 
     def next(self, at: int) -> Chunk:
-        """What draws it."""
+        """Returns the chunk that draws the next token."""
         chunk = self.first.step.batch.chunks[at]
         chunk.request.append(self.tokens[at][-1])
         self.lent[at] += 1
         return Chunk(chunk.request, chunk.request.num_tokens - 1, 1, samples=True)
 
     def take(self, going: Sequence[int], result: StepResult) -> None:
-        """What has come of these.  Who cannot go on finds that out with the next batch, when it is known to
-        have what it has got so far."""
+        """Takes the results of a pass. A request that cannot go on fails with the next batch, when its tokens
+        so far are known."""
         failed = {failure.request for failure in result.failures}
         asked = result.has_logprobs
         for number, at in enumerate(going):
@@ -119,12 +119,12 @@ class _Passes:
         self.mask_seconds += result.step.mask_seconds
 
     def end(self) -> None:
-        """Gives tokens back."""
+        """Removes the appended tokens from the requests."""
         for chunk, lent in zip(self.first.step.batch.chunks, self.lent, strict=True):
             chunk.request.retract(lent)
 
     def result(self) -> StepResult:
-        """Of the batch; its guesses are known now."""
+        """Returns the result of the batch; its draft tokens are known now."""
         for chunk, drawn in zip(self.first.step.batch.chunks, self.tokens, strict=True):
             if chunk.drafts:
                 right = drawn[:-1]
@@ -139,7 +139,7 @@ class _Passes:
 
 
 def _is_over(request: Request, drawn: Sequence[int], failed: Collection[Request]) -> bool:
-    """Whether nothing is drawn behind these, the last tokens that it has got."""
+    """Tells whether nothing is drawn after these, the last tokens of the request."""
     assert isinstance(request, SampledRequest)
     if request.status is Status.FINISHED or request in failed or request.complete or not drawn:
         return True

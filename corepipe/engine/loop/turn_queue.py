@@ -1,4 +1,4 @@
-"""Of many replicas the one whose turn comes first, without asking each of them."""
+"""The replica whose turn comes first, found without asking each of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from math import inf
 class TurnQueue:
     """A moment for each number from 0 to `size` - 1, infinity at first; the earliest is found at once.
 
-    A heap of all that was ever set and may still hold: what holds no more is dropped at the top.
+    A heap of all moments that were ever set and may still be valid: an invalid one is dropped when it reaches
+    the top.
     """
 
     def __init__(self, size: int) -> None:

@@ -1,6 +1,6 @@
 """The engine's process: `python -m corepipe.engine.process FD HEARTBEAT`, two file descriptors.
 
-FD: its end of a socket pair; HEARTBEAT: the memory that its server watches (`heartbeat`).
+FD: its end of a socket pair; HEARTBEAT: the memory that its server reads (`heartbeat`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from corepipe.imports import uncollected
 
 
 def main(fd: int, heartbeat_fd: int) -> int:
-    """Runs the engine; the exit code."""
+    """Runs the engine; returns the exit code."""
     with uncollected():
-        from corepipe.engine.assembly.assembly import assemble  # noqa: PLC0415 -- all that an engine is made of
+        from corepipe.engine.assembly.assembly import assemble  # noqa: PLC0415 -- imports all of an engine
         from corepipe.engine.process.session import attend  # noqa: PLC0415 -- as above
     return attend(fd, heartbeat_fd, assemble)
 

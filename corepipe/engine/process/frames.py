@@ -15,11 +15,11 @@ HEADER = 4
 
 
 class FrameError(ValueError):
-    """The stream does not hold frames of this protocol; it cannot be read any further."""
+    """The stream does not contain frames of this protocol; it cannot be read any further."""
 
 
 def encode_frame(message: object) -> bytes:
-    """One message as a frame.  Raises FrameError where it exceeds MAX_FRAME bytes."""
+    """Encodes one message as a frame. Raises FrameError where it exceeds MAX_FRAME bytes."""
     body = msgspec.msgpack.encode(message)
     if len(body) > MAX_FRAME:
         raise FrameError(f"a message of {len(body)} bytes exceeds a frame's limit of {MAX_FRAME}")
@@ -34,10 +34,10 @@ class FrameDecoder(Generic[T]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[T]:
-        """The messages that `data` completes.
+        """Returns the messages that `data` completes.
 
-        Raises FrameError for a length over MAX_FRAME (before any of the frame is awaited) and for bytes
-        that are not a message of the expected type.
+        Raises FrameError for a length over MAX_FRAME (before any of the frame is awaited) and for bytes that
+        are not a message of the expected type.
         """
         self._buffer += data
         messages: list[T] = []
@@ -50,13 +50,13 @@ class FrameDecoder(Generic[T]):
 
     @property
     def missing(self) -> int:
-        """Bytes that the frame begun still lacks (until its length is known: that its header lacks)."""
+        """The bytes that the begun frame still lacks (until its length is known: that its header lacks)."""
         have = len(self._buffer)
         size = int.from_bytes(self._buffer[:HEADER], "little") if have >= HEADER else 0
         return HEADER + size - have
 
     def close(self) -> None:
-        """The stream has ended.  Raises FrameError where it ended within a frame."""
+        """Ends the stream. Raises FrameError where it ended within a frame."""
         if self._buffer:
             raise FrameError(f"the stream ended within a frame, {len(self._buffer)} bytes into it")
 
@@ -82,10 +82,10 @@ def start_decoder() -> FrameDecoder[Start]:
 
 
 def command_decoder() -> FrameDecoder[Command]:
-    """Decodes what a server sends to an engine."""
+    """Decodes messages of a server to an engine."""
     return FrameDecoder(msgspec.msgpack.Decoder(Command))
 
 
 def event_decoder() -> FrameDecoder[Event]:
-    """Decodes what an engine sends to a server."""
+    """Decodes messages of an engine to a server."""
     return FrameDecoder(msgspec.msgpack.Decoder(Event))

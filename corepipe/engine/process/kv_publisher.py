@@ -1,6 +1,7 @@
-"""KV events over ZeroMQ, in vLLM's frames: a PUB socket, and a ROUTER that repeats what was missed.
+"""KV events over ZeroMQ, in vLLM's frames: a PUB socket, and a ROUTER socket that repeats missed batches.
 
-Nothing here waits for a subscriber: ZeroMQ drops what one does not take, and the numbers of the batches tell.
+Nothing here waits for a subscriber: ZeroMQ drops the batches that a subscriber does not take, and it notices
+that by their numbers.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ if TYPE_CHECKING:  # an extra, and only loaded where events are published
 
 FLAG = "kv_events_config"
 ANSWERS_WAITING = 1_000
-"""Batches that wait for one who asked for them, and does not read."""
+"""The most batches that wait for a subscriber that asked for them, and does not read."""
 ANSWER_SECONDS = 5
-"""After which such an answer is given up, as others ask too; who asked can ask again."""
+"""The time after which such an answer is given up, as other subscribers ask too; this one can ask again."""
 _END = (-1).to_bytes(8, "big", signed=True)
 
 
 @contextmanager
 def published_events(config: EngineConfig, deployment: Deployment) -> Iterator[CacheEvents | None]:
-    """What a driver tells its caches' events to; None where they are not asked for.
+    """Yields the receiver of the events of a driver's caches; None where events are not configured.
 
     Raises UserError as KVPublisher does, and where there is no prefix cache whose blocks stay.
     """
@@ -41,7 +42,9 @@ def published_events(config: EngineConfig, deployment: Deployment) -> Iterator[C
     if not limits.keeps_state:
         raise UserError("--kv-events-config: this model has no prefix cache", FLAG)
     if limits.block_size == limits.state_span:
-        raise UserError("--kv-events-config: this model keeps states of sequences, no blocks of tokens", FLAG)
+        raise UserError(
+            "--kv-events-config: this model keeps states of sequences, not blocks of tokens", FLAG
+        )
     if None not in limits.windows:
         raise UserError("--kv-events-config: every layer of this model has a window", FLAG)
     with closing(KVPublisher(asked)) as publisher:
@@ -51,9 +54,10 @@ def published_events(config: EngineConfig, deployment: Deployment) -> Iterator[C
 
 
 class KVPublisher:
-    """Publishes batches under numbers from 0 on, and keeps the latest for who asks for them again.
+    """Publishes batches under numbers from 0 on, and keeps the latest for subscribers that ask for them
+    again.
 
-    Raises UserError where ZeroMQ is missing, or an address cannot be had.
+    Raises UserError where ZeroMQ is missing, or an address cannot be bound.
     """
 
     def __init__(self, config: KVEventsConfig) -> None:
@@ -72,7 +76,7 @@ class KVPublisher:
             self._publisher = self._opened(zmq.PUB, config.endpoint, config.hwm)
             if config.replay_endpoint is not None:
                 router = self._opened(zmq.ROUTER, config.replay_endpoint, ANSWERS_WAITING)
-                router.router_mandatory = 1  # otherwise what is too much for one who asked would be dropped
+                router.router_mandatory = 1  # otherwise messages beyond the limit would be dropped
                 router.sndtimeo = 1000 * ANSWER_SECONDS
                 self._threads.append(threading.Thread(target=self._repeat, args=(router,), daemon=True))
         except UserError:
@@ -82,7 +86,7 @@ class KVPublisher:
             thread.start()
 
     def publish(self, batch: bytes) -> None:
-        """Sends a batch to whoever listens; does not wait."""
+        """Sends a batch to all subscribers; does not wait."""
         with self._keeping:
             number = self._number
             self._number += 1
@@ -90,7 +94,7 @@ class KVPublisher:
         self._publisher.send_multipart([self._topic, number.to_bytes(8, "big"), batch])
 
     def close(self) -> None:
-        """Frees the addresses; what was not sent is dropped."""
+        """Frees the addresses; batches that were not sent are dropped."""
         self._publisher.close(linger=0)
         self._context.term()  # ends the threads that wait in it, which close their own sockets
         for thread in self._threads:
@@ -113,7 +117,7 @@ class KVPublisher:
         return opened
 
     def _repeat(self, router: zmq.Socket[bytes]) -> None:
-        """Answers who asks for the batches from a number on; any other message gets none."""
+        """Answers requests for the batches from a number on; any other message gets no answer."""
         import zmq  # noqa: PLC0415 -- loaded by now
 
         try:
@@ -125,8 +129,8 @@ class KVPublisher:
             router.close(linger=0)
 
     def _answer(self, router: zmq.Socket[bytes], who: bytes, first: int) -> None:
-        """Each batch from number `first` on that is kept, and then an empty one; less to who does not read
-        them, or is gone."""
+        """Sends each kept batch from number `first` on, and then an empty one; fewer to a subscriber that
+        does not read them, or is gone."""
         import zmq  # noqa: PLC0415 -- loaded by now
 
         with self._keeping:

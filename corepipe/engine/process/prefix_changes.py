@@ -1,4 +1,5 @@
-"""What the prefix caches of an engine hold, for a front that gives it requests: keys that come and go."""
+"""The contents of an engine's prefix caches, for a front that routes requests to it: keys that are added and
+removed."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from corepipe.scheduler.request import Request
 class PrefixChanges:
     """All replicas' caches as one; implements `CacheListener` for each of them.
 
-    A key is the first `KEY_BYTES` of a block's: who takes two for the same sends a request to where its
-    prompt must be computed.
+    A key is the first `KEY_BYTES` of a block's key: a front that takes two different blocks for the same one
+    sends a request to an engine where its prompt must be computed.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -39,7 +40,7 @@ class PrefixChanges:
             self._found[short] = False
 
     def take(self) -> Prefixes | None:
-        """What is otherwise than at the last call; None where nothing is."""
+        """Returns the changes since the last call; None where there are none."""
         if not self._found:
             return None
         found, self._found = self._found, {}
@@ -48,7 +49,8 @@ class PrefixChanges:
 
 
 def prefix_changes(deployment: Deployment) -> PrefixChanges | None:
-    """None where no block stays, each is behind a window some time, or a prefix has more than blocks."""
+    """Returns None where no block stays, every block leaves its window at some time, or a prefix is more than
+    blocks."""
     limits = deployment.replicas[0].scheduler
     blocks = limits.keeps_state and limits.prefix_cache and limits.state_span is None
     if not blocks or None not in limits.windows:

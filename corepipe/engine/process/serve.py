@@ -1,4 +1,4 @@
-"""An engine that serves: a server's commands are the source of its loop, and it sends what comes of them."""
+"""An engine that serves: a server's commands are the source of its loop, and it sends back the outputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from corepipe.engine.messages import Command, Output, Outputs, Shutdown, Stats
 from corepipe.engine.process.prefix_changes import PrefixChanges
 
 STATS_SECONDS = 0.05
-"""Least time between two Stats of a replica, except that going idle is always told."""
+"""Least time between two Stats of a replica, except that going idle is always reported."""
 
 
 class Inbox(Protocol):
-    """Where commands come from."""
+    """The source of commands."""
 
     def receive(self, timeout: float | None) -> list[Command]:
-        """What has come; waits up to `timeout` seconds for the first (None: until it comes).
+        """Returns the commands that have come; waits up to `timeout` seconds for the first (None: until it
+        comes).
 
         Raises EOFError when the other side is gone.
         """
@@ -33,21 +34,21 @@ def serve(
     epoch: int = 0,
     prefixes: PrefixChanges | None = None,
 ) -> None:
-    """Runs the driver until Shutdown, which gives up every request, or until the other side is gone.
+    """Runs the driver until Shutdown, which aborts every request, or until the other side is gone.
 
-    Outputs are sent after the next batch has been submitted, so that encoding overlaps computing.
-    `seconds` paces the Stats; `epoch` is the engine's number.  `prefixes`: what is told of its caches.
+    Outputs are sent after the next batch has been submitted, so that encoding overlaps computing. `seconds`
+    paces the Stats; `epoch` is the engine's number. `prefixes`: collects the changes of its caches.
     """
 
     def tell(outputs: list[Output], stats: list[Stats]) -> None:
-        """One message; one more for each further replica's stats."""
+        """Sends one message; one more for each further replica's stats."""
         found = None if prefixes is None else prefixes.take()
         if outputs or stats or found is not None:
             send(Outputs(outputs, stats[0] if stats else None, epoch=epoch, prefixes=found))
         for more in stats[1:]:
             send(Outputs([], more, epoch=epoch))
 
-    tell([], driver.stats())  # gauges are there before the first request
+    tell([], driver.stats())  # so that gauges exist before the first request
     commands = _Commands(driver, inbox, seconds())
     try:
         for _ in driver.turns(commands):
@@ -59,7 +60,7 @@ def serve(
 
 
 class _Commands:
-    """What a server says, as the source of a loop; and when the server is to hear Stats."""
+    """The commands of a server, as the source of a loop; and the times at which Stats are due."""
 
     def __init__(self, driver: Driver, inbox: Inbox, now: float) -> None:
         self._driver = driver
@@ -70,7 +71,7 @@ class _Commands:
         return inf
 
     def receive(self) -> bool:
-        """False after a Shutdown, which gives up every request.  Raises EOFError."""
+        """Returns False after a Shutdown, which aborts every request. Raises EOFError."""
         for command in self._inbox.receive(self._patience()):
             if isinstance(command, Shutdown):
                 self._driver.abort_all()
@@ -80,7 +81,7 @@ class _Commands:
         return True
 
     def stats_due(self, now: float) -> bool:
-        """Whether Stats are to be sent at the end of a turn."""
+        """Tells whether Stats are to be sent at the end of a turn."""
         self._now = now
         due = now - self._last_stats >= STATS_SECONDS or not self._driver.busy
         if due:
@@ -88,7 +89,7 @@ class _Commands:
         return due
 
     def _patience(self) -> float | None:
-        """How long to wait for commands: a step of minutes must not hold the Stats back."""
+        """Returns the seconds to wait for commands: a step of minutes must not delay the Stats."""
         patience = self._driver.patience()
         if patience is None or not self._driver.busy:
             return patience

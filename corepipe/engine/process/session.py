@@ -1,7 +1,8 @@
-"""An engine and its server over a socket: first comes a Start, then Commands, and Events go back.
+"""The session of an engine and its server over a socket: first comes a Start, then Commands, and Events go
+back.
 
-It ends when it is told to, or when its parent is gone.  Signals that may go to a whole group of processes are
-the parent's to answer: what is under way is to come to its end.
+It ends on a Shutdown, or when its parent is gone. Signals that may go to a whole group of processes are
+handled by the parent: requests under way are to be completed.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from corepipe.signals import leave_to_parent
 
 READ_BYTES = 1 << 18
 SEND_BUFFER_BYTES = 1 << 20
-"""Room for about a thousand steps' Outputs, so that a parent that is briefly busy does not hold us up."""
+"""Room for about a thousand steps' Outputs, so that a parent that is briefly busy does not stop the
+engine."""
 
 EXIT_FAULT, EXIT_USER = 1, 2
 
 
 class SocketInbox:
-    """Commands from a socket; beats while it waits for them.  Any thread may `wake` who waits."""
+    """Receives commands from a socket; counts heartbeats while it waits for them. Any thread may `wake` the
+    one that waits."""
 
     def __init__(self, connection: socket.socket, heartbeat: Heartbeat) -> None:
         self._connection = connection
@@ -51,16 +54,16 @@ class SocketInbox:
 
     @property
     def files(self) -> tuple[int, int]:
-        """What can be read when there is something to receive."""
+        """The file descriptors that can be read when there is something to receive."""
         return self._connection.fileno(), self._woken.fileno()
 
     def wake(self) -> None:
         """Ends the wait of `receive`, or the next one."""
-        with contextlib.suppress(BlockingIOError):  # so often that it will be heard
+        with contextlib.suppress(BlockingIOError):  # it has been woken many times already
             self._waker.send(b"\0")
 
     def receive(self, timeout: float | None) -> list[Command]:
-        """See `serve.Inbox`.  Raises FrameError for what is not a command."""
+        """See `serve.Inbox`. Raises FrameError for a message that is not a command."""
         commands: list[Command] = []
         while self._readable(timeout):
             data = self._connection.recv(READ_BYTES)
@@ -86,7 +89,7 @@ class SocketInbox:
 
 
 def attend(fd: int, heartbeat_fd: int, assemble: Assemble) -> int:
-    """Runs an engine over the socket `fd`; the exit code of its process."""
+    """Runs an engine over the socket `fd`; returns the exit code of its process."""
     leave_to_parent()
     write_without_waiting()
     end_with_parent()
@@ -99,10 +102,10 @@ def attend(fd: int, heartbeat_fd: int, assemble: Assemble) -> int:
         try:
             run(connection, Heartbeat(heartbeat_fd), assemble, send)
         except (EOFError, ConnectionError):
-            return 0  # nobody is left to tell
+            return 0  # the server is gone
         except UserError as error:
             return _fail(send, Failed(error.message, user_error=True), EXIT_USER)
-        except Exception as error:  # whatever it is, the parent must hear of it
+        except Exception as error:  # the parent must get any error
             traceback.print_exc()
             return _fail(send, Failed(f"{type(error).__name__}: {error}", user_error=False), EXIT_FAULT)
     return 0
@@ -111,7 +114,7 @@ def attend(fd: int, heartbeat_fd: int, assemble: Assemble) -> int:
 def run(
     connection: socket.socket, heartbeat: Heartbeat, assemble: Assemble, send: Callable[[Event], None]
 ) -> None:
-    """Reads the config, loads, and serves until it is over."""
+    """Reads the config, loads, and serves until the session ends."""
     start = read_start(connection)
     config = EngineConfig.model_validate(start.config)
     deployment = assemble(config, lambda what, done: send(LoadProgress(what, done)), heartbeat.native)
@@ -135,7 +138,7 @@ def run(
 
 
 def read_start(connection: socket.socket) -> Start:
-    """The first frame.  Raises EOFError and FrameError."""
+    """Reads the first frame. Raises EOFError and FrameError."""
     frames = start_decoder()
     while True:
         missing = frames.missing
@@ -154,6 +157,6 @@ def end_with_parent() -> None:
 
 
 def _fail(send: Callable[[Event], None], failed: Failed, code: int) -> int:
-    with contextlib.suppress(OSError):  # the parent may be gone, too
+    with contextlib.suppress(OSError):  # the parent may be gone as well
         send(failed)
     return code

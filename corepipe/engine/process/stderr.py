@@ -1,7 +1,7 @@
-"""stderr for processes that must not wait for whoever reads it: a full pipe, a full disk or no reader at all.
+"""A stderr for processes that must not wait for its reader: a full pipe, a full disk or no reader at all.
 
-What is written waits here for a thread that writes it.  Of what does not fit, or cannot be written, lines are
-counted; how many they were is told once all that waits has been written.
+Text that is written waits here for a thread that writes it. Lines that find no room, or cannot be written,
+are counted; their number is logged once all waiting text has been written.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import sys
 import threading
 
 MOST_WAITING = 1 << 18
-"""Characters that wait to be written."""
+"""Most characters that wait to be written."""
 
 LAST_SECONDS = 2.0
-"""At the end of the process: when nothing could be written for so long, what still waits is given up."""
+"""At the end of the process: when nothing could be written for so long, the waiting text is given up."""
 
 
 def write_without_waiting() -> None:
-    """From now on no write of this process to `sys.stderr` waits.
+    """Makes writes of this process to `sys.stderr` return without waiting from now on.
 
-    Standard streams that are closed lead nowhere, instead of to the next file that is opened.
+    Standard streams that are closed are opened on /dev/null, so that the next file that is opened does not
+    take their place.
     """
     for fd in (0, 1, 2):
         try:
@@ -49,11 +50,11 @@ class NonBlockingLog(io.TextIOBase):
         self._texts: list[str] = []
         self._waiting = 0
         self._told = 0
-        self._changed = threading.Condition()  # re-entrant: the handler of a signal may write, too
+        self._changed = threading.Condition()  # re-entrant: a signal handler may write as well
         threading.Thread(target=self._run, name="stderr", daemon=True).start()
 
     def write(self, text: str) -> int:
-        """Takes all of it, or drops all of it."""
+        """Takes all of the text, or drops all of it."""
         with self._changed:
             if self._waiting + len(text) > MOST_WAITING:
                 self.dropped += text.count("\n")
@@ -73,7 +74,7 @@ class NonBlockingLog(io.TextIOBase):
         return os.isatty(self._fd)
 
     def drain(self) -> None:
-        """Waits until all is written, or until nothing has been for `LAST_SECONDS`."""
+        """Waits until all text is written, or until none has been for `LAST_SECONDS`."""
         with self._changed:
             while self._waiting and self._changed.wait(LAST_SECONDS):
                 pass
@@ -86,7 +87,7 @@ class NonBlockingLog(io.TextIOBase):
                 self._texts.clear()
             written = self._write(text)
             if written and not self._texts:
-                self._tell_losses()  # behind all that came before them
+                self._tell_losses()  # after all text that was written before
             with self._changed:
                 self._waiting -= len(text)
                 if not written:
@@ -100,12 +101,12 @@ class NonBlockingLog(io.TextIOBase):
             self._told = dropped
 
     def _write(self, text: str) -> bool:
-        """Waits for the reader; False where there is none, or no room."""
+        """Waits for the reader; returns False where there is none, or no room."""
         data = memoryview(text.encode(self.encoding, self.errors))
         while data:
             try:
                 data = data[os.write(self._fd, data) :]
-            except BlockingIOError:  # somebody has made it so that it does not wait
+            except BlockingIOError:  # another process has made the file non-blocking
                 select.select([], [self._fd], [])
             except OSError:
                 return False

@@ -9,7 +9,8 @@ import struct
 import sys
 
 SLICE_NANOSECONDS = 100_000
-"""The shortest slice that Linux gives; the usual one is about 3 ms, and so late is who waits for its end."""
+"""The shortest slice that Linux gives; the usual one is about 3 ms, and a thread that waits for its end is so
+late."""
 
 SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 """Number of the system call, by machine."""
@@ -18,11 +19,11 @@ _ATTRIBUTES = struct.Struct("=IIQiIQQQ")
 
 
 def wake_promptly() -> bool:
-    """Asks Linux to let the calling thread interrupt others when it wakes; whether it could be asked.
+    """Asks Linux to let the calling thread interrupt others when it wakes; returns whether it could be asked.
 
-    Where the device sets the pace, a batch lands on time while the next one is being computed on all cores.
-    Linux 6.12 and later take a thread's own slice (sched_setattr's runtime, without a right to it being
-    needed) and prefer the shorter; earlier ones ignore it.
+    Where the device sets the pace, a batch is completed on time while the next one is being computed on all
+    cores. Linux 6.12 and later take a thread's own slice (sched_setattr's runtime, without a right to it
+    being needed) and prefer the shorter; earlier ones ignore it.
     """
     number = SCHED_SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
