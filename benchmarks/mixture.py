@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from formats import Drawn  # the scripts beside this one
-from step import LONGEST, Demand, native_executor, options, report
+from step import LONGEST, Demand, Drawn, native_executor, options, report  # the script beside this one
 
 from corepipe.kernels import native
 from corepipe.models.fields import Fields

@@ -17,16 +17,15 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Column
-from rule_ablation import kind_of_row
 
 from corepipe.cli.output.common import results
 from corepipe.cli.output.tables import Figures
 from corepipe.neuron.chips.constants import folds
-from corepipe.planning.calibration import rows
+from corepipe.planning.calibration import rows, stacks
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.residuals import left_out
-from corepipe.planning.calibration.rows import text
+from corepipe.planning.calibration.rows import Raw, text
 from corepipe.planning.calibration.score import Scored, pair
 
 WANTED: Mapping[str, tuple[float, float]] = {
@@ -42,6 +41,8 @@ WANTED: Mapping[str, tuple[float, float]] = {
 
 VALIDATED = ("inf2", "trn1")
 """Instances with rows enough; inf1 and trn2 have few."""
+
+FIRST, DECODE = {"ttft", "ttft_whole_batch"}, {"tpot", "itl", "per_token_latency"}
 
 TOLD = ("instance", "model", "sdk", "parallelism", "batch_size", "input_len", "metric", "arrival", "value")
 
@@ -70,6 +71,16 @@ def by_kind(path: Path) -> dict[str, list[Scored]]:
         if not one.assumed and text(one.row, "percentile") in {"", "mean", "p50"}:
             found[kind_of_row(one.row)].append(one)
     return {kind: found[kind] for kind in WANTED}
+
+
+def kind_of_row(row: Raw) -> str:
+    """Returns the kind of figure that a row holds, one of those in WANTED."""
+    metric, task = text(row, "metric"), text(row, "task")
+    if task in stacks.ENCODERS:
+        return "encoders" if task == "encoder" else "convolutions"
+    figure = "first token" if metric in FIRST else "decode" if metric in DECODE else "throughput"
+    figure = "latency" if metric in {"latency", "request_latency"} else figure
+    return f"load {figure}" if text(row, "arrival") or task.startswith("serving") else figure
 
 
 def show(console: Console, found: Mapping[str, list[Scored]]) -> None:

@@ -22,6 +22,7 @@ from rich.console import Console
 from corepipe.cli.output.common import results
 from corepipe.cli.run.intervals_view import show_coverage, show_decisions, show_steps
 from corepipe.neuron.chips.constants import folds
+from corepipe.neuron.timing import uncertainty
 from corepipe.neuron.timing.uncertainty import COLUMNS, FILE, LEVEL, Residual, Widths, as_rows, scored
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
@@ -31,7 +32,6 @@ from corepipe.planning.calibration.decisions import decisions
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.planning.calibration.residuals import Measured, left_out, measured, residuals
 from corepipe.planning.calibration.rows import Raw, text
-from corepipe.planning.calibration.widths import choose, choose_nested
 
 CHECKED = (
     "instance", "model", "task", "dtype", "parallelism", "batch_size", "input_len", "output_len", "metric",
@@ -51,7 +51,7 @@ def main() -> None:
     known = tuple(completed(rows.read(given.rows).rows))
     found = measured(known, left_out(cases, folds()))
     errors = residuals(found)
-    chosen = Chosen(choose(errors), choose_nested(errors))
+    chosen = recorded(errors)
     errors = scored(errors, chosen.widths)
     report(results(), found, errors, chosen)
     if not given.print:
@@ -60,10 +60,16 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is chosen of intervals: on all families, and by family on all others."""
+    """The parameters of intervals: those chosen on all families, and by family those chosen on all others."""
 
     widths: Widths
     folds: dict[str, Widths]
+
+
+def recorded(errors: Sequence[Residual]) -> Chosen:
+    """Returns the parameters in the file; a family that is not in it has those of all families."""
+    widths, folds = Widths(**uncertainty.record()["widths"]), uncertainty.fold_widths()
+    return Chosen(widths, {one.family: folds.get(one.family, widths) for one in errors})
 
 
 def report(console: Console, found: Sequence[Measured], errors: Sequence[Residual], chosen: Chosen) -> None:

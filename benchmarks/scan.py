@@ -15,8 +15,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from formats import Drawn  # the scripts beside this one
-from step import LONGEST, Demand, inputs, native_executor, options, report, seconds
+from step import (  # the script beside this one
+    LONGEST,
+    Demand,
+    Drawn,
+    inputs,
+    native_executor,
+    options,
+    report,
+    seconds,
+)
 
 from corepipe.kernels import native
 from corepipe.models import published, registry

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 from roofline import Limits, measure_limits  # the script beside this one
 
 from corepipe.engine.batch.sampling import LogitRows, pack_scalars
@@ -32,6 +33,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor, Weights
 from corepipe.neuron.host.weights import packed_weights
 from corepipe.neuron.inputs import SamplingBatch, StepInputs
+from corepipe.neuron.numerics.int4 import ALL
 from corepipe.neuron.ops import Experts, Linear, SelectiveScan
 
 BLOCK = 32
@@ -39,6 +41,25 @@ LONGEST = 2048
 FP32_BYTES = 4
 MULTIPLY_ADDS = 3
 """Of a scan, for an element of a state at a token: its decay, what comes in, what goes out of it."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Weights of a graph, drawn at random by their names."""
+
+    shapes: dict[str, tuple[int, ...]]
+    fingerprint: str = "drawn"
+
+    def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
+        rng = np.random.default_rng(list(name.encode()))
+        values = rng.standard_normal(self.shapes[name], dtype=np.float32)
+        return values[rows] * np.float32(0.02)
+
+    def stored(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]:
+        return self.read(name, rows)
+
+    def by_rows(self, name: str) -> bool:  # noqa: ARG002 -- the protocol's: they are drawn from the first on
+        return False
 
 
 @dataclass(frozen=True, slots=True)

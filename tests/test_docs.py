@@ -218,7 +218,7 @@ def all_flags() -> frozenset[str]:
     benchmarks = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
     others = re.findall(r'"(--[a-z-]+)"', benchmarks + PLUGIN)
     return frozenset(
-        [*others, *(flag for name in COMMANDS for names in flags(name) for flag in quoted(names))]
+        ["--help", *others, *(flag for name in COMMANDS for names in flags(name) for flag in quoted(names))]
     )
 
 

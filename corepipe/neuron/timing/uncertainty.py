@@ -48,7 +48,7 @@ GUESSED = ", guessed"
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """What is chosen of intervals (planning/calibration/widths.py).
+    """The parameters of intervals, chosen by interval score (docs/decisions/2026-11-22-intervals.md).
 
     growth: times that a width grows (on a logarithm) with each step away from what was measured.
     own_families: a stack's own errors count as much as all stacks' together when they are of so many families
