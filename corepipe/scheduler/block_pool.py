@@ -88,10 +88,6 @@ class BlockPool:
             else:
                 self._free.append(block)
 
-    def idle(self, blocks: Iterable[int]) -> int:
-        """How many of these nobody holds."""
-        return sum(self._references[block] == 0 for block in blocks)
-
     def find(self, key: Hashable) -> int | None:
         """The block of this key, held or cached."""
         return self._block_of.get(key)

@@ -83,23 +83,12 @@ class Sharing:
         self._think(coming, tokens)
         if in_flight >= self._batches and in_flight >= self._most_with_prompts(tokens):
             return None
-        seats = self.most_seats(len(self._running) + coming)
+        seats = -(-(len(self._running) + coming) // self._batches)
         missing = self._batches - in_flight
         if missing > 0:
-            idle = sum(r.num_computed < r.num_tokens for r in self._running) + coming
+            idle = sum([r.num_computed < r.num_tokens for r in self._running]) + coming
             seats = min(seats, -(-idle // missing))
         return Share(seats, -(-coming // self._batches), prompts_only=generating >= self._batches)
-
-    def settled(self) -> int | None:
-        """The batches that the next one will be shared out by; None where that is not known yet."""
-        if self._config.stages == 1:
-            return 1
-        coming, _ = self._admissible()
-        return self._batches if self._situation == (self._changes, coming) else None
-
-    def most_seats(self, sequences: int) -> int:
-        """Of a batch, where so many sequences are shared out."""
-        return -(-sequences // self._batches)
 
     def _think(self, coming: int, tokens: int) -> None:
         """Chooses the number of batches for those who run and for `coming` others, who have `tokens` tokens.
@@ -116,17 +105,14 @@ class Sharing:
 
     def _most_with_prompts(self, coming: int) -> int:
         """Batches under way with the prompts of those who run and `coming` tokens of those who may join."""
-        waiting, tokens, generating = coming, 0, 0
-        for request in self._running:
-            if request.num_generated:
-                tokens += request.num_tokens
-                generating += 1
-            else:
-                waiting += request.num_tokens - request.num_computed
+        running = self._running
+        prompts = [r.num_tokens - r.num_computed for r in running if r.num_tokens == r.num_prompt]
+        waiting = coming + sum(prompts)
         if waiting == 0:
             return 0
+        generating = [r.num_tokens for r in running if r.num_tokens > r.num_prompt]
         most = min(waiting, self._config.max_num_batched_tokens)
-        return self._pipeline.batches_with_prompts(generating, tokens, most)
+        return self._pipeline.batches_with_prompts(len(generating), sum(generating), most)
 
     def _admissible(self) -> tuple[int, int]:
         """Waiting requests that seats and blocks would let in now, if none found a cached prefix, and the

@@ -43,13 +43,15 @@ class NextBatch:
         return [r for r in self._running if r.num_computed < r.num_tokens]
 
     def run(self, request: Request) -> bool:
-        if self._tokens == 0 or self._seats == 0 or (self._prompts_only and request.generates):
+        if self._tokens == 0 or self._seats == 0:
             return False
-        if self._seats <= self._kept and request.generates and request.priority >= self._kept_for:
+        generates = request.generates
+        if generates and (
+            self._prompts_only or (self._seats <= self._kept and request.priority >= self._kept_for)
+        ):
             return False
         if request in self._admitted:  # preempted for another chunk of this batch, and back in it already
             return False
-        generates = request.generates
         ran = self._run(request)
         self.generates |= ran and generates
         return ran
@@ -80,11 +82,12 @@ class NextBatch:
             self._short = self._short or request.rank
             return False
         request.num_computed = end
-        chunk = Chunk(request, start, end - start, end == known)
+        count = end - start
+        chunk = Chunk(request, start, count, end == known)
         self.chunks.append(chunk)
         if request.drafter is not None:
             self._draftable.append(chunk)
-        self._tokens -= end - start
+        self._tokens -= count
         self._seats -= 1
         return True
 

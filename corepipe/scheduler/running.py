@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 
 from corepipe.scheduler.config import SchedulerConfig
@@ -33,11 +33,6 @@ class Running:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        """Themselves, no copy."""
-        return self._requests
 
     @property
     def seats(self) -> int:

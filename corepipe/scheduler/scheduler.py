@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.drafts import BatchDrafter
 from corepipe.scheduler.hybrid_kv_cache import HybridKVCache
-from corepipe.scheduler.internals import Internals
 from corepipe.scheduler.kv_cache import CacheListener, KVCache, NothingKept
 from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline
 from corepipe.scheduler.next_batch import NextBatch
@@ -48,6 +47,7 @@ class Scheduler:
         together: BatchDrafter | None = None,
     ) -> None:
         self._config = config
+        self._max_model_len = config.max_model_len
         self._policy = policy
         self._together = together
         self._queue = WaitingQueue(config.max_queued_requests, config.max_queued_tokens)
@@ -174,15 +174,6 @@ class Scheduler:
         """Batches that may be under way at once."""
         return self._config.most_in_flight
 
-    @property
-    def internals(self) -> Internals:
-        """The one door for who makes moves in the scheduler's place, as simulations do."""
-        steady = not self._leaving and all(self._generating)
-        running = self._running
-        return Internals(
-            self._config, running.requests, self._queue, self._kv, running.sharing, steady, self._moved
-        )
-
     def check(self) -> None:
         """Raises RuntimeError unless blocks and reference counts match the requests that hold them."""
         holders = [*self._running, *self._leaving]
@@ -273,13 +264,6 @@ class Scheduler:
         if len(given) != len(batch.chunks) or not all(map(_fits, batch.chunks, given)):
             raise ValueError(f"batch {batch.number}: there must be one token for each chunk that samples")
 
-    def _moved(self, moves: int, requests: list[Request]) -> None:
-        """See `Internals.moved`."""
-        self._num_updated += moves
-        self._num_scheduled += moves
-        if requests:
-            self._running.queue_up(requests)
-
     def _goes_on(self, request: Request) -> bool:
         """Whether a request that is given a token has another one computed, unless that ends it."""
         known = request.num_tokens + 1
@@ -287,10 +271,10 @@ class Scheduler:
         return fits and known - request.num_prompt < request.max_tokens and request.drafter is None
 
     def _land(self, chunk: Chunk, drawn: Sequence[int]) -> TokenEvent:
-        request = chunk.request
-        request.num_done += chunk.count
-        if self._kv.is_due(request, chunk.count):
-            self._kv.commit(request, chunk.count)
+        request, count = chunk.request, chunk.count
+        request.num_done += count
+        if self._kv.is_due(request, count):
+            self._kv.commit(request, count)
         if not drawn:
             return self._computed(chunk)
         token = drawn[0]
@@ -333,10 +317,11 @@ class Scheduler:
         return TokenEvent(chunk.request, None, FinishReason.STOP)
 
     def _finish_reason(self, request: Request, token: int, *, complete: bool) -> FinishReason | None:
-        generated = request.num_tokens - request.num_prompt
+        known = request.num_tokens
+        generated = known - request.num_prompt
         if complete or (token in request.stop_ids and generated >= request.min_tokens):
             return FinishReason.STOP
-        if generated >= request.max_tokens or request.num_tokens >= self._config.max_model_len:
+        if generated >= request.max_tokens or known >= self._max_model_len:
             return FinishReason.LENGTH
         return None
 

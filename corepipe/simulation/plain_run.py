@@ -10,7 +10,6 @@ from corepipe.engine.loop.replica import Completed, InFlight, Replica
 from corepipe.engine.loop.router import ReplicaRouter, load_margin
 from corepipe.neuron.timing.clock import VirtualClock
 from corepipe.scheduler.scheduler import Scheduler
-from corepipe.simulation.fast_forward import fast_forward, fast_forward_together
 from corepipe.simulation.null_runner import NullRunner
 from corepipe.simulation.record import Record
 from corepipe.simulation.scenario import Progress, Scenario, silent
@@ -21,12 +20,9 @@ PROGRESS_REQUESTS = 100
 
 
 class LoopedSimulation:
-    """One run of a workload in the loop; implements `loop.LoopListener`.
+    """Plays a workload once in the loop that serves; implements `loop.LoopListener`."""
 
-    step_by_step: without running through repetitions; the same result, later.
-    """
-
-    def __init__(self, scenario: Scenario, *, step_by_step: bool = False) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self._clock = VirtualClock()
         limits, timelines = scenario.limits, scenario.timelines
         runner, delay = NullRunner(scenario.encoding), scenario.max_batch_delay
@@ -46,9 +42,6 @@ class LoopedSimulation:
             guess=scenario.guess,
         )
         self._lost = False
-        together = len(replicas) > 1 and scenario.told
-        run_through = fast_forward_together if together else fast_forward
-        self._run_through = None if step_by_step else run_through
 
     def run(self, progress: Progress = silent) -> Record:
         """Plays all arrivals and runs until the last request has ended, or the run is lost."""
@@ -57,7 +50,6 @@ class LoopedSimulation:
             if self.record.sent >= shown:
                 progress("simulating", self._source.share)
                 shown = self.record.sent + PROGRESS_REQUESTS
-            self._leave_out_repetitions()
         progress("simulating", 1.0)
         return self.record
 
@@ -73,8 +65,3 @@ class LoopedSimulation:
         for request in self.record.completed(replica, batch, now):
             self._source.ended(request, now)
         self._lost = self.record.lost
-
-    def _leave_out_repetitions(self) -> None:
-        """Leaves out the steps in which nothing happens but one more token for everyone."""
-        if self._run_through is not None and self._source.waits and not self._lost:
-            self._run_through(self._loop, self._source.next_arrival(), self.record)

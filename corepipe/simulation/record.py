@@ -8,8 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from corepipe.engine.loop.replica import Completed, InFlight, Replica
-from corepipe.neuron.step import StepShape
-from corepipe.neuron.timing.timeline import Timeline, Timing
+from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.request import Drafted, Request
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.simulation.columns import COUNT, LARGE, SECONDS, SMALL, Columns, Floats, Table
@@ -85,7 +84,12 @@ class Record:
 
     def submitted(self, replica: Replica, batch: InFlight, now: float) -> None:
         """A batch was scheduled at `now`."""
-        self.step(replica, batch.step.shape, batch.timing, replica.scheduler.blocks_held)
+        scheduler, timing = replica.scheduler, batch.timing
+        (rows, logit_rows, *_), sequences, kv_tokens, attended, longest, each = batch.step.shape
+        self._steps[replica.number].append(
+            timing.starts_at, timing.ready_at, rows, sequences, kv_tokens, attended, logit_rows,
+            scheduler.blocks_held, scheduler.running, scheduler.waiting, longest, each,
+        )  # fmt: skip
         if self._unscheduled[replica.number]:
             for chunk in batch.step.batch.chunks:
                 request = _simulated(chunk.request)
@@ -93,16 +97,7 @@ class Record:
                     request.scheduled_at = now
                     self._unscheduled[replica.number] -= 1
 
-    def step(self, replica: Replica, shape: StepShape, timing: Timing, blocks_held: int) -> None:
-        """A step is under way, and so many KV blocks are held."""
-        scheduler = replica.scheduler
-        (rows, logit_rows, *_), sequences, kv_tokens, attended, longest, each = shape
-        self._steps[replica.number].append(
-            timing.starts_at, timing.ready_at, rows, sequences, kv_tokens, attended, logit_rows,
-            blocks_held, scheduler.running, scheduler.waiting, longest, each,
-        )  # fmt: skip
-
-    def tokens(self, requests: Sequence[Request], now: float) -> None:
+    def _tokens(self, requests: Sequence[Request], now: float) -> None:
         """Each of these has got a token."""
         gaps: dict[float, int] = {}  # most are alike, and a long run has many
         for request in requests:
@@ -117,19 +112,10 @@ class Record:
             request.last_at = now
         self._gaps.extend(gaps.keys(), gaps.values())
 
-    def gap(self, seconds: float, tokens: int) -> None:
-        """So many tokens came so long after the ones before."""
-        self._gaps.append(seconds, tokens)
-
-    def repeated(self, requests: Sequence[Request], now: float) -> None:
-        """The last token that each of these has got, all told, came at `now`."""
-        for request in requests:
-            _simulated(request).last_at = now
-
     def completed(self, replica: Replica, batch: Completed, now: float) -> list[SimulatedRequest]:
         """A batch is complete at `now`; the requests that ended with it."""
         told = [e.request for e in batch.events if e.token is not None or e.finish_reason is not None]
-        self.tokens(told, now)
+        self._tokens(told, now)
         ended = [_simulated(request) for request in batch.ended]
         for request in ended:
             request.last_at = now

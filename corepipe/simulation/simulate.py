@@ -92,12 +92,8 @@ def _virtual(engine: EngineConfig) -> EngineConfig:
     return engine.model_copy(update={"clock": "virtual", "time_scale": 1.0})
 
 
-def run(scenario: Scenario, progress: Progress = silent, *, step_by_step: bool = False) -> Record:
-    """Plays all arrivals and runs until the last request has ended, or the run is lost.
-
-    step_by_step: in the loop and by the schedulers that serve, without native twins and without running
-    through repetitions; the same result, later.
-    """
-    if has_twins(scenario) and not step_by_step:
-        return NativeSimulation(scenario).run(progress)
-    return LoopedSimulation(scenario, step_by_step=step_by_step).run(progress)
+def run(scenario: Scenario, progress: Progress = silent) -> Record:
+    """Plays all arrivals and runs until the last request has ended, or the run is lost: over native replicas
+    where there are any, else in the loop that serves; the result is the same."""
+    simulation = NativeSimulation if has_twins(scenario) else LoopedSimulation
+    return simulation(scenario).run(progress)

@@ -51,9 +51,6 @@ class SimulatedRequest(Request):
     def append(self, token: int) -> None:  # noqa: ARG002 -- what it is, nobody asks
         self.num_tokens += 1
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        self.num_tokens += len(tokens)
-
     def block_key(self, index: int, size: int) -> int:
         """The segment in which the block ends, and where: the segment stands for all that precedes it."""
         if index < len(self._keys):

@@ -53,8 +53,8 @@ class FlatCost:
     def stage_seconds(self, shape: StepShape) -> list[float]:
         return [self.fixed + self.row * shape.rows] * self.stages
 
-    def transfer_seconds(self, stage: int, shape: StepShape) -> float:
-        return 0.0
+    def transfers(self, shape: StepShape) -> list[float]:
+        return [0.0] * self.stages
 
     def stage_totals(self, shape: StepShape) -> list[tuple[float, Engines]]:
         """VectorE works half the time, TensorE all of it."""

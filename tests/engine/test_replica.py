@@ -82,17 +82,6 @@ def test_what_comes_moves_the_device_to_its_moment() -> None:
     assert (replica.device_now, replica.submit(5.0)) == (5.0, None)
 
 
-def test_it_goes_on_from_moves_that_were_made_in_its_place() -> None:
-    replica = replica_of()
-    replica.add(asked("a"))
-    batch = replica.submit(0.0)
-    assert batch is not None
-    replica.resume([batch], 0.5, 0.25)
-    assert (list(replica.in_flight), replica.accepts_at, replica.device_now) == ([batch], 0.5, 0.25)
-    assert replica.complete().device_now == 0.25
-    assert replica.next_event() == 0.5
-
-
 def test_an_abort_in_flight_drops_the_token_and_the_id_can_be_used_again() -> None:
     driver = Driver(deployment())
     driver.handle(submit("a", prompt=20, sampling=TokenSampling(prompt_logprobs=0, logprobs=0)))

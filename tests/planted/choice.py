@@ -127,17 +127,14 @@ KERNELS = (
 """Parts of a source's path, and the tests that are about it."""
 
 OF_SIMULATION = tuple(
-    f"tests/planning/{file}.py"
+    f"tests/{file}.py"
     for file in (
         *(
             f"simulation/test_{one}"
-            for one in ("native_fleet", "frozen_records", "rotation", "recurrent", "memory")
+            for one in ("native_fleet", "frozen_records", "recurrent", "memory", "report", "simulate")
         ),
-        *(
-            f"simulation/test_{one}"
-            for one in ("fast_forward", "report", "simulate", "pipelines", "encoders")
-        ),
-        *("planner/test_planner", "planner/test_bounds", "test_spans"),
+        *("simulation/test_pipelines", "simulation/test_encoders"),
+        *("planning/planner/test_planner", "planning/planner/test_bounds", "test_spans"),
     )
 )
 """Tests that play simulations, whose native twins are sources with this word in their paths."""

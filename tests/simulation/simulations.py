@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from corepipe.simulation.scenario import Scenario
 from corepipe.simulation.simulate import run
 from corepipe.workload.arrivals import Arrivals
 from corepipe.workload.lengths import Lengths
-from corepipe.workload.workload import Synthetic, Workload
+from corepipe.workload.workload import PrefixTree, Synthetic, Workload
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Cost:
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         return np.stack([self.fixed + self.row * sequences + self.kv * kv_tokens] * self.stages)
 
-    def transfer_seconds(self, stage: int, shape: StepShape) -> float:
-        return 1e-4 * self.fixed if stage else 0.0
+    def transfers(self, shape: StepShape) -> list[float]:
+        return [0.0, *[1e-4 * self.fixed] * (self.stages - 1)]
 
     def input_seconds(self, _shape: StepShape) -> float:
         return 0.0
@@ -99,19 +100,53 @@ def play(
     cost: Cost | Sequence[Cost] = Cost(),
     profile: str = "ideal",
     batches: str = "mixed",
-    step_by_step: bool = False,
     native: bool = True,
     **changes: Any,
 ) -> Record:
-    """Runs a workload over a replica for each cost; native: by native twins, where there are any."""
+    """Runs a workload over a replica for each cost; native: over native replicas, where there are any."""
     costs = [cost] if isinstance(cost, Cost) else cost
     stages = costs[0].stages
     config = limits(**{"stages": stages, **changes})
     timelines = [Timeline(each, PROFILES[profile]) for each in costs]  # type: ignore[arg-type]
     of = Scenario(config, policy(batches), timelines, load)
-    if native:
-        return run(of, step_by_step=step_by_step)
-    return LoopedSimulation(of, step_by_step=step_by_step).run()
+    return run(of) if native else LoopedSimulation(of).run()
+
+
+def situation(seed: int) -> dict[str, Any]:
+    """A workload and a deployment of any kind: busy or idle, short of blocks or not, open or closed."""
+    rng = random.Random(seed)
+    closed, turns = rng.random() < 0.4, rng.choice([1, 1, 1, 3])
+    tree = PrefixTree(((1, 40), (3, 30))) if rng.random() < 0.4 else PrefixTree()
+    size = rng.choice([4, 16, 32])
+    stages, replicas = rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3])
+    load = workload(
+        rng.randint(5, 40),
+        None if closed else rng.choice([0.5, 3.0, 20.0, float("inf")]),
+        input_len=rng.choice(["uniform:1:80", "uniform:1:200", "lognormal:40:1:300"]),
+        output_len=rng.choice([1, 40, "uniform:1:90", "lognormal:30:1:200"]),
+        users=rng.randint(1, 12) if closed else None,
+        turns=turns,
+        think_seconds=rng.choice([0.0, 0.0, 0.3]) if closed or turns > 1 else 0.0,
+        prefixes=tree,
+        seed=seed,
+    )
+    costs = [
+        Cost(stages, rng.choice([0.01, 0.02]), rng.choice([0.0, 1e-4]), rng.choice([0.0, 1e-6]), draw)
+        for draw in [rng.choice([0.0, 0.0, 1e-3])]
+        for _ in range(replicas)
+    ]
+    return {
+        "load": load,
+        "cost": costs,
+        "profile": rng.choice(["ideal", "async", "sync"]),
+        "batches": rng.choice(["mixed", "segregated"]),
+        "block_size": size,
+        "num_blocks": rng.choice([300, 600, 20_000]) // size,
+        "max_num_seqs": rng.choice([1, 4, 16]),
+        "max_num_batched_tokens": rng.choice([16, 64, 512]),
+        "prefix_cache": rng.random() < 0.6,
+        "max_queued_requests": rng.choice([5, 10**6]),
+    }
 
 
 def bytes_of(record: Record) -> list[bytes]:

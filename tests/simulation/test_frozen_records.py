@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.simulations import bytes_of, play
-from tests.simulation.test_fast_forward import situation
+from tests.simulation.simulations import bytes_of, play, situation
 
 FROZEN = json.loads((Path(__file__).parents[1] / "data/simulation/records.json").read_text())
 

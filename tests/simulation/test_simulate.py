@@ -264,7 +264,7 @@ def served(config: SchedulerConfig, batches: str, costs: Sequence[Worked], asked
     "seed", [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 100))]
 )
 def test_it_decides_as_the_driver_does_that_serves(seed: int) -> None:
-    """Request for request and to the last bit, with repetitions run through."""
+    """Request for request and to the last bit."""
     rng = random.Random(seed)
     at = np.cumsum([rng.expovariate(rng.choice([1.0, 20.0])) for _ in range(rng.randint(5, 40))]).tolist()
     asked = [(when, rng.randint(1, 150), rng.randint(1, 60)) for when in at]

@@ -109,7 +109,7 @@ class Loop:
         now = self._clock.now()
         while (replica := self._next_to_start(now)) is not None:
             batch = replica.submit(now)
-            self.changed(replica)
+            self._changed(replica)
             if batch is not None:
                 self._listener.submitted(replica, batch)
 
@@ -137,7 +137,7 @@ class Loop:
         try:
             replica.add(request)
         finally:  # a refused request changes it as well
-            self.changed(replica)
+            self._changed(replica)
         return replica
 
     def release(self, request: Request) -> Replica:
@@ -145,7 +145,7 @@ class Loop:
         moment = self.moment()
         replica = next(one for one in self.replicas if request.id in one.scheduler)
         replica.release(request, moment)
-        self.changed(replica)
+        self._changed(replica)
         return replica
 
     def abort(self, request_id: str) -> Request | None:
@@ -154,12 +154,12 @@ class Loop:
         for replica in self.replicas:
             request = replica.abort(request_id, moment)
             if request is not None:
-                self.changed(replica)
+                self._changed(replica)
                 return request
         return None
 
-    def changed(self, replica: Replica) -> None:
-        """Notes that a replica was acted upon; callers that act in the loop's place must call it."""
+    def _changed(self, replica: Replica) -> None:
+        """Notes when a replica that was acted upon is next due and next takes a batch."""
         self._dues.put(replica.number, replica.due)
         self._starts.put(replica.number, replica.starts_at)
         self._router.loaded(replica.number)
@@ -168,7 +168,7 @@ class Loop:
         """Completes the replica's oldest batch: waits for the runner, and then until the device would have
         it."""
         batch = replica.complete()
-        self.changed(replica)
+        self._changed(replica)
         behind = self._clock.behind(batch.due)
         self._clock.wait_until(batch.due)
         self._listener.completed(replica, batch, behind)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 from typing import Protocol
@@ -157,13 +156,6 @@ class Replica:
         self.device_now = max(self.device_now, batch.timing.ready_at)
         self._wake(batch.due)
         return Completed(batch.timing, result, events, ended, failures, self.device_now, batch.due)
-
-    def resume(self, in_flight: Iterable[InFlight], accepts_at: float, device_now: float) -> None:
-        """Continues after moves that were made in its place: with these batches in flight, at this time."""
-        self.in_flight = deque(in_flight)
-        self.accepts_at = accepts_at
-        self.device_now = max(self.device_now, device_now)
-        self._idle = False
 
     def _hear(self, moment: float) -> None:
         """Notes that outside input comes at `moment`."""

@@ -22,7 +22,10 @@ from corepipe.scheduler.request import Batch, Chunk, Request, Status
 def shape_of(chunks: Sequence[Chunk], logit_rows: int) -> StepShape:
     """Returns the shape that decides the time of a batch of these chunks on the device, with a row of logits
     for each of their draft tokens besides `logit_rows`."""
-    drafts = [len(chunk.drafts) for chunk in chunks]
+    drafts = [len(chunk.drafts) for chunk in chunks if chunk.drafts]
+    rows = sum([chunk.count for chunk in chunks])
+    if rows == logit_rows == len(chunks):
+        return StepShape.decoding(rows, rows + sum([chunk.start for chunk in chunks]))
     each = 1 + max(drafts, default=0)
     return StepShape.of([(c.start, c.count) for c in chunks], logit_rows + sum(drafts), each)
 

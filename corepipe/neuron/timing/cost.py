@@ -210,10 +210,12 @@ class CostModel:
 
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
         """Time for the activations of `stage - 1` to reach `stage`; 0 for the first."""
-        if stage == 0:
-            return 0.0
-        transfer = self._transfers[stage]
-        return transfer.fixed + transfer.row * self.padded(shape).rows
+        return self.transfers(shape)[stage]
+
+    def transfers(self, shape: StepShape) -> list[float]:
+        """`transfer_seconds` of each stage."""
+        rows = self.padded(shape).rows if self.stages > 1 else 0
+        return [transfer.fixed + transfer.row * rows for transfer in self._transfers]
 
     def sampling_seconds(self, shape: StepShape) -> float:
         """Time from a step's logits to its tokens, where they are drawn on the host."""
@@ -246,8 +248,7 @@ class CostModel:
 
     def latency(self, shape: StepShape) -> float:
         """Time of a step through all stages of an idle replica, without the host."""
-        moved = sum(self.transfer_seconds(stage, shape) for stage in range(self.stages))
-        return sum(self.lone.stage_seconds(shape)) + moved
+        return sum(self.lone.stage_seconds(shape)) + sum(self.transfers(shape))
 
     def explain(self, core: int, shape: StepShape) -> Breakdown:
         """Where the time of `seconds(core, shape)` goes."""

@@ -119,7 +119,7 @@ class Rounds:
 
     def _way(self, kind: _BatchGroup, stages: Sequence[float]) -> float:
         """Seconds from the host's turn to the tokens."""
-        moved = sum(self._cost.transfer_seconds(stage, kind.shape) for stage in range(len(stages)))
+        moved = sum(self._cost.transfers(kind.shape))
         return self._host_seconds + moved + sum(stages) + self._cost.sampling_seconds(kind.shape)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corepipe.neuron.timing.cost import CostModel, RuntimeProfile, StepShape
@@ -74,14 +75,15 @@ class Timeline:
         if len(self._free) == 1:
             return self._on_one_stage(shape, now, host, times[0])
         stages: list[tuple[float, float]] = []
-        for stage, seconds in enumerate(times):
-            moved = cost.transfer_seconds(stage, shape)
+        free, busy = self._free, self._busy
+        for stage, (moved, seconds) in enumerate(zip(cost.transfers(shape), times, strict=True)):
             self._hand_over_seconds += moved
             arrives += moved
-            start = max(arrives, self._free[stage])
-            arrives = start + seconds
-            self._run(stage, start, arrives)
+            start = arrives if arrives > free[stage] else free[stage]
+            free[stage] = arrives = start + seconds
+            busy[stage] += arrives - start
             stages.append((start, arrives))
+        self._overlap.add(stages)
         starts_at = stages[0][0]
         self._count_work(starts_at, arrives)
         accepts_at = max(self._host_free, self._free[0] - host)
@@ -163,31 +165,42 @@ class Timeline:
         whole = self._work_seconds * len(self._busy)
         return sum(self._busy) / whole if whole else 0.0
 
-    def _run(self, stage: int, start: float, end: float) -> None:
-        self._free[stage] = end
-        self._busy[stage] += end - start
-        self._overlap.add(stage, start, end)
-
     def _count_work(self, start: float, end: float) -> None:
         self._work_seconds += end - max(start, self._work_until)
         self._work_until = end
 
 
 class _Overlap:
-    """Adds up the time in which all stages are busy, while their spans come in, each stage's in order."""
+    """Adds up the time in which all stages are busy, from the spans of their batches, each stage's in order.
+
+    _spans: of each stage those that are not counted yet, the oldest first; _starts, _ends: of the oldest.
+    """
 
     def __init__(self, stages: int) -> None:
         self._spans: list[deque[tuple[float, float]]] = [deque() for _ in range(stages)]
+        self._starts = [0.0] * stages
+        self._ends = [0.0] * stages
+        self._empty = stages
         self.seconds = 0.0
 
-    def add(self, stage: int, start: float, end: float) -> None:
-        self._spans[stage].append((start, end))
-        while all(self._spans):
+    def add(self, stages: Sequence[tuple[float, float]]) -> None:
+        """Adds the (start, end) of a batch in each stage."""
+        for stage, (spans, span) in enumerate(zip(self._spans, stages, strict=True)):
+            if not spans:
+                self._starts[stage], self._ends[stage] = span
+                self._empty -= 1
+            spans.append(span)
+        while not self._empty:
             self._take()
 
     def _take(self) -> None:
         """Counts what the oldest span of each stage has in common, and drops the one that ends first."""
-        first = min(self._spans, key=lambda spans: spans[0][1])
-        end = first[0][1]
-        self.seconds += max(0.0, end - max(spans[0][0] for spans in self._spans))
-        first.popleft()
+        end = min(self._ends)
+        self.seconds += max(0.0, end - max(self._starts))
+        stage = self._ends.index(end)
+        spans = self._spans[stage]
+        spans.popleft()
+        if spans:
+            self._starts[stage], self._ends[stage] = spans[0]
+        else:
+            self._empty += 1
