@@ -18,7 +18,9 @@ if(CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 set(SOURCE "${CMAKE_CURRENT_LIST_DIR}")
-file(GLOB KERNEL_SOURCES CONFIGURE_DEPENDS "${SOURCE}/*.cpp" "${SOURCE}/simulation/*.cpp")
+file(GLOB KERNEL_SOURCES CONFIGURE_DEPENDS "${SOURCE}/*/*.cpp")
+list(FILTER KERNEL_SOURCES EXCLUDE REGEX "/kernels/src/tables/")
+include_directories("${SOURCE}")  # includes are written from here on
 # -ffp-contract=off: a fused multiply-add happens where it is written and nowhere else.
 set(KERNEL_OPTIONS $<$<CONFIG:Release>:-O3> -Wall -Wextra -ffp-contract=off -fno-math-errno)
 set(KERNEL_DEFINITIONS)
@@ -81,8 +83,8 @@ function(find_runnable out)
   if(CMAKE_CROSSCOMPILING)
     message(FATAL_ERROR "COREPIPE_TABLES: another CPU's native tables are not known here; name them, or all")
   endif()
-  try_run(RAN COMPILED "${CMAKE_BINARY_DIR}/native" SOURCES "${SOURCE}/tables/native.cpp" "${SOURCE}/cpu.cpp"
-          RUN_OUTPUT_VARIABLE printed)
+  try_run(RAN COMPILED "${CMAKE_BINARY_DIR}/native" SOURCES "${SOURCE}/tables/native.cpp" "${SOURCE}/isa/cpu.cpp"
+          CMAKE_FLAGS "-DINCLUDE_DIRECTORIES=${SOURCE}" RUN_OUTPUT_VARIABLE printed)
   string(REGEX MATCHALL "[^\n]+" found "${printed}")
   set(runnable)
   foreach(table ${found})
@@ -137,8 +139,8 @@ foreach(table ${CHOSEN})
   list(APPEND BUILT ${definition})
 endforeach()
 list(REMOVE_DUPLICATES PARTS)
-set_source_files_properties("${SOURCE}/isa.cpp" PROPERTIES COMPILE_DEFINITIONS "${BUILT}")
-set_source_files_properties("${SOURCE}/probe.cpp" PROPERTIES COMPILE_DEFINITIONS "${BUILT}")
+set_source_files_properties("${SOURCE}/isa/isa.cpp" PROPERTIES COMPILE_DEFINITIONS "${BUILT}")
+set_source_files_properties("${SOURCE}/isa/probe.cpp" PROPERTIES COMPILE_DEFINITIONS "${BUILT}")
 
 set(KERNEL_OBJECTS)
 foreach(part ${PARTS})

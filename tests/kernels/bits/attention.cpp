@@ -1,6 +1,6 @@
-#include "attention.h"
+#include "attention/attention.h"
 
-#include "kv_cache.h"
+#include "executor/kv_cache.h"
 #include "pieces.h"
 
 namespace corepipe {

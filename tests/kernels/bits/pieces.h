@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "isa.h"
+#include "isa/isa.h"
 
 namespace corepipe {
 

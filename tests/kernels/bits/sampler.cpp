@@ -1,4 +1,4 @@
-#include "sampler.h"
+#include "rows/sampler.h"
 
 #include "pieces.h"
 

@@ -1,4 +1,4 @@
-#include "blocks.h"
+#include "simulation/blocks.h"
 
 #include <algorithm>
 #include <utility>

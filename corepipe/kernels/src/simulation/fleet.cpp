@@ -1,4 +1,4 @@
-#include "fleet.h"
+#include "simulation/fleet.h"
 
 #include <algorithm>
 #include <functional>

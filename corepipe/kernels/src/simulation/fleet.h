@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "replica.h"
+#include "simulation/replica.h"
 
 namespace corepipe::sim {
 

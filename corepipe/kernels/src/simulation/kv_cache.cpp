@@ -1,4 +1,4 @@
-#include "kv_cache.h"
+#include "simulation/kv_cache.h"
 
 #include <algorithm>
 

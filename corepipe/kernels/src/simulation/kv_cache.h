@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "blocks.h"
+#include "simulation/blocks.h"
 
 namespace corepipe::sim {
 

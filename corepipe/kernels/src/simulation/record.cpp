@@ -1,4 +1,4 @@
-#include "record.h"
+#include "simulation/record.h"
 
 #include <cstring>
 

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "step_times.h"
+#include "simulation/step_times.h"
 
 namespace corepipe::sim {
 

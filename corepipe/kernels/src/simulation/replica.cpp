@@ -1,4 +1,4 @@
-#include "replica.h"
+#include "simulation/replica.h"
 
 #include <algorithm>
 

@@ -8,9 +8,9 @@
 #include <optional>
 #include <vector>
 
-#include "record.h"
-#include "scheduler.h"
-#include "step_times.h"
+#include "simulation/record.h"
+#include "simulation/scheduler.h"
+#include "simulation/step_times.h"
 
 namespace corepipe::sim {
 

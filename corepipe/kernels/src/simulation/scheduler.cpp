@@ -1,4 +1,4 @@
-#include "scheduler.h"
+#include "simulation/scheduler.h"
 
 #include <algorithm>
 #include <stdexcept>

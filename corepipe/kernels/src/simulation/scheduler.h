@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv_cache.h"
+#include "simulation/kv_cache.h"
 
 namespace corepipe::sim {
 

@@ -1,4 +1,4 @@
-#include "step_times.h"
+#include "simulation/step_times.h"
 
 #include <algorithm>
 #include <utility>

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "scheduler.h"
+#include "simulation/scheduler.h"
 
 namespace corepipe::sim {
 

@@ -1,7 +1,7 @@
 // Attention.
-#include "parts.h"
+#include "tables/parts.h"
 
-#include "../attention.inl"
+#include "attention/attention.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {

@@ -1,14 +1,14 @@
 // Linears but for those of four bits.
-#include "parts.h"
+#include "tables/parts.h"
 
 #if defined(__AMX_INT8__)
-#include "../linear_amx.inl"
+#include "linear/linear_amx.inl"
 #elif defined(__AVX512F__)
-#include "../linear_avx512.inl"
+#include "linear/linear_avx512.inl"
 #elif defined(__ARM_FEATURE_DOTPROD)
-#include "../linear_neon.inl"
+#include "linear/linear_neon.inl"
 #else
-#include "../linear_generic.inl"
+#include "linear/linear_generic.inl"
 #endif
 
 namespace corepipe {

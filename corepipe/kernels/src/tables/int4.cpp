@@ -1,12 +1,12 @@
 // Linears of four bits.
-#include "parts.h"
+#include "tables/parts.h"
 
 #if defined(__AVX512F__)
-#include "../linear_int4_avx512.inl"
+#include "linear/linear_int4_avx512.inl"
 #else
-#include "../linear_int4_generic.inl"
+#include "linear/linear_int4_generic.inl"
 #if defined(__ARM_FEATURE_DOTPROD)
-#include "../linear_neon.inl"
+#include "linear/linear_neon.inl"
 #endif
 #endif
 

@@ -3,11 +3,11 @@
 // the parts together.
 #pragma once
 
-#include "../attention_table.h"
-#include "../linear_table.h"
-#include "../row_table.h"
-#include "../sampler_table.h"
-#include "../scan_table.h"
+#include "attention/attention_table.h"
+#include "linear/linear_table.h"
+#include "rows/row_table.h"
+#include "rows/sampler_table.h"
+#include "rows/scan_table.h"
 
 namespace corepipe {
 

@@ -1,9 +1,9 @@
 // Ops on single rows, the sampler's passes, and recurrent layers.
-#include "parts.h"
+#include "tables/parts.h"
 
-#include "../rows.inl"
-#include "../sampler.inl"
-#include "../scan.inl"
+#include "rows/rows.inl"
+#include "rows/sampler.inl"
+#include "rows/scan.inl"
 
 namespace corepipe {
 namespace COREPIPE_SIMD {

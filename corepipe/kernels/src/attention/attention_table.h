@@ -1,0 +1,104 @@
+// What an ISA provides for attention, and what it takes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "rows/row_table.h"
+
+namespace corepipe {
+
+constexpr int kKeyGroup = 16;      // keys that lie together in the cache
+constexpr int kKeyBlock = 64;      // keys of one softmax step, at absolute positions
+constexpr int kKeySegment = 512;   // keys whose sums are built apart and combined in order
+constexpr int kNoWindow = 0x7fffffff;  // also: of what comes after a row, all
+
+// One layer of a paged cache.  Group g of block b of a head lies at
+// base + head * head_stride + (b * groups_per_block + g) * group_bytes: first its keys
+// (bf16 [width / 2][16][2], fp32 [width][16]), then its values (bf16 [8][width][2], fp32 [16][width]).  In int8 either
+// are fp32 scales [16], then a byte for each element in the same order; keys are rotated.
+// Of latents there are the keys alone, which are not rotated: a value is the first `shared` elements of its key.
+struct KVLayer {
+  char* base;
+  size_t head_stride;
+  size_t group_bytes;
+  int groups_per_block;
+  int width;  // head size, padded to 16
+  bool fp32;  // is what keys and values are multiplied as, otherwise bf16
+  bool int8;  // is what they are kept as, otherwise the same
+  int shared = 0;  // padded to 16; 0: values are kept beside the keys
+
+  int value_width() const { return shared > 0 ? shared : width; }
+};
+
+struct Rotation {
+  const float* cos = nullptr;  // [max_positions, half]; null: no rotation
+  const float* sin = nullptr;
+  int half = 0;
+};
+
+// One Attention op on one batch.
+struct AttentionCall {
+  const float *q, *k, *v;
+  float* out;
+  bool wanted;  // q and out have the wanted rows alone, k and v all of them
+  size_t q_stride, k_stride, v_stride, out_stride;
+  int kv_heads, group, head_dim;  // group: query heads of a kv head; of latents a part of the heads counts as a kv head
+  int value_dim;                  // elements of a value and of a result of a head
+  float scale;
+  int window;                     // a row sees from window - 1 positions before its own
+  bool chunked = false;           // or from the last multiple of `window` on, its own position included
+  int ahead = 0;                  // to so many after it
+  bool keeps = true;              // otherwise keys and values are of this Op's rows alone, and the cache is a thread's
+  bool wide = false;              // an fp32 cache of numbers that are rounded to bf16
+  bool values_in_place = false;   // `v` begins with the sequence's first row, and the cache has keys alone
+  float softcap = 0;              // above 0: a scaled score s becomes softcap * tanh(s / softcap)
+  const float* slopes = nullptr;  // [kv_heads * group], or null: what a head's scores then lose a position
+  const float* biases = nullptr;  // [kv_heads * group][2 reach + 1], or null: what they gain, by how far on the key is
+  const float* sinks = nullptr;   // [kv_heads * group], or null: scores of nothing, one a head, that the softmax counts
+  int reach = 0;                  // from -reach on; kKeyBlock more than positions ever differ by
+  Rotation rotation;
+  Norm q_norm, k_norm;
+  Norm head_norm;                     // of queries and keys, once they are rotated
+  const float* tempers = nullptr;     // [max_positions], or null: what a row's queries are multiplied by in the end
+  bool round_bf16;
+  KVLayer cache;
+  const int32_t* positions;
+  const int32_t* tables;
+  int table_width;
+};
+
+// Rows [row, row + rows) of a sequence, which are those of q and out from `query` on; one kv head, keys of segments
+// [segment, segment_end), of positions below `end`.
+struct AttentionItem {
+  int sequence, head, row, rows, query;
+  int segment, segment_end;
+  int end;
+  bool writes;     // stores the keys and values of its rows first
+  float* partial;  // state of each segment and row; null: all segments are here, the result goes to `out`
+};
+
+// Sums of one row over some keys: the denominator by lane [16], the maximum [1, padded to 16], the weighted
+// values [width of those].
+inline size_t state_floats(int width) { return 2 * kKeyGroup + (size_t)width; }
+
+constexpr int kMaxHeadDim = 576;  // DeepSeek's latents
+
+// ISA-specific, without state; called by attention.cpp.
+struct AttentionTable {
+  // Bytes of scratch that `attend` needs for items of `rows` tokens.
+  size_t (*scratch_bytes)(const AttentionCall&, int rows);
+  // Stores keys and values of rows [row, row + rows) of one sequence.
+  void (*write)(const AttentionCall&, int sequence, int row, int rows, int head);
+  // `next` (or null) is what this thread does next: its first keys are fetched ahead.
+  void (*attend)(const AttentionCall&, const AttentionItem&, const AttentionItem* next, void* scratch);
+  // Adds up the partial results of all segments, in order: `item` covers them all, its `partial` points to
+  // [segments][rows * group][state_floats], which is overwritten.
+  void (*combine)(const AttentionCall&, const AttentionItem& item);
+  // A thread calls these, where there are any, before and after `attend` with a bf16 cache.
+  void (*begin_bf16)();
+  void (*end_bf16)();
+  bool widens;  // keys and values that are not kept are multiplied sooner as fp32 than as bf16
+};
+
+}  // namespace corepipe

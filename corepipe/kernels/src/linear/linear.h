@@ -1,0 +1,150 @@
+// One Linear of a step, with what is fused around it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "isa/isa.h"
+#include "linear/matrix.h"
+#include "executor/pool.h"
+
+namespace corepipe {
+
+// Aligned memory that grows and is never given back.
+class Buffer {
+ public:
+  Buffer() = default;
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  // At least `bytes`, aligned to 64; what was in it is lost when it grows.  Throws std::bad_alloc.
+  uint8_t* reserve(size_t bytes);
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Pieces [begin, end) that threads take from both ends, each of them once.
+class alignas(64) PieceRange {
+ public:
+  void set(int begin, int end) { ends_.store(pack(begin, end), std::memory_order_relaxed); }
+
+  // The first or the last one that is left; -1 where none is.
+  int take_first() {
+    return take([](int& begin, int&) { return begin++; });
+  }
+  int take_last() {
+    return take([](int&, int& end) { return --end; });
+  }
+
+ private:
+  static uint64_t pack(int begin, int end) { return static_cast<uint64_t>(end) << 32 | static_cast<uint32_t>(begin); }
+
+  template <class Take>
+  int take(Take&& one) {
+    uint64_t word = ends_.load(std::memory_order_relaxed);
+    while (true) {
+      int begin = static_cast<int>(word & 0xffffffffu), end = static_cast<int>(word >> 32);
+      if (begin >= end) return -1;
+      const int piece = one(begin, end);
+      if (ends_.compare_exchange_weak(word, pack(begin, end), std::memory_order_relaxed)) return piece;
+    }
+  }
+
+  std::atomic<uint64_t> ends_{0};
+};
+
+// On a cache line of its own, as each thread has one.
+struct alignas(64) Count {
+  int64_t value = 0;
+};
+
+// Working memory of the Linears of one pool, used by one of them at a time.  It grows outside of regions alone.
+struct Scratch {
+  explicit Scratch(int threads) : rows(threads), blocks(threads), panels(threads), parts(threads), weights_read(threads) {}
+
+  // Of all threads; between regions.
+  int64_t weight_bytes() const {
+    int64_t bytes = 0;
+    for (const Count& count : weights_read) bytes += count.value;
+    return bytes;
+  }
+
+  size_t bytes() const {
+    size_t found = activations.size();
+    for (const auto* each : {&rows, &blocks, &panels}) {
+      for (const Buffer& buffer : *each) found += buffer.size();
+    }
+    return found;
+  }
+
+  Buffer activations;             // all rows, prepared, of one Linear after the other
+  std::vector<Buffer> rows;       // one normalised row for each thread
+  std::vector<Buffer> blocks;     // the rows that a thread multiplies alone, prepared
+  std::vector<Buffer> panels;     // the panels that a thread has unpacked
+  std::vector<PieceRange> parts;  // the pieces of each thread
+  std::vector<Count> weights_read;  // bytes of panels that each thread has taken from where weights are kept
+};
+
+// One matrix that x is multiplied by.
+struct Segment {
+  const Matrix* matrix;
+  const float* bias;  // [n], or null
+  float* out;         // [rows][n]
+  int64_t out_stride;
+};
+
+// out = round(x @ w.T * scale + bias), for each segment; with
+//   norm: x is normalised and rounded first;
+//   function: out = round(function(round(...)));
+//   factor: out = round(round(...) * factor);
+//   residual: out = round(residual + round(...)), one segment;
+//   outer: out = round(outer + that);
+//   glu: two segments of equal shape, gate and up; the first's out = round(function(gate) * up).
+// Strides are in elements.  Rounding is to bf16 where round_bf16 is set, else none.  No out may overlap x.
+struct Linear {
+  const float* x;  // [rows][k]
+  int64_t x_stride;
+  const int32_t* row_of = nullptr;  // [rows]: which row of x each is, where they are not in its order
+  int rows;
+  int k;
+  const Segment* segments;
+  int segment_count;
+  Norm norm = {};
+  Function function = Function::none;  // without factor and residual
+  float factor = 1;
+  const float* residual = nullptr;  // [rows][n], or null; may be the out
+  int64_t residual_stride = 0;
+  const float* outer = nullptr;  // [rows][n], or null; may be the out; with a residual alone
+  int64_t outer_stride = 0;
+  bool glu = false;
+  bool round_bf16 = false;
+};
+
+// A row of the result depends on that row of x alone, bit for bit: not on the other rows, their number,
+// the threads, or on which view of a wider matrix holds the columns.
+// Throws std::invalid_argument for segments that disagree, std::bad_alloc.
+void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op);
+
+// Several, each with rows, that don't read what others write, in one region: threads take the panels of all of them.
+void linears(const KernelTable& kernels, Pool& pool, Scratch& scratch, const std::vector<Linear>& ops);
+
+// Rows [first, first + rows) of the same, on the calling thread, which is number `thread` of the pool: for use inside
+// a region, after `reserve_rows` for so many rows.
+void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows,
+                 int thread) noexcept;
+
+// What linear_rows of `rows` rows needs, on each thread.  Throws as `linear` does.
+void reserve_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int rows);
+
+// x [rows][k] s8 -> int32 sums [groups][rows][n] of each 64 of k (tests).  Throws std::invalid_argument
+// for a matrix of another kind than int8.
+void int8_accumulators(const KernelTable& kernels, const int8_t* x, int rows, const Matrix& matrix, int32_t* out);
+
+}  // namespace corepipe
