@@ -83,7 +83,7 @@ import sys
 
 def test_nothing_of_the_server_is_loaded():
     loaded = {name for name in sys.modules if name.startswith("corepipe")}
-    assert loaded <= {"corepipe", "corepipe.pytest"}, loaded
+    assert loaded <= {"corepipe", "corepipe.pytest", "corepipe.version"}, loaded
     assert "urllib.request" not in sys.modules
 
 def test_a_client(openai_client):

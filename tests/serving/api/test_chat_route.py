@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -250,8 +251,11 @@ def test_long_text_is_encoded_beside_the_event_loop(url, monkeypatch):
 
 
 def youngest_renderer() -> psutil.Process:
-    children = psutil.Process().children()
-    renderers = [child for child in children if "corepipe.models.text.chat_sandbox" in child.cmdline()]
+    renderers = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # another test's, which has just ended
+            if "corepipe.models.text.chat_sandbox" in child.cmdline():
+                renderers.append(child)
     return max(renderers, key=psutil.Process.create_time)
 
 
