@@ -74,4 +74,4 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
         "yolov4": "yolov4",
     }
 )
-"""Hugging Face's model_type -> the module that describes it."""
+"""The module that describes each Hugging Face model_type."""

@@ -27,7 +27,7 @@ GUESSES = ("predictions.dense", "predictions.LayerNorm", "predictions.decoder")
 
 
 def configure(fields: Fields) -> EncoderConfig:
-    """Raises UserError for more than one group of layers."""
+    """Reads the config. Raises UserError for more than one group of layers."""
     for key in ("num_hidden_groups", "inner_group_num"):
         if fields.integer(key, MAX_HIDDEN, default=1) != 1:
             raise fields.error(key, "other than 1 is not supported")
@@ -35,7 +35,7 @@ def configure(fields: Fields) -> EncoderConfig:
 
 
 def trunk(b: GraphBuilder, config: EncoderConfig) -> Value:
-    """Every token's hidden state."""
+    """Appends the Ops up to every token's hidden state."""
     x = encoder.embeddings(b, config)
     mapping = "albert.encoder.embedding_hidden_mapping_in"
     x = b.linear(x, mapping, hidden(config.hidden_size), bias=True)
@@ -45,12 +45,12 @@ def trunk(b: GraphBuilder, config: EncoderConfig) -> Value:
 
 
 def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to a vector a sequence."""
+    """Builds the forward pass: token ids to a vector a sequence."""
     return encoder.build(config, fmt, max_positions, name, trunk)
 
 
 def weights(config: EncoderConfig) -> WeightMap:
-    """The pooler is a matrix by itself."""
+    """Maps the names; the pooler is a single matrix."""
     return encoder.weights(config, GUESSES, [("pooler.dense.", "pooler.")])
 
 

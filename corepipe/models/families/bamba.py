@@ -18,23 +18,23 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 LONGEST = 262_144
-"""Positions where a config does not say it, as in transformers."""
+"""Positions where a config has none, as in transformers."""
 
 ROTATED = 0.5
-"""Of a head: transformers knows no other."""
+"""The rotated share of a head: transformers supports no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BambaConfig(ModelConfig):
-    """`attending`: of each layer, whether it has attention; the others have a `mixer`."""
+    """`attending`: for each layer, whether it has attention; the others have a `mixer`."""
 
     attending: tuple[bool, ...]
     mixer: Mamba2Config
 
 
 def configure(fields: Fields) -> BambaConfig:
-    """Half of each head is rotated; `attn_layer_indices` says which layers have attention: none where it is
-    absent."""
+    """Reads the config: half of each head is rotated; layers in `attn_layer_indices` have attention (absent:
+    none)."""
     fields = fields.defaulting("max_position_embeddings", LONGEST).defaulting("rms_norm_eps", 1e-5)
     config = common(fields, rotary_share=ROTATED)
     _check_rotated(fields, config)
@@ -46,7 +46,7 @@ def configure(fields: Fields) -> BambaConfig:
 
 
 def _check_rotated(fields: Fields, config: ModelConfig) -> None:
-    """`attn_rotary_emb` is how many elements older configs say; transformers passes it over."""
+    """Raises UserError unless `attn_rotary_emb` is half a head: transformers ignores this older key."""
     if fields.has("attn_rotary_emb"):
         asked = fields.integer("attn_rotary_emb", MAX_HEAD_DIM)
         if asked != config.rotary_dim:
@@ -62,7 +62,7 @@ def _attending(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def mixer_config(fields: Fields, config: ModelConfig) -> Mamba2Config:
-    """What Mamba-2 has its own keys for; `mamba_d_head` may be "auto"."""
+    """Reads Mamba-2's keys; `mamba_d_head` may be "auto"."""
     heads, inner = (
         fields.integer("mamba_n_heads", MAX_HEADS, 128),
         fields.integer("mamba_expand", 64, 2) * config.hidden_size,
@@ -89,12 +89,12 @@ def mixer_config(fields: Fields, config: ModelConfig) -> Mamba2Config:
 
 
 def weights(config: BambaConfig) -> WeightMap:
-    """As Mamba-2 has them, under other names."""
+    """Maps the mixers' parts as Mamba-2 does, under other names."""
     return WeightMap(parts=mamba2.mixer_parts(config.mixer))
 
 
 def build(config: BambaConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():
@@ -114,6 +114,6 @@ def build(config: BambaConfig, fmt: Format, max_positions: int, name: str) -> Gr
 def recurrent(
     b: GraphBuilder, x: Value, normed: Value, prefix: str, mixer: Mamba2Config
 ) -> tuple[Value, Value]:
-    """What a layer's mixer adds to the residual stream, and that stream's rows beside it."""
+    """Returns what a layer's mixer adds to the residual stream, and the rows of that stream to add it to."""
     gated, x = b.only_wanted(mamba2.mixer(b, normed, prefix, mixer), x)
     return b.linear(gated, f"{prefix}.out_proj", hidden(b.config.hidden_size), mixer.mlp_bias), x

@@ -1,4 +1,4 @@
-"""BERT, and the MiniLMs that are BERTs of another size."""
+"""BERT, and the MiniLMs, which are BERTs of other sizes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def project(
     names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
     bias: Sequence[bool] | None = None,
 ) -> Projected:
-    """Queries, keys and values of x; `bias` for each of the three, or all as the config says."""
+    """Appends queries, keys and values of x; `bias` for each of the three (None: the config's flag)."""
     heads, (q, k, v) = b.config.heads, names
     biased = bias or [b.config.qkv_bias] * 3
     return (
@@ -29,7 +29,7 @@ def project(
 
 
 def clipped(b: GraphBuilder, q: Value, k: Value, v: Value) -> Projected:
-    """Queries, keys and values within what the config holds them to, if anything."""
+    """Appends clamps of queries, keys and values where the config has a bound for them."""
     limit = b.config.qkv_clip
     if limit is None:
         return q, k, v
@@ -37,17 +37,17 @@ def clipped(b: GraphBuilder, q: Value, k: Value, v: Value) -> Projected:
 
 
 def fused(name: str) -> tuple[str, str, str]:
-    """Names of the parts of a matrix that makes queries, keys and values at once."""
+    """Returns names for the parts of a matrix that makes queries, keys and values at once."""
     return f"{name}.q", f"{name}.k", f"{name}.v"
 
 
 def output(b: GraphBuilder, attended: Value, name: str) -> Value:
-    """The heads' results, back to the residual stream."""
+    """Appends the output projection: the heads' results back to the residual stream."""
     return b.linear(attended, name, hidden(b.config.hidden_size), b.config.out_bias)
 
 
 def mlp(b: GraphBuilder, x: Value, up: str, down: str) -> Value:
-    """down(function(up(x)))."""
+    """Appends down(function(up(x)))."""
     config = b.config
     middle = b.activation(b.linear(x, up, columns("ffn", config.ffn_size), config.mlp_bias))
     return b.linear(middle, down, hidden(config.hidden_size), config.mlp_bias)
@@ -60,7 +60,7 @@ def gated_mlp(
     names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
     axis: Axis | None = None,
 ) -> Value:
-    """down(function(gate(x)) * up(x)); `axis` of the middle, or the config's."""
+    """Appends down(function(gate(x)) * up(x)); `axis` is that of the middle (None: the config's)."""
     config, (gate, up, down) = b.config, (f"{prefix}.{name}" for name in names)
     middle = axis or columns("ffn", config.ffn_size)
     gates = b.linear(x, gate, middle, config.mlp_bias)

@@ -19,11 +19,11 @@ KEYS = {
     "rms_norm_eps": "layer_norm_epsilon",
 }
 TRAINED_POSITIONS = 2048
-"""Length that all BLOOM models were trained with; not all of their configs say it."""
+"""The length that all BLOOM models were trained with; some of their configs omit it."""
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """Some configs call the hidden size `n_embed`."""
+    """Reads the config; some call the hidden size `n_embed`."""
     fields.refuse("apply_residual_connection_post_layernorm")
     if fields.has("n_embed"):
         fields = fields.renamed({"hidden_size": "n_embed"})
@@ -31,7 +31,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def weights(config: ModelConfig) -> WeightMap:
-    """Each head's query, key and value are neighbours in one matrix."""
+    """Maps each head's query, key and value, which are neighbours in one matrix."""
     return WeightMap(
         "transformer.", parts=heads_by_group("query_key_value", fused("query_key_value"), config.heads)
     )
@@ -50,7 +50,7 @@ def _names(layer: int) -> classic.Names:
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.norm(b.embed(EMBEDDING), "transformer.word_embeddings_layernorm")
     for layer in b.layers():

@@ -1,7 +1,7 @@
-"""The decoders that came before Llama: LayerNorm, a feed-forward of two matrices, mostly with biases.
+"""Decoders from before Llama: LayerNorm, a feed-forward of two matrices, mostly with biases.
 
-gpt2, opt, bloom, falcon and their like differ in the names of their weights, in where they take positions
-from, and in whether attention and feed-forward follow one another or work side by side.
+gpt2, opt, bloom, falcon and similar families differ in the names of their weights, in the kind of positions,
+and in whether attention and feed-forward follow one another or are computed side by side.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from corepipe.neuron.numerics.attention import alibi_slopes
 from corepipe.neuron.values import Value
 
 Attend = Callable[[GraphBuilder, Projected], Value]
-"""Appends attention over projected queries, keys and values."""
+"""A function that appends attention over projected queries, keys and values."""
 
 GPT2_KEYS = {
     "hidden_size": "n_embd",
@@ -28,12 +28,12 @@ GPT2_KEYS = {
     "rms_norm_eps": "layer_norm_epsilon",
     "hidden_act": "activation_function",
 }
-"""Llama's name of a key -> GPT-2's."""
+"""GPT-2's names of keys by Llama's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Weights of one layer.  `qkv` are under `attention`; a lone norm serves both blocks."""
+    """The names of one layer's weights. `qkv` are under `attention`; a single norm serves both blocks."""
 
     norms: tuple[str, ...]
     attention: str
@@ -50,7 +50,7 @@ def configure(
     tied: bool = True,
     rotary_share: float | None = None,
 ) -> ModelConfig:
-    """With biases everywhere; `function`, `tied` and `rotary_share` where the config does not say.
+    """Reads a config with biases everywhere; `function`, `tied` and `rotary_share` are defaults.
 
     The feed-forward is four times as wide as the model unless the config says otherwise.
     """
@@ -69,12 +69,12 @@ def scaled_attention(fields: Fields) -> None:
 
 
 def plain(b: GraphBuilder, qkv: Projected) -> Value:
-    """Attention that knows no positions."""
+    """Appends attention without positions."""
     return b.attention(*qkv)
 
 
 def bidirectional(b: GraphBuilder, qkv: Projected) -> Value:
-    """An encoder's attention: every row to every row."""
+    """Appends an encoder's attention: every row to every row."""
     return b.attention(*qkv, causal=False)
 
 
@@ -84,12 +84,12 @@ def rotary(b: GraphBuilder, qkv: Projected) -> Value:
 
 
 def alibi(b: GraphBuilder, qkv: Projected) -> Value:
-    """Attention that falls with distance (Press et al. 2022)."""
+    """Appends attention whose scores fall with distance (Press et al. 2022)."""
     return b.attention(*qkv, alibi=alibi_slopes(b.config.heads.heads))
 
 
 def sequential(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
-    """x plus attention of its norm; that plus the feed-forward of its norm."""
+    """Appends x plus attention of its norm; that plus the feed-forward of its norm."""
     attended = attend(b, project(b, b.norm(x, names.norms[0]), names.attention, names.qkv))
     attended, x = b.only_wanted(attended, x)
     x = b.add(x, output(b, attended, names.out))
@@ -97,7 +97,7 @@ def sequential(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value
 
 
 def norm_last(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
-    """The norm of x plus attention; then the norm of that plus the feed-forward (Vaswani et al. 2017)."""
+    """Appends the norm of x plus attention; then that of the feed-forward added (Vaswani et al. 2017)."""
     attended = attend(b, project(b, x, names.attention, names.qkv))
     attended, x = b.only_wanted(attended, x)
     x = b.norm(b.add(x, output(b, attended, names.out)), names.norms[0])
@@ -105,7 +105,7 @@ def norm_last(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
 
 
 def parallel(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
-    """x plus attention and feed-forward, both of x's norm, or each of its own norm."""
+    """Appends x plus attention and feed-forward, both of x's norm, or each of its own norm."""
     first = b.norm(x, names.norms[0])
     second = b.norm(x, names.norms[1]) if len(names.norms) > 1 else first
     attended = attend(b, project(b, first, names.attention, names.qkv))

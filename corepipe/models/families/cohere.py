@@ -15,7 +15,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 ROPE_THETA = 500000.0
-"""Where a config does not say it, as in transformers."""
+"""The default base, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class CohereConfig(ModelConfig):
 
 
 def configure(fields: Fields) -> CohereConfig:
-    """`use_qk_norm` is of Command-R+: norms of queries and keys."""
+    """Reads the config; `use_qk_norm` is Command-R+'s: norms of queries and keys."""
     renamed = fields.renamed({"rms_norm_eps": "layer_norm_eps"}).defaulting("rms_norm_eps", 1e-5)
     renamed = renamed.defaulting("tie_word_embeddings", value=True).defaulting("rope_theta", ROPE_THETA)
     bias, normed = fields.flag("attention_bias"), fields.flag("use_qk_norm")
@@ -38,7 +38,7 @@ def configure(fields: Fields) -> CohereConfig:
 
 
 def weights(config: CohereConfig) -> WeightMap:
-    """Gains of queries and keys are matrices, [heads, head], in the order of their heads' rows."""
+    """Maps the gains of queries and keys: matrices [heads, head] in the order of their heads' rows."""
     heads, size = config.heads, config.heads.head_dim
     counts = {"q_norm.weight": heads.heads, "k_norm.weight": heads.kv_heads}
     gains = {
@@ -48,7 +48,7 @@ def weights(config: CohereConfig) -> WeightMap:
 
 
 def build(config: CohereConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for _ in b.layers():

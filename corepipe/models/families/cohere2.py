@@ -1,4 +1,4 @@
-"""Command R7B and Command A: Command-R with windows; every fourth layer sees all, and knows no positions."""
+"""Command R7B and Command A: Command-R with windows; every fourth layer attends to all, without positions."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ KEYS = {
 
 
 def configure(fields: Fields) -> MoeConfig:
-    """Key/value heads, clipping and the base of frequencies are in `attn_config`, experts in `ffn_config`."""
+    """Reads key/value heads, clipping and rotary base from `attn_config`, experts from `ffn_config`."""
     attention, ffn = (_section(fields, key) for key in ("attn_config", "ffn_config"))
     width = moe.expert_width(ffn, "ffn_hidden_size")
     renamed = fields.renamed(KEYS).replace("intermediate_size", width)
@@ -55,7 +55,7 @@ def _section(fields: Fields, key: str) -> Fields:
 
 
 def _scoring(ffn: Fields) -> Scoring:
-    """Weights are divided by their norm of an order: by their sum, or by nothing."""
+    """Returns how experts' weights are normalised: by their sum, or not at all."""
     key = "moe_normalize_expert_weights"
     if key in ffn.values and not ffn.has(key):
         return Scoring.OF_ALL
@@ -65,14 +65,14 @@ def _scoring(ffn: Fields) -> Scoring:
 
 
 def weights(config: MoeConfig) -> WeightMap:
-    """Queries, keys and values are one matrix; of w1, v1 and w2 the last is [in, out]."""
+    """Maps queries, keys and values, which are one matrix, and w1, v1 and w2; the last is [in, out]."""
     parts = heads_in_turn("Wqkv", fused("Wqkv"), config.heads)
     names = [f"experts.mlp.{name}" for name in ("w1", "v1", "w2")]
     return WeightMap(parts=parts, experts=below(config.experts, config.expert_ffn, config.hidden_size, names))
 
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed(EMBEDDING)
     for layer in b.layers():

@@ -1,7 +1,7 @@
 """DeepSeek-V3 and R1, and V2: attention over latents, and experts after the first layers.
 
-Rotary elements come first in a head here, where checkpoints have them last.  The layers that predict further
-tokens in training (`num_nextn_predict_layers`) are not part of the model.
+Rotary elements come first in a head here; checkpoints have them last. The layers that predict further tokens
+in training (`num_nextn_predict_layers`) are not part of the model.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from corepipe.neuron.values import Value, WeightRole, WeightSpec
 
 @dataclass(frozen=True, slots=True)
 class DeepseekConfig(MoeConfig):
-    """Sizes of the latents of queries (None: no such) and of keys and values, and of a head's value.
+    """The config with the sizes of the latents of queries (None: no such latent) and of keys and values, and
+    of a head's value.
 
-    `interleaved`: checkpoints rotate pairs of neighbours.  `latent_bias`: on what makes latents, and on the
-    output.  `more_layers`: checkpoints have those of training.
+    `interleaved`: checkpoints rotate pairs of neighbours. `latent_bias`: a bias on the matrices that make
+    latents, and on the output. `more_layers`: checkpoints have the layers of training.
     """
 
     query_rank: int | None = None
@@ -44,13 +45,13 @@ class DeepseekConfig(MoeConfig):
 
 
 def configure(fields: Fields) -> DeepseekConfig:
-    """A head is `qk_nope_head_dim` elements from the latent and `qk_rope_head_dim` rotated ones."""
+    """Reads the config; a head is `qk_nope_head_dim` latent and `qk_rope_head_dim` rotated elements."""
     rotary = fields.integer("qk_rope_head_dim", MAX_HEAD_DIM)
     if rotary % 2:
         raise fields.error("qk_rope_head_dim", f"({rotary}) must be even for rotary embedding")
     head = fields.integer("qk_nope_head_dim", MAX_HEAD_DIM) + rotary
     heads = fields.integer("num_attention_heads", MAX_HEAD_DIM)
-    # what is rotated is even; of the whole head that is not asked
+    # the rotated size must be even, the whole head's need not be
     plain = fields.replace("num_key_value_heads", heads).replace("head_dim", rotary)
     fields.refuse("mlp_bias")
     config = replace(common(plain), heads=HeadLayout(heads, heads, head), rotary_dim=rotary)
@@ -79,10 +80,10 @@ MAX_FACTOR = 1e3
 
 
 def _routing(fields: Fields, experts: int, top_k: int) -> Mapping[str, Any]:
-    """How a token's experts are chosen and weighed; what is left out is as in transformers' configs."""
+    """Reads how a token's experts are chosen and weighted; defaults are those of transformers."""
     if fields.text("model_type") == "deepseek_v2":
         fields.require("scoring_func", ("softmax",), "softmax")
-        fields.refuse("norm_topk_prob")  # transformers does without, the model's own code does not
+        fields.refuse("norm_topk_prob")  # transformers ignores it, the model's own code does not
         method = fields.require("topk_method", ("greedy", "group_limited_greedy"), "greedy")
         grouped, groups, scoring, factor = method == "group_limited_greedy", (1, 1), Scoring.OF_ALL, 1.0
     else:
@@ -101,7 +102,7 @@ def _routing(fields: Fields, experts: int, top_k: int) -> Mapping[str, Any]:
 
 
 def _groups(fields: Fields, default: Groups, experts: int, top_k: int, scoring: Scoring) -> Groups | None:
-    """None where there is one."""
+    """Returns the groups, None where there is a single one."""
     count = fields.integer("n_group", experts, default.number)
     taken = fields.integer("topk_group", count, min(default.taken, count))
     least = 2 if scoring.by_sigmoid and count > 1 else 1
@@ -118,7 +119,7 @@ def _groups(fields: Fields, default: Groups, experts: int, top_k: int, scoring: 
 
 
 def build(config: DeepseekConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():
@@ -164,7 +165,7 @@ def _up(prefix: str, latent: Axis, part: str, axis: Axis) -> WeightSpec:
 
 
 def _queries(b: GraphBuilder, x: Value, config: DeepseekConfig, prefix: str) -> Value:
-    """Through a latent of their own, or straight."""
+    """Appends queries, through a latent of their own or directly."""
     if config.query_rank is None:
         return b.linear(x, f"{prefix}.q_proj", config.heads.queries())
     latent = b.linear(x, f"{prefix}.q_a_proj", fixed("latent", config.query_rank), config.latent_bias)
@@ -172,8 +173,8 @@ def _queries(b: GraphBuilder, x: Value, config: DeepseekConfig, prefix: str) -> 
 
 
 def weights(config: DeepseekConfig) -> WeightMap:
-    """A head's query is what meets the latent and then what is rotated; one tensor has the rows of keys and
-    of values for each head, another those of the latent and then of the rotated key."""
+    """Maps each head's query, with the rotated elements last in checkpoints; one tensor has the rows of keys
+    and of values for each head, another those of the latent and then of the rotated key."""
     heads, rotary = config.heads.heads, config.rotary_dim or 0
     size, rest, rank = config.heads.head_dim, config.heads.head_dim - rotary, config.latent_rank
     order = np.arange(rotary)
@@ -194,5 +195,5 @@ def weights(config: DeepseekConfig) -> WeightMap:
 
 
 def _of_heads(heads: int, size: int, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """These rows of each head's `size`."""
+    """Returns these rows of each head of `size` rows."""
     return (np.arange(heads)[:, None] * size + rows).reshape(-1)

@@ -1,4 +1,4 @@
-"""DeiT: ViT with a distillation token beside the class token, which may have classes of its own."""
+"""DeiT: ViT with a distillation token beside the class token; it may have its own classifier."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ def _names(layer: int) -> classic.Names:
 
 
 def trunk(b: GraphBuilder, config: EncoderConfig) -> Value:
-    """Every token's hidden state."""
+    """Appends the Ops up to every token's hidden state."""
     return encoder.trunk(b, config, _names)
 
 
 def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to a vector a token."""
+    """Builds the forward pass: token ids to a vector a token."""
     return encoder.build(config, fmt, max_positions, name, trunk)
 
 

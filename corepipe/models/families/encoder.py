@@ -1,4 +1,4 @@
-"""What BERT and its like share: embeddings, layers with their norms last, and what is made of the result."""
+"""Shared by BERT and its relatives: embeddings, post-norm layers, and the heads."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from corepipe.neuron.values import GraphOutput, OutputKind, Value
 HEADS = ("base", "masked-lm")
 MAX_TYPES = 1 << 10
 EPS = 1e-12
-"""Of the norms, where a config does not say."""
+"""The norms' constant where a config has none."""
 
 GUESSES = (
     "cls.predictions.transform.dense",
     "cls.predictions.transform.LayerNorm",
     "cls.predictions.decoder",
 )
-"""What makes logits of every token: a matrix and its function, a norm, the vocabulary's matrix."""
+"""Modules that compute logits of every token: a matrix and its function, a norm, the vocabulary's matrix."""
 OLD_NORMS = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
-"""As the first checkpoints, which TensorFlow wrote, have them."""
+"""Names of norms in the first checkpoints, which TensorFlow wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig(ModelConfig):
-    """An encoder of text.
+    """A config of a text encoder.
 
     `prefix` of all weights; `embedding_size` where it is not the hidden size; `token_types` (0: none);
-    positions start at row `offset` of their table.  `masked_lm`: logits of every token instead of the base
+    positions start at row `offset` of their table. `masked_lm`: logits of every token instead of the base
     model's result, which is a vector a sequence if it has a `pooler`, and otherwise one a token; `guess`: the
-    function on the way to them.
+    function before these logits.
     """
 
     prefix: str = ""
@@ -53,7 +53,7 @@ class EncoderConfig(ModelConfig):
 
 
 Trunk = Callable[[GraphBuilder, Any], Value]
-"""Appends all of an encoder but what is made of its last hidden states, which it returns."""
+"""A function that appends an encoder's Ops up to its last hidden states, which it returns."""
 
 
 def configure(
@@ -65,10 +65,10 @@ def configure(
     pooler: bool = True,
     guess: Function | None = None,
 ) -> EncoderConfig:
-    """From a config's keys; `head: masked-lm` is ours, for an encoder that is used to fill in masked tokens.
+    """Reads a config; `head: masked-lm` is our own key, for an encoder that fills in masked tokens.
 
-    `max_position_embeddings` counts the rows of the table, of which `offset` are not positions.  `guess`: the
-    function on the way to masked tokens, None for the feed-forward's.
+    `max_position_embeddings` counts the rows of the table, of which `offset` are not positions. `guess`: the
+    function before the logits of masked tokens, None for the feed-forward's.
     """
     fields.refuse("is_decoder", "add_cross_attention")
     fields.require("position_embedding_type", ("absolute",), "absolute")
@@ -93,7 +93,7 @@ def configure(
 
 
 def embeddings(b: GraphBuilder, config: EncoderConfig) -> Value:
-    """Words, positions and token types, normed."""
+    """Appends the sum of words, positions and token types, and its norm."""
     name = f"{config.prefix}.embeddings"
     x = b.embed(f"{name}.word_embeddings.weight", config.embedding_size)
     if config.token_types:
@@ -105,7 +105,7 @@ def embeddings(b: GraphBuilder, config: EncoderConfig) -> Value:
 
 
 def bert_names(prefix: str, layer: int) -> classic.Names:
-    """Weights of a layer of BERT."""
+    """Returns the names of a BERT layer's weights."""
     block = f"{prefix}.encoder.layer.{layer}"
     return classic.Names(
         norms=(f"{block}.attention.output.LayerNorm", f"{block}.output.LayerNorm"),
@@ -123,7 +123,7 @@ def trunk(
     names: Callable[[int], classic.Names] | None = None,
     attend: classic.Attend = classic.bidirectional,
 ) -> Value:
-    """All but a head: every token's hidden state.  `names` of a layer's weights, or BERT's."""
+    """Appends the Ops up to every token's hidden state. `names` of a layer's weights (None: BERT's)."""
     x = embeddings(b, config)
     if config.embedding_size != config.hidden_size:
         x = b.linear(x, f"{config.prefix}.embeddings_project", hidden(config.hidden_size), bias=True)
@@ -133,7 +133,7 @@ def trunk(
 
 
 def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str, begin: Trunk = trunk) -> Graph:
-    """The forward pass, with the head that the config asks for, if any.
+    """Builds the forward pass, with the head that the config asks for, if any.
 
     The base model returns every token's hidden state, and beside it a vector a sequence if it has a pooler.
     """
@@ -155,7 +155,7 @@ def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str, beg
 def weights(
     config: EncoderConfig, guesses: Sequence[str] = GUESSES, spellings: Sequence[tuple[str, str]] = ()
 ) -> WeightMap:
-    """Names with the prefix or, where the base model was saved, without it.
+    """Maps names with the prefix or, where the base model was saved, without it.
 
     guesses: the family's own names of GUESSES; the bias of the vocabulary stands beside its matrix.
     """

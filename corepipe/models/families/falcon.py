@@ -24,7 +24,7 @@ TRAINED_POSITIONS = 2048
 
 @dataclass(frozen=True, slots=True)
 class FalconConfig(ModelConfig):
-    """`norms` of a layer: one for both blocks, or one each.  `alibi` instead of rotary positions."""
+    """`norms` of a layer: one for both blocks, or one each. `alibi`: it replaces rotary positions."""
 
     parallel: bool = True
     norms: int = 1
@@ -32,7 +32,7 @@ class FalconConfig(ModelConfig):
 
 
 def configure(fields: Fields) -> FalconConfig:
-    """`new_decoder_architecture` (40b, 180b) has `num_kv_heads`; the older one or as many as queries."""
+    """Reads the config; `new_decoder_architecture` has `num_kv_heads`, others one or as many as queries."""
     keys = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     keys = {ours: theirs for ours, theirs in keys.items() if not fields.has(ours)}
     keys |= {"rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation"}
@@ -52,7 +52,7 @@ def configure(fields: Fields) -> FalconConfig:
 
 
 def weights(config: FalconConfig) -> WeightMap:
-    """The queries of each key/value head, its key and its value are neighbours in one matrix."""
+    """Maps the queries of each key/value head, its key and its value, which are neighbours in one matrix."""
     return WeightMap(
         "transformer.", parts=heads_by_group("query_key_value", fused("query_key_value"), config.heads)
     )
@@ -80,7 +80,7 @@ def _names(config: FalconConfig, layer: int) -> classic.Names:
 
 
 def build(config: FalconConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     block = classic.parallel if config.parallel else classic.sequential
     attend = _alibi if config.alibi else classic.rotary
@@ -92,7 +92,7 @@ def build(config: FalconConfig, fmt: Format, max_positions: int, name: str) -> G
 
 
 def _alibi(b: GraphBuilder, qkv: Projected) -> Value:
-    """What falls with distance is divided by the root of the head's size with the scores; slopes are bf16."""
+    """Appends attention whose ALiBi bias is divided by the root of the head's size; slopes are bf16."""
     heads = b.config.heads
     slopes = np.array(alibi_slopes(heads.heads), ml_dtypes.bfloat16).astype(np.float32)
     return b.attention(*qkv, alibi=tuple((slopes * np.float32(heads.head_dim**-0.5)).tolist()))

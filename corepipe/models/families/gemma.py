@@ -15,7 +15,7 @@ from corepipe.neuron.graph import Graph
 
 
 def gemma_common(fields: Fields) -> ModelConfig:
-    """What all Gemmas have: GELU, whatever the first ones' `hidden_act` says, and a tied head."""
+    """Reads the keys of all Gemmas: GELU, whatever `hidden_act` of the first ones says, and a tied head."""
     function = fields.text("hidden_activation", "gelu_pytorch_tanh")
     fields.refuse("use_bidirectional_attention")
     bias = fields.flag("attention_bias")
@@ -28,12 +28,12 @@ configure = gemma_common
 
 
 def weights(_config: ModelConfig) -> WeightMap:
-    """Gains are kept less one; the text decoder of a model that sees images has a prefix of its own."""
+    """Maps gains, which are kept less one; the text decoder of a multimodal model has its own prefix."""
     return WeightMap(prefixes=("model.language_model.", "language_model.model.", ""), less_one=("norm",))
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.scale(b.embed(), config.hidden_size**0.5)
     for layer in b.layers():

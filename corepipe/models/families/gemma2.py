@@ -18,12 +18,12 @@ from corepipe.neuron.values import Value
 __all__ = ["build", "configure", "weights"]
 
 MOST = 1e6
-"""Bound of the caps."""
+"""The upper bound of the caps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gemma2Config(ModelConfig):
-    """Scores are scaled by 1 / sqrt(`query_scale`); a cap of None: none."""
+    """`query_scale`: scores are scaled by 1 / sqrt of it; a cap of None: no cap."""
 
     query_scale: int = 256
     score_cap: float | None = None
@@ -31,7 +31,7 @@ class Gemma2Config(ModelConfig):
 
 
 def configure(fields: Fields) -> Gemma2Config:
-    """Every other layer has the window."""
+    """Reads the config; every other layer has the window."""
     config = gemma_common(fields)
     windows = alternating(fields, config.num_layers, window=4096, pattern=2)
     return Gemma2Config(
@@ -43,14 +43,14 @@ def configure(fields: Fields) -> Gemma2Config:
 
 
 def cap(fields: Fields, key: str, default: float | None) -> float | None:
-    """null means none; an absent key the default."""
+    """Reads a cap: null means none; an absent key the default."""
     if not fields.has(key):
         return None if key in fields.values else default
     return fields.number(key, 1e-3, MOST)
 
 
 def build(config: Gemma2Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]; also Gemma 3's."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]; also Gemma 3's."""
     b = GraphBuilder(config)
     x = b.scale(b.embed(), config.hidden_size**0.5)
     for layer in b.layers():

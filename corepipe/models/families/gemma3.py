@@ -1,6 +1,6 @@
 """Gemma 3: Gemma 2 with norms over each head instead of caps, and a window in five layers of six.
 
-Of the models that see images, the text decoder alone.
+Of multimodal models only the text decoder is built.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ TEXT_DEFAULTS: dict[str, object] = {
     "head_dim": 256,
     "max_position_embeddings": 131072,
 }
-"""What configs of the models that see images leave out, from transformers' Gemma3TextConfig."""
+"""Defaults for configs of multimodal models, from transformers' Gemma3TextConfig."""
 
 
 def configure(fields: Fields) -> Gemma2Config:
-    """Every sixth layer sees the whole context, and has rotary positions of another base."""
+    """Reads the config; every sixth layer attends to the whole context, with another rotary base."""
     text = fields.section("text_config")
     if text is not None:
         fields = text.replace("model_type", fields.text("model_type"))

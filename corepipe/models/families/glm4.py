@@ -1,4 +1,4 @@
-"""GLM-4: Llama with a norm after each block, too, and rotary positions on half of each head."""
+"""GLM-4: Llama with additional norms after each block, and rotary positions on half of each head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from corepipe.neuron.graph import Graph
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`attention_bias` puts biases on q, k and v."""
+    """Reads the config; `attention_bias` puts biases on q, k and v."""
     fields = fields.defaulting("head_dim", 128).defaulting("rms_norm_eps", 1.5625e-7)
     config = common(fields, rotary_share=0.5)
     return replace(config, qkv_bias=fields.flag("attention_bias", default=True))
@@ -27,7 +27,7 @@ def weights(config: ModelConfig) -> WeightMap:
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():

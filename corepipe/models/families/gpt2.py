@@ -21,13 +21,13 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def weights(config: ModelConfig) -> WeightMap:
-    """Matrices are [in, out]."""
+    """Maps matrices, which are [in, out]."""
     parts = heads_in_turn("c_attn", fused("c_attn"), config.heads)
     return WeightMap("transformer.", parts=parts, transposed=("c_attn", "c_proj", "c_fc"))
 
 
 def names(layer: int) -> classic.Names:
-    """The weights of a layer; `c_attn` makes queries, keys and values at once."""
+    """Returns the names of a layer's weights; `c_attn` makes queries, keys and values at once."""
     block = f"transformer.h.{layer}"
     return classic.Names(
         norms=(f"{block}.ln_1", f"{block}.ln_2"),
@@ -40,7 +40,7 @@ def names(layer: int) -> classic.Names:
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.add_embedding(b.embed(EMBEDDING), "transformer.wpe.weight", config.max_positions)
     for layer in b.layers():

@@ -13,7 +13,7 @@ __all__ = ["build", "configure", "weights"]
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`multi_query: false` gives every query head its own key/value head."""
+    """Reads the config; `multi_query: false` gives every query head its own key/value head."""
     fields.refuse("add_cross_attention")
     classic.scaled_attention(fields)
     fields = fields.replace("num_key_value_heads", 1 if fields.flag("multi_query", default=True) else None)
@@ -21,5 +21,5 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def weights(config: ModelConfig) -> WeightMap:
-    """Each key/value head's queries, its key and its value are neighbours in one matrix."""
+    """Maps each key/value head's queries, its key and its value, which are neighbours in one matrix."""
     return WeightMap("transformer.", parts=heads_by_group("c_attn", fused("c_attn"), config.heads))

@@ -24,7 +24,7 @@ KEYS = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`attention_types` says which layers see the latest `window_size` positions; by default every other."""
+    """Reads the config; `attention_types` says which layers have the window (default: every other)."""
     config = classic.configure(fields, KEYS, "gelu_new")
     window = fields.integer("window_size", MAX_POSITIONS, default=256)
     kinds = _kinds(fields) if fields.has("attention_types") else ["global", "local"] * config.num_layers
@@ -39,7 +39,7 @@ def weights(_config: ModelConfig) -> WeightMap:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """The kind of each layer, from [[[kinds in turn], how often], ...]."""
+    """Returns the kind of each layer, from [[[kinds in turn], repetitions], ...]."""
     listed: list[str] = []
     for entry in fields.items("attention_types"):
         match entry:
@@ -51,7 +51,7 @@ def _kinds(fields: Fields) -> list[str]:
 
 
 def _attend(b: GraphBuilder, qkv: Projected) -> Value:
-    """Scores are not divided by the root of the head's size."""
+    """Appends attention whose scores are not divided by the root of the head's size."""
     return b.attention(*qkv, scale=1.0)
 
 
@@ -68,7 +68,7 @@ def _names(layer: int) -> classic.Names:
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.add_embedding(b.embed(EMBEDDING), "transformer.wpe.weight", config.max_positions)
     for layer in b.layers():

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: rotary positions on part of each head; blocks side by side, each with a norm."""
+"""GPT-NeoX and Pythia: rotary positions on part of each head; parallel blocks, each with its own norm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GptNeoxConfig(ModelConfig):
 
 
 def configure(fields: Fields) -> GptNeoxConfig:
-    """`rotary_pct` of each head is rotated; `use_parallel_residual` puts the blocks side by side."""
+    """Reads the config: `rotary_pct` of each head is rotated; `use_parallel_residual`: parallel blocks."""
     config = classic.configure(fields, KEYS, "gelu", tied=False, rotary_share=0.25)
     bias = fields.flag("attention_bias", default=True)
     config = replace(config, qkv_bias=bias, out_bias=bias)
@@ -37,7 +37,7 @@ def configure(fields: Fields) -> GptNeoxConfig:
 
 
 def weights(config: GptNeoxConfig) -> WeightMap:
-    """Each head's query, key and value are neighbours in one matrix."""
+    """Maps each head's query, key and value, which are neighbours in one matrix."""
     parts = heads_by_group("query_key_value", fused("query_key_value"), config.heads)
     return WeightMap("gpt_neox.", parts=parts)
 
@@ -55,7 +55,7 @@ def _names(layer: int) -> classic.Names:
 
 
 def build(config: GptNeoxConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     block = classic.parallel if config.parallel else classic.sequential
     x = b.embed(EMBEDDING)

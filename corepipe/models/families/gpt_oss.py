@@ -26,11 +26,11 @@ ROPE = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""Where a config says nothing of it (transformers, GptOssConfig)."""
+"""The default scaling (transformers, GptOssConfig)."""
 
 
 def configure(fields: Fields) -> MoeConfig:
-    """`intermediate_size` is an expert's; even layers have the window unless `layer_types` says which do."""
+    """Reads the config: `intermediate_size` is an expert's; even layers have the window by default."""
     for key, constant in (("swiglu_alpha", SWISH_GAIN), ("swiglu_limit", SWISH_LIMIT)):
         if fields.number(key, 0.0, 1e6, constant) != constant:
             raise fields.error(key, f"other than {constant:g} is not supported")
@@ -53,7 +53,7 @@ def configure(fields: Fields) -> MoeConfig:
 
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():
@@ -74,7 +74,7 @@ def _attention(b: GraphBuilder, x: Value) -> Value:
 
 
 def weights(config: MoeConfig) -> WeightMap:
-    """Rows of gate and up take turns in one tensor, of floats or in MXFP4; a sink is a number a head."""
+    """Maps gate and up, whose rows alternate in one tensor of floats or MXFP4, and sinks, a number a head."""
     heads, sinks = config.heads.heads, "self_attn.sinks"
     return WeightMap(
         stacked={sinks: Stacked((sinks,), (heads,), (1, heads))},

@@ -1,4 +1,4 @@
-"""GPT-J: rotary positions on part of each head; attention and feed-forward side by side, after one norm."""
+"""GPT-J: rotary positions on part of each head; parallel attention and feed-forward after one norm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corepipe.neuron.graph import Graph
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`rotary_dim` elements of each head are rotated; attention has no biases."""
+    """Reads the config: `rotary_dim` elements of each head are rotated; attention has no biases."""
     config = classic.configure(fields, classic.GPT2_KEYS, "gelu_new", tied=False)
     rotary = fields.integer("rotary_dim", MAX_HEAD_DIM, default=64)
     return replace(config, qkv_bias=False, out_bias=False, rotary_dim=rotary)
@@ -37,7 +37,7 @@ def _names(layer: int) -> classic.Names:
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed("transformer.wte.weight")
     for layer in b.layers():

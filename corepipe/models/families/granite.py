@@ -1,4 +1,4 @@
-"""Granite 3: Llama with constants on embedding, attention, residuals and logits."""
+"""Granite 3: Llama with constant factors of embedding, attention, residuals and logits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 MOST = 1e6
-"""Bound of the constants."""
+"""The upper bound of the constants."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraniteConfig(ModelConfig):
-    """The constants: three factors, and what the logits are divided by."""
+    """The config with its constants: three factors, and the divisor of the logits."""
 
     embedding_factor: float = 1.0
     attention_factor: float = 1.0
@@ -33,13 +33,13 @@ def configure(fields: Fields) -> GraniteConfig:
 
 
 def plain(fields: Fields) -> ModelConfig:
-    """All but the constants."""
+    """Reads all keys but those of the constants."""
     bias = fields.flag("attention_bias")
     return replace(common(fields), qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
 
 
 def constants(fields: Fields) -> dict[str, Any]:
-    """By what GraniteConfig calls them."""
+    """Reads the constants, by GraniteConfig's names."""
     return {
         "embedding_factor": fields.number("embedding_multiplier", 0.0, MOST, 1.0),
         "attention_factor": fields.number("attention_multiplier", 0.0, MOST, 1.0),
@@ -55,7 +55,7 @@ def build(
     name: str,
     feed_forward: llama.FeedForward = llama.dense,
 ) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.scale(b.embed(), config.embedding_factor)
     for layer in b.layers():
@@ -71,6 +71,6 @@ def build(
 
 
 def attention(b: GraphBuilder, x: Value, scale: float) -> Value:
-    """Attention whose scores have this factor, before its output projection."""
+    """Appends attention whose scores have this factor, before its output projection."""
     q, k, v = project(b, x, f"model.layers.{b.layer}.self_attn")
     return b.attention(b.rope(q), b.rope(k), v, scale=scale)

@@ -18,18 +18,18 @@ from corepipe.neuron.ops import Scoring
 from corepipe.neuron.values import Value
 
 FUSED = ("input_linear.weight", "output_linear.weight")
-"""Gate and up of all experts, and down."""
+"""Tensors with gate and up of all experts, and with their downs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteMoeConfig(GraniteConfig):
-    """Granite's constants, and what takes the place of its feed-forward."""
+    """A config with Granite's constants, and the mixture of experts that replaces its feed-forward."""
 
     mixture: MoeConfig
 
 
 def configure(fields: Fields) -> GraniteMoeConfig:
-    """`intermediate_size` is an expert's; of 8 experts a token takes 2 where a config does not say it."""
+    """Reads the config: `intermediate_size` is an expert's; by default a token takes 2 of 8 experts."""
     fields = fields.defaulting("num_local_experts", 8).defaulting("num_experts_per_tok", 2)
     config = granite.plain(fields)
     mixture = MoeConfig(
@@ -43,7 +43,7 @@ def configure(fields: Fields) -> GraniteMoeConfig:
 
 
 def build(config: GraniteMoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     return granite.build(config, fmt, max_positions, name, partial(_feed_forward, config.mixture))
 
 
@@ -52,6 +52,6 @@ def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:
 
 
 def weights(config: GraniteMoeConfig) -> WeightMap:
-    """Two tensors have the matrices of all experts."""
+    """Maps two tensors with the matrices of all experts."""
     mixture = config.mixture
     return WeightMap(experts=ways(mixture.experts, mixture.expert_ffn, config.hidden_size, fused=FUSED))

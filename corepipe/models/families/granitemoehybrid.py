@@ -21,13 +21,13 @@ from corepipe.neuron.ops import Scoring
 from corepipe.neuron.values import Value
 
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
-"""What configs call a layer -> whether it has attention."""
+"""Whether a layer of each kind in configs has attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteMoeHybridConfig(GraniteConfig):
-    """`attending`: of each layer, whether it has attention; the others have a `mixer`.  `mixture`: None where
-    there are no experts; `shared_ffn`: width of what every token takes."""
+    """`attending`: for each layer, whether it has attention; the others have a `mixer`. `mixture`: None where
+    there are no experts; `shared_ffn`: the width of the feed-forward of every token."""
 
     attending: tuple[bool, ...]
     mixer: Mamba2Config
@@ -36,7 +36,7 @@ class GraniteMoeHybridConfig(GraniteConfig):
 
 
 def configure(fields: Fields) -> GraniteMoeHybridConfig:
-    """`intermediate_size` is an expert's; what is absent is what transformers has there."""
+    """Reads the config: `intermediate_size` is an expert's; defaults are those of transformers."""
     for key, value in (
         ("max_position_embeddings", 2048),
         ("num_local_experts", 8),
@@ -67,7 +67,7 @@ def configure(fields: Fields) -> GraniteMoeHybridConfig:
 
 
 def _attending(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """As `layer_types` says, which has also been called `layers_block_type`; none where neither is there."""
+    """Reads the layers with attention from `layer_types`, once `layers_block_type` (absent: none)."""
     key = "layer_types" if fields.has("layer_types") else "layers_block_type"
     if not fields.has(key):
         return (False,) * layers
@@ -78,7 +78,7 @@ def _attending(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def weights(config: GraniteMoeHybridConfig) -> WeightMap:
-    """Mamba-2's as Bamba has them; gate and up of what every token takes are one matrix, as experts' are."""
+    """Maps Mamba-2's parts as Bamba does; gate and up of shared feed-forwards are one matrix, as experts'."""
     both = {"gate_proj": config.shared_ffn, "up_proj": config.shared_ffn}
     parts = mamba2.mixer_parts(config.mixer) | in_turn("input_linear", both)
     mixture = config.mixture
@@ -89,7 +89,7 @@ def weights(config: GraniteMoeHybridConfig) -> WeightMap:
 
 
 def build(config: GraniteMoeHybridConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.scale(b.embed(), config.embedding_factor)
     for layer in b.layers():
@@ -102,7 +102,7 @@ def build(config: GraniteMoeHybridConfig, fmt: Format, max_positions: int, name:
 
 
 def _mixed(b: GraphBuilder, x: Value, normed: Value, block: str, config: GraniteMoeHybridConfig) -> Value:
-    """The residual stream behind a layer's attention, or its mixer."""
+    """Appends the residual stream after a layer's attention, or its mixer."""
     if config.attending[b.layer]:
         attended, x = b.only_wanted(granite.attention(b, normed, config.attention_factor), x)
         out = output(b, attended, f"{block}.self_attn.o_proj")

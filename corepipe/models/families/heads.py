@@ -1,4 +1,4 @@
-"""What is put on a model's hidden states for a task: pooled vectors, or the numbers of classes."""
+"""Heads of tasks on a model's hidden states: pooled vectors, or the scores of classes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class HeadStep:
     norm: str | None = None
 
     def put_on(self, b: GraphBuilder, x: Value) -> Value:
-        """Appends it to what makes x."""
+        """Appends the step to x."""
         made = b.activation(b.linear(x, self.matrix, hidden(x.width), self.bias), self.function)
         return made if self.norm is None else b.norm(made, self.norm)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassHead:
-    """How it classifies a text or an image: one row of it, by `pooling`; steps on that; then the classes' own
-    matrix.
+    """A family's head of classes for a text or an image: one row of it, by `pooling`; steps on that row; then
+    the classes' own matrix.
 
-    token_steps: on every row, where tokens are classified.  taught: of a model that was distilled from a
-    teacher, the matrices of its first and of its second row.
+    token_steps: on every row, where tokens are classified. taught: for a model that was distilled from a
+    teacher, the matrices of its first and second row.
     """
 
     steps: tuple[HeadStep, ...]
@@ -49,19 +49,19 @@ class ClassHead:
 
 
 def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> GraphOutput:
-    """Appends what makes the task's output of the hidden states x of all rows, or of those that are wanted.
+    """Appends the Ops from the hidden states x, of all rows or the wanted ones, to the task's output.
 
-    classes: the family's own head (None: it has none, and only vectors may be asked for).
+    classes: the family's own head (None: it has none, and only vectors are possible).
     """
     if isinstance(head, TextVectors):
         return GraphOutput(_vectors(b, x, head), OutputKind.VECTOR)
     if classes is None:
-        raise ValueError("a family without classes is asked for some")
+        raise ValueError("the family has no head of classes")
     return GraphOutput(_scores(b, x, head, classes), OutputKind.SCORES)
 
 
 def vectors_of(graph: Graph, config: ModelConfig, head: Head) -> Graph:
-    """A decoder's graph with vectors of the rows that are wanted, in the place of its logits."""
+    """Returns a decoder's graph with vectors of the wanted rows in place of its logits."""
     last = _before_logits(graph)
     kept = [op for op in graph.ops if op.out.id <= last.id]
     b = GraphBuilder(config, graph.ops[: len(kept)])
@@ -72,12 +72,12 @@ def vectors_of(graph: Graph, config: ModelConfig, head: Head) -> Graph:
 
 
 def hidden_width(graph: Graph) -> int:
-    """Of what a decoder's logits are made of, or of the graph's first output where there are none."""
+    """Returns the width of the input of a decoder's logits, or of the first output where there are none."""
     return _before_logits(graph).width if graph.is_decoder else graph.outputs[0].value.width
 
 
 def _before_logits(graph: Graph) -> Value:
-    """What the vocabulary's matrix multiplies, without a factor that belongs to the logits."""
+    """Returns the input of the vocabulary's matrix, before a factor that belongs to the logits."""
     made = {op.out.id: op for op in graph.ops}
     head = next(op for op in graph.ops if isinstance(op, Linear) and op.out.axis.kind is AxisKind.VOCABULARY)
     before = made[head.x.id]
@@ -95,9 +95,9 @@ def _scores(b: GraphBuilder, x: Value, head: ClassScores, classes: ClassHead) ->
 
 
 def _both(b: GraphBuilder, x: Value, labels: Axis, classes: ClassHead) -> Value:
-    """The mean of what is made of the class token and of the distillation token."""
+    """Appends the mean of the scores of the class token and of the distillation token."""
     if classes.taught is None:
-        raise ValueError("a family without a teacher is asked for its classes")
+        raise ValueError("the family has no distillation token")
     of_class, of_teacher = classes.taught
     second = b.append(SequencePooling(b.layer, b.value(x.axis, WANTED), x, PoolingMode.SECOND))
     taught = b.linear(second, of_teacher, labels, bias=True)
@@ -116,7 +116,7 @@ def _vectors(b: GraphBuilder, x: Value, head: TextVectors) -> Value:
 
 
 def _pooled(b: GraphBuilder, x: Value, mode: PoolingMode) -> Value:
-    """The row that is wanted of an encoder's text is the first, and of a decoder's the last."""
+    """Appends the pooled rows; the wanted row of an encoder's text is the first, of a decoder's the last."""
     if x.rows == WANTED:
         return x
     if mode is PoolingMode.FIRST:

@@ -1,4 +1,4 @@
-"""What convolutional networks share: a config of images, and a builder of Graphs over maps.
+"""Shared by convolutional networks: a config of images, and a builder of Graphs over feature maps.
 
 Batch norms are folded into the convolutions before them: a convolution has a bias, and no norm follows it.
 """
@@ -33,15 +33,16 @@ NOT_OF_IMAGES = {
     "num_attention_heads": 1,
     "max_position_embeddings": 1,
 }
-"""What a transformer's config has and a convolutional network's has not: it has one position, the image."""
+"""A transformer's keys that a convolutional network lacks: it has one position, the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig(ModelConfig):
-    """A network over square images: `image` pixels a side, `channels` of each; `classes` that it tells apart.
+    """A network over square images: `image` pixels a side, `channels` of each; `classes` that it
+    distinguishes.
 
-    widths, depths: channels and blocks of each of its stages.  stem: channels before them.  bottleneck: a
-    block has three convolutions.
+    widths, depths: channels and blocks of each of its stages. stem: channels before them. bottleneck: a block
+    has three convolutions.
     """
 
     image: int = 0
@@ -56,7 +57,7 @@ class ImageConfig(ModelConfig):
 def configure(
     fields: Fields, image: int, classes: int, widths: Sequence[int], depths: Sequence[int]
 ) -> ImageConfig:
-    """`image_size` and `num_labels` (or as many as `id2label` has) from the config, or those given here."""
+    """Reads `image_size` and `num_labels` (or the size of `id2label`) from the config, with defaults."""
     labels = fields.section("id2label")
     plain = Fields(fields.path, {**NOT_OF_IMAGES, "num_hidden_layers": max(1, sum(depths))})
     config = common(plain.replace("model_type", fields.text("model_type")))
@@ -71,7 +72,7 @@ def configure(
 
 
 def counts(fields: Fields, key: str, most: int, default: Sequence[int]) -> list[int]:
-    """A list of whole numbers from 1 to `most`, one a stage."""
+    """Reads a list of integers from 1 to `most`, one a stage."""
     values = fields.items(key) if fields.has(key) else list(default)
     sound = all(type(value) is int and 1 <= value <= most for value in values)
     if not values or not sound:
@@ -81,7 +82,7 @@ def counts(fields: Fields, key: str, most: int, default: Sequence[int]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A map of an image: its value, and its size."""
+    """A feature map of an image: its value, and its size."""
 
     value: Value
     size: MapSize
@@ -92,7 +93,7 @@ class Map:
 
 
 class ImageBuilder:
-    """Collects the Ops of one forward pass over images; `layer` labels what is appended next."""
+    """Collects the Ops of one forward pass over images; `layer` labels the next Ops."""
 
     def __init__(self, config: ImageConfig) -> None:
         self.config = config
@@ -100,7 +101,7 @@ class ImageBuilder:
         self._ops: list[Op] = []
 
     def finish(self, name: str, fmt: Format, outputs: Sequence[GraphOutput]) -> Graph:
-        """The Graph of all Ops so far."""
+        """Returns the Graph of all Ops so far."""
         inputs = (op.input for op in self._ops if op.input is not None)
         return Graph(
             name=name,
@@ -116,7 +117,7 @@ class ImageBuilder:
         )
 
     def image(self) -> Map:
-        """What is given."""
+        """Appends the input image."""
         size = MapSize(self.config.image, self.config.image)
         return self._append(Pixels(self.layer, self._made(size, self.config.channels)), size)
 
@@ -130,7 +131,7 @@ class ImageBuilder:
         residual: Map | None = None,
         added_last: bool = False,
     ) -> Map:
-        """A convolution of x, its batch norm folded in, with what follows its sums."""
+        """Appends a convolution of x, its batch norm folded in, with what follows its sums."""
         size = window.over(x.size)
         out = self._made(size, channels)
         window_axis = fixed("window", window.kernel.pixels * x.channels)
@@ -157,16 +158,16 @@ class ImageBuilder:
         )
 
     def average(self, x: Map) -> Map:
-        """The mean of all pixels: one row an image."""
+        """Appends the mean of all pixels: one row an image."""
         return self.pool(x, Window(x.size), PoolKind.AVERAGE)
 
     def enlarge(self, x: Map, factor: int = 2) -> Map:
-        """Each pixel several times."""
+        """Appends x with each pixel repeated."""
         size = _larger(x.size, factor)
         return self._append(Upsample(self.layer, self._made(size, x.channels), x.value, factor), size)
 
     def convolve_up(self, x: Map, name: str, channels: int, factor: int = 2) -> Map:
-        """A transposed convolution whose window moves by its own size."""
+        """Appends a transposed convolution whose window moves by its own size."""
         size = _larger(x.size, factor)
         out = self._made(size, channels)
         axes = (fixed("window", channels * factor**2), x.value.axis)
@@ -175,7 +176,7 @@ class ImageBuilder:
         return self._append(Upconvolution(self.layer, out, x.value, weight, bias, factor), size)
 
     def join(self, *maps: Map) -> Map:
-        """The channels of all of them."""
+        """Appends the concatenated channels of the maps."""
         size = maps[0].size
         out = self._made(size, sum(part.channels for part in maps))
         return self._append(Concatenate(self.layer, out, tuple(part.value for part in maps)), size)
@@ -197,10 +198,10 @@ def _larger(size: MapSize, factor: int) -> MapSize:
 
 
 def vector_of(x: Map) -> GraphOutput:
-    """One vector an image."""
+    """Returns an output of one vector an image."""
     return GraphOutput(x.value, OutputKind.VECTOR)
 
 
 def map_of(x: Map) -> GraphOutput:
-    """One vector a pixel."""
+    """Returns an output of one vector a pixel."""
     return GraphOutput(x.value, OutputKind.MAP)

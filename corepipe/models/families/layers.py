@@ -46,7 +46,7 @@ HEAD = "lm_head.weight"
 
 
 class ScoreOptions(TypedDict, total=False):
-    """What else changes an attention's scores; `Attention` says what it means."""
+    """Further options of an attention's scores, which `Attention` describes."""
 
     alibi: tuple[float, ...]
     softcap: float | None
@@ -60,9 +60,9 @@ class ScoreOptions(TypedDict, total=False):
 class GraphBuilder:
     """Collects the Ops of one forward pass.
 
-    `layer` labels what is appended next, `rows` says how many rows the embedded inputs have.  Weights have
-    the checkpoint's names; where a checkpoint keeps several matrices as one, the part's own name follows.
-    `ops`: those that there are already.  `every_row`: an encoder, whose rows are all wanted.
+    `layer` labels the next Ops, `rows` is the row set of the embedded inputs. Weights have the checkpoint's
+    names; where a checkpoint keeps several matrices as one, the part's own name follows. `ops`: Ops to begin
+    with. `every_row`: an encoder, whose rows are all wanted.
     """
 
     def __init__(self, config: ModelConfig, ops: Sequence[Op] = (), every_row: bool = False) -> None:
@@ -82,7 +82,7 @@ class GraphBuilder:
         causal: bool = True,
         outputs: Sequence[GraphOutput] = (),
     ) -> Graph:
-        """The Graph of all Ops so far; the last one makes the logits, unless `outputs` says otherwise.
+        """Returns the Graph of all Ops so far; the last one makes the logits, unless there are `outputs`.
 
         `tied`: a head and its embedding.
         """
@@ -102,7 +102,7 @@ class GraphBuilder:
         )
 
     def layers(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
-        """Numbers of layers; labels what is appended for each, and then what follows the last of all."""
+        """Yields numbers of layers; labels the Ops of each, and then those after the last of all."""
         end = self.config.num_layers if stop is None else stop
         for layer in range(first, end):
             self.layer = layer
@@ -115,15 +115,15 @@ class GraphBuilder:
         return op.out
 
     def value(self, axis: Axis, rows: RowSet | None = None) -> Value:
-        """What the op that is appended next makes."""
+        """Returns the value that the next op makes."""
         return Value(len(self._ops), axis, self.rows if rows is None else rows)
 
     def like(self, x: Value) -> Value:
-        """As `value`, with the shape of x."""
+        """Returns the value that the next op makes, with the shape of x."""
         return Value(len(self._ops), x.axis, x.rows)
 
     def embed(self, name: str = EMBEDDING, width: int | None = None) -> Value:
-        """The embedding rows of the tokens."""
+        """Appends the embedding rows of the tokens."""
         axis = hidden(width or self.config.hidden_size)
         table = WeightSpec(name, (fixed("tokens", self.config.vocab_size), axis), WeightRole.EMBEDDING)
         return self.append(TokenEmbedding(self.layer, self.value(axis), table))
@@ -131,12 +131,12 @@ class GraphBuilder:
     def add_embedding(
         self, x: Value, name: str, count: int, by: RowIndex = RowIndex.POSITION, offset: int = 0
     ) -> Value:
-        """x plus the row's own vector of a table with `count` of them."""
+        """Appends x plus the row's own vector of a table with `count` of them."""
         spec = WeightSpec(name, (fixed("tokens", count), x.axis), WeightRole.EMBEDDING)
         return self.append(AddEmbedding(self.layer, self.like(x), x, spec, by, offset))
 
     def norm(self, x: Value, name: str) -> Value:
-        """The config's kind of norm over all of x."""
+        """Appends the config's kind of norm over all of x."""
         kind, eps = self.config.norm, self.config.eps
         gain = vector(f"{name}.weight", x.axis)
         if kind is Norm.RMS:
@@ -146,29 +146,29 @@ class GraphBuilder:
         return self.append(LayerNorm(self.layer, self.like(x), x, scale, shift, eps))
 
     def head_norm(self, x: Value, name: str) -> Value:
-        """Root-mean-square norm over each head of x."""
+        """Appends a root-mean-square norm over each head of x."""
         gain = vector(f"{name}.weight", fixed("head", self.config.heads.head_dim))
         return self.append(RMSNorm(self.layer, self.like(x), x, gain, self.config.eps))
 
     def head_layer_norm(self, x: Value, name: str, bias: bool = False) -> Value:
-        """LayerNorm over each head of x, all of which have a gain and, with `bias`, a bias in common."""
+        """Appends a LayerNorm over each head of x, with one gain and, with `bias`, one bias for all heads."""
         axis = fixed("head", self.config.heads.head_dim)
         gain, shift = vector(f"{name}.weight", axis), vector(f"{name}.bias", axis) if bias else None
         return self.append(LayerNorm(self.layer, self.like(x), x, gain, shift, self.config.eps))
 
     def heads_layer_norm(self, x: Value, name: str) -> Value:
-        """LayerNorm over each head of x, each of which has its own gain."""
+        """Appends a LayerNorm over each head of x, each of which has its own gain."""
         gain, heads = vector(f"{name}.weight", x.axis), x.width // self.config.heads.head_dim
         return self.append(LayerNorm(self.layer, self.like(x), x, gain, None, self.config.eps, heads))
 
     def linear(self, x: Value, name: str, axis: Axis, bias: bool = False) -> Value:
-        """x times a matrix [axis, x.axis], plus a bias."""
+        """Appends x times a matrix [axis, x.axis], plus a bias."""
         weight = WeightSpec(f"{name}.weight", (axis, x.axis), WeightRole.MATRIX)
         shift = vector(f"{name}.bias", axis) if bias else None
         return self.append(Linear(self.layer, self.value(axis, x.rows), x, weight, shift))
 
     def rope(self, x: Value, head_dim: int | None = None) -> Value:
-        """x with each head rotated by its position; x itself in a layer that knows none."""
+        """Appends x with each head rotated by its position; returns x itself in a layer without positions."""
         config, size = self.config, head_dim or self.config.heads.head_dim
         rope = config.rope_of(self.layer)
         if rope is None:
@@ -186,7 +186,7 @@ class GraphBuilder:
         causal: bool = True,
         **scores: Unpack[ScoreOptions],
     ) -> Value:
-        """Attention over the layer's window; causal, scaled by 1 / sqrt(head size), unless told otherwise."""
+        """Appends attention over the layer's window; by default causal and scaled by 1 / sqrt(head size)."""
         window = self.config.windows[self.layer]
         heads = self.config.heads
         by = heads.head_dim**-0.5 if scale is None else scale
@@ -194,22 +194,22 @@ class GraphBuilder:
         return self.append(Attention(self.layer, out, q, k, v, heads, by, window, causal, **scores))
 
     def gated(self, gate: Value, up: Value, function: Function | None = None) -> Value:
-        """The config's function of gate, times up."""
+        """Appends the config's function of gate, times up."""
         chosen = function or self.config.function
         return self.append(GatedActivation(self.layer, self.like(gate), gate, up, chosen))
 
     def activation(self, x: Value, function: Function | None = None) -> Value:
-        """The config's function of x, or another."""
+        """Appends the config's function of x, or another."""
         return self.append(
             ElementwiseActivation(self.layer, self.like(x), x, function or self.config.function)
         )
 
     def clamp(self, x: Value, limit: float) -> Value:
-        """x held within a limit on both sides."""
+        """Appends x clamped to [-limit, limit]."""
         return self.append(Clamp(self.layer, self.like(x), x, limit))
 
     def scale(self, x: Value, factor: float = 1.0, by: Value | None = None) -> Value:
-        """x times a factor, and times each row's own."""
+        """Appends x times a factor, and times each row's own."""
         return self.append(ScaleRows(self.layer, self.like(x), x, factor, by))
 
     def add(self, a: Value, b: Value) -> Value:
@@ -219,21 +219,21 @@ class GraphBuilder:
         return self.append(SelectRows(self.layer, self.value(x.axis, WANTED), x))
 
     def only_wanted(self, *values: Value) -> Sequence[Value]:
-        """In the last layer the rows whose logits are wanted: from there on no other row matters."""
+        """Appends, in the last layer, the rows whose logits are wanted: no other row matters after it."""
         if self._every_row or self.layer + 1 < self.config.num_layers:
             return values
         return [self.select_rows(value) for value in values]
 
     def head(self, x: Value, name: str = HEAD.removesuffix(".weight"), bias: bool = False) -> Value:
-        """The logits of x's rows."""
+        """Appends the logits of x's rows."""
         return self.linear(x, name, vocabulary(self.config.vocab_size), bias)
 
 
 def vector(name: str, axis: Axis) -> WeightSpec:
-    """A norm's gain, or a bias."""
+    """Returns the spec of a norm's gain, or of a bias."""
     return WeightSpec(name, (axis,), WeightRole.VECTOR)
 
 
 def by_head(name: str, rows: int, heads: Axis) -> WeightSpec:
-    """A table with a number for each of `heads` in each row."""
+    """Returns the spec of a table with a number for each of `heads` in each row."""
     return WeightSpec(name, (fixed("tokens", rows), heads), WeightRole.VECTOR)

@@ -14,19 +14,19 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 FeedForward = Callable[[GraphBuilder, Value], Value]
-"""Appends a layer's feed-forward block, without norm and residual."""
+"""A function that appends a layer's feed-forward block, without norm and residual."""
 Attend = Callable[[GraphBuilder, Value], Value]
-"""Appends a layer's attention, before its output projection."""
+"""A function that appends a layer's attention, before its output projection."""
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`attention_bias` puts a bias on all four attention linears, `mlp_bias` on the other three."""
+    """Reads the config: `attention_bias` is for all four attention linears, `mlp_bias` for the others."""
     bias = fields.flag("attention_bias")
     return replace(common(fields), qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
 
 
 def dense(b: GraphBuilder, x: Value) -> Value:
-    """The feed-forward block of Llama itself."""
+    """Appends Llama's own feed-forward block."""
     return gated_mlp(b, x, f"model.layers.{b.layer}.mlp")
 
 
@@ -38,7 +38,7 @@ def build(
     feed_forward: FeedForward = dense,
     attend: Attend | None = None,
 ) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab].  attend: `attention`, or another."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]. attend: `attention`, or another."""
     b, attend = GraphBuilder(config), attend or attention
     x = b.embed()
     for layer in b.layers():
@@ -51,7 +51,7 @@ def build(
 
 
 def side_by_side(b: GraphBuilder, x: Value, attend: Attend) -> Value:
-    """x plus attention and feed-forward, both of one norm of it."""
+    """Appends x plus attention and feed-forward, both of one norm of it."""
     block = f"model.layers.{b.layer}"
     normed = b.norm(x, f"{block}.input_layernorm")
     attended, normed, x = b.only_wanted(attend(b, normed), normed, x)
@@ -60,7 +60,7 @@ def side_by_side(b: GraphBuilder, x: Value, attend: Attend) -> Value:
 
 
 def attention(b: GraphBuilder, x: Value) -> Value:
-    """Rotary attention, before its output projection."""
+    """Appends rotary attention, before its output projection."""
     config = b.config
     prefix = f"model.layers.{b.layer}.self_attn"
     q, k, v = clipped(b, *project(b, x, prefix))

@@ -30,22 +30,22 @@ DEFAULTS: dict[str, object] = {
     "rope_theta": 500000.0,
     "num_experts_per_tok": 1,
 }
-"""What configs leave out, from transformers' Llama4TextConfig."""
+"""Defaults of configs, from transformers' Llama4TextConfig."""
 
 CHUNK = "attention_chunk_size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama4Config(MoeConfig):
-    """`normed`: queries and keys have length 1, but for a factor, in layers with positions; `tempering`: of
-    queries in the others."""
+    """`normed`: queries and keys are normalised to length 1, times a factor, in layers with positions;
+    `tempering`: of queries in the other layers."""
 
     normed: bool
     tempering: Tempering | None
 
 
 def configure(fields: Fields) -> Llama4Config:
-    """`intermediate_size` is an expert's, `intermediate_size_mlp` that of layers without experts."""
+    """Reads the config: `intermediate_size` is an expert's, `intermediate_size_mlp` a dense layer's."""
     text = fields.section("text_config")
     if text is not None:
         fields = text.replace("model_type", fields.text("model_type"))
@@ -66,7 +66,7 @@ def configure(fields: Fields) -> Llama4Config:
 
 
 def _attending(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """With biases, chunks and positions of layers; `attention_bias` is of all four attention linears."""
+    """Adds biases, chunks and positions of layers; `attention_bias` is for all four attention linears."""
     bias, knows = fields.flag("attention_bias"), rotated(fields, config.num_layers)
     ropes = tuple(config.rope if known else None for known in knows)
     windows = _windows(fields, knows)
@@ -74,7 +74,7 @@ def _attending(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _windows(fields: Fields, knows: tuple[bool, ...]) -> Windows:
-    """Chunks are of layers with positions unless `layer_types` says which; null for none."""
+    """Reads the chunks: layers with positions have them unless `layer_types` decides; null: none."""
     none = CHUNK in fields.values and not fields.has(CHUNK)
     size = None if none else fields.integer(CHUNK, MAX_POSITIONS, default=8192)
     if not fields.has("layer_types"):
@@ -86,7 +86,7 @@ def _windows(fields: Fields, knows: tuple[bool, ...]) -> Windows:
 
 
 def _sparse(fields: Fields) -> tuple[bool, ...]:
-    """Layers in `moe_layers` have experts, or each `interleave_moe_layer_step`-th."""
+    """Reads the layers with experts: those in `moe_layers`, or each `interleave_moe_layer_step`-th."""
     layers = range(fields.integer("num_hidden_layers", MAX_LAYERS))
     step = fields.integer("interleave_moe_layer_step", MAX_LAYERS, default=1)
     if not fields.has("moe_layers"):
@@ -98,7 +98,7 @@ def _sparse(fields: Fields) -> tuple[bool, ...]:
 
 
 def _tempering(fields: Fields) -> Tempering | None:
-    """`attn_temperature_tuning` is a flag; the first configs had a number there, which says no more."""
+    """Reads the tempering; `attn_temperature_tuning` is a flag, in the first configs a number."""
     key = "attn_temperature_tuning"
     if isinstance(fields.values.get(key), int):
         fields = fields.replace(key, bool(fields.values[key]))
@@ -109,8 +109,8 @@ def _tempering(fields: Fields) -> Tempering | None:
 
 
 def weights(config: Llama4Config) -> WeightMap:
-    """Pairs that are rotated lie side by side, in layers that rotate none, too; the decoder of a model that
-    sees images has prefixes of its own."""
+    """Maps rotated pairs, which lie side by side also in layers without rotation; the decoder of a multimodal
+    model has its own prefixes."""
     return WeightMap(
         prefixes=("language_model.model.", "model.language_model.", ""),
         spellings=(("lm_head", "language_model.lm_head"),),
@@ -120,7 +120,7 @@ def weights(config: Llama4Config) -> WeightMap:
 
 
 def build(config: Llama4Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():

@@ -1,4 +1,4 @@
-"""Mamba-2: layers that keep a state of one size for a sequence, and no attention (Dao & Gu 2024)."""
+"""Mamba-2: layers that keep a state of constant size for a sequence, and no attention (Dao & Gu 2024)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from corepipe.neuron.ops import CausalConvolution, GatedActivation, RMSNorm, Sel
 from corepipe.neuron.values import Value, WeightRole, WeightSpec
 
 LONGEST = 1 << 20
-"""Positions of a model that knows none: a bound, which no model sets."""
+"""Positions of a model without positions: a bound, which no model sets."""
 
 MAX_STATES, MAX_TAPS = 1 << 12, 64
 
 INFINITY = ({"__float__": "Infinity"}, "Infinity")
-"""How JSON has it (transformers 5 and others)."""
+"""Spellings of infinity in JSON (transformers 5 and others)."""
 
 EMBEDDING = "backbone.embeddings.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Config(ModelConfig):
-    """`heads`: those of the scan, `kv_heads` the groups that share b and c.  `states` of each element of a
-    head; `taps` of the convolution, with a bias or without (`conv_bias`); `limits` of a step.  `mlp_bias`: of
-    both linears."""
+    """`heads`: those of the scan, `kv_heads` the groups that share b and c. `states` of each element of a
+    head; `taps` of the convolution, with a bias or without (`conv_bias`); `limits` of a step. `mlp_bias`:
+    of both linears."""
 
     states: int = 0
     taps: int = 0
@@ -40,7 +40,7 @@ class Mamba2Config(ModelConfig):
 
 
 def configure(fields: Fields) -> Mamba2Config:
-    """The keys of Mamba2Config; what they are where they are absent is what transformers has there."""
+    """Reads the keys of Mamba2Config; defaults are those of transformers."""
     size = fields.integer("hidden_size", MAX_HIDDEN, 4096)
     heads = HeadLayout(
         fields.integer("num_heads", MAX_HEADS, 128),
@@ -80,7 +80,7 @@ def configure(fields: Fields) -> Mamba2Config:
 
 
 def limits(fields: Fields) -> tuple[float, float]:
-    """The least and the most that a step may be."""
+    """Reads the least and the largest step."""
     if not fields.has("time_step_limit"):
         return 0.0, inf
     known = [_number(value) for value in fields.items("time_step_limit")]
@@ -91,20 +91,20 @@ def limits(fields: Fields) -> tuple[float, float]:
 
 
 def _number(value: object) -> float:
-    """NaN for what is none."""
+    """Returns the number, or NaN for any other value."""
     if value in INFINITY:
         return inf
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else nan
 
 
 def weights(config: Mamba2Config) -> WeightMap:
-    """`in_proj` makes the gate, x, b, c and dt; x, b and c go through `conv1d`."""
+    """Maps `in_proj`, which makes the gate, x, b, c and dt, and `conv1d`, which convolves x, b and c."""
     parts = mixer_parts(config)
     return WeightMap("backbone.", parts=parts)
 
 
 def mixer_parts(config: Mamba2Config) -> dict[str, TensorRows]:
-    """The modules of a mixer that a checkpoint keeps as one."""
+    """Returns the modules of a mixer that a checkpoint keeps as one."""
     x, bc = config.heads.heads * config.heads.head_dim, config.heads.kv_heads * config.states
     made = {"z": x, "x": x, "b": bc, "c": bc, "dt": config.heads.heads}
     convolved = {f"conv1d_{name}": made[name] for name in ("x", "b", "c")}
@@ -114,9 +114,9 @@ def mixer_parts(config: Mamba2Config) -> dict[str, TensorRows]:
 
 
 def build(config: Mamba2Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab].
+    """Builds the forward pass: token ids to logits [rows wanted, vocab].
 
-    The residual stream is rounded as everywhere, whatever `residual_in_fp32` says.
+    The residual stream is rounded as in other families, whatever `residual_in_fp32` says.
     """
     b = GraphBuilder(config)
     x = b.embed(EMBEDDING)
@@ -130,7 +130,7 @@ def build(config: Mamba2Config, fmt: Format, max_positions: int, name: str) -> G
 
 
 def mixer(b: GraphBuilder, x: Value, prefix: str, config: Mamba2Config) -> Value:
-    """A layer of Mamba-2, before its output projection."""
+    """Appends a layer of Mamba-2, before its output projection."""
     heads, each = config.heads, config.heads.queries(unit=1)
     inner = heads.queries()
     shared = HeadLayout(heads.heads, heads.kv_heads, config.states).keys()
@@ -161,7 +161,7 @@ def mixer(b: GraphBuilder, x: Value, prefix: str, config: Mamba2Config) -> Value
 
 
 def convolution(b: GraphBuilder, x: Value, name: str, config: Mamba2Config) -> Value:
-    """The config's function of x, convolved along its sequence."""
+    """Appends the config's function of x, convolved along its sequence."""
     axes = (x.axis, fixed("depth", 1), fixed("taps", config.taps))
     weight = WeightSpec(f"{name}.weight", axes, WeightRole.VECTOR)
     bias = vector(f"{name}.bias", x.axis) if config.conv_bias else None

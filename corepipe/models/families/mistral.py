@@ -12,7 +12,7 @@ __all__ = ["build", "configure"]
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`sliding_window: null` means none; where the key is absent, transformers takes 4096."""
+    """Reads the config; `sliding_window: null` means none; an absent key means 4096, as in transformers."""
     config = common(fields)
     if "sliding_window" in fields.values and not fields.has("sliding_window"):
         return config

@@ -16,12 +16,12 @@ from corepipe.neuron.values import Value
 
 
 def configure(fields: Fields) -> MoeConfig:
-    """Where a config does not say it, the rotary base is 1,000,000."""
+    """Reads the config; the default rotary base is 1,000,000."""
     return described(fields.defaulting("rope_theta", 1e6))
 
 
 def described(fields: Fields) -> MoeConfig:
-    """`intermediate_size` is an expert's."""
+    """Reads the config without defaults of its own; `intermediate_size` is an expert's."""
     fields = fields if "sliding_window" in fields.values else fields.replace("sliding_window", None)
     config = mistral.configure(fields.defaulting("rms_norm_eps", 1e-5))
     return MoeConfig(
@@ -34,7 +34,7 @@ def described(fields: Fields) -> MoeConfig:
 
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     return llama.build(config, fmt, max_positions, name, partial(_feed_forward, config))
 
 
@@ -43,5 +43,5 @@ def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:
 
 
 def weights(config: MoeConfig) -> WeightMap:
-    """Of an expert w1 is the gate, w3 up and w2 down."""
+    """Maps the experts: w1 is the gate, w3 up and w2 down."""
     return moe.weights(config, ("w1", "w3", "w2"), (("block_sparse_moe", "mlp"),))

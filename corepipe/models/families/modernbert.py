@@ -1,4 +1,4 @@
-"""ModernBERT: rotary positions, norms first, gated feed-forwards, and windows in two layers of three."""
+"""ModernBERT: rotary positions, pre-norm layers, gated feed-forwards, and windows in two layers of three."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from corepipe.neuron.values import GraphOutput, OutputKind, Value
 
 DEFAULTS: dict[str, object] = {"rope_theta": 160000.0, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
 WINDOW, EVERY = 128, 3
-"""A window's width where the config does not say, and which layers have none: the first, the fourth ..."""
+"""The default width of a window, and which layers have none: the first, the fourth ..."""
 POOLINGS = {"cls": PoolingMode.FIRST, "mean": PoolingMode.MEAN}
 EMBEDDING = "model.embeddings.tok_embeddings"
 MIDDLE = ("Wi.gate", "Wi.up")
-"""The parts of a feed-forward's first matrix: what the function is of, and what that is multiplied by."""
+"""The parts of a feed-forward's first matrix: the function's input, and its multiplier."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModernBertConfig(ModelConfig):
     """`masked_lm`: logits of every token instead of hidden states, with a `decoder_bias`.
 
-    Classes, and masked tokens, are made by a step with a bias, or none; `pooling` says which row of a text
-    the classes are of.
+    Classes and masked tokens are computed after a step with or without a bias; `pooling` is the row of a text
+    that is classified.
     """
 
     masked_lm: bool = False
@@ -42,12 +42,12 @@ class ModernBertConfig(ModelConfig):
 
     @property
     def step(self) -> HeadStep:
-        """On the way to classes, and to masked tokens."""
+        """The step before classes and masked tokens."""
         return HeadStep("head.dense", self.step_function, self.step_bias, norm="head.norm")
 
 
 def configure(fields: Fields) -> ModernBertConfig:
-    """Both spellings of positions and windows: `layer_types` with `rope_parameters`, and
+    """Reads both spellings of positions and windows: `layer_types` with `rope_parameters`, and
     `global_attn_every_n_layers` with `global_rope_theta` and `local_rope_theta`."""
     fields = fields.renamed(
         {"hidden_act": "hidden_activation", "rms_norm_eps": "norm_eps", "rope_theta": "global_rope_theta"}
@@ -88,7 +88,7 @@ def _windows(fields: Fields, layers: int) -> Windows:
 
 
 def trunk(b: GraphBuilder, _config: ModernBertConfig) -> Value:
-    """Every token's hidden state.  The embeddings are normed, and not again by the first layer."""
+    """Appends the Ops up to every token's hidden state. Layer 0 does not norm the normed embeddings."""
     x = b.norm(b.embed(f"{EMBEDDING}.weight"), "model.embeddings.norm")
     for layer in b.layers():
         block = f"model.layers.{layer}"
@@ -105,7 +105,7 @@ def class_head(config: ModernBertConfig) -> ClassHead:
 
 
 def build(config: ModernBertConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to a vector a token, or to the logits of each."""
+    """Builds the forward pass: token ids to a vector a token, or to the logits of each."""
     b = GraphBuilder(config, every_row=True)
     x = trunk(b, config)
     if config.masked_lm:
@@ -116,6 +116,6 @@ def build(config: ModernBertConfig, fmt: Format, max_positions: int, name: str) 
 
 
 def weights(config: ModernBertConfig) -> WeightMap:
-    """Queries, keys and values are one matrix, and the two halves of a feed-forward's middle another."""
+    """Maps queries, keys and values, which are one matrix, and both halves of a feed-forward's middle."""
     heads = heads_in_turn("Wqkv", fused("Wqkv"), config.heads)
     return WeightMap(parts=heads | in_turn("Wi", dict.fromkeys(MIDDLE, config.ffn_size)))

@@ -1,5 +1,4 @@
-"""Mixtures of experts: what the families' configs say about them, and the block that takes the place of the
-feed-forward."""
+"""Mixtures of experts: the keys of the families' configs, and the block that replaces the feed-forward."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ MAX_EXPERTS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig(ModelConfig):
-    """`sparse` says for each layer whether it has experts; every token takes `top_k` of the `experts`.
+    """`sparse`: for each layer, whether it has experts; every token takes `top_k` of the `experts`.
 
-    `shared_ffn`: width of what every token takes beside them (0: nothing), `shared_gate`: times a factor of
-    the token's own.  `router_bias` and `expert_bias`: biases of the router and of the experts.
-    `scoring`, `nearness`: of `of_near`, `correction`: of sigmoids, `groups` of experts and `factor` of their
-    weights: as `Experts` says.
+    `shared_ffn`: width of the feed-forward of every token beside them (0: none), `shared_gate`: it is
+    multiplied by a factor of the token's own. `router_bias` and `expert_bias`: biases of the router and of
+    the experts. `scoring`, `nearness` (for `of_near`), `correction` (for sigmoids), `groups` of experts and
+    `factor` of their weights: as `Experts` describes.
     """
 
     experts: int = 0
@@ -47,13 +46,13 @@ class MoeConfig(ModelConfig):
 
 
 def expert_counts(fields: Fields, experts: str, top_k: str) -> dict[str, Any]:
-    """The number of experts, and how many a token takes, from these keys."""
+    """Reads the number of experts, and how many a token takes, from these keys."""
     count = fields.integer(experts, MAX_EXPERTS)
     return {"experts": count, "top_k": fields.integer(top_k, count)}
 
 
 def normalised(fields: Fields) -> Scoring:
-    """Whether the weights of the experts that a token takes sum to 1, as `norm_topk_prob` says."""
+    """Returns whether the weights of a token's experts sum to 1, by `norm_topk_prob`."""
     return Scoring.OF_CHOSEN if fields.flag("norm_topk_prob") else Scoring.OF_ALL
 
 
@@ -62,7 +61,7 @@ def expert_width(fields: Fields, key: str) -> int:
 
 
 def experts(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig, gate: str = "gate") -> Value:
-    """The routed experts under `prefix`; their matrices are stacked here, whatever the checkpoint does."""
+    """Appends the routed experts under `prefix`; their matrices are stacked here in any case."""
     count, middle = stack_of(config.experts), columns("expert_ffn", config.expert_ffn)
     scores = fixed("experts", config.experts)
     routing = b.linear(x, f"{prefix}.{gate}", scores, config.router_bias)
@@ -95,9 +94,9 @@ def _biases(name: str, middle: tuple[Axis, ...], out: tuple[Axis, ...]) -> tuple
 
 
 def shared(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig) -> Value:
-    """What every token takes: a feed-forward, times the token's own factor where there is one.
+    """Appends the feed-forward of every token, times the token's own factor where there is one.
 
-    The factor meets the narrow middle instead of the result, which is the same, so that under tensor
+    The factor multiplies the narrow middle instead of the result, which is the same, so that under tensor
     parallelism one all-reduce serves the whole block.
     """
     axis = columns("shared_ffn", config.shared_ffn)
@@ -114,7 +113,7 @@ def shared(b: GraphBuilder, x: Value, prefix: str, config: MoeConfig) -> Value:
 def block(
     b: GraphBuilder, x: Value, prefix: str, config: MoeConfig, shared_name: str = "shared_expert"
 ) -> Value:
-    """The routed experts and what is shared, or the dense feed-forward of a layer without experts."""
+    """Appends routed and shared experts, or the dense feed-forward of a layer without experts."""
     if not config.sparse[b.layer]:
         return gated_mlp(b, x, prefix)
     routed = experts(b, x, prefix, config)
@@ -126,6 +125,6 @@ def block(
 def weights(
     config: MoeConfig, names: Sequence[str] = MATRICES, spellings: tuple[tuple[str, str], ...] = ()
 ) -> WeightMap:
-    """Experts by themselves, whose matrices have these `names`, or stacked."""
+    """Maps experts stored one by one, whose matrices have these `names`, or stacked."""
     kept = ways(config.experts, config.expert_ffn, config.hidden_size, names)
     return WeightMap(spellings=spellings, experts=kept)

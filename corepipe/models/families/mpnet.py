@@ -18,7 +18,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value, WeightSpec
 
 OFFSET = 2
-"""Positions start after the padding token's id, 1, whatever a config says."""
+"""The first position's row: after the padding token's id, 1, whatever a config says."""
 GUESSES = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")
 SPELLINGS = (
     ("attention.self.query", "attention.attn.q"),
@@ -32,7 +32,7 @@ SPELLINGS = (
 
 @dataclass(frozen=True, slots=True)
 class MpnetConfig(EncoderConfig):
-    """`buckets` of distances that have a bias of their own."""
+    """`buckets`: the number of distances with a bias of their own."""
 
     buckets: int = 32
 
@@ -44,14 +44,14 @@ def configure(fields: Fields) -> MpnetConfig:
 
 
 def trunk(b: GraphBuilder, config: MpnetConfig) -> Value:
-    """Every token's hidden state."""
+    """Appends the Ops up to every token's hidden state."""
     heads = fixed("head", config.heads.heads)
     table = by_head("mpnet.encoder.relative_attention_bias.weight", config.buckets, heads)
     return encoder.trunk(b, config, attend=partial(_attend, table))
 
 
 def build(config: MpnetConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to a vector a sequence."""
+    """Builds the forward pass: token ids to a vector a sequence."""
     return encoder.build(config, fmt, max_positions, name, trunk)
 
 

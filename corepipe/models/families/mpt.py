@@ -25,7 +25,7 @@ KEYS = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """Key/value heads are in `attn_config`; the feed-forward is `expansion_ratio` times the model's width."""
+    """Reads the config; key/value heads are in `attn_config`, `expansion_ratio` widens the feed-forward."""
     attention = fields.section("attn_config") or Fields(fields.path, {})
     attention.refuse("qk_ln", "prefix_lm", "softmax_scale")
     if not attention.flag("alibi", default=True) or attention.number("alibi_bias_max", 0, 1e6, 8) != 8:
@@ -57,7 +57,7 @@ def _names(layer: int) -> classic.Names:
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed(EMBEDDING)
     for layer in b.layers():

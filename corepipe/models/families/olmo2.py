@@ -17,7 +17,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():
@@ -32,7 +32,7 @@ def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Gr
 
 
 def normed_attention(b: GraphBuilder, x: Value) -> Value:
-    """Rotary attention with one norm over the queries of all heads, and one over the keys."""
+    """Appends rotary attention with one norm over the queries of all heads, and one over the keys."""
     prefix = f"model.layers.{b.layer}.self_attn"
     q, k, v = project(b, x, prefix)
     q, k = b.norm(q, f"{prefix}.q_norm"), b.norm(k, f"{prefix}.k_norm")

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with a window in three layers of four; only the fourth's rotary positions are stretched."""
+"""OLMo 3: OLMo 2 with a window in three layers of four; only the fourth's rotary positions are scaled."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ __all__ = ["build", "configure", "weights"]
 
 
 def configure(fields: Fields) -> MoeConfig:
-    """`intermediate_size` is an expert's."""
+    """Reads the config; `intermediate_size` is an expert's."""
     config = replace(olmo2.configure(fields), mlp_bias=False, qkv_clip=qkv_clip(fields))
     return MoeConfig(
         **config.values(),
@@ -30,7 +30,7 @@ def configure(fields: Fields) -> MoeConfig:
 
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():

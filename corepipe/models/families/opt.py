@@ -1,4 +1,4 @@
-"""OPT: learned positions, ReLU, biases everywhere, a tied head; the 350m one has its norms last."""
+"""OPT: learned positions, ReLU, biases everywhere, a tied head; the 350m model is post-norm."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ KEYS = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
 
 @dataclass(frozen=True, slots=True)
 class OptConfig(ModelConfig):
-    """`embedding_size` is not the hidden size in the 350m model; `norm_first`: norms precede the blocks,
-    and what leaves the last has a `final_norm`.
-    """
+    """`embedding_size` is not the hidden size in the 350m model; `norm_first`: norms precede the blocks, and
+    the last layer's output has a `final_norm`."""
 
     embedding_size: int = 0
     norm_first: bool = True
@@ -32,7 +31,7 @@ class OptConfig(ModelConfig):
 
 
 def configure(fields: Fields) -> OptConfig:
-    """`enable_bias: false` leaves the linears without biases."""
+    """Reads the config; `enable_bias: false` leaves the linears without biases."""
     if not fields.flag("layer_norm_elementwise_affine", default=True):
         raise fields.error("layer_norm_elementwise_affine", "must be true: plain norms are not supported")
     bias = fields.flag("enable_bias", default=True)
@@ -63,7 +62,7 @@ def _names(layer: int) -> classic.Names:
 
 
 def build(config: OptConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     block = classic.sequential if config.norm_first else classic.norm_last
     projected = config.embedding_size != config.hidden_size

@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: blocks side by side after one norm, rotary positions on part of each head, biases."""
+"""Phi-1, 1.5 and 2: parallel blocks after one norm, rotary positions on part of each head, biases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corepipe.neuron.values import Value
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`partial_rotary_factor` of each head is rotated, `qk_layernorm` norms those of queries and keys."""
+    """Reads the config; `partial_rotary_factor` of a head is rotated, `qk_layernorm` norms q and k."""
     keys = {"rms_norm_eps": "layer_norm_eps"}
     config = classic.configure(fields, keys, "gelu_new", tied=False, rotary_share=0.5)
     return replace(config, head_norms=fields.flag("qk_layernorm"))
@@ -34,7 +34,7 @@ def _names(layer: int) -> classic.Names:
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():

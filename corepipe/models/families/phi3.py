@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4: Llama whose fused matrices appear here as their parts, under Llama's names."""
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused matrices, which the graph has as parts under Llama's names."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.numerics import elementary
 
 LONG_ROPE = ("longrope", "yarn")
-"""What configs have called it over the years."""
+"""Names of the type that configs have used over the years."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phi3Config(ModelConfig):
-    """`long_rope` takes the place of `rope` where more positions than it was trained with are asked for."""
+    """`long_rope` replaces `rope` where more positions are requested than the model was trained with."""
 
     long_rope: RopeConfig | None = None
 
 
 def configure(fields: Fields) -> Phi3Config:
-    """`sliding_window` holds for all layers; `partial_rotary_factor` of each head is rotated."""
+    """Reads the config; `sliding_window` is for all layers; `partial_rotary_factor` of a head is rotated."""
     plain, section = without_long_rope(fields)
     config = common(plain.defaulting("rms_norm_eps", 1e-5), rotary_share=1.0)
     window = fields.integer("sliding_window", MAX_POSITIONS) if fields.has("sliding_window") else None
@@ -39,7 +39,7 @@ def configure(fields: Fields) -> Phi3Config:
 
 
 def without_long_rope(fields: Fields) -> tuple[Fields, Fields | None]:
-    """The config with plain frequencies, and what it says of scaling them for long contexts, if anything."""
+    """Returns the config with plain frequencies, and its scaling for long contexts, if any."""
     section = rope_section(fields)
     if rope_type(section) not in LONG_ROPE:
         return fields, None
@@ -48,12 +48,12 @@ def without_long_rope(fields: Fields) -> tuple[Fields, Fields | None]:
 
 
 def long_ropes(fields: Fields, section: Fields, config: ModelConfig) -> tuple[RopeConfig, RopeConfig]:
-    """Of contexts as long as in training, and of longer ones (LongRoPE, 2024)."""
+    """Returns the frequencies of contexts as long as in training, and of longer ones (LongRoPE, 2024)."""
     return _scaled(fields, section, config, "short"), _scaled(fields, section, config, "long")
 
 
 def _scaled(fields: Fields, section: Fields, config: ModelConfig, length: str) -> RopeConfig:
-    """The frequencies over the factors for that length."""
+    """Returns the frequencies over the factors for that length."""
     trained = either(fields, section, TRAINED).integer(TRAINED, MAX_POSITIONS, default=4096, least=2)
     factors = section.numbers(
         f"{length}_factor", (config.rotary_dim or config.heads.head_dim) // 2, 1e-6, 1e6
@@ -61,33 +61,33 @@ def _scaled(fields: Fields, section: Fields, config: ModelConfig, length: str) -
     stretch = section.number("factor", 1e-3, 1e6, config.max_positions / trained)
     grown = math.sqrt(1 + elementary.log(stretch) / elementary.log(trained)) if stretch > 1 else 1.0
     attention = section.number("attention_factor", 0.0, 1e6, grown)
-    attention = section.number(f"{length}_mscale", 0.0, 1e6, attention)  # of the mixture
+    attention = section.number(f"{length}_mscale", 0.0, 1e6, attention)  # the mixture's key
     return RopeConfig(
         "longrope", config.rope.theta, stretch, trained, attention_factor=attention, freq_factors=factors
     )
 
 
 def weights(config: ModelConfig) -> WeightMap:
-    """Queries, keys and values are one matrix, gate and up another."""
+    """Maps queries, keys and values, which are one matrix, and gate and up, another."""
     heads = heads_in_turn("qkv_proj", ("q_proj", "k_proj", "v_proj"), config.heads)
     return WeightMap(parts=heads | gate_up(config))
 
 
 def gate_up(config: ModelConfig) -> dict[str, TensorRows]:
-    """Both matrices into the feed-forward's middle, one after the other."""
+    """Maps both matrices into the feed-forward's middle, one after the other."""
     return in_turn("gate_up_proj", {"gate_proj": config.ffn_size, "up_proj": config.ffn_size})
 
 
 def build(config: Phi3Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab].
+    """Builds the forward pass: token ids to logits [rows wanted, vocab].
 
-    Which factors scale the frequencies depends on how long a context is asked for, not on how long a
-    sequence is: a token's keys must not change with what comes after it.
+    The factors of the frequencies depend on the requested context, not on the length of a sequence: a token's
+    keys must not change with what comes after it.
     """
     rope = for_positions(config.rope, config.long_rope, max_positions)
     return llama.build(replace(config, rope=rope), fmt, max_positions, name)
 
 
 def for_positions(short: RopeConfig, long: RopeConfig | None, positions: int) -> RopeConfig:
-    """The frequencies of contexts of so many positions."""
+    """Returns the frequencies of contexts of `positions` positions."""
     return short if long is None or positions <= short.original_max_positions else long

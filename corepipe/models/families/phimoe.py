@@ -23,20 +23,20 @@ __all__ = ["build", "configure", "weights"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhimoeConfig(MoeConfig):
-    """`long_rope` as Phi-3's."""
+    """`long_rope` as in Phi-3's config."""
 
     head_bias: bool
     long_rope: RopeConfig | None = None
 
 
 def configure(fields: Fields) -> PhimoeConfig:
-    """`attention_bias` puts a bias on all four attention linears; `router_jitter_noise` is half of how near
-    scores are that weigh an expert together, two of which a token takes."""
+    """Reads the config: `attention_bias` is for all four attention linears; `router_jitter_noise` is half of
+    the distance within which scores share an expert's weight; a token takes two experts."""
     plain, section = without_long_rope(fields.defaulting("rope_theta", 1e6))
     config = mixtral.described(plain.defaulting("num_local_experts", 16).defaulting("num_experts_per_tok", 2))
     if config.top_k != TAKEN:
         raise fields.error(
-            "num_experts_per_tok", f"({config.top_k}) must be {TAKEN}: so SparseMixer weighs them"
+            "num_experts_per_tok", f"({config.top_k}) must be {TAKEN}: SparseMixer weighs two experts"
         )
     short, long = (config.rope, None) if section is None else long_ropes(fields, section, config)
     bias, noise = fields.flag("attention_bias"), fields.number("router_jitter_noise", 0.0, 1.0, 0.01)
@@ -46,11 +46,11 @@ def configure(fields: Fields) -> PhimoeConfig:
 
 
 TAKEN = 2
-"""Experts (transformers, sparsemixer)."""
+"""Experts of a token (transformers, sparsemixer)."""
 
 
 def build(config: PhimoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab].  Long contexts as Phi-3's."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]. Long contexts as Phi-3's."""
     rope = for_positions(config.rope, config.long_rope, max_positions)
     b = GraphBuilder(replace(config, rope=rope))
     x = b.embed()

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on q, k and v, and a window in the upper layers if asked for."""
+"""Qwen2 and Qwen2.5: Llama with biases on q, k and v, and optionally a window in the upper layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def upper_windows(fields: Fields, config: ModelConfig) -> tuple[int | None, ...]:
-    """`use_sliding_window` switches the window on, from layer `max_window_layers` upwards."""
+    """Returns the windows: `use_sliding_window` turns them on from layer `max_window_layers` upwards."""
     if not fields.flag("use_sliding_window"):
         return config.windows
     window = fields.integer("sliding_window", MAX_POSITIONS, default=4096)

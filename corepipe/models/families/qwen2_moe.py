@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-57B: Qwen2 with a mixture of experts and a gated expert that every token takes."""
+"""Qwen1.5-MoE and Qwen2-57B: Qwen2 with a mixture of experts and a gated expert shared by every token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["build", "configure", "weights"]
 
 
 def configure(fields: Fields) -> MoeConfig:
-    """`shared_expert_intermediate_size` is the width of what every token takes."""
+    """Reads the config; `shared_expert_intermediate_size` is the width of the shared expert."""
     config = qwen2.configure(fields.without("use_sliding_window"))
     config = replace(config, qkv_bias=fields.flag("qkv_bias", default=True), windows=_windows(fields, config))
     return MoeConfig(
@@ -29,7 +29,7 @@ def configure(fields: Fields) -> MoeConfig:
 
 
 def _windows(fields: Fields, config: ModelConfig) -> tuple[int | None, ...]:
-    """`use_sliding_window` switches the window on, in every other of the first `max_window_layers` layers."""
+    """Returns the windows: `use_sliding_window` gives every other of the first `max_window_layers` one."""
     if not fields.flag("use_sliding_window"):
         return config.windows
     layers = config.num_layers

@@ -17,7 +17,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def described(fields: Fields) -> ModelConfig:
-    """`attention_bias` puts a bias on all four attention linears."""
+    """Reads the config; `attention_bias` puts a bias on all four attention linears."""
     config = common(fields)
     bias = fields.flag("attention_bias")
     windows = upper_windows(fields, config)

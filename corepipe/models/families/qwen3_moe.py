@@ -17,14 +17,14 @@ __all__ = ["build", "configure", "sparse_layers", "weights"]
 
 
 def sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`th layer has experts, but for those in `mlp_only_layers`."""
+    """Reads the layers with experts: every `decoder_sparse_step`th, except those in `mlp_only_layers`."""
     step = fields.integer("decoder_sparse_step", MAX_LAYERS, default=1)
     dense = set(fields.ids("mlp_only_layers"))
     return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
 
 
 def configure(fields: Fields) -> MoeConfig:
-    """`moe_intermediate_size` is an expert's; `intermediate_size` that of layers without experts, if any."""
+    """Reads the config: `moe_intermediate_size` is an expert's, `intermediate_size` a dense layer's."""
     width = moe.expert_width(fields, "moe_intermediate_size")
     experts = (
         "num_local_experts" if fields.has("num_local_experts") else "num_experts"
@@ -43,7 +43,7 @@ def configure(fields: Fields) -> MoeConfig:
 
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     return llama.build(config, fmt, max_positions, name, partial(_feed_forward, config))
 
 

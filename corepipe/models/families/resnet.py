@@ -1,6 +1,6 @@
 """ResNet (He et al. 2016): residual blocks of two convolutions, or of three through a narrow middle.
 
-Of three, the stride is the second's, as torchvision and transformers have it (version 1.5).
+Of three, the second has the stride, as in torchvision and transformers (version 1.5).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from corepipe.neuron.ops.convolution import Window
 
 IMAGE, CLASSES = 224, 1000
 STEM = 64
-"""Channels before the first stage, where a config does not say."""
+"""The default number of channels before the first stage."""
 
 NARROW = 4
 """How many times wider a block is than its middle."""
 
 
 def configure(fields: Fields) -> ImageConfig:
-    """`hidden_sizes`, `depths` and `layer_type`, as transformers' ResNetConfig has them."""
+    """Reads `hidden_sizes`, `depths` and `layer_type`, as in transformers' ResNetConfig."""
     fields.refuse("downsample_in_first_stage", "downsample_in_bottleneck")
     kind = fields.require("layer_type", ("bottleneck", "basic"), "bottleneck")
     fields.require("hidden_act", ("relu",), "relu")
@@ -47,7 +47,7 @@ def configure(fields: Fields) -> ImageConfig:
 
 
 def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
-    """The forward pass: an image to its classes."""
+    """Builds the forward pass: an image to its classes."""
     b = ImageBuilder(config)
     x = b.convolve(b.image(), "resnet.embedder.embedder.convolution", config.stem, Window.square(7, 2))
     x = b.pool(x, Window.square(3, 2))
@@ -62,7 +62,7 @@ def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> G
 
 
 def _block(b: ImageBuilder, x: Map, prefix: str, width: int, stride: int) -> Map:
-    """x plus what its convolutions make of it; x itself through one of a pixel where its shape changes."""
+    """Appends x plus its convolutions; x goes through a 1 x 1 convolution where its shape changes."""
     known = x
     if stride > 1 or x.channels != width:
         known = b.convolve(x, f"{prefix}.shortcut.convolution", width, Window.square(1, stride), None)

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama where every fourth layer knows no positions."""
+"""SmolLM3: Llama in which every fourth layer has no positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["build", "configure"]
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`no_rope_layers` has a 0 for each layer without positions; or each `no_rope_layer_interval`-th."""
+    """Reads the config; layers without positions: `no_rope_layers`, or each `no_rope_layer_interval`-th."""
     fields = fields.defaulting("tie_word_embeddings", value=True).defaulting("rope_theta", 2e6)
     config = llama.configure(fields)
     knows = rotated(fields, config.num_layers)

@@ -17,14 +17,14 @@ from corepipe.neuron.values import Value
 
 @dataclass(frozen=True, slots=True)
 class StableLmConfig(ModelConfig):
-    """`parallel`: attention and feed-forward side by side.  `head_norms` are LayerNorms with a gain for each
+    """`parallel`: attention and feed-forward side by side. `head_norms` are LayerNorms with a gain for each
     head."""
 
     parallel: bool = False
 
 
 def configure(fields: Fields) -> StableLmConfig:
-    """`use_qkv_bias` puts biases on q, k and v; `qk_layernorm` and `use_parallel_residual` are of the 12b."""
+    """Reads the config; `qk_layernorm` and `use_parallel_residual` are of the 12b model."""
     renamed = fields.renamed({"rms_norm_eps": "layer_norm_eps"}).defaulting("rms_norm_eps", 1e-5)
     config = replace(
         common(renamed, rotary_share=0.25),
@@ -36,7 +36,7 @@ def configure(fields: Fields) -> StableLmConfig:
 
 
 def weights(config: StableLmConfig) -> WeightMap:
-    """Each head's gain is a tensor of its own."""
+    """Maps each head's gain, which is a tensor of its own."""
     heads, size = config.heads, config.heads.head_dim
     counts = {"q_layernorm": heads.heads, "k_layernorm": heads.kv_heads}
     gains = {
@@ -49,7 +49,7 @@ def weights(config: StableLmConfig) -> WeightMap:
 
 
 def build(config: StableLmConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     if not config.parallel:
         return llama.build(config, fmt, max_positions, name, attend=_attention)
     b = GraphBuilder(config)

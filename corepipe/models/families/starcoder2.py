@@ -13,7 +13,7 @@ from corepipe.neuron.graph import Graph
 
 
 def configure(fields: Fields) -> ModelConfig:
-    """`use_bias` puts biases on all linears; `sliding_window` holds for all layers."""
+    """Reads the config: `use_bias` is for all linears; `sliding_window` holds for all layers."""
     config = classic.configure(fields, {"rms_norm_eps": "norm_epsilon"}, "gelu_pytorch_tanh")
     bias = fields.flag("use_bias", default=True)
     window = fields.integer("sliding_window", MAX_POSITIONS) if fields.has("sliding_window") else None
@@ -34,7 +34,7 @@ def _names(layer: int) -> classic.Names:
 
 
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: token ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.embed()
     for layer in b.layers():

@@ -1,6 +1,6 @@
 """T5, Flan-T5 and mT5: an encoder over the source, and a decoder that attends to itself and to the encoder.
 
-Layers are numbered through: the encoder's first, then the decoder's.
+Layers are numbered consecutively: the encoder's first, then the decoder's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from corepipe.neuron.values import SOURCE, TOKENS, Value, WeightSpec
 
 EMBEDDING = "shared.weight"
 TRAINED_POSITIONS = 512
-"""Length that T5 was trained with; its positions are relative, and its config need not have one."""
+"""The length that T5 was trained with; its positions are relative, and its config may omit it."""
 
 KEYS = {
     "hidden_size": "d_model",
@@ -43,7 +43,7 @@ class T5Config(ModelConfig):
 
 
 def configure(fields: Fields) -> T5Config:
-    """`feed_forward_proj` is "relu", "gated-gelu" or the like."""
+    """Reads the config; `feed_forward_proj` is "relu", "gated-gelu" or similar."""
     kind = fields.text("feed_forward_proj", "relu")
     encoder = fields.integer("num_layers", MAX_LAYERS)
     decoder = fields.integer("num_decoder_layers", MAX_LAYERS, default=encoder)
@@ -62,7 +62,7 @@ def configure(fields: Fields) -> T5Config:
 
 
 def build(config: T5Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: source ids and target ids to logits [rows wanted, vocab]."""
+    """Builds the forward pass: source ids and target ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     b.rows = SOURCE
     source = _encode(b, config)
@@ -102,7 +102,7 @@ def _attend(b: GraphBuilder, x: Value, prefix: str, table: WeightSpec, causal: b
 
 
 def _cross(b: GraphBuilder, x: Value, source: Value, prefix: str) -> Value:
-    """Queries of the target, keys and values of the source."""
+    """Appends cross-attention: queries of the target, keys and values of the source."""
     heads = b.config.heads
     q = b.linear(x, f"{prefix}.q", heads.queries())
     k, v = (b.linear(source, f"{prefix}.{part}", heads.keys()) for part in "kv")

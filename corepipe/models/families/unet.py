@@ -1,5 +1,5 @@
-"""U-Net (Ronneberger et al. 2015), padded, as the public implementations have it: down by pools, up by
-transposed convolutions, each stage joined with the map of the same size on the way down."""
+"""U-Net (Ronneberger et al. 2015), padded as in public implementations: down by pools, up by transposed
+convolutions, each stage joined with the map of the same size on the way down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTHS = (64, 128, 256, 512, 1024)
 
 
 def configure(fields: Fields) -> ImageConfig:
-    """`hidden_sizes`: channels of each stage; the keys are ours.  An image is halved between stages."""
+    """Reads `hidden_sizes`, the channels of each stage; the keys are our own. Each stage halves the image."""
     widths = counts(fields, "hidden_sizes", MAX_CHANNELS, WIDTHS)
     config = images(fields, IMAGE, CLASSES, widths, (1,) * len(widths))
     if config.image % (1 << (len(widths) - 1)):
@@ -33,7 +33,7 @@ def configure(fields: Fields) -> ImageConfig:
 
 
 def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
-    """The forward pass: an image to the classes of its pixels."""
+    """Builds the forward pass: an image to the classes of its pixels."""
     b = ImageBuilder(config)
     x, beside = b.image(), []
     for stage, width in enumerate(config.widths):

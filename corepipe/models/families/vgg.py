@@ -24,11 +24,11 @@ LAST = 7
 """Pixels a side that the first matrix reads."""
 
 MATRICES = 4096
-"""Width of the two between the convolutions and the classes."""
+"""The width of the two matrices between the convolutions and the classes."""
 
 
 def configure(fields: Fields) -> ImageConfig:
-    """`depths`: convolutions of each stage, `hidden_sizes` their channels; the keys are ours."""
+    """Reads `depths`, the convolutions of each stage, and `hidden_sizes`, their channels; our own keys."""
     widths = counts(fields, "hidden_sizes", MAX_CHANNELS, (64, 128, 256, 512, 512))
     depths = counts(fields, "depths", MAX_BLOCKS, (2, 2, 3, 3, 3))
     if len(widths) != len(depths):
@@ -40,7 +40,7 @@ def configure(fields: Fields) -> ImageConfig:
 
 
 def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
-    """The forward pass: an image to its classes."""
+    """Builds the forward pass: an image to its classes."""
     b = ImageBuilder(config)
     x = b.image()
     for stage, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
@@ -57,7 +57,7 @@ def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> G
 
 
 def _shrunk(b: ImageBuilder, x: Map) -> Map:
-    """The map as large as the first matrix reads it: means, where the image is larger than usual."""
+    """Appends the means that shrink a larger map to the size that the first matrix reads."""
     step = x.size.height // LAST
     square = MapSize(step, step)
     return x if step == 1 else b.pool(x, Window(square, square), PoolKind.AVERAGE)

@@ -18,7 +18,7 @@ from corepipe.neuron.values import GraphOutput, OutputKind, Value, WeightRole, W
 
 MAX_CHANNELS = 64
 EPS = 1e-12
-"""Of the norms, where a config does not say."""
+"""The norms' constant where a config has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +33,18 @@ class VitConfig(ModelConfig):
 
     @property
     def pixels(self) -> Axis:
-        """Of a patch, all channels, those of one together."""
+        """The axis of a patch's pixels: all channels, one after the other."""
         each = self.patch**2
         return Axis("pixels", AxisKind.FIXED, self.channels * each, each)
 
 
 def configure(fields: Fields) -> VitConfig:
-    """The tokens are the patches of an image of `image_size`, and the class token before them."""
+    """Reads the config: the tokens are the class token and the patches of an image of `image_size`."""
     return patches(fields, "vit", ("cls_token",))
 
 
 def patches(fields: Fields, prefix: str, first: tuple[str, ...]) -> VitConfig:
-    """A config with `first` learned vectors.  Raises UserError where the patches do not tile the image."""
+    """Reads a config with `first` learned vectors. Raises UserError where patches do not tile the image."""
     image = fields.integer("image_size", MAX_HIDDEN, default=224)
     patch = fields.integer("patch_size", MAX_HIDDEN, default=16)
     if image % patch:
@@ -58,8 +58,8 @@ def patches(fields: Fields, prefix: str, first: tuple[str, ...]) -> VitConfig:
 
 
 def weights(config: VitConfig) -> WeightMap:
-    """Names with the prefix or, where the base model was saved, without it; kernels of convolutions have four
-    dimensions, and what is added to every image has a first one for images."""
+    """Maps names with the prefix or, where the base model was saved, without it; kernels of convolutions have
+    four dimensions, and learned vectors have a leading dimension for images."""
     at, width, rows = "embeddings", config.hidden_size, config.max_positions
     kernel = (width, config.channels, config.patch, config.patch)
     first, places = tuple(f"{at}.{name}" for name in config.first), f"{at}.position_embeddings"
@@ -74,7 +74,7 @@ def weights(config: VitConfig) -> WeightMap:
 
 
 def build(config: VitConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """The forward pass: patches to a vector an image, as the base model with its pooler gives it."""
+    """Builds the forward pass: patches to a vector an image, as the base model with its pooler does."""
     b = GraphBuilder(config, every_row=True)
     x = b.select_rows(trunk(b, config))
     pooled = b.linear(x, f"{config.prefix}.pooler.dense", x.axis, bias=True)
@@ -83,7 +83,7 @@ def build(config: VitConfig, fmt: Format, max_positions: int, name: str) -> Grap
 
 
 def trunk(b: GraphBuilder, config: VitConfig) -> Value:
-    """All but a head: the hidden state of every patch and of the learned vectors."""
+    """Appends the Ops up to the hidden state of every patch and of the learned vectors."""
     prefix = f"{config.prefix}.embeddings"
     x = _embed(b, config, prefix)
     x = b.add_embedding(x, f"{prefix}.position_embeddings", config.max_positions)

@@ -1,4 +1,4 @@
-"""Layers that take turns: the whole context or the latest positions, each kind with its own positions."""
+"""Alternating layers: some attend to the whole context, others to a window, each kind with its positions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Windows = tuple[int | None, ...]
 
 
 def rotated(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Which layers know positions: `no_rope_layers` has a 0 for each that does not; or it is each
+    """Returns which layers have positions: those with a 1 in `no_rope_layers`, or all but each
     `no_rope_layer_interval`-th, by default the fourth."""
     every = fields.integer("no_rope_layer_interval", MAX_LAYERS, default=4)
     if fields.values.get("no_rope_layers") in (None, []):
@@ -23,7 +23,7 @@ def rotated(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def alternating(fields: Fields, layers: int, window: int, pattern: int) -> Windows:
-    """Every `pattern`-th layer sees the whole context unless `layer_types` says which do; the defaults."""
+    """Returns the windows: by default every `pattern`-th layer has none, else `layer_types` decides."""
     size = fields.integer("sliding_window", MAX_POSITIONS, default=window)
     every = fields.integer("sliding_window_pattern", MAX_LAYERS, default=pattern)
     if fields.has("layer_types"):
@@ -34,7 +34,7 @@ def alternating(fields: Fields, layers: int, window: int, pattern: int) -> Windo
 def layer_ropes(
     fields: Fields, config: ModelConfig, windows: Windows, local_theta: str = "rope_theta"
 ) -> tuple[RopeConfig | None, ...]:
-    """Scaled rotary positions where the whole context is seen, plain ones in the layers with a window.
+    """Returns scaled rotary positions for layers with the whole context, plain ones for windows.
 
     Both spellings: `rope_parameters` with an object for each kind of layer, and `rope_theta`, `rope_scaling`
     for the former beside a base for the latter, `local_theta`.
@@ -52,7 +52,7 @@ def layer_ropes(
 
 
 def _rope(fields: Fields, config: ModelConfig, kind: Fields | None) -> RopeConfig:
-    """What an object of one kind of layer says, or the config itself."""
+    """Reads the rotary positions of one kind of layer, from its object or the config itself."""
     if kind is not None:
         fields = fields.without("rope_scaling", *kind.values).replace("rope_parameters", dict(kind.values))
     return read_rope(

@@ -24,7 +24,7 @@ from corepipe.neuron.ops.convolution import ImageFunction, Window
 
 IMAGE, CLASSES = 608, 80
 ANCHORS, BOX = 3, 5
-"""Boxes at each pixel; numbers that a box has beside its classes."""
+"""Boxes at each pixel; numbers of a box beside its classes."""
 
 POOLS = (5, 9, 13)
 """Windows of the pyramid."""
@@ -37,7 +37,7 @@ SIZES = 3
 
 
 def configure(fields: Fields) -> ImageConfig:
-    """`hidden_sizes` and `depths` of the backbone's stages; the keys are ours."""
+    """Reads `hidden_sizes` and `depths` of the backbone's stages; the keys are our own."""
     widths = counts(fields, "hidden_sizes", MAX_CHANNELS, WIDTHS)
     depths = counts(fields, "depths", MAX_BLOCKS, DEPTHS)
     if len(widths) != len(WIDTHS) or len(depths) != len(DEPTHS):
@@ -49,7 +49,7 @@ def configure(fields: Fields) -> ImageConfig:
 
 
 def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
-    """The forward pass: an image to its three maps of boxes."""
+    """Builds the forward pass: an image to its three maps of boxes."""
     b = ImageBuilder(config)
     maps = _backbone(b)[-SIZES:]
     maps = _up(b, maps)
@@ -69,7 +69,7 @@ def _mish(b: ImageBuilder, x: Map, name: str, channels: int, kernel: int = 1, st
 
 
 def _backbone(b: ImageBuilder) -> list[Map]:
-    """The maps of all stages: each halves the map, and sends one half of its channels past its blocks."""
+    """Appends the maps of all stages: each halves the map, and half of its channels bypass its blocks."""
     config, maps = b.config, []
     x = _mish(b, b.image(), "stem", config.widths[0] // 2, 3)
     for stage, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
@@ -80,7 +80,7 @@ def _backbone(b: ImageBuilder) -> list[Map]:
 
 
 def _stage(b: ImageBuilder, x: Map, prefix: str, width: int, depth: int, first: bool) -> Map:
-    """The first stage's halves are as wide as the whole, and its blocks half as wide inside."""
+    """Appends a stage; the first one's halves are as wide as the whole, its blocks half as wide inside."""
     part = width if first else width // 2
     x = _mish(b, x, f"{prefix}.down", width, 3, 2)
     past = _mish(b, x, f"{prefix}.past", part)
@@ -95,21 +95,21 @@ def _stage(b: ImageBuilder, x: Map, prefix: str, width: int, depth: int, first: 
 
 
 def _pyramid(b: ImageBuilder, x: Map, width: int) -> Map:
-    """The smallest map beside its largest values in ever larger windows."""
+    """Appends the smallest map joined with its maxima over ever larger windows."""
     x = _alternate(b, x, "pyramid.before", width, 3)
     pooled = [b.pool(x, Window.square(kernel)) for kernel in reversed(POOLS)]
     return _alternate(b, b.join(*pooled, x), "pyramid.after", width, 3)
 
 
 def _alternate(b: ImageBuilder, x: Map, prefix: str, width: int, count: int) -> Map:
-    """Convolutions of 1 x 1 to `width`, and between them of 3 x 3 to twice that."""
+    """Appends convolutions of 1 x 1 to `width`, alternating with 3 x 3 to twice that."""
     for i in range(count):
         x = _leaky(b, x, f"{prefix}.{i}", width * (1 + i % 2), 1 + 2 * (i % 2))
     return x
 
 
 def _up(b: ImageBuilder, maps: list[Map]) -> list[Map]:
-    """Smallest first: each larger map joined with the one below it, enlarged."""
+    """Appends, smallest first, each larger map joined with the enlarged one below it."""
     b.layer += 1
     x = _pyramid(b, maps[-1], maps[-1].channels // 2)
     found = [x]
@@ -124,7 +124,7 @@ def _up(b: ImageBuilder, maps: list[Map]) -> list[Map]:
 
 
 def _down(b: ImageBuilder, maps: list[Map]) -> list[Map]:
-    """Largest first: each smaller map joined with the one above it, halved."""
+    """Appends, largest first, each smaller map joined with the halved one above it."""
     x = maps[-1]
     found = [x]
     for beside in reversed(maps[:-1]):
