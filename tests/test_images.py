@@ -192,7 +192,7 @@ def test_the_library_takes_paths_bytes_and_pillows_images(folder: Path, tmp_path
     with LLM(folder, format="fp32", threads=1) as llm:
         found = llm.classify(given)
         alone = llm.classify(given[3])
-        with pytest.raises(UserError, match=r"images\[1\]: it is no PNG"):
+        with pytest.raises(UserError, match=r"images\[1\]: it is not a PNG"):
             llm.classify([file, b"hello"])
         with pytest.raises(UserError, match=r"no such file|cannot be read"):
             llm.classify(str(tmp_path / "none.png"))

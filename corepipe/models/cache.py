@@ -37,8 +37,8 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class RemovalRule:
-    """Which entries to remove: those unused for `older_than` seconds, the least recently used ones until the
-    cache has at most `max_bytes`, or everything. Leftovers are removed in any case."""
+    """A rule for entries to remove: those unused for `older_than` seconds, the least recently used ones until
+    the cache has at most `max_bytes`, or everything. Leftovers are removed in any case."""
 
     older_than: float | None = None
     max_bytes: int | None = None

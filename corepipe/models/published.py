@@ -17,7 +17,7 @@ from pathlib import Path
 from corepipe.errors import UserError
 
 NEAREST, ALIKE = 3, 0.5
-"""How many similar names an error suggests for an unknown one, and the least similarity (difflib)."""
+"""The number of similar names that an error suggests, and the least similarity (difflib's ratio)."""
 
 MAKERS = ("meta-", "google-", "openai-", "ibm-")
 """Prefixes that some repositories write before the model's own name."""

@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class RestoredTensor:
-    """How a tensor of the original is restored. shape: its shape, from the shapes of the file's tensors.
+    """The restoration of a tensor of the original. shape: its shape, from the shapes of the file's tensors.
     made: its values, from their values; raises ValueError with a reason for values that the converter
     cannot have written."""
 

@@ -21,7 +21,7 @@ from corepipe.neuron.ops import Scoring
 from corepipe.neuron.values import Value
 
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
-"""Whether a layer of each kind in configs has attention."""
+"""The kinds of layers in configs: True for those with attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ STEM = 64
 """The default number of channels before the first stage."""
 
 NARROW = 4
-"""How many times wider a block is than its middle."""
+"""The ratio of a block's width to that of its middle."""
 
 
 def configure(fields: Fields) -> ImageConfig:

@@ -1,4 +1,4 @@
-"""Chat templates, rendered in a process of their own: what loops for ever ends that process, not this one."""
+"""Chat templates, rendered in processes of their own: an endless loop ends that process, not the server."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from corepipe.models.text.content_form import TOOLS, ContentForms, dropped, foun
 from corepipe.sandbox import ANSWER_SECONDS, MAX_FRAME, START_SECONDS, EndedError, SandboxProcess
 
 CPU_SECONDS = 2.0
-"""Of one rendering, or of compiling: Jinja folds constants when it compiles."""
+"""The processor time of one rendering, or of compiling, since Jinja folds constants when it compiles."""
 MAX_MEMORY = 1 << 30
 """Bytes of address space."""
 MAX_OUTPUT = 1 << 23
-"""Characters; a prompt is limited by the model long before."""
+"""Characters; the model limits a prompt long before."""
 
 GREETING = [{"role": "user", "content": "Hello"}]
-"""The conversation of a trial."""
+"""The conversation that tries a template."""
 PROBE = {"add_generation_prompt": True, "tools": TOOLS, "documents": None, "bos_token": "", "eos_token": ""}
-"""Variables while the form of contents is looked for."""
+"""Variables of the conversations that find the form of contents."""
 
 
 class RenderJob(msgspec.Struct):
-    """A conversation to put into words."""
+    """A conversation to render."""
 
     messages: list[Any]
     variables: dict[str, Any]
     guard: PrivateCharacters | None = None
     given: list[str] = []
-    """Names of those variables that clients gave: guarded as their messages are."""
+    """Names of those variables that clients gave: they are guarded as the messages are."""
 
 
 class RenderedChat(msgspec.Struct):
-    """`text`, or what was wrong; `hostile` where the template reached out of its sandbox, or for too much."""
+    """The rendered `text`, or the error; `hostile` where the template left its sandbox or took too much."""
 
     text: str | None = None
     error: str = ""
@@ -45,13 +45,13 @@ class RenderedChat(msgspec.Struct):
 
 
 class TemplateRefusalError(UserError):
-    """The template does not take these messages."""
+    """The template does not accept these messages."""
 
 
 class ChatTemplate:
     """A chat template; its process starts with the first use, and again after one that was ended.
 
-    A rendering may take `cpu_seconds` of processor time.  Safe to use from several threads: one at a time.
+    A rendering may take `cpu_seconds` of processor time. Thread-safe: threads take turns.
     """
 
     def __init__(self, text: str, cpu_seconds: float = CPU_SECONDS) -> None:
@@ -64,8 +64,8 @@ class ChatTemplate:
     def check(self) -> None:
         """Compiles the template and tries it on short conversations.
 
-        Raises UserError if it is not valid, reaches out of its sandbox, takes more time, memory or room than
-        a conversation may, or drops what users say.  That it refuses these is its good right.
+        Raises UserError if it is not valid, leaves its sandbox, takes more time, memory or output than a
+        conversation may, or drops what users say. It may refuse these conversations.
         """
         answer = self._ask(RenderJob(GREETING, {"add_generation_prompt": True}))
         if answer.hostile:
@@ -80,12 +80,12 @@ class ChatTemplate:
         guard: PrivateCharacters | None = None,
         given: Iterable[str] = (),
     ) -> str:
-        """The prompt's text.  Raises TemplateRefusalError, and UserError for messages that take too long, or
-        where the template drops what users say.
+        """Returns the prompt's text. Raises TemplateRefusalError, and UserError for messages that take too
+        long, or where the template drops what users say.
 
-        Contents are put into the form that the template reads: texts, or lists of parts.  With a `guard` the
-        template sees the messages, and the variables that are `given` by clients, in other characters, and
-        what it makes of them has these.
+        Contents are converted to the form that the template reads: texts, or lists of parts. With a `guard`
+        the template sees the messages, and the variables that are `given` by clients, in private characters,
+        and so does its output.
         """
         forms = self._content_forms()
         if forms.drops and any(one.get("content") for one in messages):
@@ -131,5 +131,5 @@ class _Renderer:
             raise UserError(f"the chat template is not valid: {shown(compiled.error, 300)}")
 
     def ask(self, frame: bytes, seconds: float) -> RenderedChat:
-        """Raises EndedError, and has ended the process, where no answer comes."""
+        """Returns the process's reply. Raises EndedError, after ending the process, where there is none."""
         return self.process.ask(frame, RenderedChat, seconds)

@@ -1,9 +1,9 @@
 """Chat templates: the model's Jinja text, run in a sandbox with the globals that templates expect.
 
-`python -m corepipe.models.text.chat_sandbox SECONDS` is the process that `chat` asks; its input is a socket.
-The first frame is the template, then comes a Job at a time, and an Answer goes back for each.  Jinja's
-sandbox keeps a template from the interpreter, but not from looping for ever or from filling the memory; the
-limits of a process do.  What takes too much processor time is ended by the kernel.
+`python -m corepipe.models.text.chat_sandbox SECONDS` is the process that `chat` starts; its input is a
+socket. The first frame is the template; then each RenderJob is answered by a RenderedChat. Jinja's sandbox
+keeps a template from the interpreter, but not from looping for ever or from filling the memory; the limits of
+a process do. The kernel ends a process that takes too much processor time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GenerationBlock(Extension):
 
 
 class _Generator(CodeGenerator):
-    """Jinja's, but that `~` joins texts as macros and blocks do: by the environment's `concat`."""
+    """Jinja's code generator, with `~` joining texts by the environment's `concat`, as macros do."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 -- Jinja's name
         self.write("concat(map(str, (")
@@ -61,7 +61,7 @@ class _Generator(CodeGenerator):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """What templates are compiled for; keeps what clients said apart, however a template joins texts."""
+    """The environment of templates; it keeps clients' text marked, however a template joins texts."""
 
     code_generator_class = _Generator
 
@@ -88,18 +88,18 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class CompiledTemplate:
-    """A compiled template; raises TemplateError and the like for a text that is no template."""
+    """A compiled template; raises TemplateError and similar errors for a text that is not a template."""
 
     def __init__(self, text: str) -> None:
         self._environment = environment = _Environment()
         environment.filters["tojson"] = self._tojson
-        del environment.globals["lipsum"]  # text as long as one likes
+        del environment.globals["lipsum"]  # it makes texts of any length
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         self._guard: PrivateCharacters | None = None
         self._template = environment.from_string(text)
 
     def answer(self, job: RenderJob) -> str:
-        """Up to `MAX_OUTPUT` characters; raises whatever the template's expressions do."""
+        """Renders up to `MAX_OUTPUT` characters; raises whatever the template's expressions raise."""
         self._guard = job.guard
         self._environment.exchange = exchange = None if job.guard is None else ClientTextExchange(job.guard)
         if exchange is None:
@@ -108,7 +108,7 @@ class CompiledTemplate:
         return self.render([exchange.exchanged(one) for one in job.messages], job.variables | given)
 
     def render(self, messages: list[Any], variables: Mapping[str, Any]) -> str:
-        """As `answer`, of messages and variables as the template sees them."""
+        """Renders messages and variables as the template sees them."""
         parts: list[str] = []
         size = 0
         for part in self._template.generate(messages=messages, **variables):
@@ -160,7 +160,7 @@ def main(cpu_seconds: float) -> None:
     connection = sandbox.connection()
     CompiledTemplate("{{ strftime_now('%c') }}").render(
         [], {}
-    )  # reads what Python reads late: time zone, codecs
+    )  # loads what Python loads late: time zone, codecs
     sandbox.confine(MAX_MEMORY)
     with contextlib.suppress(EOFError, ConnectionError):
         text = receive(connection, MAX_FRAME).decode()
@@ -183,7 +183,7 @@ def _answer(template: CompiledTemplate, job: RenderJob, cpu_seconds: float) -> R
     try:
         with time_limit(cpu_seconds):
             return RenderedChat(template.answer(job))
-    except Exception as error:  # whatever its expressions raise: the messages are not what it expects
+    except Exception as error:  # whatever its expressions raise: the messages are not as it expects
         hostile = isinstance(error, SecurityError | MemoryError)
         line = _line(error) if job.guard is None else _line(error).translate(job.guard.back)
         return RenderedChat(error=line, hostile=hostile)

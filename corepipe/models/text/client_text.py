@@ -1,4 +1,4 @@
-"""What clients said, as a chat template sees it: in its output their characters can be told from its own."""
+"""Clients' text as a chat template sees it: in the output it can be told from the template's own text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _PLAIN_NAME = re.compile(r"[\w .-]*")
 
 
 def _escaped(text: str, *, ensure_ascii: bool) -> str:
-    """As it stands between the quotes of a JSON string."""
+    """Returns the text as it stands between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=ensure_ascii)[1:-1]
 
 
 Table = Mapping[int, int]
-"""Code points to code points, as `str.translate` takes them."""
+"""A map of code points to code points, as `str.translate` takes it."""
 
 
 class PrivateCharacters(msgspec.Struct, frozen=True):
-    """An exchange of each of `characters` for a private one, from the code point `base` on, and back.
+    """Replaces each of `characters` by a private one, from the code point `base` on, and back.
 
-    An exchanged text is as long as before and its white space is where it was, so that a template does with
-    it what it would have done.
+    A replaced text has the same length and the same white space, so that a template handles it like the
+    original.
     """
 
     characters: str
@@ -40,7 +40,7 @@ class PrivateCharacters(msgspec.Struct, frozen=True):
         return {private: plain for plain, private in self.there.items()}
 
     def escaped(self, text: str, *, ensure_ascii: bool) -> str:
-        """JSON of exchanged texts as it is of what they say: a quote among them does not end its string."""
+        """Returns the JSON of replaced texts as that of the originals: a quote in them ends no string."""
         there, back = self.there, self.back
         escapes = {
             private: _escaped(chr(plain), ensure_ascii=ensure_ascii).translate(there)
@@ -53,13 +53,13 @@ class PrivateCharacters(msgspec.Struct, frozen=True):
 
 
 class ClientTextExchange:
-    """A `Guard` at work on one rendering."""
+    """The replacement of characters in one rendering."""
 
     def __init__(self, guard: PrivateCharacters) -> None:
         self.there, self.back = guard.there, guard.back
 
     def exchanged(self, value: object) -> object:
-        """A JSON value with its texts exchanged; not its roles and plain names, which a template looks up."""
+        """Returns a JSON value with its texts replaced, except roles and plain names, which are looked up."""
         if isinstance(value, str):
             return ClientText.of(value.translate(self.there), self)
         if isinstance(value, dict):
@@ -74,13 +74,13 @@ class ClientTextExchange:
         return key if plain else self.exchanged(key)
 
     def plain(self, value: Any) -> Any:  # noqa: ANN401 -- as the methods of str take it
-        """A text, or several, with the characters that it stands for."""
+        """Returns a text, or several, with the original characters."""
         if isinstance(value, tuple):
             return tuple(map(self.plain, value))
         return value.translate(self.back) if isinstance(value, str) else value
 
     def kept(self, value: object) -> object:
-        """What an expression made: a text with exchanged characters in it is a `ClientText`."""
+        """Returns the value of an expression: a text with private characters becomes a `ClientText`."""
         if type(value) not in (str, ClientText) or hasattr(value, "_exchange"):
             return value
         text = "".join(value)  # type: ignore[arg-type]
@@ -89,28 +89,28 @@ class ClientTextExchange:
 
 
 def is_role(key: object, value: object) -> bool:
-    """Whether it is a role as templates know them, which they write into the middle of control tokens."""
+    """Tells whether the value is a role as templates know them, which they write into control tokens."""
     return key == "role" and isinstance(value, str) and value.isidentifier()
 
 
 class ClientText(str):
-    """A text with exchanged characters, alone or among a template's own, which acts as what it stands for.
+    """A text with private characters, alone or among a template's own, which behaves like the original.
 
-    What it is compared with or cut by matches either kind; its parts have the characters that it has.
+    Texts that it is compared with, or split by, match in either form; its parts keep their characters.
     """
 
     _exchange: ClientTextExchange
 
     @classmethod
     def of(cls, text: str, exchange: ClientTextExchange) -> ClientText:
-        """`text` has been exchanged, or a part of it."""
+        """Makes a ClientText of a text that has been replaced, or of a part of one."""
         made = cls(text)
         made._exchange = exchange
         return made
 
     @property
     def _plain(self) -> str:
-        """What it stands for."""
+        """The original text."""
         said: str = self._exchange.plain(self)
         return said
 
@@ -118,7 +118,7 @@ class ClientText(str):
         return ClientText.of(text, self._exchange)
 
     def _pieces(self, plain: Iterable[str], gap: int = 0) -> list[str]:
-        """The parts of it that these are, `gap` characters from each other."""
+        """Returns the parts of this text that match these plain ones, `gap` characters apart."""
         found, at = list[str](), 0
         for piece in plain:
             found.append(self[at : at + len(piece)])
@@ -188,7 +188,7 @@ class ClientText(str):
         return self[: len(self) - len(suffix)] if suffix and self.endswith(suffix) else self
 
     def _recased(self, name: str) -> ClientText:
-        """As a method of `str` makes of it; all of it is a client's where its length changes."""
+        """Applies a method of `str` that changes case; all is a client's where the length changes."""
         there, made = self._exchange.there, getattr(self._plain, name)()
         if len(made) != len(self):
             return self._like(made.translate(there))

@@ -1,4 +1,4 @@
-"""Content of messages in the form that a chat template reads: a text, a list of parts, or its first part."""
+"""Converts messages' contents to the form that a chat template reads: a text, or parts, or the first part."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from corepipe.errors import UserError
 Message = Mapping[str, Any]
 
 WORDS = ("zebra417", "walrus285")
-"""What a probe says: two words, so that a template that reads the first part alone shows it."""
+"""The words of a probe: two, so that a template that reads only the first part is recognised."""
 ROLES = ("assistant", "system", "tool")
-"""Besides users, in the order in which they are probed: what is known of one serves the next."""
+"""Roles besides users, in the order of probing: each probe uses the forms found before."""
 
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}
 _TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": _TOOL}]
-"""Variables of a probe, whose messages call it."""
+"""Variables of a probe, whose messages call this tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What of a role's content comes out whole: `text`, a list of several `parts`, or of a single one."""
+    """The forms of a role's content that are rendered whole: `text`, several `parts`, or a single one."""
 
     text: bool
     parts: bool
@@ -36,7 +36,7 @@ class Form:
         return self.text or self.parts or self.single
 
     def of(self, content: object) -> object:
-        """A content in a form that the template reads; as it was, where that is one."""
+        """Returns a content in a form that the template reads; unchanged where it is one."""
         if isinstance(content, str):
             return _parts(content) if self.known and not self.text else content
         if self.parts or not _is_text(content):
@@ -59,7 +59,7 @@ class ContentForms:
         self.drops = drops
 
     def adapted(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with their contents as the template reads them."""
+        """Returns the messages with their contents as the template reads them."""
         return [self._adapted(one) for one in messages]
 
     def _adapted(self, message: Message) -> Message:
@@ -70,7 +70,7 @@ class ContentForms:
 
 
 Render = Callable[[Sequence[Message]], "str | None"]
-"""What a template makes of messages; None: it refuses them."""
+"""A function that renders messages; None where the template refuses them."""
 
 
 def found_forms(render: Render) -> ContentForms:
@@ -84,7 +84,7 @@ def found_forms(render: Render) -> ContentForms:
 
 
 def _first_taken(render: Render) -> tuple[list[Message], Form | None]:
-    """What has to stand before a user's message, and that message's form; None: all is refused."""
+    """Returns the messages required before a user's, and the form of that message; None: all are refused."""
     found: Form | None = None
     for told in (None, "a", _parts("a")):
         lead: list[Message] = [] if told is None else [{"role": "system", "content": told}]
@@ -100,7 +100,7 @@ def _asked(lead: Sequence[Message], content: object) -> list[Message]:
 
 
 def _tried(render: Render, conversation: Callable[[object], Sequence[Message]]) -> Form | None:
-    """The form in which a content of a conversation comes out; None: it is refused in every one."""
+    """Returns the form in which a content of a conversation is rendered; None: every form is refused."""
     made = [render(conversation(content)) for content in (WORDS[0], _parts(*WORDS), _parts(WORDS[0]))]
     if all(one is None for one in made):
         return None
@@ -109,7 +109,7 @@ def _tried(render: Render, conversation: Callable[[object], Sequence[Message]]) 
 
 
 def dropped() -> UserError:
-    """What is said of a template that drops what users say."""
+    """Returns the error for a template that drops what users say."""
     return UserError(
         "the chat template renders nothing of what a user says, neither as a text nor as a list of "
         '{"type": "text", "text": ...}: give another (--chat-template)',
@@ -118,7 +118,7 @@ def dropped() -> UserError:
 
 
 def text_of(content: object) -> str:
-    """The text of a content: texts of parts are lines."""
+    """Returns the text of a content: texts of parts are lines."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, Sequence) else ()
@@ -126,7 +126,7 @@ def text_of(content: object) -> str:
 
 
 def _is_text(content: object) -> bool:
-    """Tells whether it is a list of texts, and of nothing else."""
+    """Tells whether the content is a list of texts, and of nothing else."""
     return isinstance(content, list | tuple) and all(
         isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
         for part in content
@@ -140,7 +140,7 @@ def _parts(*texts: str) -> list[dict[str, str]]:
 def _conversation(
     role: str, lead: Sequence[Message], forms: Mapping[str, Form], content: object
 ) -> list[Message]:
-    """One in which a role says this."""
+    """Returns a conversation in which a role says this."""
     said = {"role": role, "content": content}
     user = {"role": "user", "content": forms["user"].of("a")}
     if role == "system":
@@ -152,6 +152,6 @@ def _conversation(
 
 
 def _says(rendered: str, words: Sequence[str]) -> bool:
-    """Tells whether the words come out, and not as Python or JSON writes a part."""
+    """Tells whether the words are rendered, and not as Python or JSON writes a part."""
     lower = rendered.lower()
     return all(word in lower and not re.search(rf"['\"]text['\"]: ?\\*['\"]{word}", lower) for word in words)

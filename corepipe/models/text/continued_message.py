@@ -1,4 +1,4 @@
-"""A prompt that ends within its last message, for the model to go on with, as transformers renders it."""
+"""A prompt that ends within its last message, for the model to continue, as transformers renders it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIELD = "continue_final_message"
 
 
 class ContinuedMessage:
-    """`messages` with a mark at the end of the last one's text: where it comes out, the prompt ends.
+    """Messages with a mark at the end of the last one's text: the prompt ends where it is rendered.
 
     Raises TemplateRefusalError for a last message without text.
     """
@@ -23,10 +23,10 @@ class ContinuedMessage:
         self.messages: list[Mapping[str, object]] = [*messages[:-1], last]
 
     def cut(self, rendered: str) -> str:
-        """What a template rendered of `messages`, up to the mark.
+        """Returns a rendering of `messages` up to the mark.
 
-        Where the template took the space after the mark away, it would have taken that before it, too.
-        Raises TemplateRefusalError where it changed the text.
+        Where the template removed the space after the mark, it would also have removed that before it. Raises
+        TemplateRefusalError where it changed the text.
         """
         at = rendered.rfind(self._mark)
         if at < 0 or self._text.strip() not in rendered:
@@ -36,7 +36,7 @@ class ContinuedMessage:
         return kept if rendered.startswith(" ", at + len(self._mark)) else kept.rstrip()
 
     def _marked(self, content: object) -> tuple[str, object]:
-        """The text of a content, and the content with that marked: a text, or parts with text in the last."""
+        """Returns a content's text, and the content with a mark after it, or after its last part's text."""
         if isinstance(content, str):
             return content, f"{content}{self._mark} "
         parts = list(content) if isinstance(content, Sequence) else []

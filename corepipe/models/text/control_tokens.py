@@ -1,10 +1,10 @@
-"""Control tokens in chats: what the template writes is a token, what a client wrote is text.
+"""Control tokens in chats: the template's are tokens, a client's text never becomes one.
 
-A template renders a conversation to one string, in which `<|im_end|>` looks the same whoever wrote it.  So
-three things happen to it.  Where a client's text could spell a control token, wholly or with what stands
-beside it, the template is given that text in other characters (`client_text`).  In what it renders, control
-tokens are then the template's own: they are exchanged for names that nobody can guess, and the client's
-characters put back.  That string is encoded by a tokenizer which is the model's but for the names.
+A template renders a conversation to one string, in which `<|im_end|>` looks the same whoever wrote it. So
+there are three steps. Where a client's text could spell a control token, wholly or with the text beside it,
+the template gets that text in private characters (`client_text`). In the rendered string, control tokens are
+then the template's own: they are replaced by secret names, and the client's characters are restored. That
+string is encoded by a tokenizer which is the model's except for the names.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from corepipe.errors import UserError
 from corepipe.models.text.client_text import PrivateCharacters, is_role
 
 PRIVATE = range(0xF0000, 0xFF000, 0x1000)
-"""Where a `Guard` may begin, in Unicode's planes for private use."""
+"""Candidates for the base of `PrivateCharacters`, in Unicode's planes for private use."""
 SHORTEST = 3
-"""Characters of a token that is taken for a control token because the template writes it."""
+"""The least length of a token that counts as a control token because the template writes it."""
 
 _LIKE_CONTROL = re.compile(r"<[|\uff5c].+[|\uff5c]>")
-"""`<|fim_prefix|>`; tokenizers do not flag all of them as special."""
+"""Matches `<|fim_prefix|>`; tokenizers do not flag all such tokens as special."""
 
 
 class ControlTokens:
     """The control tokens of a tokenizer with a chat template.
 
-    Control tokens are the special ones of its added tokens, those named like them (`<|...|>`), and those
-    that the template writes (`<tool_call>`).  Others are text: runs of spaces, tags of HTML.
+    Control tokens are the special ones of its added tokens, those named like them (`<|...|>`), and those that
+    the template writes (`<tool_call>`). Others are text: runs of spaces, tags of HTML.
     """
 
     def __init__(self, backend: Backend, template: str) -> None:
@@ -56,9 +56,9 @@ class ControlTokens:
     def guard(
         self, messages: Sequence[Mapping[str, object]], given: Mapping[str, object]
     ) -> PrivateCharacters | None:
-        """What the texts of messages and further variables are to be exchanged by; None: they spell nothing.
+        """Returns the characters to replace in messages and further variables; None: they spell no token.
 
-        Raises UserError where there is no private character left to exchange them for.
+        Raises UserError where there are no private characters left to replace them by.
         """
         if not self._fragments.possible(messages, given):
             return None
@@ -70,12 +70,12 @@ class ControlTokens:
         raise UserError("the messages have too many different characters of private use", "messages")
 
     def mark(self, rendered: str, guard: PrivateCharacters | None) -> str:
-        """What the template rendered of guarded texts, with its control tokens under their other names."""
+        """Returns the rendered text with secret names for control tokens, and clients' text restored."""
         marked = self._names.sub(lambda found: self._marks[found[0]], rendered)
         return marked if guard is None else marked.translate(guard.back)
 
     def encode(self, marked: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of what `mark` returned."""
+        """Returns the token ids of what `mark` returned."""
         (found,) = self._marked.encode_batch_fast([marked], add_special_tokens=False)
         numbers = found.ids
         ids = [self._ids.get(number, number) for number in numbers]
@@ -84,7 +84,7 @@ class ControlTokens:
         return self._framed(found, ids) if add_special_tokens else ids
 
     def _spelled(self, found: Sequence[int]) -> list[int]:
-        """Ids as `encode` wants them, where the model itself has put a control token together from text."""
+        """Returns the ids of `encode`, with control tokens that the model merged from text split again."""
         ids: list[int] = []
         for number in found:
             if number in self._pieces:
@@ -95,7 +95,7 @@ class ControlTokens:
         return ids
 
     def _framed(self, found: Encoding, ids: list[int]) -> list[int]:
-        """With what the tokenizer puts around a text."""
+        """Returns the ids with the tokens that the tokenizer puts around a text."""
         framed = self._backend.post_process(found, None, add_special_tokens=True)
         at = [place for place, put in enumerate(framed.special_tokens_mask) if not put]
         start, end = (at[0], at[-1] + 1) if at else (len(framed.ids), len(framed.ids))
@@ -103,7 +103,7 @@ class ControlTokens:
 
 
 class _Fragments:
-    """What texts look like that may spell a control token: all of it is within, or a part at an edge."""
+    """Finds texts that may spell a control token: they contain all of it, or a part at an edge."""
 
     def __init__(self, names: Iterable[str]) -> None:
         lower = sorted({name.lower() for name in names}, key=len, reverse=True)  # templates may lower texts
@@ -114,7 +114,7 @@ class _Fragments:
         self._ends = {name[at:] for name in lower for at in range(1, len(name))}
 
     def possible(self, messages: Sequence[Mapping[str, object]], given: Mapping[str, object]) -> bool:
-        """Whether to take care; what is neither role nor plain content is rare enough to always do so."""
+        """Tells whether to replace characters: always for texts beside roles and plain contents."""
         return any(map(_is_text, given.values())) or any(
             self._spells(value) if name == "content" and isinstance(value, str) else _is_text(value)
             for message in messages
@@ -139,7 +139,7 @@ def _is_text(value: object) -> bool:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All that a JSON value holds, names too."""
+    """Yields all texts of a JSON value, including names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -156,15 +156,15 @@ def _is_control(token: AddedToken, template: str) -> bool:
 
 
 def _unknown_ids(backend: Backend) -> set[int]:
-    """What a model makes of a character that no vocabulary has."""
+    """Returns the ids that a model gives a character that no vocabulary has."""
     try:
         return {piece.id for piece in backend.model.tokenize("\U0010fffe")}
-    except Exception:  # the library's own, bare: there is no unknown token
+    except Exception:  # the library's own bare exception: there is no unknown token
         return set()
 
 
 def _renamed(backend: Backend, added: Iterable[AddedToken], names: Mapping[str, str]) -> Backend:
-    """A tokenizer with the same parts, and added tokens that match under other names; ids may differ."""
+    """Returns a tokenizer with the same parts, whose added tokens have other names and maybe other ids."""
     renamed = Backend(backend.model)
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         if getattr(backend, part) is not None:
@@ -183,7 +183,7 @@ def _renamed(backend: Backend, added: Iterable[AddedToken], names: Mapping[str, 
 
 
 def _fillers(backend: Backend, nonce: str) -> list[AddedToken]:
-    """Tokens that nothing matches, for the ids in which a vocabulary with gaps is longer than its size."""
+    """Returns tokens that nothing matches, for the unused ids of a vocabulary with gaps."""
     ids = backend.get_vocab(with_added_tokens=False).values()
     beyond = max(ids, default=-1) + 1 - len(ids)
     return [AddedToken(f"\U0010fffd{nonce}-{number}\U0010fffd", normalized=False) for number in range(beyond)]

@@ -1,4 +1,4 @@
-"""A tokenizer from a Hugging Face directory: tokenizer.json, or what transformers makes one of."""
+"""A tokenizer from a Hugging Face directory: tokenizer.json, or the files that transformers converts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from corepipe.models.text.special_tokens import CONFIG, add_tokens, read_if_ther
 from corepipe.models.text.tokenizer import Tokenizer, library_failures
 
 MAX_TOKENIZER_BYTES = 1 << 27
-"""Of tokenizer.json; vocabularies of 262,144 tokens with their merges take some 35 MB."""
+"""The most bytes of tokenizer.json; vocabularies of 262,144 tokens with their merges take some 35 MB."""
 MAX_TEMPLATE_BYTES = 1 << 20
 
 CONVERTED = (("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
-"""Files of which transformers makes a tokenizer.  Without them it makes an empty one for some families."""
+"""Files that transformers converts to a tokenizer. Without them it makes an empty one for some families."""
 
 DEFAULT, TOOL_USE = "default", "tool_use"
-"""Names of chat templates: the one that is used, and the one that is where there are tools."""
+"""Names of chat templates: the usual one, and the one for chats with tools."""
 
 
 def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None) -> Tokenizer:
@@ -72,13 +72,13 @@ def _parse(file: Path) -> Backend:
 
 
 def _convert_with_transformers(path: Path) -> Any:  # noqa: ANN401 -- a class of a library that may be missing
-    """For directories with the vocabulary in other files only; a tokenizer of transformers."""
+    """Converts a tokenizer of other files by transformers."""
     if not any(all((path / name).is_file() for name in names) for names in CONVERTED):
         others = ", nor ".join(map(" with ".join, CONVERTED))
         raise UserError(
             f"{path}: has no tokenizer.json, nor {others}; copy the model's tokenizer files there"
         )
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on torch, which we don't need
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about torch, which is not needed
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415 -- takes a second, and is rarely needed
     except ImportError as error:
@@ -90,7 +90,7 @@ def _convert_with_transformers(path: Path) -> Any:  # noqa: ANN401 -- a class of
         return AutoTokenizer.from_pretrained(  # nosec B615
             str(path), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # whatever a converter trips over is the directory's fault
+    except Exception as error:  # any failure of a converter is the directory's fault
         reason = shown(" ".join(str(error).split()), 200)
         raise UserError(
             f"{path}: has no tokenizer.json, and transformers cannot make one: {reason}"
@@ -98,7 +98,7 @@ def _convert_with_transformers(path: Path) -> Any:  # noqa: ANN401 -- a class of
 
 
 def _chat_templates(path: Path, config: Mapping[str, object]) -> dict[str, str]:
-    """By name: those in files, else those in tokenizer_config.json, a text or a list of named ones."""
+    """Returns templates by name: those in files, else one or a list in tokenizer_config.json."""
     files = {file.stem: file for file in sorted((path / CHAT_TEMPLATES).glob("*.jinja"))}
     if (path / "chat_template.jinja").is_file():
         files[DEFAULT] = path / "chat_template.jinja"

@@ -1,7 +1,7 @@
-"""What `tokenizer.ggml.pre` of a GGUF file names: the cuts that text goes through, one by one, before BPE.
+"""Regular expressions that split text before BPE, by the name in a GGUF file's `tokenizer.ggml.pre`.
 
-They are those of the models' own tokenizer.json; llama.cpp's table (llama-vocab.cpp, llm_tokenizer_bpe) says
-which name means which.
+They are those of the models' own tokenizer.json; llama.cpp's table (llama-vocab.cpp, llm_tokenizer_bpe)
+relates the names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LETTERS = (
     "\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-"
     "\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""Of DeepSeek LLM, which lists scripts with cases by their ranges."""
+"""The letters of DeepSeek LLM, which lists scripts with cases by their ranges."""
 
 SPLITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -71,4 +71,4 @@ SPLITS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""By name."""
+"""The splits by name, applied in this order."""

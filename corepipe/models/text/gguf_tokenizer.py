@@ -16,11 +16,11 @@ from corepipe.models.text.tokenizer import Tokenizer, byte_alphabet, set_bos_eos
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 UNJOINED = (UNKNOWN, CONTROL, BYTE)
 ADDED = (CONTROL, USER_DEFINED)
-"""Which are texts, not spelled in the alphabet of bytes."""
+"""Kinds of tokens that are texts, not spelled in the alphabet of bytes."""
 
 
 def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
-    """Raises UserError for kinds of tokenizer that are not known, and for broken vocabularies."""
+    """Makes a file's tokenizer. Raises UserError for unknown kinds and broken vocabularies."""
     kind = file.metadata.get("tokenizer.ggml.model")
     tokens = _strings(file, "tokens")
     if kind == "gpt2":
@@ -41,9 +41,10 @@ def from_gguf(file: GgufFile, eos_ids: Iterable[int] = ()) -> Tokenizer:
 
 
 def _put_around(file: GgufFile, backend: Backend, special: Mapping[str, str], *, add_bos: bool) -> None:
-    """Has `encode` put bos and eos around every text, as far as the file wants it and has them.
+    """Makes `encode` put bos and eos around every text, where the file wants them.
 
-    add_bos: where the file does not say it.  Raises UserError where it wants one and has none.
+    add_bos: the default where the file does not decide. Raises UserError for a token that is wanted and
+    missing.
     """
     bos = _wanted(file, special, "bos", default=add_bos and "tokenizer.ggml.bos_token_id" in file.metadata)
     eos = _wanted(file, special, "eos", default=False)
@@ -51,7 +52,7 @@ def _put_around(file: GgufFile, backend: Backend, special: Mapping[str, str], *,
 
 
 def _wanted(file: GgufFile, special: Mapping[str, str], name: str, *, default: bool) -> str | None:
-    """The token to put at an end of every text; None: none.  Raises UserError where it is missing."""
+    """Returns the token to put at an end of every text; None: none. Raises UserError where it is missing."""
     if not file.metadata.get(f"tokenizer.ggml.add_{name}_token", default):
         return None
     if f"{name}_token" not in special:
@@ -111,10 +112,10 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Backend:
 
 
 def _spelled(file: GgufFile, tokens: list[str]) -> list[str]:
-    """The tokens in the alphabet of bytes, in which most files have them."""
+    """Returns the tokens in the alphabet of bytes, which most files use already."""
     alphabet = byte_alphabet()
     spelled = set(alphabet.values())
-    if spelled.issuperset("".join(tokens)):  # looked at one by one they take longer than all else here
+    if spelled.issuperset("".join(tokens)):  # checking them one by one would take longer than all else here
         return tokens
     return [
         token
@@ -143,9 +144,9 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> Backend:
 
 
 def _merges_from_scores(file: GgufFile, tokens: list[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to join two tokens to a third, best score first: what sentencepiece does as it goes.
+    """Lists every way to join two tokens to a third, best score first, as sentencepiece joins them.
 
-    It joins nothing to what stands for a control token or a byte, however it is spelled.
+    It joins nothing to a token of kind control or byte, however it is spelled.
     """
     scores = file.metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
@@ -164,13 +165,13 @@ def _merges_from_scores(file: GgufFile, tokens: list[str], vocab: dict[str, int]
 
 
 def _kinds(file: GgufFile, tokens: list[str]) -> list[object]:
-    """What each token is; all are ordinary where the file does not say it."""
+    """Returns the kind of each token; all are ordinary where the file does not list them."""
     kinds = file.metadata.get("tokenizer.ggml.token_type")
     return kinds if isinstance(kinds, list) and len(kinds) == len(tokens) else [NORMAL] * len(tokens)
 
 
 def _add_special(file: GgufFile, backend: Backend, tokens: list[str]) -> None:
-    """Control tokens match whole and are skipped when decoding; user-defined ones only match whole."""
+    """Adds control tokens, which are skipped when decoding, and user-defined ones; both match whole."""
     listed = list(zip(tokens, _kinds(file, tokens), strict=True))
     backend.add_special_tokens(
         [AddedToken(t, normalized=False, special=True) for t, k in listed if k == CONTROL]

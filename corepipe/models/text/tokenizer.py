@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""Converts text to token ids and back."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ FILL_IN_THE_MIDDLE = (
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
 )
-"""Tokens before what stands in front of a gap, before what follows it, and after that: as Qwen2.5-Coder and
-CodeGemma, StarCoder2 and Granite, SantaCoder, and DeepSeek-Coder were trained."""
+"""Tokens before the text in front of a gap, before the text behind it, and after that: those of Qwen2.5-Coder
+and CodeGemma, StarCoder2 and Granite, SantaCoder, and DeepSeek-Coder."""
 
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
-"""Tokens that end a turn of chat; where a template writes them, they end an answer too."""
+"""Tokens that end a turn of chat; where a template writes them, they also end an answer."""
 
 Side = Literal["left", "right"]
-"""From which side a prompt that is too long is cut."""
+"""The side from which a prompt that is too long is truncated."""
 
 
 class Tokenizer:
     """Wraps a `tokenizers` backend.
 
-    `special` maps "bos_token" and the like to their texts, as chat templates expect them.
-    `response_template` is what tokenizer_config.json says of how the model writes its answers.
-    `tool_template` is the chat template where there are tools, if that is another one.
-    `eos_ids` are the ids that end an answer.  Methods raise UserError for what they cannot take.
+    `special` maps "bos_token" and similar names to their texts, as chat templates expect them.
+    `response_template` is tokenizer_config.json's description of how the model writes its answers.
+    `tool_template` is the chat template for chats with tools, if that is another one. `eos_ids` are the ids
+    that end an answer. Methods raise UserError for invalid input.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
     def _end_ids(self) -> frozenset[int]:
-        """The eos token, and the turn ends that the chat templates write."""
+        """Returns the eos token, and the turn ends that the chat templates write."""
         template = (self._chat_template or "") + (self._tool_template or "")
         ends = [self._special.get("eos_token"), *(token for token in TURN_ENDS if token in template)]
         return frozenset(i for i in map(self._token_id, ends) if i is not None)
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id, some of which may be nobody's; the model may have more rows."""
+        """The largest id plus one; some ids may be unused, and the model may have more rows."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
@@ -84,17 +84,17 @@ class Tokenizer:
 
     @cached_property
     def fill_in_the_middle(self) -> tuple[str, str, str] | None:
-        """One of `FILL_IN_THE_MIDDLE`, whose tokens the tokenizer has been given; None: it knows none."""
+        """The one of `FILL_IN_THE_MIDDLE` whose tokens the tokenizer has; None: it has none."""
         return next((marks for marks in FILL_IN_THE_MIDDLE if self.added_tokens.keys() >= {*marks}), None)
 
     @property
     def chat_template(self) -> str | None:
-        """Its text."""
+        """The template's text."""
         return self._chat_template
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """The texts of those that have a role, by its name (`SPECIAL_NAMES`)."""
+        """The texts of special tokens by their role (`SPECIAL_NAMES`)."""
         return self._special
 
     @cached_property
@@ -108,16 +108,16 @@ class Tokenizer:
         return self._backend
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; `add_special_tokens` puts bos in front where the model wants it."""
+        """Returns token ids; `add_special_tokens` puts bos in front where the model wants it."""
         with _unencodable():
-            # Of the backend's ways to encode this one lets other threads run, and is the quickest.
+            # The quickest of the backend's methods, and one that lets other threads run.
             (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return list(found.ids)
 
     def cut(self, ids: list[int], most: int, side: Side, *, framed: bool) -> list[int]:
-        """`most` of a prompt's ids, its end where they are cut from the left.
+        """Truncates a prompt's ids to `most`, keeping its end where `side` is left.
 
-        framed: they have what is put around a text, which stays.
+        framed: they include the tokens put around a text, which are kept.
         """
         front, back = self._around if framed else ([], [])
         if len(ids) <= most:
@@ -136,10 +136,10 @@ class Tokenizer:
         most: int | None = None,
         most_second: int | None = None,
     ) -> tuple[list[int], int]:
-        """Token ids of two texts as one, and where the second begins: its token types, with what ends it.
+        """Encodes two texts as one; returns the ids, and where the second's token types begin.
 
-        most_second: tokens kept of the second text.  most: tokens kept of all; the longer text is cut, and
-        where that is not enough both are, as transformers' `longest_first` does.
+        most_second: tokens kept of the second text. most: tokens kept of all; the longer text is truncated,
+        and where that is not enough both are, as transformers' `longest_first` does.
         """
         with _unencodable():
             one, two = self._bare(first), self._bare(second)
@@ -155,25 +155,25 @@ class Tokenizer:
         return list(joined.ids), _types_change(joined.type_ids, own)
 
     def _bare(self, text: str) -> Encoding:
-        """With nothing around it."""
+        """Encodes a text without tokens around it."""
         (found,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         return found
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
-        """What is put before and after a text."""
+        """The tokens put before and after a text."""
         (bare,) = self._backend.encode_batch_fast(["a"], add_special_tokens=False)
         framed = self._backend.post_process(bare)
         own = [at for at, put in enumerate(framed.special_tokens_mask) if not put]
         return (framed.ids[: own[0]], framed.ids[own[-1] + 1 :]) if own else ([], [])
 
     def encode_chat(self, marked: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of what `render_chat` returned."""
+        """Returns the token ids of what `render_chat` returned."""
         with _unencodable():
             return self._control.encode(marked, add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of the ids; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""
+        """Returns the text of the ids; invalid UTF-8 becomes U+FFFD, unknown ids become nothing."""
         try:
             with library_failures("the tokenizer cannot decode these ids"):
                 return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -181,11 +181,11 @@ class Tokenizer:
             raise UserError("token ids must be non-negative 32-bit integers", "prompt") from error
 
     def decode_token(self, token: int) -> str:
-        """Text of one token by itself; half a character becomes U+FFFD."""
+        """Returns the text of one token by itself; half a character becomes U+FFFD."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for; special tokens give their name, unknown ids nothing."""
+        """Returns the bytes of a token; special tokens give their name, unknown ids nothing."""
         piece = self._backend.id_to_token(token) if token >= 0 else None
         if piece is None:
             return b""
@@ -225,7 +225,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         **variables: object,
     ) -> str:
-        """The prompt's text for a conversation; `variables` (tools, documents, ...) go to the template.
+        """Returns the prompt's text for a conversation; `variables` (tools, ...) go to the template.
 
         It ends where the assistant begins to speak, or (`continue_final_message`) within the last message.
         """
@@ -242,8 +242,8 @@ class Tokenizer:
         continue_final_message: bool = False,
         **variables: object,
     ) -> str:
-        """As `apply_chat_template`, for `encode_chat` alone: it knows the template's control tokens from text
-        in the messages and variables that is spelled alike."""
+        """Renders as `apply_chat_template` does, for `encode_chat` alone: control tokens of the template stay
+        distinct from equally spelled text in messages and variables."""
         end = ContinuedMessage(messages) if continue_final_message else None
         said = messages if end is None else end.messages
         guard = self._control.guard(said, variables)
@@ -252,12 +252,12 @@ class Tokenizer:
         return rendered if end is None else end.cut(rendered)
 
     def _variables(self, add_generation_prompt: bool, given: Mapping[str, object]) -> dict[str, object]:
-        """What a template knows besides the messages."""
+        """Returns a template's variables besides the messages."""
         known = {"tools": None, "documents": None, **self._special, **given}
         return {**known, "add_generation_prompt": add_generation_prompt}
 
     def template_names(self, name: str) -> bool:
-        """Whether the chat template has this word: a variable that it does not name cannot matter."""
+        """Tells whether the chat template contains this word: other variables cannot matter."""
         return re.search(rf"\b{re.escape(name)}\b", self._chat_template or "") is not None
 
     def check_chat_template(self) -> None:
@@ -274,7 +274,7 @@ class Tokenizer:
         return self if text is None else self._with_template(text)
 
     def with_chat_template(self, text: str) -> Tokenizer:
-        """The same tokenizer with another template; raises UserError if it is not valid."""
+        """Returns the tokenizer with another template; raises UserError if that is not valid."""
         other = self._with_template(text)
         other.check_chat_template()
         return other
@@ -286,7 +286,7 @@ class Tokenizer:
 
 
 def _shares(first: int, second: int, most: int) -> tuple[int, int]:
-    """Tokens kept of two texts, `most` in all: the longer one gives way, and if that is not enough, both."""
+    """Returns the tokens kept of two texts, `most` in all: the longer one is truncated, then both."""
     if first + second <= most:
         return first, second
     less, more = sorted((first, second))
@@ -297,19 +297,19 @@ def _shares(first: int, second: int, most: int) -> tuple[int, int]:
 
 
 def _truncate(text: Encoding, most: int) -> None:
-    """Cuts the end off; the library empties what it was to leave as it is, where that is empty."""
+    """Truncates the end; the library's method would clear an encoding that is short enough and empty."""
     if len(text.ids) > most:
         text.truncate(most)
 
 
 def _types_change(types: Sequence[int], otherwise: int) -> int:
-    """Where token types become 1; `otherwise`, where they never do."""
+    """Returns where token types become 1; `otherwise`, where they never do."""
     return next((at for at, kind in enumerate(types) if kind == 1), otherwise)
 
 
 @contextmanager
 def _unencodable() -> Iterator[None]:
-    """What a backend fails on becomes a UserError."""
+    """Turns failures of the backend into UserErrors."""
     try:
         with library_failures("the tokenizer cannot encode this text"):
             yield
@@ -319,10 +319,10 @@ def _unencodable() -> Iterator[None]:
 
 @contextmanager
 def library_failures(what: str) -> Iterator[None]:
-    """A failure of the library becomes a UserError.
+    """Turns a failure of the library into a UserError.
 
-    It raises bare Exceptions, for a vocabulary without the unknown token that a text needs; it panics, for a
-    pattern that backtracks to its limit: a panic is no Exception, and would end the server.
+    It raises bare Exceptions for a vocabulary without the unknown token that a text needs, and panics for a
+    pattern that backtracks to its limit: a panic is not an Exception, and would end the server.
     """
     try:
         yield
@@ -333,7 +333,7 @@ def library_failures(what: str) -> Iterator[None]:
 
 
 def byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable character for each byte: itself where printable, else U+0100 onwards."""
+    """Returns GPT-2's printable character for each byte: itself where printable, else U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -362,12 +362,12 @@ def set_bos_eos(backend: Backend, bos: str | None, eos: str | None, path: Path) 
         if any(token.startswith("$") for token, _ in around):
             raise ValueError("what begins with $ stands for a text")
         backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=around)
-    except ValueError as error:  # one that the library reads as a placeholder
+    except ValueError as error:  # a token that the library reads as a placeholder
         raise UserError(
             f"{path}: {shown(template)} cannot be put around texts: {shown(str(error))}"
         ) from error
 
 
 def no_tokenizer() -> Tokenizer:
-    """Of a model that reads no text: every text has no tokens."""
+    """Returns the tokenizer of a model that reads no text: every text has no tokens."""
     return Tokenizer(Backend(BPE()), {}, None)

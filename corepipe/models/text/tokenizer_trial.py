@@ -1,8 +1,8 @@
-"""A tokenizer.json with patterns of its own is tried before it is trusted: in a process that can be ended.
+"""Tries a tokenizer.json with unknown patterns in a process that can be ended, before it is trusted.
 
 The library's regular expressions backtrack, and its limit is ten million steps for each place where a match
-may begin: a pattern made for it takes minutes over a line of text, and nothing can interrupt it.  Patterns
-that we know are not tried.  `python -m corepipe.models.text.tokenizer_trial DIRECTORY SECONDS` is the trial.
+may begin: a malicious pattern takes minutes over a line of text, and nothing can interrupt it. Known patterns
+are not tried. `python -m corepipe.models.text.tokenizer_trial DIRECTORY SECONDS` is the trial.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from corepipe.sandbox import ENVIRONMENT
 
 MODULE = "corepipe.models.text.tokenizer_trial"
 CPU_SECONDS = 10
-"""For loading a large vocabulary (2 s) and all texts (0.1 s), on a slow machine."""
+"""Enough to load a large vocabulary (2 s) and encode all texts (0.1 s), on a slow machine."""
 WALL_SECONDS = 120.0
 MAX_MEMORY = 4 << 30
 LENGTH = 2000
@@ -49,7 +49,7 @@ UNITS = (
     "a.",
     "\r\n",
 )
-"""What patterns tell apart; many of one, and an end that does not fit, send a bad pattern back and forth."""
+"""Characters that patterns distinguish; long runs before another end make a bad pattern backtrack."""
 
 
 def try_tokenizer(folder: Path) -> None:
@@ -84,12 +84,12 @@ def _unknown_patterns(file: Path) -> set[str]:
     try:
         described = json.loads(read_bytes(file, MAX_TOKENIZER_BYTES, "a tokenizer"))
     except (ValueError, RecursionError):
-        return set()  # which its reader will say better
+        return set()  # its reader gives the better error
     return {pattern for part in _parts(described) for pattern in _patterns(part)} - known
 
 
 def _parts(described: object) -> Iterator[object]:
-    """All but the model, which is large and has no patterns."""
+    """Yields all parts but the model, which is large and has no patterns."""
     if isinstance(described, dict):
         yield from (part for name, part in described.items() if name not in ("model", "added_tokens"))
 
@@ -105,10 +105,10 @@ def _patterns(part: object) -> Iterator[str]:
 
 
 def main(folder: Path, cpu_seconds: int) -> None:
-    """Encodes and decodes the texts; ended by the kernel where that takes too long."""
+    """Encodes and decodes the texts; the kernel ends the process where that takes too long."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
-    with suppress(OSError, ValueError):  # where a system does not have it
+    with suppress(OSError, ValueError):  # on systems without this limit
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     tokenizer = from_directory(folder)
     for unit in UNITS:

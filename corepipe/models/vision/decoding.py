@@ -1,6 +1,6 @@
-"""From an image's file to the numbers that a model reads, bit for bit as transformers' Pillow processors.
+"""Decodes an image's file to the numbers that a model reads, bit for bit as transformers' Pillow processors.
 
-PNG, JPEG, WebP and GIF; of several frames the first.  Importing this imports Pillow.
+PNG, JPEG, WebP and GIF; of several frames the first. Importing this imports Pillow.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ U8 = npt.NDArray[np.uint8]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 PLUGINS = (GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
-"""What knows them, imported here so that nothing is imported later."""
+"""Pillow's plugins for these formats, imported here so that nothing is imported later."""
 MAX_PIXELS = 1 << 24
-"""Of an image as it is stored: 16.8 million, 64 MiB while it is decoded."""
+"""The most pixels of a stored image: 16.8 million, 64 MiB while it is decoded."""
 MAX_RESIZED = 1 << 24
-"""Of one whose shorter side has been resized."""
+"""The most pixels of an image whose shorter side has been resized."""
 
 
 def open_image(data: bytes) -> Image.Image:
-    """RGB, upright.  Raises UserError for what is no image, broken, or too large."""
-    Image.MAX_IMAGE_PIXELS = None  # which warns only; the limit is below
+    """Opens an image in RGB, upright. Raises UserError for other files, and broken or too large images."""
+    Image.MAX_IMAGE_PIXELS = None  # its check only warns; the limit is below
     try:
         image = Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
-        raise UserError("it is no PNG, JPEG, WebP or GIF image") from None
-    except Exception as error:  # whatever a decoder makes of what strangers send
+        raise UserError("it is not a PNG, JPEG, WebP or GIF image") from None
+    except Exception as error:  # whatever a decoder raises for untrusted input
         raise _broken(error) from error
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise UserError(f"it has {width}x{height} pixels; at most {MAX_PIXELS} in all are taken")
+        raise UserError(f"it has {width}x{height} pixels; the limit is {MAX_PIXELS} in all")
     try:
         return upright(image)
     except Exception as error:
@@ -56,7 +56,7 @@ def open_image(data: bytes) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """In RGB, turned as its EXIF says."""
+    """Returns the image in RGB, turned as its EXIF says."""
     return ImageOps.exif_transpose(image).convert("RGB")
 
 
@@ -67,7 +67,7 @@ def _broken(error: Exception) -> UserError:
 
 
 def pixels_of(image: Image.Image, steps: Preprocessing, wanted: ImageSize) -> F32:
-    """[channels, height, width] of an RGB image.
+    """Returns [channels, height, width] of an RGB image.
 
     Raises UserError where the steps leave it in another size than the model wants.
     """
@@ -94,7 +94,7 @@ def _resized(image: Image.Image, steps: Preprocessing) -> ImageSize | None:
 
 
 def _cropped(array: U8, size: ImageSize) -> U8:
-    """The middle of [channels, height, width]; what lies outside is black."""
+    """Cuts the middle out of [channels, height, width]; the area outside is black."""
     for axis, wanted in ((1, size.height), (2, size.width)):
         have = array.shape[axis]
         if have < wanted:
@@ -109,7 +109,7 @@ def _cropped(array: U8, size: ImageSize) -> U8:
 
 
 def _numbers(array: U8, steps: Preprocessing) -> F32:
-    """Products in float64 and rounded once; the rest in float32."""
+    """Computes products in float64 and rounds them once; the rest in float32."""
     values = array.astype(np.float32)
     if steps.rescale is not None:
         values = (array.astype(np.float64) * steps.rescale).astype(np.float32)

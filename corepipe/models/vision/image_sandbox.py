@@ -1,6 +1,6 @@
-"""What `reader` asks: `python -m corepipe.models.vision.image_sandbox SECONDS`, whose input is a socket.
+"""The process of `reader`: `python -m corepipe.models.vision.image_sandbox SECONDS`; its input is a socket.
 
-The first frame is the Setting; then comes an image's file at a time, and an Answer goes back for each.
+The first frame is the ImageSetting; then each image's file is answered by a DecodedImage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(cpu_seconds: float) -> None:
 
 
 def _try_formats() -> None:
-    """Reads what Pillow reads late, as long as files can be opened."""
+    """Makes Pillow load what it loads late, as long as files can be opened."""
     for name in FORMATS:
         file = BytesIO()
         Image.new("RGB", (1, 1)).save(file, name)

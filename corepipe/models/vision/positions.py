@@ -1,4 +1,4 @@
-"""Learned positions of a grid of patches, for a grid of another size."""
+"""Learned positions of a grid of patches, interpolated for a grid of another size."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 
 A = -0.75
-"""Of the cubic convolution (Keys 1981), as torch's bicubic interpolation has it."""
+"""The parameter of the cubic convolution (Keys 1981), as in torch's bicubic interpolation."""
 
 
 def is_grid(rows: int, first: int) -> bool:
-    """Whether so many positions are those of a square after `first` others."""
+    """Tells whether `rows` positions are those of a square after `first` others."""
     return rows > first and isqrt(rows - first) ** 2 == rows - first
 
 
 def interpolated(table: F32, first: int, rows: int) -> F32:
-    """`rows` positions [rows, width] made of a table of others: the first stay, the square is interpolated.
+    """Interpolates `rows` positions [rows, width] from a table of another size; the first ones are kept.
 
     Bicubic, with pixels' centres aligned and the edge repeated: what transformers does for
     `interpolate_pos_encoding` (torch.nn.functional.interpolate, align_corners=False).
@@ -32,7 +32,7 @@ def interpolated(table: F32, first: int, rows: int) -> F32:
 
 
 def _taps(old: int, new: int) -> npt.NDArray[np.float64]:
-    """How much of each old place is in each new one [new, old]."""
+    """Returns the weight of each old place in each new one [new, old]."""
     taps = np.zeros((new, old))
     for at in range(new):
         place = (at + 0.5) * old / new - 0.5

@@ -1,7 +1,7 @@
-"""What a preprocessor_config.json asks to be done to an image; what is not done here is refused by its key.
+"""Reads the steps of a preprocessor_config.json; what is not implemented is refused by its key.
 
 The steps are those of transformers' ViTImageProcessor and DeiTImageProcessor (their Pillow backend), in its
-order and with its defaults; `decoding` does them.
+order and with its defaults; `decoding` applies them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BYTE = 1 / 255
 RESAMPLING = MappingProxyType(
     {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 )
-"""Pillow's filters by the numbers that files have for them."""
+"""Pillow's filters by their numbers in files."""
 
 DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
@@ -32,7 +32,7 @@ DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "DeiT": {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224},
     }
 )
-"""Of transformers' processors, by the beginning of their names."""
+"""Defaults of transformers' processors, by the beginning of their names."""
 NAMES = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 
 DONE = (
@@ -60,12 +60,12 @@ WITHOUT_EFFECT = (
     "processor_class",
     "_processor_class",
     "_valid_processor_keys",
-    "pad_size",  # which do_pad would need
+    "pad_size",  # without effect unless do_pad is on
 )
 
 
 class ImageSize(msgspec.Struct, frozen=True):
-    """Pixels."""
+    """A size in pixels."""
 
     height: int
     width: int
@@ -75,7 +75,7 @@ class Preprocessing(msgspec.Struct, frozen=True):
     """Steps on an RGB image, in this order; None: left out.
 
     resize: to this size, or where `shortest` is set its shorter side to so many pixels, by the filter of this
-    number.  crop: out of the middle, with a black edge where the image is smaller.  rescale: a factor.
+    number. crop: out of the middle, with a black edge where the image is smaller. rescale: a factor.
     normalize: mean and standard deviation of each channel.
     """
 
@@ -88,16 +88,16 @@ class Preprocessing(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> ImageSize | None:
-        """The size of what comes out; None where it is not the same for all images."""
+        """The size of the result; None where it depends on the image."""
         return self.crop or self.resize
 
 
 def read_preprocessing(folder: Path, architecture: str, side: int) -> Preprocessing | None:
-    """Of a model's directory; None where it says nothing.
+    """Reads the steps from a model's directory; None where it has no file.
 
-    architecture: the class that saved the model, whose processor it is that a file without a name speaks of.
-    side: pixels of the square images that the model reads.  Raises UserError, naming file and key, for what
-    is not done here, and for images of another size.
+    architecture: the class that saved the model, which selects the processor where the file does not name
+    one. side: pixels of the square images that the model reads. Raises UserError, naming file and key, for
+    unsupported steps, and for images of another size.
     """
     file = folder / FILE
     if not file.is_file():
@@ -115,7 +115,7 @@ def read_preprocessing(folder: Path, architecture: str, side: int) -> Preprocess
 
 
 def _kind(fields: Fields, architecture: str) -> str:
-    """A key of DEFAULTS."""
+    """Returns the processor's key in DEFAULTS."""
     for key in ("image_processor_type", "feature_extractor_type"):
         if fields.has(key):
             name = fields.text(key)
@@ -128,7 +128,7 @@ def _kind(fields: Fields, architecture: str) -> str:
 
 
 def _refuse_others(fields: Fields) -> None:
-    """What is off or null asks for nothing."""
+    """Raises UserError for keys that are not implemented, unless they are off or null."""
     for key, value in fields.values.items():
         if key not in DONE and key not in WITHOUT_EFFECT and value is not None and value is not False:
             raise fields.error(key, "is not supported: images would be made otherwise than the model expects")
@@ -153,7 +153,7 @@ def _steps(fields: Fields) -> Preprocessing:
 
 
 def _resized(fields: Fields) -> tuple[ImageSize | None, int | None]:
-    """A size, or the pixels of the shorter side."""
+    """Reads a size, or the pixels of the shorter side."""
     section = fields.section("size") if isinstance(fields.values.get("size"), dict) else None
     given = [] if section is None else [key for key, value in section.values.items() if value is not None]
     if section is not None and given == ["shortest_edge"]:
@@ -162,7 +162,7 @@ def _resized(fields: Fields) -> tuple[ImageSize | None, int | None]:
 
 
 def _square(fields: Fields, key: str) -> ImageSize:
-    """{"height": ..., "width": ...}, or one number for both."""
+    """Reads {"height": ..., "width": ...}, or one number for both."""
     if not isinstance(fields.values.get(key), dict):
         side = fields.integer(key, MAX_SIDE)
         return ImageSize(side, side)
@@ -175,7 +175,7 @@ def _square(fields: Fields, key: str) -> ImageSize:
 
 
 def _channels(fields: Fields, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
-    """One number a channel; one for all stands for as many."""
+    """Reads one number a channel, or one for all channels."""
     if not fields.has(key):
         return default
     if not isinstance(fields.values[key], list):
@@ -191,7 +191,7 @@ def _deviations(fields: Fields) -> tuple[float, ...]:
 
 
 def wrong_size(height: int, width: int, wanted: ImageSize) -> UserError:
-    """Of an image that no step makes as large as it must be."""
+    """Returns the error for an image that no step resizes to the model's size."""
     return UserError(
         f"the image has {width}x{height} pixels; this model's preprocessing does not resize, and it reads "
         f"{wanted.width}x{wanted.height}"

@@ -1,4 +1,4 @@
-"""Images that strangers send, decoded in processes of their own: a bomb ends its process, nothing else."""
+"""Decodes clients' images in processes of their own: a decompression bomb ends its process, nothing else."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from corepipe.sandbox import ANSWER_SECONDS, MAX_FRAME, START_SECONDS, EndedErro
 
 MODULE = "corepipe.models.vision.image_sandbox"
 CPU_SECONDS = 5.0
-"""For one image; the largest that are taken need less than one."""
+"""The processor time of one image; the largest accepted ones need less than a second."""
 MAX_MEMORY = 1 << 30
 """Bytes of address space of a process."""
 PROCESSES = 2
 
 
 class ImageSetting(msgspec.Struct, frozen=True):
-    """What all images of a model have in common; `wanted`: the size of what it reads."""
+    """The setting of all images of a model; `wanted`: the size that it reads."""
 
     steps: Preprocessing
     wanted: ImageSize
 
 
 class DecodedImage(msgspec.Struct, frozen=True):
-    """[channels, height, width] as fp32 in little-endian order, or what was wrong.
+    """The pixels [channels, height, width] as fp32 in little-endian order, or the error.
 
     stored: pixels of the image as it was decoded.
     """
@@ -38,7 +38,7 @@ class DecodedImage(msgspec.Struct, frozen=True):
 
 
 class ImageReader:
-    """Decodes and preprocesses images for a model.  Any thread may ask; each has its turn.
+    """Decodes and preprocesses images for a model. Any thread may call it; they take turns.
 
     Its processes start when they are first needed, and again after one was ended.
     """
@@ -54,10 +54,10 @@ class ImageReader:
             self._free.put(None)
 
     def read(self, data: bytes) -> DecodedImage:
-        """What a model reads of an image's file.
+        """Returns the model's input for an image's file.
 
-        Raises UserError, as the end of a sentence whose subject is the image, for what is no image, or takes
-        too much to decode.
+        Raises UserError, as the end of a sentence whose subject is the image, for files that are not images,
+        or take too much to decode.
         """
         if len(data) > MAX_FRAME:
             raise UserError(f"it is larger than {MAX_FRAME} bytes")
