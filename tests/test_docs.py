@@ -35,6 +35,7 @@ from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
+from tests import cli_page
 from tests.cli.test_main import COMMANDS, named
 from tests.servers import Served, default_model, served
 
@@ -192,19 +193,18 @@ def test_invariants_are_numbered_and_each_has_a_test() -> None:
 
 def flags(name: str) -> dict[str, tuple[str, str]]:
     """Names of a command's parameters -> default and help, as the page shows them."""
-    shown = {}
-    for parameter in named()[name].params:
-        names = [*parameter.opts, *parameter.secondary_opts]
-        default = getattr(parameter.default, "value", parameter.default)
-        text = "" if default is None or isinstance(default, bool) else f"`{default}`"
-        shown[", ".join(f"`{n if n[0] == '-' else n.upper()}`" for n in names)] = (text, parameter.help)
-    return shown
+    return cli_page.flags(named()[name])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_flag_of_a_command_is_documented_as_it_is(name: str) -> None:
     table = rows(section((DOCS / "cli.md").read_text(), f"## corepipe {name}"))
     assert {flag: (default, what) for flag, default, what in table} == flags(name)
+
+
+def test_the_tables_of_flags_are_written_from_the_commands() -> None:
+    text = cli_page.PAGE.read_text()
+    assert cli_page.page(text) == text
 
 
 def test_no_other_command_is_documented() -> None:

@@ -18,8 +18,7 @@ import openai
 import psutil
 import pytest
 
-from corepipe.cli.flags.settings import flag_of
-from corepipe.engine.config import validated
+from corepipe.cli.flags.settings import configured
 from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
@@ -212,7 +211,7 @@ def test_two_processes_record_into_one_directory(tmp_path: Path) -> None:
 def refused(**flags: object) -> str:
     """What the settings of a server that are wrong are told."""
     with pytest.raises(UserError) as caught:
-        ServerCassettes(validated(ServerConfig, flags, flag_of))
+        ServerCassettes(configured(ServerConfig, flags))
     return caught.value.message
 
 

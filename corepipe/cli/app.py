@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from shutil import get_terminal_size
@@ -39,7 +39,11 @@ COMMANDS = (
     "cache",
     "fleet",
 )
-"""In the order of the help.  Each is a module here, with a function or a Typer of its own name in it."""
+"""The commands in the order of the help.
+
+Each is a module here, with a function or a Typer of its own name in it, and with a function `setting_flags`
+where flags are made of the fields of configurations.
+"""
 
 MAX_LINE = 4096
 """Characters of a line on stderr."""
@@ -73,17 +77,46 @@ class Imported(Mapping[str, Any]):
 
 def _command(name: str) -> Any:
     """Click's command, or its group of commands."""
-    found = getattr(import_module(f"corepipe.cli.{name}"), name)
+    module = import_module(f"corepipe.cli.{name}")
+    found = getattr(module, name)
     alone = typer.Typer(rich_markup_mode=MARKUP)
     if isinstance(found, typer.Typer):
         alone.add_typer(found, name=name)
-    else:
-        alone.command(cls=Command)(found)
-    return get_group(alone).commands[name]
+        return get_group(alone).commands[name]
+    alone.command(cls=Command)(found)
+    command: Any = get_group(alone).commands[name]
+    command.setting_flags = getattr(module, "setting_flags", None)
+    return command
 
 
 class Command(TyperCommand):
-    """A command whose help has no boxes in a narrow terminal: they would cut its flags there."""
+    """A command, with the flags of its function and those that are fields of configurations.
+
+    The latter are made when the flags are looked at: they import pydantic.  The function gets its own; the
+    context has all.  In a narrow terminal the help has no boxes, which would cut its flags there.
+    """
+
+    setting_flags: Callable[[], list[Any]] | None = None
+    _own: list[Any]
+    _all: list[Any]
+
+    @property
+    def params(self) -> list[Any]:
+        """The arguments and then the flags."""
+        if self.setting_flags is not None:
+            self._all = sorted([*self.setting_flags(), *self._own], key=_is_flag)
+            self.setting_flags = None
+        return self._all
+
+    @params.setter
+    def params(self, own: list[Any]) -> None:
+        self._own = self._all = own
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the function with its own flags."""
+        assert self.callback is not None
+        own = {parameter.name for parameter in self._own}
+        return ctx.invoke(self.callback, **{name: value for name, value in ctx.params.items() if name in own})
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help; panels are headings where there are no boxes."""
@@ -103,6 +136,10 @@ class Command(TyperCommand):
         for panel, records in panels.items():
             with formatter.section(panel):
                 formatter.write_dl(records)
+
+
+def _is_flag(parameter: Any) -> bool:
+    return bool(parameter.param_type_name != "argument")
 
 
 class Commands(TyperGroup):

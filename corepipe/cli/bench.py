@@ -10,7 +10,8 @@ import typer
 
 from corepipe.cli.flags import workload
 from corepipe.cli.flags.defaults import DOCUMENTS, SENT_REQUESTS, USERS
-from corepipe.cli.flags.workload import RESULT, WORKLOAD, option
+from corepipe.cli.flags.options import option
+from corepipe.cli.flags.workload import RESULT, WORKLOAD
 
 TARGET = "Server"
 

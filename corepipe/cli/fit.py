@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-
-from corepipe.cli.flags import options
 
 DEPLOYMENT = "What a load test ran on"
 
@@ -54,6 +52,13 @@ Longest = Annotated[
 ]
 
 
+def setting_flags() -> list[Any]:
+    """Returns the flags that are fields of the engine's configuration."""
+    from corepipe.cli.flags.fields import of_engine, parameters  # noqa: PLC0415 -- heavy: a help does without
+
+    return parameters(of_engine("profile"))
+
+
 def fit(
     ctx: typer.Context,
     files: Files,
@@ -67,7 +72,6 @@ def fit(
     expert: Expert = 1,
     max_num_seqs: Sequences = None,
     max_model_len: Longest = None,
-    profile: options.Profile = None,
 ) -> None:
     """Refine predictions of your model with your own measurements, into a profile that commands take.
 

@@ -7,19 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from corepipe.cli.flags import options
+from corepipe.cli.flags.options import Emit, Model
+from corepipe.cli.flags.options import option as _option
 from corepipe.cli.flags.workload import TraceSchema
 from corepipe.planning.planner.purchase import REGION, Purchase
 
-Model = Annotated[
-    str, typer.Argument(help="A directory, a config.json, a .gguf file, or a name such as llama-3.1-8b.")
-]
 OBJECTIVES, WORKLOAD, CHOICES, OUTPUT = "Objectives", "Workload", "What to choose from", "Output"
 BUCKETS = "Graphs to compile"
-
-
-def _option(*names: str, help: str, panel: str, **more: Any) -> Any:  # noqa: A002
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 Ttft = Annotated[
@@ -76,26 +70,6 @@ Requests = Annotated[
     _option("--requests", help="Of a simulation; default: as many as it takes.", panel=WORKLOAD, min=2),
 ]
 Seed = Annotated[int, _option("--seed", help="Of the workload.", panel=WORKLOAD)]
-Instances = Annotated[
-    list[str] | None, _option("--instance", help="Only this size (repeatable).", panel=CHOICES)
-]
-Guesses = Annotated[
-    str | None,
-    _option(
-        "--speculative-config",
-        help="Also with guesses, of which is assumed how often they are right: JSON, as simulate's.",
-        panel=CHOICES,
-        metavar="JSON",
-    ),
-]
-Formats = Annotated[
-    list[options.TimedDtype] | None,
-    _option("--dtype", help="Only this format (repeatable); default: bf16, int8-weights.", panel=CHOICES),
-]
-Profiles = Annotated[
-    list[str] | None,
-    _option("--profile", help="Software stack: a name or a profile file (repeatable).", panel=CHOICES),
-]
 PricesFile = Annotated[
     Path | None,
     _option("--prices", help="CSV or JSON of instance,purchase,region,$/h, for the list's.", panel=CHOICES),
@@ -107,7 +81,7 @@ MaxError = Annotated[
     _option("--max-error", help="Only what is validated to within so many percent.", panel=CHOICES, min=0),
 ]
 EmitOption = Annotated[
-    options.Emit | None,
+    Emit | None,
     _option("--emit", help="Print the choice's Helm values, or vLLM on Neuron's manifests.", panel=OUTPUT),
 ]
 BucketsOption = Annotated[
@@ -129,14 +103,34 @@ TraceOption = Annotated[
 TraceFormatOption = Annotated[
     TraceSchema | None, _option("--trace-format", help="Of --trace; default: as it looks.", panel=BUCKETS)
 ]
-Tensor = Annotated[
-    int | None,
-    _option("--tensor", help="Cores that share each layer; default: the fewest.", panel=BUCKETS, min=1),
-]
-MaxNumSeqs = Annotated[
-    int | None, _option("--max-num-seqs", help="Sequences of a decode step.", panel=BUCKETS, min=1, max=1024)
-]
 AsJson = Annotated[bool, _option("--json", help="Print the result as JSON.", panel=OUTPUT)]
+
+
+def setting_flags() -> list[Any]:
+    """Returns the flags that are fields of the engine's configuration."""
+    from corepipe.cli.flags.fields import Use, drafts, of_engine, parameters  # noqa: PLC0415 -- heavy
+    from corepipe.engine.config import EngineConfig  # noqa: PLC0415 -- as above
+
+    def choice(field: str, text: str) -> Use:
+        return Use(EngineConfig, field, text, CHOICES, several=True)
+
+    return parameters(
+        [
+            *of_engine("max_model_len"),
+            choice("instance", "Instance size that may be chosen (repeatable); default: all."),
+            choice(
+                "format", "Number format that may be chosen (repeatable); default: bf16 and int8-weights."
+            ),
+            choice("profile", "Software stack that may be chosen: a name, or a profile file (repeatable)."),
+            drafts(
+                "Try speculative decoding as well, with an assumed share of drafts that are accepted; JSON "
+                "as for corepipe simulate.",
+                CHOICES,
+            ),
+            Use(EngineConfig, "tensor", "Cores that share each layer; default: the fewest.", BUCKETS),
+            Use(EngineConfig, "max_num_seqs", "Sequences of a decode step.", BUCKETS, unset=True),
+        ]
+    )
 
 
 def plan(
@@ -153,11 +147,6 @@ def plan(
     output_len: OutputLen = "256",
     requests: Requests = None,
     seed: Seed = 0,
-    max_model_len: options.MaxModelLen = None,
-    instance: Instances = None,
-    dtype: Formats = None,
-    profile: Profiles = None,
-    speculative_config: Guesses = None,
     prices: PricesFile = None,
     region: Region = REGION,
     purchase: PurchaseOption = Purchase.ON_DEMAND,
@@ -168,8 +157,6 @@ def plan(
     graphs: GraphsOption = None,
     trace: TraceOption = None,
     trace_format: TraceFormatOption = None,
-    tensor: Tensor = None,
-    max_num_seqs: MaxNumSeqs = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the cheapest deployment of MODEL that meets latency objectives at a rate.

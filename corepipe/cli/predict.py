@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-
-from corepipe.cli.flags import options
 
 Rows = Annotated[Path, typer.Argument(help="A CSV file with a row for each figure.", dir_okay=False)]
 Output = Annotated[Path, typer.Option("--output", "-o", help="Write the rows here, with predictions.")]
 
 
-def predict(rows: Rows, output: Output, profile: options.Profile = None) -> None:
+def setting_flags() -> list[Any]:
+    """Returns the flags that are fields of the engine's configuration."""
+    from corepipe.cli.flags.fields import of_engine, parameters  # noqa: PLC0415 -- heavy: a help does without
+
+    return parameters(of_engine("profile"))
+
+
+def predict(ctx: typer.Context, rows: Rows, output: Output) -> None:
     """Predict each row of a file: the same rows with `predicted`, in the row's unit, and `reason`.
 
     `predicted` is empty where nothing can be said; `reason` says why, or what a figure must be read with.
     """
     from corepipe.cli.run.predict import run  # noqa: PLC0415 -- heavy: the other commands do without
 
-    run(rows, output, profile)
+    run(rows, output, ctx.params["profile"])

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from corepipe.cli.flags import options, workload
+from corepipe.cli.flags import workload
 from corepipe.cli.flags.defaults import SIMULATED_REQUESTS, USERS
-from corepipe.cli.flags.workload import RESULT, WORKLOAD, option
-from corepipe.scheduler import defaults
+from corepipe.cli.flags.options import Model, option
+from corepipe.cli.flags.workload import RESULT, WORKLOAD
 
-Model = Annotated[
-    str, typer.Argument(help="A directory, a config.json, a .gguf file, or a name such as llama-3.1-8b.")
-]
-Lnc = Annotated[
-    int | None,
-    typer.Option(
-        "--lnc", help="Physical cores in a logical one (trn2, trn3: 1 or 2).", rich_help_panel=options.DEVICE
-    ),
-]
 Users = Annotated[
     int | None,
     option(
@@ -50,30 +41,25 @@ Plot = Annotated[
 ]
 
 
+def setting_flags() -> list[Any]:
+    """Returns the flags that are fields of the engine's configuration."""
+    from corepipe.cli.flags import fields  # noqa: PLC0415 -- heavy: the help of all commands does without
+
+    return fields.parameters(
+        [
+            fields.TIMED_FORMAT,
+            *fields.of_engine("max_model_len", "task", "instance", "lnc", "mode", *fields.DEGREES, "profile"),
+            *fields.of_engine("max_num_seqs", "max_num_batched_tokens", "max_batch_delay", "policy"),
+            fields.ASSUMED_DRAFTS,
+            *fields.of_engine("block_size", "num_blocks", "prefix_cache"),
+            *fields.of_engine("max_queued_requests", "max_queued_tokens"),
+        ]
+    )
+
+
 def simulate(
     ctx: typer.Context,
     model: Model,
-    dtype: options.TimedFormat = options.TimedDtype.BF16,
-    max_model_len: options.MaxModelLen = None,
-    task: options.TaskOption = options.Task.AUTO,
-    instance: options.Instance = "inf2.xlarge",
-    lnc: Lnc = None,
-    mode: options.ModeOption = options.Mode.AUTO,
-    pipeline: options.Pipeline = None,
-    tensor: options.Tensor = None,
-    data: options.Data = None,
-    expert: options.Expert = None,
-    profile: options.Profile = None,
-    max_num_seqs: options.MaxNumSeqs = defaults.MAX_NUM_SEQS,
-    max_num_batched_tokens: options.MaxBatchedTokens = defaults.MAX_NUM_BATCHED_TOKENS,
-    max_batch_delay: options.MaxBatchDelay = 0.0,
-    policy: options.Policy = None,
-    speculative_config: options.AssumedGuesses = None,
-    block_size: options.BlockSize = defaults.BLOCK_SIZE,
-    num_blocks: options.NumBlocks = None,
-    enable_prefix_caching: options.PrefixCaching = True,
-    max_num_queued_reqs: options.MaxQueuedReqs = defaults.MAX_QUEUED_REQUESTS,
-    max_num_queued_tokens: options.MaxQueuedTokens = defaults.MAX_QUEUED_TOKENS,
     rate: workload.Rate = None,
     arrival: workload.ArrivalOption = workload.Arrival.POISSON,
     burstiness: workload.Burstiness = 1.0,

@@ -1,4 +1,7 @@
-"""What a server is asked to do: frozen, validated once, unknown keys refused."""
+"""The configuration of an engine: frozen, validated once, unknown keys refused.
+
+A field with a `Flag` is a flag of the commands as well: its type, default, bounds and help stand here alone.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,19 @@ from pydantic import (
     field_validator,
 )
 
+from corepipe.engine.flag import BATCHING, DEVICE, MODEL, Flag
 from corepipe.engine.sizes import read_bytes
 from corepipe.engine.speculative_config import SpeculativeConfig, read_speculation
 from corepipe.errors import UserError
 from corepipe.scheduler import defaults
 
-Mode = Literal["latency", "throughput", "auto"]
-ClockName = Literal["host", "device", "virtual"]
-FormatName = Literal["fp32", "bf16", "int8", "int8-weights", "int4-weights", "fp8", "mxfp8", "mxfp4"]
-"""The last three are timed, and computed by devices alone: who serves in them is refused."""
+Mode = Literal["auto", "latency", "throughput"]
+ServedClock = Literal["host", "device"]
+ClockName = Literal[ServedClock, "virtual"]
+ServedFormat = Literal["fp32", "bf16", "int8", "int8-weights", "int4-weights"]
+"""The formats that the kernels of this machine compute."""
+FormatName = Literal[ServedFormat, "fp8", "mxfp8", "mxfp4"]
+"""The last three are timed, and computed by devices alone: a server refuses them."""
 BitsName = Literal["fast", "same"]
 """same: tokens and logprobs as on every other CPU; fast: those of the kernels that are the fastest here."""
 KVCacheDtypeName = Literal["auto", "int8"]
@@ -69,38 +76,182 @@ class EngineConfig(FrozenModel):
     NeuronCores of the instance that it may take, from `first_core` on; None: all.
     """
 
-    model: str
-    task: TaskName = "auto"
-    format: FormatName = "int8"
-    bits: BitsName = "fast"
-    instance: str = "inf2.xlarge"
-    lnc: Literal[1, 2] | None = None
-    mode: Mode = "auto"
-    pipeline: int | None = Field(default=None, ge=1)
-    tensor: int | None = Field(default=None, ge=1)
-    data: int | None = Field(default=None, ge=1)
-    expert: int | None = Field(default=None, ge=1)
-    clock: ClockName = "host"
-    timing_model: str | None = None
-    time_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    profile: str | None = None
-    policy: Literal["mixed", "segregated"] | None = None
-    max_model_len: int | None = Field(default=None, ge=2)
-    max_num_seqs: int = Field(default=defaults.MAX_NUM_SEQS, ge=1, le=1024)
-    max_num_batched_tokens: int = Field(default=defaults.MAX_NUM_BATCHED_TOKENS, ge=16, le=16384)
-    max_batch_delay: float = Field(default=0.0, ge=0, le=60, allow_inf_nan=False)
-    block_size: int = Field(default=defaults.BLOCK_SIZE, ge=16, le=128, multiple_of=16)
-    num_blocks: int | None = Field(default=None, ge=1)
-    kv_cache_bytes: Annotated[int | None, BeforeValidator(read_bytes)] = Field(default=None, ge=1)
-    kv_cache_dtype: KVCacheDtypeName = "auto"
-    speculative_config: SpeculativeConfig | None = None
-    prefix_cache: bool = True
-    kv_events_config: KVEventsConfig | None = Field(default=None, validate_default=True)
-    max_queued_requests: int = Field(default=defaults.MAX_QUEUED_REQUESTS, ge=1)
-    max_queued_tokens: int = Field(default=defaults.MAX_QUEUED_TOKENS, ge=1)
-    threads: int | None = Field(default=None, ge=1)
+    model: Annotated[str, Flag(MODEL, argument=True, chart="model")] = Field(
+        description="Model to serve: a directory, a .gguf file or a hub id (org/name or org/name@revision); "
+        "without it SmolLM2-135M-Instruct is served."
+    )
+    format: Annotated[
+        FormatName, Flag(MODEL, ("--dtype",), choices=ServedFormat, also=True, chart="format")
+    ] = Field(
+        default="int8",
+        description="Number format of weights and arithmetic. int8: INT8 weights and activations; "
+        "int8-weights: INT8 weights, computed in bf16; int4-weights: 4-bit weights and INT8 activations.",
+    )
+    bits: Annotated[BitsName, Flag(MODEL, also=True, chart="bits")] = Field(
+        default="fast",
+        description="fast: the fastest kernels of this CPU; same: tokens and logprobs are the same on every "
+        "CPU, and take somewhat longer.",
+    )
+    max_model_len: Annotated[int | None, Flag(MODEL, also=True, chart="batching.maxModelLen")] = Field(
+        default=None, ge=2, description="Most tokens of a request: its prompt and its answer together."
+    )
+    task: Annotated[TaskName, Flag(MODEL, also=True, chart="task")] = Field(
+        default="auto",
+        description="What the model is used for; auto: what it was made for, as its files say.",
+    )
+    seed: Annotated[int, Flag(MODEL, chart="seed")] = Field(
+        default=0, description="Random seed of requests that bring none of their own."
+    )
+    instance: Annotated[str, Flag(DEVICE, chart="instance")] = Field(
+        default="inf2.xlarge", description="Instance size to emulate, of inf1, inf2, trn1, trn2 or trn3."
+    )
+    lnc: Annotated[Literal[1, 2] | None, Flag(DEVICE, served=False)] = Field(
+        default=None,
+        description="Physical cores that form one logical NeuronCore: 1, or 2 on trn2 and trn3.",
+    )
+    mode: Annotated[Mode, Flag(DEVICE, also=True, chart="placement.mode")] = Field(
+        default="auto",
+        description="What the placement of the model on the cores aims at; degrees that are given, such as "
+        "--tensor, take precedence.",
+    )
+    pipeline: Annotated[
+        int | None,
+        Flag(DEVICE, ("--pipeline", "--pipeline-parallel-size"), also=True, chart="placement.pipeline"),
+    ] = Field(
+        default=None,
+        ge=1,
+        description="Pipeline stages: groups of consecutive layers, each on its own cores.",
+    )
+    tensor: Annotated[
+        int | None, Flag(DEVICE, ("--tensor", "--tensor-parallel-size"), also=True, chart="placement.tensor")
+    ] = Field(default=None, ge=1, description="Cores that share the work of each layer.")
+    data: Annotated[
+        int | None, Flag(DEVICE, ("--data", "--data-parallel-size"), also=True, chart="placement.data")
+    ] = Field(
+        default=None, ge=1, description="Replicas: copies of the whole model, each with cores of its own."
+    )
+    expert: Annotated[int | None, Flag(DEVICE, also=True, chart="placement.expert")] = Field(
+        default=None,
+        ge=1,
+        description="Cores of a stage that divide the experts of a mixture-of-experts model.",
+    )
+    clock: Annotated[ClockName, Flag(DEVICE, choices=ServedClock, chart="clock")] = Field(
+        default="host",
+        description="Pace of answers. host: as fast as this machine computes; device: that of the device.",
+    )
+    timing_model: Annotated[str | None, Flag(DEVICE, also=True, chart="timingModel")] = Field(
+        default=None,
+        description="Another model, whose time, memory and limits are emulated while MODEL computes the "
+        "tokens: a config.json, or a name such as llama-3.1-70b.",
+    )
+    time_scale: Annotated[float, Flag(DEVICE, chart="timeScale")] = Field(
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds on this machine for one second of the device clock.",
+    )
+    profile: Annotated[str | None, Flag(DEVICE, also=True, chart="profile")] = Field(
+        default=None,
+        description="Software stack of the device: the name of a runtime profile, or a profile file.",
+    )
+    max_num_seqs: Annotated[int, Flag(BATCHING, also=True, chart="batching.maxNumSeqs")] = Field(
+        default=defaults.MAX_NUM_SEQS, ge=1, le=1024, description="Most sequences in a batch."
+    )
+    max_num_batched_tokens: Annotated[
+        int, Flag(BATCHING, also=True, chart="batching.maxNumBatchedTokens")
+    ] = Field(default=defaults.MAX_NUM_BATCHED_TOKENS, ge=16, le=16384, description="Most tokens in a batch.")
+    max_batch_delay: Annotated[float, Flag(BATCHING, also=True, chart="batching.maxBatchDelay")] = Field(
+        default=0.0,
+        ge=0,
+        le=60,
+        allow_inf_nan=False,
+        description="Seconds that a batch waits for more requests before it starts; for models that "
+        "generate no tokens, such as encoders.",
+    )
+    policy: Annotated[Literal["mixed", "segregated"] | None, Flag(BATCHING, also=True, chart="policy")] = (
+        Field(
+            default=None,
+            description="mixed: a batch holds prefill and decode tokens together; segregated: one or the "
+            "other, as on Neuron's own stack; default: as the profile says.",
+        )
+    )
+    block_size: Annotated[int, Flag(BATCHING, also=True, chart="batching.blockSize")] = Field(
+        default=defaults.BLOCK_SIZE,
+        ge=16,
+        le=128,
+        multiple_of=16,
+        description="Tokens in a KV block: 16, 32, ...",
+    )
+    num_blocks: Annotated[int | None, Flag(BATCHING, also=True, chart="batching.numBlocks")] = Field(
+        default=None, ge=1, description="KV blocks of each replica; default: as many as fit into its memory."
+    )
+    kv_cache_bytes: Annotated[
+        int | None,
+        BeforeValidator(read_bytes),
+        Flag(
+            BATCHING,
+            ("--kv-cache-memory-bytes",),
+            metavar="BYTES",
+            also=True,
+            chart="batching.kvCacheMemoryBytes",
+        ),
+    ] = Field(
+        default=None,
+        ge=1,
+        description="Memory of this machine for the KV blocks of all replicas, such as 2GiB; default: "
+        "1 GiB, or half the memory where the device's limits count.",
+    )
+    kv_cache_dtype: Annotated[KVCacheDtypeName, Flag(BATCHING, also=True, chart="batching.kvCacheDtype")] = (
+        Field(
+            default="auto",
+            description="Format in which this machine keeps keys and values. auto: as they are computed; "
+            "int8: in half the memory. No device has it: its times and memory are those of auto.",
+        )
+    )
+    speculative_config: Annotated[
+        SpeculativeConfig | None, Flag(BATCHING, metavar="JSON", chart="batching.speculativeConfig")
+    ] = Field(
+        default=None,
+        description="Speculative decoding: a draft of several tokens is checked in one step, so that the "
+        "same answers come sooner. JSON with vLLM's names: method (ngram, draft_model), model, "
+        "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max; for the emulated device alone: "
+        "rejection_sample_method (synthetic), synthetic_acceptance_rates.",
+    )
+    prefix_cache: Annotated[
+        bool,
+        Flag(
+            BATCHING,
+            ("--enable-prefix-caching/--no-enable-prefix-caching",),
+            also=True,
+            chart="batching.prefixCaching",
+        ),
+    ] = Field(default=True, description="Reuse the KV blocks of prompts that begin alike.")
+    kv_events_config: Annotated[KVEventsConfig | None, Flag(BATCHING, metavar="JSON")] = Field(
+        default=None,
+        validate_default=True,
+        description="Publish which blocks the prefix cache stores and removes: JSON with vLLM's names; "
+        "needs corepipe[kv-events].",
+    )
+    max_queued_requests: Annotated[
+        int, Flag(BATCHING, ("--max-num-queued-reqs",), also=True, chart="batching.maxNumQueuedReqs")
+    ] = Field(
+        default=defaults.MAX_QUEUED_REQUESTS, ge=1, description="Requests that may wait; more are refused."
+    )
+    max_queued_tokens: Annotated[
+        int, Flag(BATCHING, ("--max-num-queued-tokens",), also=True, chart="batching.maxNumQueuedTokens")
+    ] = Field(
+        default=defaults.MAX_QUEUED_TOKENS,
+        ge=1,
+        description="Prompt tokens of the requests that may wait; more are refused.",
+    )
+    threads: Annotated[int | None, Flag(BATCHING, also=True, chart="threads")] = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Threads of this machine that compute; default: one for each CPU that affinity and "
+        "control groups allow.",
+    )
     cache_dir: Path | None = None
-    seed: int = 0
     first_core: int = Field(default=0, ge=0)
     cores: int | None = Field(default=None, ge=1)
 

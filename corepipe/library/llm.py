@@ -20,6 +20,7 @@ from corepipe.answers.parsing.tools import offered_by
 from corepipe.answers.text_answer import TextAnswer
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig, validated
+from corepipe.engine.flag import flag_of
 from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Abort, Submit
@@ -51,15 +52,9 @@ from corepipe.structured.grammars import grammar_of
 from corepipe.structured.spelling import Spelling
 
 OPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "dtype": "format",
-        "kv-cache-memory-bytes": "kv_cache_bytes",
-        "enable-prefix-caching": "prefix_cache",
-        "max-num-queued-reqs": "max_queued_requests",
-        "max-num-queued-tokens": "max_queued_tokens",
-    }
+    {flag_of(EngineConfig, name).removeprefix("--"): name for name in EngineConfig.model_fields}
 )
-"""The commands' flags whose option has another name."""
+"""The commands' flags and the options that they are."""
 FLAG = re.compile(r"--([a-z][a-z-]*[a-z])(?: ([\w./-]*\d(?:[\w./-]*\w)?))?")
 """A flag in a message, and what it is given where that has a digit, as numbers and most names have."""
 
@@ -345,7 +340,7 @@ def _options_for_flags() -> Iterator[None]:
 
 
 def _option(flag: re.Match[str]) -> str:
-    name, value = OPTIONS.get(flag[1], flag[1].replace("-", "_")), flag[2]
-    if name not in EngineConfig.model_fields:
+    name, value = OPTIONS.get(flag[1]), flag[2]
+    if name is None:
         return flag[0]
     return name if value is None else f"{name}={value if value.isdigit() else repr(value)}"

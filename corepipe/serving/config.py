@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from corepipe.engine.config import FrozenModel
+from corepipe.engine.flag import SERVER, Flag
 from corepipe.serving.faults import RequestFault, parse_faults
 from corepipe.serving.keys import digest_of
 
@@ -28,46 +29,168 @@ class ServerConfig(FrozenModel):
     The keys are `api_keys` and those that the `api_key_file` holds when it is read; it always holds some.
     """
 
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    admin_host: str = "127.0.0.1"
-    admin_port: int | None = Field(default=None, ge=0, le=65535)
-    admin_api_keys: tuple[str, ...] = ()
-    metrics_host: str = "127.0.0.1"
-    metrics_port: int | None = Field(default=None, ge=0, le=65535)
-    api_keys: tuple[str, ...] = ()
-    api_key_file: Path | None = None
-    max_requests_per_key: int | None = Field(default=None, ge=1)
-    max_tokens_per_minute_per_key: int | None = Field(default=None, ge=1)
-    allowed_origins: tuple[str, ...] = ()
-    insecure: bool = False
-    ssl_certfile: Path | None = None
-    ssl_keyfile: Path | None = None
-    served_model_names: tuple[str, ...] = ()
+    host: Annotated[str, Flag(SERVER)] = Field(default="127.0.0.1", description="Address to listen on.")
+    port: Annotated[int, Flag(SERVER)] = Field(
+        default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one."
+    )
+    api_keys: Annotated[tuple[str, ...], Flag(SERVER, ("--api-key",), envvar="COREPIPE_API_KEY")] = Field(
+        default=(), description="API key that clients must send (repeatable)."
+    )
+    api_key_file: Annotated[Path | None, Flag(SERVER)] = Field(
+        default=None, description="File with further API keys, or their sha256:HEX, one a line."
+    )
+    max_requests_per_key: Annotated[int | None, Flag(SERVER)] = Field(
+        default=None, ge=1, description="Most requests that one API key may have under way."
+    )
+    max_tokens_per_minute_per_key: Annotated[int | None, Flag(SERVER)] = Field(
+        default=None, ge=1, description="Most tokens that one API key may use in a minute."
+    )
+    admin_host: Annotated[str, Flag(SERVER)] = Field(
+        default="127.0.0.1", description="Address of the admin port."
+    )
+    admin_port: Annotated[int | None, Flag(SERVER)] = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of metrics, placement and control, which the public port then no longer serves; "
+        "0 picks a free one.",
+    )
+    admin_api_keys: Annotated[
+        tuple[str, ...], Flag(SERVER, ("--admin-api-key",), envvar="COREPIPE_ADMIN_API_KEY")
+    ] = Field(default=(), description="API key that the admin port asks for (repeatable).")
+    metrics_host: Annotated[str, Flag(SERVER)] = Field(
+        default="127.0.0.1", description="Address of the metrics port."
+    )
+    metrics_port: Annotated[int | None, Flag(SERVER)] = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port that serves /metrics and health without a key, for clients that cannot send one; "
+        "0 picks a free one.",
+    )
+    ssl_certfile: Annotated[Path | None, Flag(SERVER)] = Field(
+        default=None, description="Certificate chain in PEM: the server then speaks HTTPS."
+    )
+    ssl_keyfile: Annotated[Path | None, Flag(SERVER)] = Field(
+        default=None, description="Private key of the certificate in PEM; default: in the file of the chain."
+    )
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
-    max_connections: int = Field(default=4096, ge=1)
-    shutdown_timeout: float = Field(default=5.0, ge=0, le=86_400)
-    max_queue_seconds: float | None = Field(default=None, gt=0, le=86_400)
-    chat_template: str | None = None
-    trust_request_chat_template: bool = False
-    allow_special_tokens_in_text: bool = False
-    strict: bool = False
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    verify: bool = False
-    record: Path | None = None
-    replay: Path | None = None
-    record_redact: Path | None = None
-    replay_else: ReplayElse = Field(default="refuse", validate_default=True)
-    replay_pace: ReplayPace = Field(default="none", validate_default=True)
-    otlp_traces_endpoint: str | None = None
-    inject: tuple[RequestFault, ...] = ()
-    inject_with_keys: bool = Field(default=False, validate_default=True)
-    fleet: str | None = None
-    replicas: int | None = Field(default=None, ge=1, le=64, validate_default=True)
-    max_replicas: int | None = Field(default=None, ge=1, le=64)
-    slo: str | None = None
-    verbose: bool = False
+    max_connections: Annotated[int, Flag(SERVER)] = Field(
+        default=4096, ge=1, description="Most connections that may be open at once."
+    )
+    insecure: Annotated[bool, Flag(SERVER)] = Field(
+        default=False, description="Allow to listen beyond loopback without API keys."
+    )
+    allowed_origins: Annotated[tuple[str, ...], Flag(SERVER, ("--allowed-origin",))] = Field(
+        default=(),
+        description="Origin whose web pages may use the server, such as https://ui.example (repeatable); * "
+        "is for servers with API keys.",
+    )
+    served_model_names: Annotated[tuple[str, ...], Flag(SERVER, ("--served-model-name",))] = Field(
+        default=(), description="Name of the model in the API (repeatable; responses report the first)."
+    )
+    chat_template: Annotated[str | None, Flag(SERVER, metavar="FILE", file=True, also=True)] = Field(
+        default=None, description="File with a Jinja template that replaces the model's chat template."
+    )
+    trust_request_chat_template: Annotated[bool, Flag(SERVER, chart="trustRequestChatTemplate")] = Field(
+        default=False,
+        description="Let requests bring a chat template of their own; it runs in a sandbox.",
+    )
+    allow_special_tokens_in_text: Annotated[bool, Flag(SERVER, chart="allowSpecialTokensInText")] = Field(
+        default=False,
+        description="Let chat messages spell special tokens, such as </s>, which are plain text otherwise.",
+    )
+    strict: Annotated[bool, Flag(SERVER, chart="strict")] = Field(
+        default=False,
+        description="Refuse requests with settings that have no effect here; otherwise the header "
+        "x-corepipe-ignored of the response lists these.",
+    )
+    tool_call_parser: Annotated[str, Flag(SERVER, also=True, chart="toolCallParser")] = Field(
+        default="auto",
+        description="Format in which the model writes tool calls: hermes, qwen3_coder, llama3_json, "
+        "pythonic, mistral or another of docs/tools.md; none: they are not parsed; auto: as its files say.",
+    )
+    reasoning_parser: Annotated[str, Flag(SERVER, also=True, chart="reasoningParser")] = Field(
+        default="auto",
+        description="Format in which the model writes its reasoning: qwen3, deepseek_r1, smollm3 or "
+        "mistral; none: it is part of the text; auto: as its files say.",
+    )
+    verify: Annotated[bool, Flag(SERVER, chart="verify")] = Field(
+        default=False, description="Compare the model's files with their known hashes before they are loaded."
+    )
+    shutdown_timeout: Annotated[float, Flag(SERVER, chart="drainSeconds")] = Field(
+        default=5.0,
+        ge=0,
+        le=86_400,
+        description="Seconds that running requests have to end when the server is stopped.",
+    )
+    record: Annotated[Path | None, Flag(SERVER)] = Field(
+        default=None, description="Directory into which each exchange with a client is recorded."
+    )
+    replay: Annotated[Path | None, Flag(SERVER)] = Field(
+        default=None, description="Directory of recorded exchanges that answer requests."
+    )
+    record_redact: Annotated[Path | None, Flag(SERVER)] = Field(
+        default=None, description="TOML file with rules for what is replaced before an exchange is written."
+    )
+    replay_else: Annotated[ReplayElse, Flag(SERVER)] = Field(
+        default="refuse",
+        validate_default=True,
+        description="What happens to a request that was not recorded: refuse it (then no model is loaded), "
+        "compute it, or compute and record it.",
+    )
+    replay_pace: Annotated[ReplayPace, Flag(SERVER)] = Field(
+        default="none",
+        validate_default=True,
+        description="Pace of replayed answers. none: at once; recorded: as it was when they were recorded.",
+    )
+    otlp_traces_endpoint: Annotated[str | None, Flag(SERVER, chart="tracing.otlpEndpoint")] = Field(
+        default=None,
+        description="URL of a collector that gets OpenTelemetry traces, by OTLP over HTTP; needs "
+        "corepipe[tracing].",
+    )
+    inject: Annotated[tuple[RequestFault, ...], Flag(SERVER, metavar="FAULTS", chart="faults.inject")] = Field(
+        default=(),
+        description="Faults that are injected, so that clients can test their retries: such as "
+        "429:5%,cut-stream:1%,slow:2%@500ms.",
+    )
+    inject_with_keys: Annotated[bool, Flag(SERVER, chart="faults.withKeys")] = Field(
+        default=False,
+        validate_default=True,
+        description="Inject faults on a server with API keys, too, which has users to meet them.",
+    )
+    max_queue_seconds: Annotated[float | None, Flag(SERVER, chart="batching.maxQueueSeconds")] = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="Longest wait of a request before it is computed, in seconds; default: no limit.",
+    )
+    fleet: Annotated[str | None, Flag(SERVER)] = Field(
+        default=None,
+        description="Compute on the machines of the fleet whose head is at HOST:PORT; needs corepipe[ray].",
+    )
+    replicas: Annotated[int | None, Flag(SERVER)] = Field(
+        default=None,
+        ge=1,
+        le=64,
+        validate_default=True,
+        description="Machines of the fleet that serve the model.",
+    )
+    max_replicas: Annotated[int | None, Flag(SERVER)] = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="Most machines that serve the model, when the queue is long; default: --replicas.",
+    )
+    slo: Annotated[str | None, Flag(SERVER)] = Field(
+        default=None,
+        description="Objectives of the answers, such as 'ttft:500ms tpot:50ms': machines are added, up to "
+        "--max-replicas, when too few answers meet them.",
+    )
+    verbose: Annotated[bool, Flag(SERVER)] = Field(
+        default=False,
+        description="Print all that is known of the deployment when it starts, instead of a short summary.",
+    )
 
     @property
     def has_api_keys(self) -> bool:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corepipe.cli.flags.also import COMMON, OWN, also_asked
-from corepipe.cli.flags.settings import SETTINGS
+from corepipe.cli.flags.also import COMMON, OWN, also_configs
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.serving.config import ServerConfig
@@ -20,7 +19,7 @@ SERVER = ServerConfig(served_model_names=("first", "alias"), chat_template="{{ m
 
 
 def test_a_model_has_its_own_options_and_the_servers_device() -> None:
-    ((engine, server),) = also_asked(
+    ((engine, server),) = also_configs(
         ["b=/m/b,dtype=fp32,max-num-seqs=4,enable-prefix-caching=false"], ENGINE, SERVER
     )
     assert (engine.model, engine.format, engine.max_num_seqs, engine.prefix_cache) == (
@@ -42,12 +41,12 @@ def test_a_model_has_its_own_options_and_the_servers_device() -> None:
 def test_a_chat_template_and_parsers_are_of_one_model(tmp_path: Path) -> None:
     (tmp_path / "t.jinja").write_text("{{ tools }}")
     text = f"b=/m/b,chat-template={tmp_path / 't.jinja'},tool-call-parser=hermes"
-    ((_, server),) = also_asked([text], ENGINE, SERVER)
+    ((_, server),) = also_configs([text], ENGINE, SERVER)
     assert (server.chat_template, server.tool_call_parser) == ("{{ tools }}", "hermes")
 
 
 def test_each_option_is_a_setting_and_none_is_the_servers() -> None:
-    names = {SETTINGS.get(name.replace("-", "_"), name.replace("-", "_")) for name in OWN}
+    names = {*OWN.values()}
     assert names <= {*EngineConfig.model_fields, *ServerConfig.model_fields}
     assert not names & {*COMMON}
     json = {"speculative_config", "kv_events_config"}  # which has commas
@@ -63,7 +62,7 @@ BAD = {
     "b=": "NAME=PATH",
     "b=,dtype=fp32": "NAME=PATH",
     "alias=/m": "there is a model of the name alias already",
-    "b=/m,port=80": "b: 'port' is no option of a model; there are task, dtype",
+    "b=/m,port=80": "b: 'port' is no option of a model; there are dtype, bits",
     "b=/m,": "b: '' is no option",
     "b=/m,dtype": "b: dtype: give each option once, as dtype=VALUE",
     "b=/m,dtype=": "give each option once",
@@ -77,14 +76,14 @@ BAD = {
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_wrong_is_named(text: str) -> None:
     with pytest.raises(UserError) as caught:
-        also_asked([text], ENGINE, SERVER)
+        also_configs([text], ENGINE, SERVER)
     assert caught.value.message.startswith("--also ")
     assert BAD[text] in caught.value.message
 
 
 def test_two_of_a_name_are_refused() -> None:
     with pytest.raises(UserError, match="--also b=/n: there is a model of the name b already"):
-        also_asked(["b=/m", "b=/n"], ENGINE, SERVER)
+        also_configs(["b=/m", "b=/n"], ENGINE, SERVER)
 
 
 @pytest.mark.parametrize(

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.main
 from typer.testing import CliRunner
 
 import corepipe
 from corepipe.cli.app import app
 from tests import warm
+from tests.cli_page import named
 from tests.servers import PATIENCE_SECONDS, TINY, command, run
-
-
-@functools.cache
-def named(group: Any = None, before: str = "") -> dict[str, Any]:
-    """Every command by its name; `cache ls` with its group's."""
-    found: dict[str, Any] = {}
-    for name, one in (group or typer.main.get_command(app)).commands.items():
-        found |= named(one, f"{before}{name} ") if hasattr(one, "commands") else {before + name: one}
-    return found
-
 
 COMMANDS = sorted(named())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shutil
@@ -11,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from corepipe.cli.flags.settings import SETTINGS
-from corepipe.cli.serve import serve
-from corepipe.cli.simulate import simulate
+from corepipe.cli.flags.settings import settings_of
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.serving.config import ServerConfig
+from tests.cli_page import named
 from tests.servers import TINY, run
 
 Refusal = subprocess.CompletedProcess[str]
@@ -212,12 +210,24 @@ def test_without_native_kernels_ls_works(tmp_path: Path) -> None:
     assert "trn1.2xlarge (emulated)" in shown.stdout
 
 
-@pytest.mark.parametrize(("command", "others"), [(serve, set()), (simulate, {"dtype"})])
+@pytest.mark.parametrize(("command", "others"), [("serve", set()), ("simulate", {"dtype"})])
 def test_a_flag_that_is_left_out_is_its_setting_left_out(command, others) -> None:
     """Lists, of which a flag has None for none, and the model apart."""
-    settings = EngineConfig.model_fields | ServerConfig.model_fields
-    for flag, parameter in inspect.signature(command).parameters.items():
-        setting = settings.get(SETTINGS.get(flag, flag))
-        if flag in others or setting is None or setting.is_required() or setting.get_default() == ():
-            continue
-        assert getattr(parameter.default, "value", parameter.default) == setting.get_default(), flag
+    flags = [one for one in named()[command].params if one.name not in {"model", *others}]
+    for config in (EngineConfig, ServerConfig):
+        names = settings_of(config)
+        settings = {one.name: config.model_fields[names[one.name]] for one in flags if one.name in names}
+        assert len(settings) > 10 or command == "simulate"
+        for flag in flags:
+            default = settings[flag.name].get_default() if flag.name in settings else flag.default
+            assert flag.default == default or (flag.default, default) == (None, ()), flag.name
+
+
+def test_each_flag_of_the_configurations_is_one_of_the_command() -> None:
+    """Each field but for those that have no flag, and `--also`, which makes configurations of its own."""
+    made = {name for config in (EngineConfig, ServerConfig) for name in settings_of(config)}
+    assert {one.name for one in named()["serve"].params} == made - {"lnc"} | {"also"}
+    flagless = {"cache_dir", "first_core", "cores", "max_body_bytes"}
+    assert {*EngineConfig.model_fields, *ServerConfig.model_fields} - flagless == {
+        setting for config in (EngineConfig, ServerConfig) for setting in settings_of(config).values()
+    }

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from corepipe.cli.flags.settings import SETTINGS
+from corepipe.cli.flags.settings import settings_of
 from corepipe.engine.config import EngineConfig, KVEventsConfig
 from corepipe.serving.api.app import LAST_WORDS_SECONDS
 from corepipe.serving.api.http.listeners import check_bind
@@ -98,7 +98,8 @@ def test_the_server_takes_its_arguments(case: str) -> None:
     found = manifests(case)
     given = serve_parameters(found)
     assert "command" not in container(found)  # the image's entry point
-    settings = {SETTINGS.get(flag, flag): value for flag, value in given.items()}
+    names = settings_of(EngineConfig)
+    settings = {names.get(flag, flag): value for flag, value in given.items()}
     EngineConfig.model_validate(
         {k: v for k, v in settings.items() if k in EngineConfig.model_fields}
         | {"model": given["model"] or "default"}

@@ -11,10 +11,10 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from corepipe.cli.flags.also import OWN, also_asked
-from corepipe.cli.flags.options import ModeOption
-from corepipe.cli.flags.settings import SETTINGS as FLAG_SETTINGS
+from corepipe.cli.flags.also import OWN, also_configs
+from corepipe.cli.flags.settings import settings_of
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.flag import flags_in
 from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.neuron.chips.profiles import profile
 from corepipe.neuron.compile.placement import Placement
@@ -22,7 +22,7 @@ from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
 from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
 from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
 from corepipe.serving.config import ServerConfig
-from tests.deploy import chart_readme
+from tests.deploy import chart_readme, chart_schema
 from tests.deploy.charts import (
     CASES,
     CHART,
@@ -39,51 +39,59 @@ from tests.deploy.charts import (
     values_file,
 )
 
+EXAMPLES = {
+    "task": "embed",
+    "verify": True,
+    "trustRequestChatTemplate": True,
+    "allowSpecialTokensInText": True,
+    "strict": True,
+    "toolCallParser": "hermes",
+    "reasoningParser": "qwen3",
+    "format": "bf16",
+    "bits": "same",
+    "seed": 3,
+    "instance": "trn1.2xlarge",
+    "placement.mode": "latency",
+    "placement.pipeline": 2,
+    "placement.tensor": 2,
+    "placement.data": 2,
+    "placement.expert": 2,
+    "clock": "device",
+    "timeScale": 0.5,
+    "timingModel": "llama-3.1-8b",
+    "profile": "nxdi",
+    "policy": "segregated",
+    "batching.maxModelLen": 512,
+    "batching.maxNumSeqs": 16,
+    "batching.maxNumBatchedTokens": 64,
+    "batching.maxBatchDelay": 0.5,
+    "batching.blockSize": 64,
+    "batching.numBlocks": 100,
+    "batching.kvCacheMemoryBytes": 2_000_000_000,
+    "batching.kvCacheDtype": "int8",
+    "batching.speculativeConfig": '{"method": "ngram", "num_speculative_tokens": 3}',
+    "batching.prefixCaching": False,
+    "batching.maxNumQueuedReqs": 10,
+    "batching.maxNumQueuedTokens": 3_000_000,
+    "batching.maxQueueSeconds": 20,
+    "threads": 3,
+    "drainSeconds": 30,
+    "tracing.otlpEndpoint": "http://collector:4318/v1/traces",
+    "faults.inject": "429:5%,slow:1%@500ms",
+    "faults.withKeys": True,
+}
+"""Values of the chart that are settings of the server."""
+
 SETTINGS = {
-    "task": ("embed", "task"),
-    "verify": (True, "verify"),
-    "trustRequestChatTemplate": (True, "trust_request_chat_template"),
-    "allowSpecialTokensInText": (True, "allow_special_tokens_in_text"),
-    "strict": (True, "strict"),
-    "toolCallParser": ("hermes", "tool_call_parser"),
-    "reasoningParser": ("qwen3", "reasoning_parser"),
-    "format": ("bf16", "format"),
-    "bits": ("same", "bits"),
-    "seed": (3, "seed"),
-    "instance": ("trn1.2xlarge", "instance"),
-    "placement.mode": ("latency", "mode"),
-    "placement.pipeline": (2, "pipeline"),
-    "placement.tensor": (2, "tensor"),
-    "placement.data": (2, "data"),
-    "placement.expert": (2, "expert"),
-    "clock": ("device", "clock"),
-    "timeScale": (0.5, "time_scale"),
-    "timingModel": ("llama-3.1-8b", "timing_model"),
-    "profile": ("nxdi", "profile"),
-    "policy": ("segregated", "policy"),
-    "batching.maxModelLen": (512, "max_model_len"),
-    "batching.maxNumSeqs": (16, "max_num_seqs"),
-    "batching.maxNumBatchedTokens": (64, "max_num_batched_tokens"),
-    "batching.maxBatchDelay": (0.5, "max_batch_delay"),
-    "batching.blockSize": (64, "block_size"),
-    "batching.numBlocks": (100, "num_blocks"),
-    "batching.kvCacheMemoryBytes": (2_000_000_000, "kv_cache_bytes"),
-    "batching.kvCacheDtype": ("int8", "kv_cache_dtype"),
-    "batching.speculativeConfig": (
-        '{"method": "ngram", "num_speculative_tokens": 3}',
-        "speculative_config",
-    ),
-    "batching.prefixCaching": (False, "prefix_cache"),
-    "batching.maxNumQueuedReqs": (10, "max_queued_requests"),
-    "batching.maxNumQueuedTokens": (3_000_000, "max_queued_tokens"),
-    "batching.maxQueueSeconds": (20, "max_queue_seconds"),
-    "threads": (3, "threads"),
-    "drainSeconds": (30, "shutdown_timeout"),
-    "tracing.otlpEndpoint": ("http://collector:4318/v1/traces", "otlp_traces_endpoint"),
-    "faults.inject": ("429:5%,slow:1%@500ms", "inject"),
-    "faults.withKeys": (True, "inject_with_keys"),
+    flag.chart: (EXAMPLES[flag.chart], name)
+    for config in (EngineConfig, ServerConfig)
+    for name, flag in flags_in(config).items()
+    if flag.chart is not None and name != "model"
 }
 """Value -> an example, and the server's setting that it is."""
+
+NAMES = settings_of(EngineConfig) | settings_of(ServerConfig)
+"""Parameter of the command -> the setting that it is."""
 
 OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"} | {
     "allowed_origin",
@@ -234,9 +242,13 @@ def values_of(keys: Iterable[str]) -> dict[str, Any]:
 
 def as_settings(values: dict[str, Any]) -> dict[str, Any]:
     """Settings of the server that the chart makes of values."""
-    return {
-        FLAG_SETTINGS.get(flag, flag): value for flag, value in serve_parameters(rendered(values)).items()
-    }
+    given = serve_parameters(rendered(values))
+    return {NAMES.get(flag, flag): _read(value) for flag, value in given.items()}
+
+
+def _read(value: Any) -> Any:
+    """The bytes of a text, which the command line leaves to the field's validation."""
+    return int(value) if isinstance(value, str) and value.isdigit() else value
 
 
 def schema() -> dict[str, Any]:
@@ -281,40 +293,41 @@ def test_further_models_are_flags_and_share_the_cpus() -> None:
         "c=org/c,enable-prefix-caching=false,threads=2",
     ]
     assert given["threads"] is None
-    asked = also_asked(given["also"], EngineConfig(model="m"), ServerConfig())
+    asked = also_configs(given["also"], EngineConfig(model="m"), ServerConfig())
     assert [(engine.format, engine.prefix_cache) for engine, _ in asked] == [("fp32", True), ("int8", False)]
     assert serve_parameters(rendered({"also": also, "threads": 3}))["threads"] == 3
 
 
-def test_the_schema_has_the_options_of_a_further_model() -> None:
+def test_the_schema_is_the_one_of_these_settings() -> None:
+    text = chart_schema.SCHEMA.read_text()
+    assert chart_schema.schema(text) == text
     options = schema_of("also")["items"]["properties"]["options"]
     assert [*options["properties"]] == [*OWN]
 
 
 def test_every_flag_of_the_server_is_a_value() -> None:
     flags = {parameter.name for parameter in commands()["serve"].params} - OTHER_FLAGS
-    assert {FLAG_SETTINGS.get(flag, flag) for flag in flags} == {setting for _, setting in SETTINGS.values()}
+    assert {NAMES.get(flag, flag) for flag in flags} == {setting for _, setting in SETTINGS.values()}
 
 
-@pytest.mark.parametrize("key", SETTINGS)
-def test_the_schema_has_the_bounds_of_the_setting(key: str) -> None:
-    field = {**EngineConfig.model_fields, **ServerConfig.model_fields}[SETTINGS[key][1]]
-    bounds = {
-        name: getattr(m, name)
-        for m in field.metadata
-        for name in ("ge", "le", "multiple_of")
-        if hasattr(m, name)
+def test_the_schema_has_the_bounds_of_settings() -> None:
+    assert schema_of("batching.blockSize") == {
+        "type": ["integer", "null"],
+        "minimum": 16,
+        "maximum": 128,
+        "multipleOf": 16,
     }
-    named = {"ge": "minimum", "le": "maximum", "multiple_of": "multipleOf"}
-    said = schema_of(key)
-    assert {name: said.get(named[name]) for name in bounds} == bounds
+    assert schema_of("timeScale") == {"type": "number", "exclusiveMinimum": 0}
+    assert schema_of("task") == {"enum": [None, "auto", "generate", "embed", "classify", "score"]}
 
 
 def test_the_schema_lists_what_there_is() -> None:
     assert schema_of("instance")["enum"] == [instance.name for instance in INSTANCES]
     assert set(schema_of("format")["enum"]) == FORMATS.keys()
     assert set(get_args(EngineConfig.model_fields["format"].annotation)) == TIMED_FORMATS.keys()
-    assert set(schema_of("placement.mode")["enum"]) == {mode.value for mode in get_args(ModeOption)[0]}
+    assert set(schema_of("placement.mode")["enum"]) == set(
+        get_args(EngineConfig.model_fields["mode"].annotation)
+    )
 
 
 def test_the_schema_refuses_what_it_does_not_know() -> None:
@@ -424,8 +437,12 @@ def test_what_a_plan_emits_installs_unchanged(weights: bool, tmp_path: Any) -> N
 
 
 def test_a_plan_names_the_flags_that_the_chart_makes_of_its_values() -> None:
-    values = {key: value for key, (value, _) in SETTINGS.items() if key in FLAGS}
-    assert {*values, "model"} == set(FLAGS)
+    emitted = yaml.safe_load(
+        helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=12.3), plan(), [])
+    )
+    values = {key: value for key, (value, _) in SETTINGS.items() if key in chart_readme.leaves(emitted)}
+    assert {*SETTINGS, "model"} == set(FLAGS)
+    assert len(values) > 10
     arguments = container(rendered(values_of(values)))["args"]
     assert [
         f"{FLAGS[key]}={value}" for key, value in values.items() if f"{FLAGS[key]}={value}" not in arguments

@@ -14,7 +14,6 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import corepipe
 import corepipe.library.llm as llm_module
-from corepipe.cli.flags.settings import SETTINGS
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Submit
 from corepipe.errors import UserError
@@ -317,7 +316,7 @@ OPTIONS = [
     ),
     ({"time_scale": 2.0}, r"time_scale: only the device clock has a time scale \(clock"),
     ({"formatt": "int8"}, "formatt is no option of LLM; did you mean format"),
-    ({"xyz": 1}, "xyz is no option of LLM; there are model, task, format"),
+    ({"xyz": 1}, "xyz is no option of LLM; there are model, format, bits"),
     ({"format": "int4"}, "format: Input should be"),
     ({"max_num_seqs": 0}, "max_num_seqs: "),
     ({"instance": "inf1.xlarge", "timing_model": "llama-3.1-70b"}, "instance='"),
@@ -338,10 +337,8 @@ def test_what_is_no_model_is_refused(model: object) -> None:
 
 
 def test_options_are_called_as_the_commands_flags_are_translated() -> None:
-    renamed = {
-        flag.replace("_", "-"): name for flag, name in SETTINGS.items() if name in EngineConfig.model_fields
-    }
-    assert renamed == llm_module.OPTIONS
+    assert {*llm_module.OPTIONS.values()} == EngineConfig.model_fields.keys()
+    assert (llm_module.OPTIONS["dtype"], llm_module.OPTIONS["max-num-seqs"]) == ("format", "max_num_seqs")
 
 
 def test_max_tokens_none_fills_the_context(llm: LLM) -> None:

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 
-from corepipe.cli.flags.settings import config_fields, flag_of, text_of
-from corepipe.engine.config import EngineConfig, validated
+from corepipe.cli.flags.settings import configured
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.flag import flag_of, flags_in
 from corepipe.errors import UserError
 from corepipe.serving.config import ServerConfig
 
 COMMON = ("instance", "lnc", "clock", "time_scale", "seed", "cache_dir")
-"""Settings of the first model that are the server's: those of the emulated device and its time."""
+"""Settings of the first model that hold for all: those of the emulated device and its time."""
 
-OWN = (
-    "task", "dtype", "bits", "max-model-len", "max-num-seqs", "max-num-batched-tokens", "max-batch-delay",
-    "mode", "pipeline", "tensor", "data", "expert",
-    "timing-model", "profile", "policy", "block-size", "num-blocks",
-    "kv-cache-dtype", "kv-cache-memory-bytes", "enable-prefix-caching", "max-num-queued-reqs",
-    "max-num-queued-tokens", "threads", "chat-template", "tool-call-parser", "reasoning-parser",
-)  # fmt: skip
-"""Flags that are of one model: each may stand behind its path."""
+OWN = {
+    flag_of(config, name).removeprefix("--"): name
+    for config in (EngineConfig, ServerConfig)
+    for name, flag in flags_in(config).items()
+    if flag.also
+}
+"""Options of one model, which may follow its path, and their settings."""
 
-Asked = tuple[EngineConfig, ServerConfig]
-"""A model, and the server's settings with what of them is its own."""
+ModelConfigs = tuple[EngineConfig, ServerConfig]
+"""A model, and the server's settings with those that are the model's own."""
 
 
-def also_asked(texts: Iterable[str], engine: EngineConfig, server: ServerConfig) -> list[Asked]:
-    """What `--also` asks for beside the model of `engine`.  Raises UserError that names the flag's model."""
-    taken, asked = set(server.served_model_names), []
+def also_configs(texts: Iterable[str], engine: EngineConfig, server: ServerConfig) -> list[ModelConfigs]:
+    """Reads the models that `--also` adds to that of `engine`.  Raises UserError that names the model."""
+    taken, configs = set(server.served_model_names), []
     for text in texts:
         name, own = _read(text, taken)
         taken.add(name)
-        asked.append(_settled(name, own, engine, server))
-    return asked
+        configs.append(_configs(name, own, engine, server))
+    return configs
 
 
 def _read(text: str, taken: Collection[str]) -> tuple[str, Mapping[str, str]]:
-    """Its name, and its options with its path as `model`."""
+    """Returns a model's name, and its options with its path as `model`."""
     name, _, rest = text.partition("=")
     path, *parts = rest.split(",")
     if not name or not path:
@@ -55,17 +54,17 @@ def _read(text: str, taken: Collection[str]) -> tuple[str, Mapping[str, str]]:
     return name, own
 
 
-def _settled(name: str, own: Mapping[str, str], engine: EngineConfig, server: ServerConfig) -> Asked:
-    def spelled(setting: str) -> str:
-        return f"--also {name}: {flag_of(setting).removeprefix('--')}"
+def _configs(name: str, own: Mapping[str, str], engine: EngineConfig, server: ServerConfig) -> ModelConfigs:
+    """Returns the configurations of a further model: its options on the device and server of the first."""
 
-    given: dict[str, object] = {**own}
-    if "chat_template" in own:
-        given["chat_template"] = text_of(Path(own["chat_template"]), f"--also {name}: chat-template")
+    def spelled(setting: str) -> str:
+        config = EngineConfig if setting in EngineConfig.model_fields else ServerConfig
+        return f"--also {name}: {flag_of(config, setting).removeprefix('--')}"
+
     shared = {setting: getattr(engine, setting) for setting in COMMON}
-    mine = config_fields(ServerConfig, given)
-    chosen = {"chat_template": None, "tool_call_parser": "auto", "reasoning_parser": "auto", **mine}
-    deployed = validated(EngineConfig, {**shared, **config_fields(EngineConfig, given)}, spelled)
+    ours = configured(ServerConfig, own, spelled)
+    chosen = {setting: getattr(ours, setting) for setting in OWN.values() if hasattr(ours, setting)}
+    deployed = configured(EngineConfig, own, spelled, **shared)
     return deployed, server.model_copy(update={**chosen, "served_model_names": (name,)})
 
 

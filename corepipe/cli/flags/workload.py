@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
+from corepipe.cli.flags.options import option
 from corepipe.workload.arrivals import RATE_FORMS
 from corepipe.workload.lengths import FORMS
 
@@ -27,10 +26,6 @@ class TraceSchema(StrEnum):
     AZURE = "azure"
     BURSTGPT = "burstgpt"
     OTEL = "otel"
-
-
-def option(*names: str, help: str, panel: str, **more: Any) -> Any:  # noqa: A002
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
 
 
 Rate = Annotated[

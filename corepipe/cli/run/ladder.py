@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.table import Column
 
-from corepipe.cli.flags.options import Mode
 from corepipe.cli.output.common import print_json, results
 from corepipe.cli.output.tables import Figures
 from corepipe.cli.run.guesses import assumed_guesses
@@ -27,7 +26,7 @@ SCHEMA = "corepipe.ladder/1"
 ANSWER = 64
 """Tokens of an answer: --output-steps' most."""
 
-NOT_OF_A_LADDER = {"mode": Mode.AUTO, "pipeline": None, "tensor": None, "data": None, "expert": None,
+NOT_OF_A_LADDER = {"mode": "auto", "pipeline": None, "tensor": None, "data": None, "expert": None,
                    "batch": 4, "output_steps": 3, "output": None}  # fmt: skip
 """Flags that its rungs set, and their defaults."""
 

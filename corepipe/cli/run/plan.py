@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -12,7 +13,7 @@ from typing import Any
 import typer
 
 from corepipe.cli.flags import options
-from corepipe.cli.flags.settings import flag_of
+from corepipe.cli.flags.settings import configured
 from corepipe.cli.output.common import (
     errors,
     print_json,
@@ -24,7 +25,7 @@ from corepipe.cli.output.common import (
 from corepipe.cli.run.guesses import assumed_guesses
 from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
-from corepipe.engine.config import EngineConfig, validated
+from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.models import published
 from corepipe.models.config import ModelConfig
@@ -95,9 +96,7 @@ def _run_once(given: Mapping[str, Any], model: Architecture) -> None:
     """Plans for a model that generates nothing."""
     from corepipe.cli.run import plan_once  # noqa: PLC0415 -- most models generate
 
-    asked = validated(
-        EngineConfig, {"model": given["model"], "max_model_len": given["max_model_len"]}, flag_of
-    )
+    asked = configured(EngineConfig, {"model": given["model"], "max_model_len": given["max_model_len"]})
     graph = graph_of(asked, model, timed_task("auto", model))
     plan_once.run(given, model, graph, _rate(given["rate"]))
 
@@ -240,7 +239,7 @@ def _demand(given: Mapping[str, Any]) -> Demand:
 
 
 def _space(
-    instances: list[str], formats: list[options.TimedDtype], stacks: list[str], emit: options.Emit | None
+    instances: list[str], formats: list[StrEnum], stacks: list[str], emit: options.Emit | None
 ) -> Space:
     """What may be chosen; NxD Inference computes whole prompts, one at a time."""
     named = {catalog.instance(name).name for name in instances}

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column
 
-from corepipe.cli.flags import options
 from corepipe.cli.output.common import check_writable, errors, print_json, progress_bar, results
 from corepipe.cli.output.tables import Figures, between
 from corepipe.cli.run.software import ASSUMED, PROFILE, Kind, software
@@ -88,12 +87,10 @@ def _longest(model: Architecture, given: Mapping[str, Any]) -> int:
     return max_model_len or needed
 
 
-def _result(
-    wanted: Setup, mode: options.Mode, degrees: modes.RequestedDegrees, output: Path | None
-) -> _Result:
+def _result(wanted: Setup, mode: modes.Mode, degrees: modes.RequestedDegrees, output: Path | None) -> _Result:
     with progress_bar(errors()) as report:
         report("predicting the steps", 0.0)
-        setup, reason = placed(wanted, mode.value, degrees)
+        setup, reason = placed(wanted, mode, degrees)
         run = Run(setup)
         measured: list[Measured] = []
         for phase in run.phases:

@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from corepipe.cli.flags.defaults import SIMULATED_REQUESTS, USERS
-from corepipe.cli.flags.settings import config_fields, flag_of
+from corepipe.cli.flags.settings import configured
 from corepipe.cli.flags.workload import INPUT_LEN, OUTPUT_LEN, TraceSchema
 from corepipe.cli.output.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.output.placement import degrees_of
@@ -19,7 +19,7 @@ from corepipe.cli.output.tables import Figures, between, facts
 from corepipe.cli.run.software import ASSUMED, SIMULATE, Kind, software
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
-from corepipe.engine.config import EngineConfig, validated
+from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.graph import Graph
@@ -41,7 +41,7 @@ def run(given: Mapping[str, Any]) -> None:
     """Simulates with these flags and prints the result.  Raises UserError for what cannot be simulated, Exit
     where no request was answered."""
     model = architecture(given["model"])
-    engine = validated(EngineConfig, config_fields(EngineConfig, given), flag_of)
+    engine = configured(EngineConfig, given)
     graph = graph_of(engine, model, timed_task(engine.task, model))
     slo = NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
     if not graph.generates:

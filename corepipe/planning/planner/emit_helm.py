@@ -12,32 +12,22 @@ from math import ceil
 from pathlib import Path
 from types import MappingProxyType
 
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.flag import flag_of, flags_in
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment
+from corepipe.serving.config import ServerConfig
 
 LEAST_DRAIN, MOST_DRAIN = 5, 86_400
 """Seconds: the default of `--shutdown-timeout`, and the most that it takes."""
 
 FLAGS: Mapping[str, str] = MappingProxyType(
     {
-        "model": "MODEL",
-        "timingModel": "--timing-model",
-        "instance": "--instance",
-        "placement.pipeline": "--pipeline",
-        "placement.tensor": "--tensor",
-        "placement.data": "--data",
-        "placement.expert": "--expert",
-        "format": "--dtype",
-        "clock": "--clock",
-        "profile": "--profile",
-        "policy": "--policy",
-        "drainSeconds": "--shutdown-timeout",
-        "batching.maxModelLen": "--max-model-len",
-        "batching.maxNumSeqs": "--max-num-seqs",
-        "batching.maxNumBatchedTokens": "--max-num-batched-tokens",
-        "batching.blockSize": "--block-size",
-        "batching.speculativeConfig": "--speculative-config",
+        flag.chart: name.upper() if flag.argument else flag_of(config, name)
+        for config in (EngineConfig, ServerConfig)
+        for name, flag in flags_in(config).items()
+        if flag.chart is not None
     }
 )
 """Key in the values file -> flag of `corepipe serve`."""
