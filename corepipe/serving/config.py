@@ -149,10 +149,12 @@ class ServerConfig(FrozenModel):
         description="URL of a collector that gets OpenTelemetry traces, by OTLP over HTTP; needs "
         "corepipe[tracing].",
     )
-    inject: Annotated[tuple[RequestFault, ...], Flag(SERVER, metavar="FAULTS", chart="faults.inject")] = Field(
-        default=(),
-        description="Faults that are injected, so that clients can test their retries: such as "
-        "429:5%,cut-stream:1%,slow:2%@500ms.",
+    inject: Annotated[tuple[RequestFault, ...], Flag(SERVER, metavar="FAULTS", chart="faults.inject")] = (
+        Field(
+            default=(),
+            description="Faults that are injected, so that clients can test their retries: such as "
+            "429:5%,cut-stream:1%,slow:2%@500ms.",
+        )
     )
     inject_with_keys: Annotated[bool, Flag(SERVER, chart="faults.withKeys")] = Field(
         default=False,
