@@ -1,4 +1,4 @@
-"""What an answer must not have: bad words, as the tokens that spell them; and whether anything is left."""
+"""Bad words as token ids, and the check that a request leaves some token to draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # heavy
 
 
 def spelled(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of each word, and of those with a space before them, for the middle of a text.
+    """Returns the token ids of each word, and those with a space before it, for the middle of a text.
 
     As vLLM reads them: white space in front of a word does not count, and the form with a space does if it
     has as many tokens, the first of them another one.  Raises UserError, which names the field.
@@ -33,7 +33,7 @@ def spelled(words: Iterable[str], tokenizer: Tokenizer) -> list[list[int]]:
 
 
 def require_some(submit: Submit) -> Submit:
-    """The same.  Raises UserError where no token could be drawn, since what is allowed is banned."""
+    """Returns the request.  Raises UserError where no token can be drawn, as all allowed ones are banned."""
     allowed = submit.sampling.allowed_token_ids
     if allowed is None:
         return submit

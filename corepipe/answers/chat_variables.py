@@ -1,4 +1,4 @@
-"""What clients tell a chat template beside the messages, checked: for HTTP and `LLM` alike."""
+"""Variables that clients give to a chat template, and their checks: for HTTP and `LLM` alike."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from corepipe.models.text.special_tokens import NAMES
 
 FIELD = "chat_template_kwargs"
 MOST = 64
-"""Variables."""
+"""The most variables."""
 MOST_VALUES = 4_096
-"""In all of them, at any depth."""
+"""The most values in all of them, at any depth."""
 DEEPEST = 16
 
 _VALUES = (str, int, float, Mapping, list, tuple, type(None))
@@ -23,13 +23,14 @@ RESERVED = frozenset(
         *("chat_template", "tokenize", *NAMES, "raise_exception", "strftime_now", "self"),
     }
 )
-"""What a template has by these names is not the client's, or has a field of its own."""
+"""Names that clients may not set: the server sets them, or they have a field of their own."""
 
 
 def begins_turn(asked: bool | None, continues: bool) -> bool:
-    """Whether a prompt ends where the assistant begins to speak; None: unless it `continues` a message.
+    """Tells whether a prompt ends where the assistant's turn begins.
 
-    Raises UserError where both are wanted.
+    asked: what the request asks for; None: a new turn unless it `continues` the last message.  Raises
+    UserError where both are asked for.
     """
     if asked and continues:
         raise UserError(
@@ -41,7 +42,7 @@ def begins_turn(asked: bool | None, continues: bool) -> bool:
 
 
 def checked_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy.  Raises UserError, which names the variable, for what no template is given."""
+    """Returns a copy.  Raises UserError, which names the variable, for what templates cannot be given."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise UserError(f"{FIELD} must be values by name, not {shown(repr(given))}", FIELD)
     if len(given) > MOST:
@@ -56,7 +57,7 @@ def checked_variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_values(level: list[Any]) -> None:
-    """Level by level, so that no depth is too great for it."""
+    """Checks the values level by level, so that no depth is too great.  Raises UserError."""
     rest = MOST_VALUES
     for _ in range(DEEPEST):
         rest -= len(level)

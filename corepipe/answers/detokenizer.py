@@ -1,8 +1,8 @@
-"""Text from tokens as they come: whole characters only, and stop strings found wherever tokens split them.
+"""Text from tokens as they come: only whole characters, and stop strings found wherever tokens split them.
 
 A token costs amortised constant time.  Its bytes are looked up and fed to an incremental UTF-8 decoder, which
-keeps back the bytes of an unfinished character; nothing is ever decoded twice.  A streamed answer and a plain
-one take the same path, so that they cannot differ.
+keeps back the bytes of an unfinished character; nothing is ever decoded twice.  Streamed and whole answers
+use the same code, so that they cannot differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Decoding(Protocol):
-    """What this module needs of a tokenizer."""
+    """The interface of a tokenizer for this module."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool = ...) -> str: ...
 
@@ -21,9 +21,9 @@ class Decoding(Protocol):
 
 
 class Pieces:
-    """The bytes of each token of a vocabulary, looked up once; none for special tokens to be skipped.
+    """The bytes of each token of a vocabulary, looked up once; none for special tokens if they are skipped.
 
-    Tokens to `keep` are not: whoever reads the text looks for them.
+    Tokens to `keep` are never skipped: readers of the text look for them.
     """
 
     def __init__(self, tokenizer: Decoding, skip_special_tokens: bool, keep: Collection[int] = ()) -> None:
@@ -39,7 +39,7 @@ class Pieces:
         return piece
 
     def join(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of several tokens in a row."""
+        """Returns the bytes of several tokens in a row."""
         return b"".join([self[token] for token in tokens])
 
     def _look_up(self, token: int) -> bytes:
@@ -65,7 +65,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """The part of the text so far that may be shown and has not been; sets `matched` at a stop string."""
+        """Returns the new text that may be shown; sets `matched` at a stop string."""
         text = self._held + text
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
@@ -77,17 +77,17 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was kept back, now that no more text comes."""
+        """Returns the text that was kept back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
     def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
+        """Returns the length of the longest end of `text` that begins a stop string."""
         return max(overlap(text, stop) for stop in self._stops)
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`, but is not all of it."""
+    """Returns the length of the longest end of `text` that begins `stop`, but is not all of it."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0:
         if stop.startswith(text[start:]):
@@ -118,7 +118,7 @@ class Detokenizer:
         return self._stops.matched if self._stops else None
 
     def feed(self, tokens: Sequence[int]) -> tuple[str, int]:
-        """(text that may be shown, tokens used): fewer than given where a stop string ended the text."""
+        """Returns (text that may be shown, tokens used); a stop string may leave some tokens unused."""
         if self._stops is None:
             return self._decode(self._pieces.join(tokens)), len(tokens)
         shown: list[str] = []
@@ -129,7 +129,7 @@ class Detokenizer:
         return "".join(shown), len(tokens)
 
     def flush(self) -> str:
-        """The rest, at the end: an unfinished character becomes U+FFFD; no stop string is looked for."""
+        """Returns the rest at the end, without stop strings: an unfinished character becomes U+FFFD."""
         rest = self._decode(b"", final=True)
         return self._stops.flush() + rest if self._stops else rest
 

@@ -1,4 +1,4 @@
-"""What an answer is made of, whether it is streamed or whole, sent by HTTP or returned by the library."""
+"""The parts of an answer, whether it is streamed or whole, sent by HTTP or returned by the library."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    """The next of what a choice says to itself before it answers."""
+    """The next text of a choice's reasoning, which comes before its answer."""
 
     choice: int
     text: str
 
 
 class CallStart(msgspec.Struct, frozen=True):
-    """A choice calls a tool, its call number `index`."""
+    """The start of call number `index` of a choice."""
 
     choice: int
     index: int
@@ -50,7 +50,7 @@ class CallArguments(msgspec.Struct, frozen=True):
 
 
 class PromptTokens(msgspec.Struct, frozen=True):
-    """What is told of a choice's prompt: its tokens, and their logprobs; None for what was not asked for."""
+    """The tokens of a choice's prompt, and their logprobs; None for what the client did not ask for."""
 
     choice: int
     tokens: Sequence[int] | None
@@ -58,7 +58,7 @@ class PromptTokens(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """The next tokens of a choice, where they were asked for; its text may lag behind them."""
+    """The next tokens of a choice, where the client asked for them; its text may lag behind them."""
 
     choice: int
     tokens: Sequence[int]
@@ -73,7 +73,7 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 Said = Text | Reasoning | CallStart | CallArguments | Finish
-"""What a choice consists of."""
+"""The parts that a choice consists of."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def joined_calls(parts: Sequence[Said]) -> list[Call]:
-    """The calls of one choice."""
+    """Joins the parts of the calls of one choice."""
     starts = [part for part in parts if isinstance(part, CallStart)]
     texts: dict[int, list[str]] = {one.index: [] for one in starts}
     for part in parts:
@@ -95,17 +95,17 @@ def joined_calls(parts: Sequence[Said]) -> list[Call]:
 
 
 def joined_reasoning(parts: Iterable[Said]) -> str:
-    """What one choice says to itself."""
+    """Joins the reasoning of one choice."""
     return "".join([part.text for part in parts if isinstance(part, Reasoning)])
 
 
 def joined_text(texts: Sequence[Text]) -> str:
-    """What they say one after the other."""
+    """Joins texts one after the other."""
     return texts[0].text if len(texts) == 1 else "".join([one.text for one in texts])
 
 
 def joined_logprobs(texts: Iterable[Text]) -> Logprobs | None:
-    """Those of all their tokens; None where there are none."""
+    """Joins the logprobs of all tokens; None where there are none."""
     known = [one.logprobs for one in texts if one.logprobs is not None]
     if len(known) < 2:
         return known[0] if known else None

@@ -1,4 +1,4 @@
-"""From the engine's news of one sequence to the text and the end of its answer: for HTTP and `LLM` alike."""
+"""The answer of one sequence: its Outputs become text, and its end: for HTTP and `LLM` alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corepipe.engine.messages import Output, Predicted, Submit, TokenLogprobs
 
 
 class TextOptions(Protocol):
-    """What a request says of its answer's text, beside what the engine is told."""
+    """Options of a request for the text of its answer, beside those for the engine."""
 
     @property
     def stops(self) -> Sequence[str]: ...
@@ -27,21 +27,20 @@ class TextOptions(Protocol):
 
 
 class Echo(NamedTuple):
-    """What an answer begins with.  logprobs: alternatives told for the prompt's tokens, if anything is."""
+    """The text that an answer begins with.  logprobs: the number of alternatives for the prompt's tokens."""
 
     text: str
     logprobs: int | None = None
 
 
 class TextAnswer:
-    """Follows one submitted sequence: news in, parts out.
+    """Follows one submitted sequence: it takes Outputs and returns parts.
 
-    echo: what the answer begins with, if anything.  silent: nothing but the prompt is wanted.
-    reading: how calls and reasoning are told from text, where the model may write them.
-    finish: None until the answer has ended; `cut`: it did so at a stop string, while the engine goes on.
-    generated: tokens of the answer so far; cached: those of the prompt that the cache had; predicted: what
-    has become of its prediction, if it has one.
-    last: the engine's last word, if it came.
+    echo: the text that the answer begins with, if any.  silent: only the prompt is wanted. reading: how calls
+    and reasoning are separated from text, where the model may write them. finish: None until the answer has
+    ended; `cut`: it ended at a stop string, while the engine goes on. generated: the number of tokens of the
+    answer so far; cached: of prompt tokens found in the cache; predicted: the result of its prediction, if it
+    has one. last: the engine's last Output, if it came.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class TextAnswer:
         self._reader = None if reading is None else AnswerReader(choice, reading)
 
     def take(self, output: Output) -> list[Said]:
-        """What these news add; nothing after the end.  They are no failure."""
+        """Returns the parts that an Output adds; none after the end.  The Output must not be a failure."""
         if output.finish_reason is not None:
             self.last = output
         if self.finish is not None:
@@ -94,7 +93,7 @@ class TextAnswer:
         return parts
 
     def _read(self, reader: AnswerReader, said: Text, output: Output) -> list[Said]:
-        """The parts of this text; the answer ends with the last call that is wanted."""
+        """Returns the parts of a text; ends the answer after the last call that may be made."""
         parts = reader.take(said)
         if reader.full and self.finish is None:
             self.cut = output.finish_reason is None
@@ -108,7 +107,7 @@ class TextAnswer:
         return parts
 
     def _prompt(self, output: Output) -> Text:
-        """The prompt, repeated; its logprobs come with the first token."""
+        """Returns the echo of the prompt; its logprobs come with the first token."""
         echo = self.echo or Echo("")
         if echo.logprobs is None or not echo.text:
             return Text(self.choice, echo.text)
@@ -140,7 +139,7 @@ class TextAnswer:
         return Text(self.choice, text, logprobs)
 
     def _feed_singly(self, tokens: Sequence[int], shown: int) -> tuple[str, int, list[int]]:
-        """(text, tokens used, where their texts start)."""
+        """Returns (text, tokens used, where their texts start)."""
         text, offsets, before = "", [], len(self.echo.text if self.echo else "")
         for at, token in enumerate(tokens):
             offsets.append(before + self._text.decoded)
@@ -161,7 +160,7 @@ class TextAnswer:
 
 
 def prompt_entries(output: Output, most: int) -> list[TokenLogprobs | None]:
-    """Of each token of the prompt the logprob and up to so many alternatives; the first token has none."""
+    """Returns the logprob of each prompt token with at most `most` alternatives; None for the first."""
     return [None, *(_with_fewer(entry, most) for entry in output.prompt_logprobs)]
 
 

@@ -1,4 +1,4 @@
-"""What is made of a model's numbers for those who asked: vectors of length 1, scores made probabilities."""
+"""Conversions of a model's outputs for clients: vectors of length 1, and probabilities from scores."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from corepipe.models.tasks import ScoreActivation
 F32 = npt.NDArray[np.float32]
 
 LEAST_NORM = 1e-12
-"""As in sentence-transformers: a vector of zeros stays one."""
+"""The least divisor, as in sentence-transformers: a vector of zeros stays one."""
 
 
 def normalized(vectors: F32) -> F32:
-    """Rows of length 1 [rows, width]; the lengths are added up in float64."""
+    """Scales rows to length 1 [rows, width]; the lengths are added up in float64."""
     lengths = np.sqrt(np.square(vectors, dtype=np.float64).sum(-1, keepdims=True))
     unit: F32 = (vectors / np.maximum(lengths, LEAST_NORM)).astype(np.float32)
     return unit
 
 
 def activated(scores: F32, activation: ScoreActivation) -> F32:
-    """Of rows of scores [rows, labels], added up in float64."""
+    """Applies an activation to rows of scores [rows, labels], added up in float64."""
     wide = scores.astype(np.float64)
     if activation is ScoreActivation.SOFTMAX:
         powers = np.exp(wide - wide.max(-1, keepdims=True))

@@ -239,8 +239,8 @@ def test_what_is_wrong_is_one_line_and_strangers_are_counted(
 
     assert "HOST:PORT" in said("status", "nowhere")
     assert "nothing answers there" in said("status", "127.0.0.1:9")
-    assert "is called so" in said("join", machines.address, "--name", "b")
-    assert "no machine of the fleet is called so" in said("drain", machines.address, "nobody")
+    assert "has this name" in said("join", machines.address, "--name", "b")
+    assert "no machine of the fleet has this name" in said("drain", machines.address, "nobody")
     stranger = machines.ask("status", machines.address, RAY_AUTH_TOKEN="0" * 64)
     assert stranger.returncode == 2
     assert "does not take this token" in stranger.stderr

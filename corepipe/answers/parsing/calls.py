@@ -1,4 +1,4 @@
-"""Readers of tool calls: from the text between an opening and a closing to calls, by their format."""
+"""Readers of tool calls in each format: from the text between the opening and closing markers to calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from corepipe.answers.parsing.text_stream import NotACallError, Steps, TextCurso
 
 
 def read_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
-    """Calls up to their closing.  Raises NotACallError for what is none, at the place where that is seen."""
+    """Reads calls up to their closing marker.  Raises NotACallError as soon as the text is no call."""
     yield from cursor.space()
     body = yield from _body(cursor, form)
     yield from _BODIES[body](cursor, receiver, form)
@@ -21,7 +21,7 @@ def read_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> 
 
 
 def _body(cursor: TextCursor, form: CallFormat) -> Steps[Body]:
-    """How the calls at hand are written: of a model that writes names first, perhaps as JSON nevertheless."""
+    """Returns the form of the next calls: a model that writes names first may write JSON nevertheless."""
     if not form.after_name:
         return form.body
     first = yield from cursor.peek()
@@ -29,7 +29,7 @@ def _body(cursor: TextCursor, form: CallFormat) -> Steps[Body]:
 
 
 def _closing(cursor: TextCursor, closing: str) -> Steps[None]:
-    """Goes past it, if it is there; of one that the answer's end has cut nothing is left, either."""
+    """Skips the closing marker if it is there, also one that the end of the answer has cut."""
     before = cursor.at
     yield from cursor.space()
     if (yield from cursor.accept(closing)):
@@ -85,7 +85,7 @@ def _object(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Ste
 
 
 def _arguments(cursor: TextCursor, receiver: CallReceiver, name: str) -> Steps[None]:
-    """An object as it comes; one that is written as a string, and null, when they are known."""
+    """Passes on an object as it comes; one that is written as a string, and null, when it is complete."""
     if (yield from cursor.peek()) == "{":
         begin(cursor, receiver, name)
         yield from cursor.container(receiver.arguments)
@@ -97,7 +97,7 @@ def _arguments(cursor: TextCursor, receiver: CallReceiver, name: str) -> Steps[N
 
 
 def _remaining(cursor: TextCursor) -> Steps[None]:
-    """What an object has after the arguments, if only its end, which models forget."""
+    """Skips the rest of an object after the arguments; models forget even its closing brace."""
     try:
         while (yield from cursor.peek()) and (yield from _next_key(cursor)):
             yield from cursor.string()
@@ -111,7 +111,7 @@ def _remaining(cursor: TextCursor) -> Steps[None]:
 
 
 def _next_key(cursor: TextCursor) -> Steps[bool]:
-    """Whether an object has another key; it is the next to be read."""
+    """Tells whether an object has another key, which is the next to be read."""
     yield from cursor.space()
     if (yield from cursor.accept(",")):
         yield from cursor.space()
@@ -119,7 +119,7 @@ def _next_key(cursor: TextCursor) -> Steps[bool]:
 
 
 def _value(cursor: TextCursor) -> Steps[str]:
-    """A JSON value as it is written."""
+    """Reads a JSON value as it is written."""
     first = yield from cursor.peek()
     if first == '"':
         return (yield from cursor.string())
@@ -151,7 +151,7 @@ def _text(written: str) -> str:
 
 
 def _checked(written: str) -> str:
-    """Arguments as the text of a JSON object; "" for none.  Raises NotACallError for anything else."""
+    """Returns arguments as text of a JSON object; "" for none.  Raises NotACallError for anything else."""
     value = parsed(written)
     if isinstance(value, str):
         written, value = value, parsed(value)

@@ -1,4 +1,4 @@
-"""How a model writes calls and reasoning: as the operator says, else its files, else its chat template."""
+"""The choice of a model's formats of calls and reasoning: by flags, its files or its chat template."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MARKERS: Sequence[tuple[tuple[str, ...], str]] = (
     (('"parameters": dictionary of argument name',), "llama3_json"),
     (("SmolLM, trained by Hugging Face",), "smollm2"),
 )
-"""What a chat template that tells a model to write so has, all of it; the first that fits counts."""
+"""Texts of chat templates, and the format of calls that all of them indicate; the first match counts."""
 
 
 class ModelTexts(Protocol):
-    """What is known of a model's texts: its tokenizer."""
+    """The templates and tokens of a model, as its tokenizer has them."""
 
     @property
     def chat_template(self) -> str | None: ...
@@ -43,11 +43,11 @@ class ModelTexts(Protocol):
 
 
 class Dialect(msgspec.Struct, frozen=True):
-    """How a model writes calls and reasoning; None: it is not known to.
+    """The formats in which a model writes calls and reasoning; None: unknown, or it writes none.
 
-    source: what it was known by, as the server says at its start.  told: its template knows tools; else a
-    text of ours tells the model.  extra: names beside `tools` under which its template wants them.  note:
-    what could not be read.
+    source: where this comes from, as the server prints at its start.  told: its template presents tools to
+    the model; else a system message does.  extra: names beside `tools` under which its template expects them.
+    note: a problem with its files.
     """
 
     calls: CallFormat | None = None
@@ -58,7 +58,7 @@ class Dialect(msgspec.Struct, frozen=True):
     note: str = ""
 
     def summary(self) -> str:
-        """In one line."""
+        """Describes it in one line."""
         calls = self.calls.name if self.calls else NONE
         reasoning = self.reasoning.name if self.reasoning else NONE
         note = f"; {self.note}" if self.note else ""
@@ -66,7 +66,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
 
 def choose(speaker: ModelTexts, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
-    """The dialect of a model, or what an operator's flags say of it.  Raises UserError for unknown names."""
+    """Chooses the dialect of a model; flags of the operator win.  Raises UserError for unknown names."""
     _check_name(calls, FORMATS, "tool_call_parser")
     _check_name(reasoning, REASONING, "reasoning_parser")
     found = _found(speaker)

@@ -1,6 +1,6 @@
-"""Grammars that have a model call tools, in its own format, as llguidance's Lark text.
+"""Grammars that force a model to call tools in its own format, as llguidance's Lark text.
 
-What such a grammar allows is read as calls (`AnswerReader`) whose arguments are what their schemas say.
+`AnswerReader` reads every text that such a grammar allows as calls whose arguments fit their schemas.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from corepipe.structured.schemas import Schema, resolved, texts
 
 MAX_REFERENCES = 8
 MAX_CALLS = 16
-"""Of an answer: a model that never stops calling is stopped."""
+"""The most calls of an answer: a model that never stops calling is stopped."""
 _TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As models were shown JSON: one space, and none that goes on for ever."""
+"""The white space of JSON in models' training texts: one space, and no endless run of spaces."""
 
 
 def writes_calls(
     reading: AnswerFormat | None, offer: OfferedTools | None, tokens: Mapping[str, int], wanted: str = ""
 ) -> bool:
-    """Whether `answer_grammar` says how calls are written: where they must come, where they may in place of
-    what is `wanted`, and where they are strict and can be told from text."""
+    """Tells whether `answer_grammar` has rules for calls: where calls are forced, where they may take the
+    place of the grammar `wanted`, and where they are strict and can be distinguished from text."""
     if reading is None or reading.calls is None or offer is None:
         return False
     return offer.forced or bool(wanted) or (offer.strict and _tells_calls(reading, reading.calls, tokens))
@@ -43,13 +43,13 @@ def answer_grammar(
     wanted: str = "",
     narrowed: Mapping[str, Schema] = MappingProxyType({}),
 ) -> str:
-    """What the answer must be, its reasoning left free; "": anything.
+    """Returns the grammar of the whole answer, whose reasoning stays free; "": any answer.
 
-    Calls where they are forced; else what is `wanted` of the text (Lark, or llguidance's list of grammars),
-    or calls where there are tools; else strict calls wherever there are any.  tokens: ids of added tokens,
-    which free text cannot hold.  narrowed: where it `writes_calls`, the schemas of tools that may be called,
-    by name, as `grammars.schema_of` has them.  Raises UserError, with the path of the parameters at fault,
-    for what cannot be forced in the model's format.
+    It allows calls where they are forced; else the grammar `wanted` of the text (Lark, or llguidance's list
+    of grammars), or calls where there are tools; else strict calls between free text.  tokens: ids of added
+    tokens, which free text cannot hold.  narrowed: where it `writes_calls`, the schemas of tools that may be
+    called, by name, as `grammars.schema_of` returns them.  Raises UserError, with the path of the parameters
+    at fault, for what cannot be forced in the model's format.
     """
     if reading is None:
         return wanted
@@ -71,7 +71,7 @@ def answer_grammar(
 
 
 def _tells_calls(reading: AnswerFormat, form: CallFormat, tokens: Mapping[str, int]) -> bool:
-    """Whether a grammar can tell calls from what is said, and that from reasoning that may come first."""
+    """Tells whether a grammar can distinguish calls from text, and text from reasoning before it."""
     reasoning = reading.reasoning
     begun = reasoning is None or reading.thinking or reading.thought or reasoning.opening in tokens
     return bool(form.opening) and not form.bare and begun
@@ -82,14 +82,14 @@ def _rules(start: str, *groups: Sequence[str]) -> str:
 
 
 def _with(wanted: str, lark: str) -> str:
-    """A grammar with another inside, as `@answer`: the first of its own list, if it is one."""
+    """Puts the grammar `wanted` (or the first of its list) into another one, as `@answer`."""
     listed = json.loads(wanted)["grammars"] if wanted.lstrip().startswith("{") else [{"lark_grammar": wanted}]
     first, *others = listed
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**first, "name": "answer"}, *others]})
 
 
 def _before(reading: AnswerFormat, tokens: Mapping[str, int]) -> str:
-    """The reasoning: that which the prompt has begun, or some if the model wants it."""
+    """Writes the rule of the reasoning: required where the prompt has begun it, else optional."""
     if reading.reasoning is None or reading.thought:
         return ""
     opening = marker(reading.reasoning.opening, tokens)
@@ -115,7 +115,7 @@ class _CallGrammarWriter:
         self.between = quoted("\n") if form.lead and form.separator is None else ""
 
     def rules(self, offer: OfferedTools) -> list[str]:
-        """`calls`: one or as many as are wanted; `calls_once`: of one opening; `calls_opened`: after it."""
+        """Writes `calls`: all that may come; `calls_once`: those of one opening; `calls_opened`: after it."""
         form = self.form
         called = [(at, tool) for at, tool in enumerate(offer.tools) if tool in offer.callable]
         rules = [rule for at, tool in called for rule in self._call(at, tool)]
@@ -134,7 +134,7 @@ class _CallGrammarWriter:
         return [several, f"calls_once: {opening} calls_opened", opened, f"call: {one}", *rules]
 
     def said(self) -> list[str]:
-        """`UNOPENED`: text that opens no calls; `said`: such a text, and then the opening."""
+        """Writes `UNOPENED`: text that opens no calls; `said`: such a text, and then the opening."""
         opening = self.form.opening
         unopened = f"UNOPENED: {ANY_TEXT} & ~/(?s:.*{re.escape(opening)}.*)/"
         if opening in self._tokens:
@@ -166,9 +166,9 @@ def _schema(schema: Mapping[str, Any]) -> str:
 
 
 class _Property:
-    """A parameter that is written by itself: its schema knows what it refers to.
+    """A parameter that is written by itself, with the definitions that its schema refers to.
 
-    given: the schema of all, as the client sent it; root: narrowed.
+    given: the schema of all parameters, as the client sent it; root: the same, narrowed.
     """
 
     def __init__(self, name: str, given: Mapping[str, Any], root: Schema, where: str) -> None:
@@ -183,12 +183,12 @@ class _Property:
 
     @property
     def text(self) -> Mapping[str, Any]:
-        """The schema of the text that it may be: of a text or null, that of the text."""
+        """The schema of its text; where it is a text or null, that of the text."""
         return next((one for one in self._choices if one.get("type") == "string"), self._schema)
 
     @property
     def bare(self) -> bool:
-        """Whether any value of its types will do."""
+        """Tells whether any value of its types is allowed."""
         plain = {"type", "anyOf", "title", "description", "default"}
         return all(one.keys() <= plain for one in self._choices or [self._schema])
 
@@ -197,7 +197,7 @@ class _Property:
 
 
 def _followed(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a schema refers to, where it says nothing else: an enum of pydantic's."""
+    """Resolves a schema that is only a reference, as pydantic writes an enum."""
     for _ in range(MAX_REFERENCES):
         if not isinstance(schema, dict) or schema.keys() - {"title", "description", "default"} != {"$ref"}:
             break
@@ -206,12 +206,12 @@ def _followed(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _said(schema: object) -> Mapping[str, Any]:
-    """`true` is a schema, too, and says nothing."""
+    """Returns the schema; `true` is one, too, and demands nothing."""
     return schema if isinstance(schema, dict) else {}
 
 
 def _properties(given: Mapping[str, Any], narrowed: Schema, where: str) -> list[_Property]:
-    """Each by itself.  Raises UserError where they cannot be taken apart."""
+    """Returns each parameter by itself.  Raises UserError where they cannot be separated."""
     known = given.keys() - {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
     known -= {"title", "description", "$schema", "$id", "examples", "default"}
     if known:
@@ -224,7 +224,7 @@ def _properties(given: Mapping[str, Any], narrowed: Schema, where: str) -> list[
 def _sequence(
     at: int, texts: Sequence[str], properties: Sequence[_Property], separator: str
 ) -> Iterator[str]:
-    """Rules `some_AT_I` and `more_AT_I`: the texts from number I on, before and after the first of them."""
+    """Writes rules `some_AT_I` and `more_AT_I`: texts from number I on, before and after the first one."""
     last = len(properties)
     for kind, lead in (("some", ""), ("more", separator)):
         for number, (text, one) in enumerate(zip(texts, properties, strict=True)):
@@ -266,7 +266,7 @@ def _tagged(at: int, name: str, properties: Sequence[_Property], tags: Tags) -> 
 
 
 def _tag_value(one: _Property) -> str | None:
-    """JSON, or one of some texts as it is; None: any text."""
+    """Writes the rule of a value: JSON, or one of some texts; None: any text."""
     types = one.types
     if types and "string" not in types:
         return f"%json {one.json()}"
@@ -286,7 +286,7 @@ def _tag_value(one: _Property) -> str | None:
 
 
 def _tag_text(one: _Property, tags: Tags) -> tuple[str, str]:
-    """A text as it is, and where it ends: of so many characters, or wherever its tag is closed."""
+    """Returns the pattern of a text and its end: limited in length, or up to the closing of its tag."""
     least, most = one.text.get("minLength", 0), one.text.get("maxLength", "")
     if least == 0 and most == "":
         return ANY_TEXT, tags.parameter_end

@@ -1,4 +1,4 @@
-"""How models write tool calls and reasoning, as data: nothing else knows a marker."""
+"""Formats of tool calls and reasoning of models, as data: markers are defined here alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import MappingProxyType
 import msgspec
 
 MISTRAL_ID = 9
-"""Letters and digits of an id: Mistral's templates refuse others."""
+"""The length of a call's id in letters and digits: Mistral's templates refuse others."""
 
 
 class Body(Enum):
-    """How the name and the arguments of a call stand between its opening and its closing."""
+    """The form of the name and the arguments of a call between its opening and closing markers."""
 
     OBJECT = "object"
     """`{"name": "f", "arguments": {"a": 1}}`."""
@@ -36,14 +36,14 @@ class Tags(msgspec.Struct, frozen=True):
 
 
 class CallFormat(msgspec.Struct, frozen=True):
-    """How a model writes its tool calls.
+    """The format in which a model writes its tool calls.
 
-    opening, closing: around a call, or around all of them; an empty opening stands for the beginning of the
-    answer.  bare: the beginning of the answer does as well as the opening.  lead: what the model writes after
-    the opening and before the closing.  listed: calls are in a list, even a single one.  separator: between
-    calls of one opening; None: each has its own.  id_length: letters and digits of an id, where templates
-    want so many.  after_name: between name and arguments of `Body.NAMED`; where it is set, calls that begin
-    as JSON are read as such, too.
+    opening, closing: the markers around a call, or around all of them; an empty opening stands for the
+    beginning of the answer.  bare: the beginning of the answer also counts as the opening.  lead: what the
+    model writes after the opening and before the closing.  listed: calls are in a list, even a single one.
+    separator: between calls of one opening; None: each call has its own opening.  id_length: the letters and
+    digits of an id, where templates require a length.  after_name: between name and arguments of
+    `Body.NAMED`; where it is set, calls that begin as JSON are read as such, too.
     """
 
     name: str
@@ -62,7 +62,7 @@ class CallFormat(msgspec.Struct, frozen=True):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What tells calls from text."""
+        """The markers that distinguish calls from text."""
         tags = self.tags if self.body is Body.TAGS else None
         inside = (tags.function, tags.function_end, tags.parameter, tags.parameter_end) if tags else ()
         return tuple(filter(None, (self.opening, self.closing, self.after_name, *inside)))
@@ -76,7 +76,7 @@ class CallFormat(msgspec.Struct, frozen=True):
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
-    """What stands around a model's reasoning, which comes before everything else it says."""
+    """The markers around a model's reasoning, which comes before the rest of its answer."""
 
     name: str
     opening: str = "<think>"
@@ -84,7 +84,7 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What tells reasoning from text."""
+        """The markers that distinguish reasoning from text."""
         return (self.opening, self.closing)
 
 
@@ -135,7 +135,7 @@ FORMATS: Mapping[str, CallFormat] = MappingProxyType(
         )
     }
 )
-"""By vLLM's names where it has one; a model that writes as another does has that one's."""
+"""The formats, by vLLM's names where it has one; models with the same format share it."""
 
 REASONING: Mapping[str, ReasoningFormat] = MappingProxyType(
     {

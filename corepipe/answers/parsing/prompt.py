@@ -1,4 +1,4 @@
-"""What a model is told of the tools it may call, and how its answer is to be read."""
+"""Tools in a prompt: how they are presented to the model, and the format of its answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corepipe.errors import UserError
 from corepipe.models.text.content_form import text_of
 
 TAIL_TOKENS = 32
-"""Of a prompt, in which a template's opening of the reasoning stands."""
+"""The last tokens of a prompt, among which a template's opening of the reasoning stands."""
 
 _INSTRUCTIONS = """\
 You may call functions. They are, one JSON object a line:
@@ -27,7 +27,7 @@ To call some, answer with nothing but this, NAME and ARGUMENTS (a JSON object) b
 
 
 def check_callable(dialect: Dialect, offer: OfferedTools | None) -> None:
-    """Raises UserError where tools may be called, but nobody would know a call when it comes."""
+    """Raises UserError where tools may be called, but the model's format of calls is unknown."""
     if offer is not None and offer.callable and dialect.calls is None:
         raise UserError(
             "tools: how this model writes tool calls is not known here, or not to be read: "
@@ -39,10 +39,10 @@ def check_callable(dialect: Dialect, offer: OfferedTools | None) -> None:
 def template_input(
     messages: Sequence[Mapping[str, Any]], offer: OfferedTools | None, dialect: Dialect
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(messages, variables) for the chat template.
+    """Returns (messages, variables) for the chat template.
 
-    The tools are variables of it; to a template that knows none they are told by a system message, unless
-    none may be called.
+    The tools are variables of it; a template without tools gets them in a system message, unless none may be
+    called.
     """
     turns = [dict(message) for message in messages]
     if offer is None:
@@ -56,9 +56,9 @@ def template_input(
 
 
 def reasoning_variables(effort: str | None, template: str | None) -> dict[str, Any]:
-    """What tells a template how much to reason; "none": not at all, anything else: where it has a switch, on.
+    """Returns the template's variables for a reasoning effort; empty where the template has none.
 
-    Empty where it has none.
+    "none" switches reasoning off, anything else on, where the template has a switch.
     """
     if effort is None:
         return {}
@@ -68,12 +68,12 @@ def reasoning_variables(effort: str | None, template: str | None) -> dict[str, A
 
 
 def verbosity_variables(verbosity: str | None, template: str | None) -> dict[str, Any]:
-    """What tells a template how much to say; empty where it has no such variable."""
+    """Returns the template's variable for a verbosity; empty where the template has none."""
     return {"verbosity": verbosity} if verbosity is not None and _names(template, "verbosity") else {}
 
 
 def unheard(effort: str | None, verbosity: str | None, template: str | None) -> list[str]:
-    """Names of those that ask for something which the template makes nothing of."""
+    """Returns the names of those fields that have no effect with this template."""
     names = []
     if effort not in (None, "none") and not reasoning_variables(effort, template):
         names.append("reasoning_effort")
@@ -87,7 +87,7 @@ def _names(template: str | None, variable: str) -> bool:
 
 
 def reading_of(dialect: Dialect, offer: OfferedTools | None, tail: str) -> AnswerFormat | None:
-    """How the answer to a prompt that ends with `tail` is read; None: all of it is text."""
+    """Returns the format of the answer to a prompt that ends with `tail`; None: all of it is text."""
     calls = dialect.calls if offer is not None and offer.callable else None
     reasoning = dialect.reasoning
     if calls is None and reasoning is None:
@@ -111,7 +111,7 @@ def _instructions(offer: OfferedTools, form: CallFormat) -> str:
 
 
 def _instructed(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """With the text at the end of the system message, which is the first one."""
+    """Adds the text at the end of the system message, which is the first message."""
     if messages and messages[0].get("role") == "system":
         first, *rest = messages
         return [{**first, "content": f"{text_of(first['content'])}\n\n{text}"}, *rest]

@@ -1,4 +1,4 @@
-"""Calls as Python writes them: `[f(a=1), g()]`, or lines of a program, told as JSON."""
+"""The reader of calls in Python's syntax, `[f(a=1), g()]` or lines of a program, with JSON as its result."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from corepipe.answers.parsing.formats import CallFormat
 from corepipe.answers.parsing.text_stream import NotACallError, Steps, TextCursor
 
 _CONSTANTS = {"true": True, "false": False, "null": None}
-"""JSON's words, which models write here, too."""
+"""JSON's constants, which models write here, too."""
 _NAME = re.compile(r"[\w.-]+")
 
 
 def python_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
-    """All calls at once: only at their end it is known that they are nothing else."""
+    """Reads all calls at once: only at their end it is certain that they are calls."""
     listed = form.listed
     if listed and (yield from cursor.peek()) != "[":
         raise NotACallError
@@ -37,7 +37,7 @@ def python_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -
 
 
 def _brackets(cursor: TextCursor) -> Steps[None]:
-    """Up to the bracket that closes the one at hand."""
+    """Reads up to the bracket that closes the next one."""
     depth, quote = 0, ""
     while True:
         char = yield from cursor.take()
@@ -56,7 +56,7 @@ def _brackets(cursor: TextCursor) -> Steps[None]:
 
 
 def _program(cursor: TextCursor, closing: str) -> Steps[None]:
-    """Up to `closing`, which stays, or the end."""
+    """Reads up to `closing`, which is not read, or the end."""
     while (yield from cursor.peek()):
         before = cursor.at
         if (yield from cursor.accept(closing)):
@@ -66,7 +66,7 @@ def _program(cursor: TextCursor, closing: str) -> Steps[None]:
 
 
 def _calls(source: str, separators: str) -> Iterator[tuple[str, str]]:
-    """Names and arguments of the calls that it consists of.  Raises NotACallError for anything else."""
+    """Yields names and arguments of the calls in a source.  Raises NotACallError for anything else."""
     cursor = _cursor(source)
     while True:
         _run(cursor.space())
@@ -91,16 +91,16 @@ def _cursor(source: str) -> TextCursor:
 
 
 def _run(steps: Steps[None]) -> None:
-    """Nothing is waited for."""
+    """Runs a reader that must not wait.  Raises NotACallError if it does."""
     for _ in steps:
         raise NotACallError
 
 
 def _arguments(written: str) -> str:
-    """A call's parentheses, with all that is in them, as a JSON object."""
+    """Converts a call's parentheses and their contents to a JSON object."""
     source = f"f{written}"
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+        with warnings.catch_warnings(action="ignore"):  # about escapes that Python does not know
             call = ast.parse(source, mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NotACallError
@@ -126,7 +126,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _value(source: str, node: ast.expr) -> object:
-    """As JSON has it, where it is that; else as Python does.  Raises ValueError for what neither knows."""
+    """Returns a value as JSON reads it, else as Python does.  Raises ValueError for what neither reads."""
     try:
         value: object = json.loads(ast.get_source_segment(source, node) or "")
     except ValueError:
@@ -148,5 +148,5 @@ def _literal(node: ast.expr) -> object:
 def _key(node: ast.expr | None) -> str:
     key = None if node is None else ast.literal_eval(node)
     if not isinstance(key, str):
-        raise ValueError("a key that is no text")
+        raise ValueError("a key that is not text")
     return key

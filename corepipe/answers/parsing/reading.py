@@ -1,4 +1,4 @@
-"""From the text of an answer, as it comes, to its parts: what is said, thought and called."""
+"""The reader of answers: from their text, as it comes, to parts: text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ID_LENGTH = 24
 
 
 class AnswerFormat(msgspec.Struct, frozen=True):
-    """How the answers to a request are read.
+    """The format in which the answers to a request are read.
 
-    tools: the schemas of those that may be called, by name; without any, calls are text.  thinking: the
+    tools: the schemas of the tools that may be called, by name; without any, calls are text.  thinking: the
     prompt has opened the reasoning; thought: it has closed it.  single: the answer ends after its first call.
-    named: the client has named the tool, and is told that the answer stopped, not that it called.
+    named: the client has named the tool, and its finish_reason is "stop", not "tool_calls".
     """
 
     calls: CallFormat | None = None
@@ -36,7 +36,7 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     named: bool = False
 
     def marks(self, tokens: Mapping[str, int]) -> frozenset[int]:
-        """The tokens that markers are made of, which the text must show."""
+        """Returns the tokens that occur in markers, which the text must show."""
         markers = [
             *(self.calls.markers if self.calls else ()),
             *(self.reasoning.markers if self.reasoning else ()),
@@ -54,8 +54,8 @@ class AnswerFormat(msgspec.Struct, frozen=True):
 class AnswerReader:
     """Reads one choice's answer: `take` its text as it comes, then its `end`.
 
-    Joined, its parts are the same however the text is cut.  full: the answer is complete; what may yet come
-    is not wanted.
+    Its joined parts are the same in whatever pieces the text comes.  full: the answer is complete; further
+    text is ignored.
     """
 
     def __init__(self, choice: int, reading: AnswerFormat) -> None:
@@ -78,14 +78,14 @@ class AnswerReader:
         return self._reading.single and self._calls.count > 0 and not self._cursor.certain
 
     def take(self, text: Text) -> list[Said]:
-        """What the next text adds."""
+        """Returns the parts that the next text adds."""
         self._text += text.text
         self._go_on()
         said = self._told()
         return said if text.logprobs is None else [Text(self.choice, "", text.logprobs), *said]
 
     def end(self, finish: Finish) -> list[Said]:
-        """What is left, and how the answer has ended."""
+        """Returns the rest, and the end of the answer."""
         self._ended = True
         self._go_on()
         reason = finish.finish_reason
@@ -101,10 +101,10 @@ class AnswerReader:
         told, self._parts[:] = _merged(self._parts), []
         return told
 
-    # Each state works on what text there is; it returns whether another one has something to do.
+    # Each state works on the text so far; it returns whether another state has something to do.
 
     def _begin(self) -> bool:
-        """Nothing but white space yet: thoughts may come, and calls without an opening."""
+        """Reads the beginning, only white space so far: reasoning may come, and calls without an opening."""
         bare = self._text.lstrip()
         opening = self._opening_of_thoughts()
         if self._drop:
@@ -129,7 +129,7 @@ class AnswerReader:
         return reasoning.opening if reasoning is not None and not self._thought else ""
 
     def _think(self) -> bool:
-        """Thoughts, up to their closing, without the white space around them."""
+        """Reads reasoning up to its closing marker, without the white space around it."""
         assert self._reading.reasoning is not None
         closing = self._reading.reasoning.closing
         text = self._text.lstrip() if self._drop else self._text
@@ -145,7 +145,7 @@ class AnswerReader:
         return False
 
     def _speak(self) -> bool:
-        """What is said, up to a call."""
+        """Reads text up to a call."""
         text = self._text.lstrip() if self._drop else self._text
         opening = self._form.opening if self._form is not None else ""
         at = text.find(opening) if opening else -1
@@ -160,7 +160,7 @@ class AnswerReader:
         return False
 
     def _open(self, before: str, after: str) -> bool:
-        """What may be a call; `before` it stands what is text with it, if it is none."""
+        """Begins to read what may be a call; if it is none, `before` and it are text."""
         assert self._form is not None
         self._before, self._text = before, after
         self._cursor = TextCursor()
@@ -184,7 +184,7 @@ class AnswerReader:
         return self._turn_to(self._speak)
 
     def _give_up(self) -> None:
-        """It is text, but for its end where that may be the opening of a call."""
+        """Makes text of what was no call, except for an end that may be the opening of a call."""
         cursor = self._cursor
         text = ("" if cursor.started_call else self._before) + cursor.read
         opening = self._form.opening if self._form is not None else ""
@@ -208,7 +208,7 @@ class AnswerReader:
 
 
 class _Calls:
-    """Is told of calls by their reader, and makes parts of them."""
+    """Receives calls from their reader, and makes parts of them."""
 
     def __init__(self, choice: int, reading: AnswerFormat, parts: list[Said]) -> None:
         self.count = 0
@@ -243,15 +243,15 @@ class _Calls:
 
 
 def _nothing() -> Steps[None]:
-    """A reader of nothing."""
+    """Reads nothing."""
     yield
 
 
 def _settled(text: str) -> tuple[str, str]:
-    """(what is told, the white space at its end that is held back).
+    """Returns (the text to pass on, the white space at its end that is held back).
 
-    However it comes, so many characters of white space in a row are told as they would be one by one: all
-    that are held, whenever there are too many of them.
+    White space is passed on as if it came one character at a time, in whatever pieces it comes: all that is
+    held, whenever that is too much.
     """
     run = len(text) - len(text.rstrip())
     held = run % (MAX_HELD + 1)
@@ -259,7 +259,7 @@ def _settled(text: str) -> tuple[str, str]:
 
 
 def _merged(parts: list[Said]) -> list[Said]:
-    """With one part for those of a kind that follow each other."""
+    """Merges consecutive parts of the same kind into one."""
     merged: list[Said] = []
     for part in parts:
         last = merged[-1] if merged else None

@@ -1,8 +1,8 @@
-"""`response_template` of a tokenizer_config.json, as transformers 5.23 has it, in terms of our formats.
+"""Conversion of a tokenizer_config.json's `response_template`, as in transformers 5.23, to our formats.
 
-It describes an answer's fields by what opens and closes them: literals, or regular expressions.  Those of a
-stranger are never run: an expression is read as the literals and the named parts that it stands for, and what
-has no such reading is refused.
+It describes an answer's fields by their openings and closings: literals, or regular expressions.  Expressions
+from untrusted files are never run: each is read as a sequence of literals and named parts, and one that is
+more than that is refused.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PART = re.compile(
 
 
 class UnreadableError(Exception):
-    """The template says what our formats cannot; why."""
+    """Raised with the reason where a template describes what our formats cannot express."""
 
 
 def from_response_template(spec: Mapping[str, Any]) -> tuple[CallFormat | None, ReasoningFormat | None]:
-    """The formats of calls and of reasoning.  Raises UnreadableError."""
+    """Returns the formats of calls and of reasoning.  Raises UnreadableError."""
     fields = spec.get("fields")
     if spec.get("version", 1) != 1 or not isinstance(fields, dict):
         raise UnreadableError("its version or its fields are unknown")
@@ -94,7 +94,7 @@ def _tagged_calls(
     after: list[tuple[str, str]],
     closing: list[tuple[str, str]],
 ) -> CallFormat:
-    """`<tool_call><function=f>`, the parameters' own tags, `</function></tool_call>`."""
+    """Makes the format of `<tool_call><function=f>`, tags of parameters, `</function></tool_call>`."""
     arguments = field.get("content_args")
     pattern = arguments.get("tag_pattern") if isinstance(arguments, dict) else None
     tag = list(_read(pattern)) if isinstance(pattern, str) else []
@@ -110,20 +110,20 @@ def _tagged_calls(
 
 
 def _function(transform: object) -> object:
-    """What stands for the function in the transform of a call."""
+    """Returns the part of a call's transform that stands for the function."""
     if isinstance(transform, dict):
         return transform.get("function", transform)
     return transform
 
 
 def _key(placeholder: object) -> str:
-    """The key of a call's object that a placeholder such as `{content.name}` or `{name}` takes."""
+    """Returns the key of a call's object in a placeholder such as `{content.name}` or `{name}`."""
     found = re.fullmatch(r"\{(?:content\.)?(\w+)\}", placeholder) if isinstance(placeholder, str) else None
     return found[1] if found else ""
 
 
 def _joined(pieces: list[tuple[str, str]]) -> str:
-    """The literal that they are; white space that may be there is read anyway."""
+    """Returns the literal of some pieces; optional white space is read anyway."""
     texts = [text for kind, text in pieces if kind == "text"]
     if len(texts) > 1:
         raise UnreadableError("white space may stand in the middle of a marker")
@@ -131,7 +131,7 @@ def _joined(pieces: list[tuple[str, str]]) -> str:
 
 
 def _pieces(field: Mapping[str, Any], which: str) -> list[tuple[str, str]]:
-    """What opens or closes a field, as (kind, text): "text", "space", or "name" for a named part."""
+    """Returns a field's opening or closing, as (kind, text): "text", "space", or "name" of a named part."""
     literal, pattern = field.get(which), field.get(f"{which}_pattern")
     if isinstance(literal, list) and len(literal) == 1:
         literal = literal[0]

@@ -1,4 +1,4 @@
-"""Calls in tags: `<function=f><parameter=a>1</parameter></function>`, told as JSON."""
+"""The reader of calls in tags, `<function=f><parameter=a>1</parameter></function>`: they become JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PYTHONS = {"True": "true", "False": "false", "None": "null"}
 
 
 def tag_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
-    """One call.  A value is text, unless its parameter's schema wants something else."""
+    """Reads one call.  A value is text, unless its parameter's schema has another type."""
     tags = form.tags
     yield from cursor.expect(tags.function)
     name = yield from cursor.name(tags.mark)
@@ -34,7 +34,7 @@ def tag_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> S
 
 
 def _next_parameter(cursor: TextCursor, tags: Tags) -> Steps[str | None]:
-    """Its name; None where there is no other."""
+    """Reads the name of the next parameter; None where there is no other."""
     yield from cursor.space()
     before = cursor.at
     try:
@@ -46,7 +46,7 @@ def _next_parameter(cursor: TextCursor, tags: Tags) -> Steps[str | None]:
 
 
 def _value(cursor: TextCursor, receiver: CallReceiver, tags: Tags, types: set[str]) -> Steps[bool]:
-    """Tells it as JSON; False where it has no end."""
+    """Passes a value on as JSON.  Returns False where it has no end."""
     yield from cursor.accept("\n")
     cursor.cut()
     if types <= {"string"}:
@@ -62,7 +62,7 @@ def _value(cursor: TextCursor, receiver: CallReceiver, tags: Tags, types: set[st
 
 
 def _until(cursor: TextCursor, closing: str, told: Callable[[str], None]) -> Steps[bool]:
-    """Tells the text before `closing`, but for the line break there; False if it never comes."""
+    """Passes on the text before `closing`, without the line break there; False if that never comes."""
     while True:
         rest = cursor.rest
         at = rest.find(closing)
@@ -83,12 +83,12 @@ def _until(cursor: TextCursor, closing: str, told: Callable[[str], None]) -> Ste
 
 
 def _inside(text: str) -> str:
-    """As it stands between the quotes of a JSON string."""
+    """Writes a text as it stands between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def value_types(schema: Mapping[str, Any], key: str) -> set[str]:
-    """JSON's names of what a parameter may be; nothing where that is not said."""
+    """Returns JSON's names of the types that a parameter may have; none where the schema names none."""
     properties = schema.get("properties")
     waiting: list[Any] = [properties.get(key)] if isinstance(properties, dict) else []
     found: set[str] = set()
@@ -105,7 +105,7 @@ def value_types(schema: Mapping[str, Any], key: str) -> set[str]:
 
 
 def _types(schema: Mapping[str, Any]) -> Iterator[str]:
-    """Those that a schema names itself."""
+    """Yields the types that a schema names itself."""
     declared = schema.get("type")
     if declared is None:
         values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else ())]
@@ -120,7 +120,7 @@ def _listed(value: object) -> list[Any]:
 
 
 def as_json(text: str, types: set[str]) -> str:
-    """JSON of one of these types, where the text is that; else the text as a string."""
+    """Returns the text if it is JSON of one of these types, else the text as a JSON string."""
     bare = text.strip()
     bare = _PYTHONS.get(bare, bare)
     try:
@@ -133,7 +133,7 @@ def as_json(text: str, types: set[str]) -> str:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _type_of(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Text as it comes, for readers that are generators: they wait where it ends until there is more."""
+"""A cursor in text that still comes, for readers that are generators: they wait at its end for more."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A reader: it yields where it needs more text, and returns what it has read."""
+"""A reader: it yields where it needs more text, and returns its result."""
 
 MAX_HELD = 16_384
-"""Characters that are held back until they turn out to be a call, or not."""
+"""The most characters that are held back until they prove to be a call or not."""
 
 _UNQUOTED = re.compile(r'[\s\w+\-.:,{}\[\]"]')
-"""What JSON has outside of its strings."""
+"""Characters of JSON outside of its strings."""
 
 
 class NotACallError(Exception):
-    """What has been read is text, though it began as a call does."""
+    """Raised when text that began like a call is none."""
 
 
 class TextCursor:
-    """The text since the last `cut`, `at` where reading goes on; no more comes once it has `ended`.
+    """The text since the last `cut`; reading goes on at index `at`; no more text comes once it has `ended`.
 
-    certain: what is being read is a call, so that its text need not be held back.  forgot: there was a call.
+    certain: the reader has committed to a call, so that its text need not be held back.  started_call: some
+    text was cut, since there was a call.
     """
 
     def __init__(self) -> None:
@@ -43,11 +44,11 @@ class TextCursor:
         return self.text[self.at :]
 
     def cut(self) -> None:
-        """Forgets what has been read."""
+        """Drops the text that has been read."""
         self.text, self.at, self.started_call = self.rest, 0, True
 
     def more(self) -> Steps[bool]:
-        """Whether there is another character, once that is known.
+        """Waits until it is known whether there is another character, and returns that.
 
         Raises NotACallError where too much is held back.
         """
@@ -60,7 +61,7 @@ class TextCursor:
         return True
 
     def longer(self) -> Steps[bool]:
-        """Whether there is more text than now, once that is known."""
+        """Waits until it is known whether there is more text than now, and returns that."""
         size = len(self.text)
         while len(self.text) == size:
             if self.ended:
@@ -69,22 +70,22 @@ class TextCursor:
         return True
 
     def peek(self) -> Steps[str]:
-        """The next character, which stays; "" at the end."""
+        """Returns the next character without reading it; "" at the end."""
         return self.text[self.at] if (yield from self.more()) else ""
 
     def take(self) -> Steps[str]:
-        """The next character; "" at the end."""
+        """Reads the next character; "" at the end."""
         char = yield from self.peek()
         self.at += len(char)
         return char
 
     def space(self) -> Steps[None]:
-        """Goes past white space."""
+        """Skips white space."""
         while (char := (yield from self.peek())) and char.isspace():
             self.at += 1
 
     def accept(self, literal: str) -> Steps[bool]:
-        """Goes past these characters, if they are next; else nothing is read."""
+        """Reads these characters if they are next, else nothing.  Returns whether it did."""
         before = self.at
         for char in literal:
             if (yield from self.take()) != char:
@@ -97,7 +98,7 @@ class TextCursor:
             raise NotACallError
 
     def name(self, end: str) -> Steps[str]:
-        """What stands before `end`, which is read, too: one line."""
+        """Reads one line up to and including `end`, and returns the text before that."""
         found = ""
         while not (yield from self.accept(end)):
             char = yield from self.take()
@@ -107,7 +108,7 @@ class TextCursor:
         return found
 
     def string(self) -> Steps[str]:
-        """A JSON string as it is written, from its first quote to its last."""
+        """Reads a JSON string as it is written, from its first quote to its last."""
         start, escaped = self.at, False
         yield from self.expect('"')
         while True:
@@ -119,7 +120,7 @@ class TextCursor:
             escaped = char == "\\" and not escaped
 
     def container(self, told: Callable[[str], None]) -> Steps[None]:
-        """A JSON object or array, told as it comes, up to its end or to what no JSON has."""
+        """Passes on a JSON object or array as it comes, up to its end or to a character that JSON has not."""
         depth, quoted, escaped = 0, False, False
         while (yield from self.more()):
             text = self.rest
@@ -141,7 +142,7 @@ class TextCursor:
         self.at += len(text)
         if self.certain:
             self.cut()
-        elif self.at > MAX_HELD:  # however it came, as many characters are given up
+        elif self.at > MAX_HELD:  # the same number of characters in whatever pieces the text came
             self.at = MAX_HELD + 1
             raise NotACallError
         told(text)

@@ -16,14 +16,14 @@ from corepipe.structured.schemas import deeper_than
 MAX_TOOLS = 512
 MAX_SCHEMA_BYTES = 131_072
 MAX_DEPTH = 48
-"""Objects and lists inside each other: what is deeper, no template writes."""
+"""The most objects and lists inside each other: templates write nothing deeper."""
 
 _NAME = r"^[A-Za-z0-9_.-]{1,64}$"
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client's function is called, what it does and which arguments it takes."""
+    """The name, description and arguments of a client's function."""
 
     name: Annotated[str, Meta(pattern=_NAME)]
     description: str | None = None
@@ -47,7 +47,7 @@ class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
-    """This one must be called."""
+    """A choice by which this tool must be called."""
 
     function: FunctionName
 
@@ -62,7 +62,7 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AllowedChoice(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"
 ):
-    """No other may be called."""
+    """A choice by which no other tools may be called."""
 
     allowed_tools: AllowedTools
 
@@ -72,10 +72,10 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """Tools as a request offers them.
+    """The tools that a request offers.
 
-    tools: all of them, as the template tells the model.  callable: those that may be called.  forced: one of
-    them must be.  named: the client said which.  single: at most one call.
+    tools: all of them, as the template presents them to the model.  callable: those that may be called.
+    forced: one of these must be called.  named: the client named it.  single: at most one call.
     """
 
     tools: tuple[FunctionDefinition, ...]
@@ -90,7 +90,7 @@ class OfferedTools:
 
     @property
     def arguments(self) -> list[tuple[str, str, Mapping[str, Any]]]:
-        """Of each tool that may be called its name, and the place and the schema of its arguments."""
+        """The name of each tool that may be called, and the path and the schema of its arguments."""
         return [
             (one.name, parameters_of(at), {"type": "object", **one.schema})
             for at, one in enumerate(self.tools)
@@ -99,23 +99,23 @@ class OfferedTools:
 
     @property
     def strict(self) -> bool:
-        """Whether arguments must be what their schemas say, though nothing has to be called."""
+        """Tells whether arguments must fit their schemas even if no call is forced."""
         return any(one.strict for one in self.callable)
 
     def described(self) -> list[dict[str, Any]]:
-        """As templates take them."""
+        """Returns the tools as templates take them."""
         return [{"type": "function", "function": _described(one)} for one in self.tools]
 
 
 def parameters_of(at: int) -> str:
-    """Where a request has the schema of the arguments of tool number `at`."""
+    """Returns the path of the arguments' schema of tool number `at` in a request."""
     return f"tools[{at}].function.parameters"
 
 
 def offered(
     tools: Sequence[Tool] | None, choice: ToolChoice | None = None, *, parallel: bool = True
 ) -> OfferedTools | None:
-    """What a request offers; None where it offers nothing.
+    """Returns the tools that a request offers; None where it offers none.
 
     Raises UserError, which names the field with its path, for tools that cannot be told apart or are too
     large, and for a choice of none of them.
@@ -145,14 +145,14 @@ def offered_by(
     *,
     parallel: bool = True,
 ) -> OfferedTools | None:
-    """As `offered`, from plain JSON values."""
+    """Does what `offered` does, from plain JSON values."""
     listed = _converted(list(tools), list[Tool], "tools")
     chosen = None if choice is None else _converted(choice, ToolChoice, "tool_choice")
     return offered(listed, chosen, parallel=parallel)
 
 
 def _converted(value: object, kind: object, field: str) -> Any:  # noqa: ANN401 -- as msgspec has it
-    """Raises UserError, which names the field with its path."""
+    """Converts a JSON value.  Raises UserError, which names the field with its path."""
     try:
         return msgspec.convert(value, type=kind)
     except msgspec.ValidationError as error:

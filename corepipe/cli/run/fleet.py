@@ -192,4 +192,4 @@ def _check_free(host: str | None, port: int) -> None:
 
 def _check_name(cluster: Cluster, name: str) -> None:
     if any(node.name == name for node in cluster.nodes()):
-        raise UserError(f"--name {name}: a machine of the fleet is called so; give another name")
+        raise UserError(f"--name {name}: a machine of the fleet has this name; give another one")

@@ -1,4 +1,4 @@
-"""A host as an actor of Ray: Ray starts it on a machine, and carries two certificates; nothing else."""
+"""A host as an actor of Ray: Ray starts it on a machine and passes two certificates, nothing else."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from corepipe.serving.fleet.identity import Identity
 
 
 class HostActor:
-    """One machine's host.  Its event loop does nothing but carry frames: no step blocks it."""
+    """The host of one machine.  Its event loop only carries frames: no step of an engine blocks it."""
 
     def __init__(self) -> None:
         self._work: asyncio.Task[None] | None = None
 
     async def listen(self, trusted: str) -> tuple[str, int, str]:
-        """For the front whose certificate is `trusted`: where it listens, and the host's certificate."""
+        """Listens for the front with the certificate `trusted`.  Returns (address, port, own certificate)."""
         ray = importlib.import_module("ray")  # of the extra
         identity = Identity.make(socket.gethostname())
         host = Host(identity.server(trusted))
@@ -27,12 +27,12 @@ class HostActor:
         return address, port, identity.certificate
 
     async def ended(self) -> None:
-        """Never returns: whoever asks is told by Ray when the host is gone."""
+        """Never returns: a caller learns from Ray when the host is gone."""
         await asyncio.Event().wait()
 
 
 async def _until_its_end(host: Host) -> None:
-    """A host without a front has nothing to wait for, and Ray, which may be out of order, is not asked."""
+    """Ends this process when the host has ended, without asking Ray, which may have failed."""
     await host.ended.wait()
     await host.close()
     os._exit(0)

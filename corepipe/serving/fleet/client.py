@@ -1,4 +1,4 @@
-"""The engines of a fleet behind one client: a journal in front, a replica on each host behind it."""
+"""The engines of a fleet behind one client: one journal, and a replica on each host."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from corepipe.serving.supervision.stats import idle
 from corepipe.serving.supervision.streams import OutputStream
 
 UNREACHABLE_SECONDS = 5.0
-"""After which a host that does not come back is replaced."""
+"""The time after which a host that cannot be reached is replaced."""
 
 
 class FleetClient(JournaledClient):
-    """An engine on each of several hosts.  What one of them loses goes on at once on another.
+    """An engine on each of several hosts.  Requests that one host loses continue at once on another.
 
-    `queue_seconds`: the longest that a request waits before anything is computed for it.  `scaler` says how
-    many hosts there are to be, by `slo` too if that is given; None: as many as the fleet has.
+    `queue_seconds`: the longest that a request waits before anything is computed for it.  `scaler` chooses
+    the number of hosts, also by `slo` if that is given; None: the number that the fleet starts with.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class FleetClient(JournaledClient):
 
     @property
     def refusals(self) -> Mapping[tuple[str, str], int]:
-        """By machine, those of hosts that are gone among them, or "front"; and reason."""
+        """Counts of what was refused, by machine (or "front") and reason, hosts that are gone included."""
         found = self._refused + Counter(self._unauthenticated)
         for remote in self._remotes.values():
             found.update(remote.refusals())
@@ -92,16 +92,16 @@ class FleetClient(JournaledClient):
 
     @property
     def certificate(self) -> str:
-        """Ours, in PEM: hosts are to trust it."""
+        """The front's certificate, in PEM, which hosts trust."""
         return self._identity.certificate
 
     @property
     def remotes(self) -> Sequence[RemoteHost]:
-        """The hosts, by their places."""
+        """The hosts, in the order of their slots."""
         return sorted(self._remotes.values(), key=lambda remote: remote.slot)
 
     async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
-        """Until the first host serves; the others join when they have loaded."""
+        """Waits until the first host serves; the others join when they have loaded."""
         self._progress = progress or _ignore
         self._first = asyncio.get_running_loop().create_future()
         self._links = LinkThread()
@@ -113,7 +113,7 @@ class FleetClient(JournaledClient):
         return self._told()
 
     def submit(self, submit: Submit) -> OutputStream:
-        """Draws with seeds of the front's: engines that count each for itself would give the same twice."""
+        """Submits a request with a seed of the front's: engines of their own would repeat seeds."""
         if submit.max_tokens and submit.sampling.seed is None:
             seed = derive_seed(self._config.seed, self._accepted)
             submit = replace(submit, sampling=replace(submit.sampling, seed=seed))
@@ -143,7 +143,7 @@ class FleetClient(JournaledClient):
         self._die()
 
     def add(self, at: HostAddress) -> None:
-        """A host of the fleet is there; it is connected to, and loads."""
+        """Connects to a host of the fleet, which loads."""
         if self._closed or at.name in self._remotes or self._links is None:
             return
         taken = {remote.slot for remote in self._remotes.values()}
@@ -153,26 +153,26 @@ class FleetClient(JournaledClient):
         limits = {
             "max_queued_requests": self._config.max_queued_requests * MOST_HOSTS,
             "max_queued_tokens": self._config.max_queued_tokens * MOST_HOSTS,
-        }  # how many may wait is the front's to say
+        }  # the front limits how many requests may wait
         config = self._config.model_copy(update=limits).model_dump(mode="json")
         remote.connector = Connector(self._links, at, context, config, _HostListener(self, remote))
         self._given_up_unless_back(remote)
 
     def drain(self, name: str) -> None:
-        """A host gets nothing more; when it has answered what it has it is let go."""
+        """Gives a host no new requests; it is released when its open requests have ended."""
         remote = self._remotes.get(name)
         if remote is not None and not remote.draining:
             remote.draining = True
-            _log().warning("host %s is drained; %d requests are open there", name, len(remote.open))
+            _log().warning("draining host %s; its %d open requests finish there", name, len(remote.open))
             self._tell_placement()
             self._let_go(remote)
 
     def want(self, count: int) -> None:
-        """So many hosts from now on."""
+        """Sets the number of hosts."""
         self._fleet.want(count)
 
     def work(self, wanted: int, now: float) -> FleetLoad:
-        """What there is to do for the hosts, of which so many are wanted."""
+        """Returns the load of the hosts.  wanted: the number of hosts that are wanted."""
         return FleetLoad(
             hosts=wanted,
             serving=sum(remote.takes for remote in self._remotes.values()),
@@ -183,23 +183,23 @@ class FleetClient(JournaledClient):
         )
 
     def remove(self, name: str) -> None:
-        """A host is gone from the fleet."""
+        """Drops a host that is gone from the fleet."""
         remote = self._remotes.get(name)
         if remote is not None:
-            self._lose(remote, "host", "is gone from the fleet")
+            self._lose(remote, "host", "gone from the fleet")
             self._drop(remote)
 
     def report_unauthenticated(self, refused: Mapping[str, int]) -> None:
-        """How often Ray has refused who had no token, by machine."""
+        """Takes how many requests without a token Ray has refused, by machine."""
         self._unauthenticated.update({(node, "no_token"): count for node, count in refused.items()})
 
     def fail(self, error: UserError) -> None:
-        """There is no fleet to be had hosts of."""
+        """Ends the start with an error: the fleet cannot give hosts."""
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
 
     def heard(self, remote: RemoteHost, lease: int, messages: Sequence[FromHost]) -> None:
-        """A host said something.  What belongs to a lease that is over is ignored."""
+        """Takes messages of a host.  Those of a lease that is over are ignored."""
         for message in messages:
             if lease < remote.lease or self._remotes.get(remote.at.name) is not remote:
                 self._refused[FRONT, "lease"] += 1
@@ -208,12 +208,12 @@ class FleetClient(JournaledClient):
             self._hear(remote, message)
 
     def down(self, remote: RemoteHost, lease: int, reason: str) -> None:
-        """The link to a host is lost; whatever comes of that lease is ignored from now on."""
+        """Takes the loss of the link to a host; later messages of that lease are ignored."""
         if reason in ("frame", "tampered"):
             self._refused[FRONT, reason] += 1
         if lease >= remote.lease and self._remotes.get(remote.at.name) is remote:
             remote.lease = lease + 1
-            self._lose(remote, "link", f"cannot be heard ({reason})")
+            self._lose(remote, "link", f"link lost: {reason}")
             self._given_up_unless_back(remote)
 
     def _hear(self, remote: RemoteHost, message: FromHost) -> None:
@@ -254,13 +254,13 @@ class FleetClient(JournaledClient):
         differs = None if kind is None else difference(kind, loaded.ready)
         if differs is not None:
             self._refused[FRONT, "differs"] += 1
-            _log().error("host %s is refused: %s", remote.at.name, differs)
+            _log().error("host %s is refused and replaced: %s", remote.at.name, differs)
             self._replace(remote)
             return
         remote.load(loaded.epoch, loaded.ready)
         self._router.begin(remote, loaded.prefixes)
         self._slo.forget()
-        _log().warning("host %s serves, on %s", remote.at.name, remote.at.node)
+        _log().warning("host %s on machine %s serves", remote.at.name, remote.at.node)
         if self._first is not None and not self._first.done():
             self._first.set_result(loaded.ready)
         self._tell_placement()
@@ -269,9 +269,9 @@ class FleetClient(JournaledClient):
                 self._command(submit)
 
     def _failed(self, remote: RemoteHost, failed: Failed) -> None:
-        """A host cannot load, or does not take us."""
+        """Takes the failure of a host that cannot load or does not accept this front."""
         error = UserError(failed.message) if failed.user_error else EngineError(failed.message)
-        _log().error("host %s: %s", remote.at.name, failed.message)
+        _log().error("host %s failed and is replaced: %s", remote.at.name, failed.message)
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
         else:
@@ -280,7 +280,7 @@ class FleetClient(JournaledClient):
         self._replace(remote)
 
     def _lose(self, remote: RemoteHost, reason: str, words: str, *, broke: bool = False) -> None:
-        """All that a host had goes on elsewhere."""
+        """Continues all requests of a host on other hosts."""
         served = remote.serves
         lost = remote.lose()
         self._router.forget(remote)
@@ -293,18 +293,18 @@ class FleetClient(JournaledClient):
                 super()._show(idle(stats))
         self._finish(self._journal.lose_engine(broke=broke, of=lost))
         again = self._journal.submits(lost)
-        _log().warning("host %s: %s; %d open requests go on elsewhere", remote.at.name, words, len(again))
+        _log().warning("host %s lost (%s); its %d requests move to others", remote.at.name, words, len(again))
         for submit in again:
             self._command(submit)
         self._tell_placement()
 
     def _distrust(self, remote: RemoteHost, lie: str) -> None:
-        _log().error("host %s is not believed (%s)", remote.at.name, lie)
+        _log().error("host %s reported impossible outputs (%s) and is replaced", remote.at.name, lie)
         self._lose(remote, "link", lie)
         self._replace(remote)
 
     def _command(self, command: Command) -> None:
-        """To the host that has it; what is new to the one that is the best for it, if any serves."""
+        """Sends a command to the host of its request; a new request to the best host, if any serves."""
         if isinstance(command, Submit):
             remote = self._router.choose(self.remotes, command)
             if remote is not None:
@@ -323,18 +323,18 @@ class FleetClient(JournaledClient):
         return max(1, sum(remote.replicas for remote in self._remotes.values() if remote.serves))
 
     def _first_word(self) -> Ready | None:
-        """Of the first host that served; the others are as it is."""
+        """Returns the Ready of the first host that served; all others must agree with it."""
         if self._kind is None and self._first is not None and self._first.done():
             return self._first.result()
         return self._kind
 
     def _tell_placement(self) -> None:
-        """Once the fleet serves: there are other hosts than before, or they are in another state."""
+        """Reports the placement after the hosts or their states have changed, once the fleet serves."""
         if self._kind is not None and not self._closed:
             self.on_ready(self._told())
 
     def _told(self) -> Ready:
-        """What is told of the fleet: the first host's word, and which hosts there are."""
+        """Returns the Ready of the fleet: that of the first host, with the list of hosts."""
         kind = self._first_word()
         assert kind is not None
         hosts = [remote.placement() for remote in self.remotes]
@@ -368,7 +368,7 @@ class FleetClient(JournaledClient):
 
 
 class _HostListener:
-    """See `connector.ConnectorListener`: of one host."""
+    """The `connector.ConnectorListener` of one host."""
 
     def __init__(self, client: FleetClient, remote: RemoteHost) -> None:
         self._client = client
@@ -384,7 +384,7 @@ class _HostListener:
 FRONT = "front"
 
 MOST_HOSTS = 64
-"""Of a front."""
+"""The most hosts of a front."""
 
 
 def _log() -> logging.Logger:
@@ -392,4 +392,4 @@ def _log() -> logging.Logger:
 
 
 def _ignore(_news: object) -> None:
-    """For those who want no news."""
+    """Ignores a message."""

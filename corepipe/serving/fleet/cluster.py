@@ -1,6 +1,6 @@
-"""What is asked of Ray's control plane, without being a part of the cluster: nodes, and a few notes.
+"""Requests to Ray's control plane from outside of the cluster: nodes, and a few notes.
 
-All that is not Ray's public API is here: its client of the GCS, which Ray's own commands use too.
+All uses of what is not Ray's public API are here: its client of the GCS, which Ray's own commands use too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from corepipe.errors import UserError
 from corepipe.serving.fleet.manager_messages import FrontStatus
 
 HOST = "corepipe_host"
-"""The resource of a node that takes a host; it has one."""
+"""The Ray resource of a node that takes a host; such a node has one unit."""
 
 NAMESPACE = "corepipe"
 NOTES = b"corepipe"
@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 10.0
 REACH_SECONDS = 3.0
 
 STALE_SECONDS = 10.0
-"""After which a front that has told nothing of itself is gone."""
+"""The time without a note after which a front is taken to be gone."""
 
 MISSING = "a fleet needs corepipe[ray]: pip install 'corepipe[ray]'"
 
@@ -40,7 +40,7 @@ TOKEN_FILE = Path("~/.ray/auth_token")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine of the fleet.  takes_host: the head does not."""
+    """A machine of the fleet.  takes_host: False for the head."""
 
     id: str
     name: str
@@ -51,20 +51,20 @@ class Node:
 
 
 class FrontNote(msgspec.Struct, frozen=True):
-    """What a front has left of itself, at a moment of the wall clock of its machine."""
+    """The note of a front about its hosts.  at: when it was left, in seconds of its machine's wall clock."""
 
     at: float
     told: FrontStatus
 
 
 def use_token(*, make: bool = False) -> str:
-    """Has Ray in this process and its children ask for a token, and says where the token is from.
+    """Makes Ray in this process and its children require a token.  Returns where the token is from.
 
-    A cluster without one runs anybody's code.  Raises UserError where there is none and none is to be made.
+    A cluster without one runs anybody's code.  Raises UserError where there is none and `make` is false.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what is wrong is told by us
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # corepipe reports errors itself
     if os.environ["RAY_AUTH_MODE"] != "token":
         return f"RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']}"
     if os.environ.get("RAY_AUTH_TOKEN"):
@@ -80,7 +80,7 @@ def use_token(*, make: bool = False) -> str:
 
 
 def parse(address: str, flag: str) -> tuple[str, int]:
-    """HOST:PORT.  Raises UserError."""
+    """Splits HOST:PORT.  Raises UserError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"{flag} {address}: give the head's HOST:PORT, as 10.0.0.1:6379")
@@ -88,9 +88,9 @@ def parse(address: str, flag: str) -> tuple[str, int]:
 
 
 class Cluster:
-    """The fleet whose head is at `address`; `flag` names that in what is said of it.
+    """The fleet whose head is at `address`; `flag` names the address in errors.
 
-    Raises UserError where none answers there, or it does not take our token.
+    Raises UserError where no head answers there, or it does not take our token.
     """
 
     def __init__(self, address: str, flag: str = "ADDRESS") -> None:
@@ -105,7 +105,7 @@ class Cluster:
             self._gcs: Any = raylet.GcsClient(address=address)
 
     def nodes(self) -> list[Node]:
-        """All that are alive, by name.  Raises UserError."""
+        """Returns the nodes that are alive, in the order of their names.  Raises UserError."""
         with self._asking():
             known = self._gcs.get_all_node_info(timeout=PATIENCE_SECONDS)
             drained = set(self._gcs.internal_kv_keys(b"drained/", NOTES, timeout=PATIENCE_SECONDS))
@@ -123,27 +123,27 @@ class Cluster:
         return sorted((node for node in found if node.alive), key=lambda node: node.name)
 
     def node(self, name: str) -> Node:
-        """By its name, or by the begin of its id.  Raises UserError."""
+        """Finds a node by its name, or by the beginning of its id.  Raises UserError."""
         nodes = self.nodes()
         found = [node for node in nodes if node.name == name or (len(name) >= 6 and node.id.startswith(name))]
         if len(found) != 1:
             there = ", ".join(node.name for node in nodes if node.takes_host) or "none"
-            raise UserError(f"NODE {name}: no machine of the fleet is called so (there are: {there})")
+            raise UserError(f"NODE {name}: no machine of the fleet has this name (its machines: {there})")
         return found[0]
 
     def drain(self, node: Node) -> None:
-        """No host is to be on this node any more.  Raises UserError."""
+        """Marks a node as drained: no host may be on it any more.  Raises UserError."""
         with self._asking():
             self._put(_drained(node.id), b"1")
 
     def leave_note(self, front: str, told: FrontStatus) -> None:
-        """What a front wants to be known of it.  Raises UserError."""
+        """Stores the status of a front.  Raises UserError."""
         note = msgspec.json.encode(FrontNote(time.time(), told))
         with self._asking():
             self._put(f"front/{front}".encode(), note)
 
     def notes(self) -> list[FrontNote]:
-        """Of the fronts that have told something lately.  Raises UserError."""
+        """Returns the recent notes of fronts.  Raises UserError."""
         with self._asking():
             keys = self._gcs.internal_kv_keys(b"front/", NOTES, timeout=PATIENCE_SECONDS)
             texts = [self._gcs.internal_kv_get(key, NOTES, timeout=PATIENCE_SECONDS) for key in keys]
@@ -151,12 +151,12 @@ class Cluster:
         return [note for note in notes if abs(time.time() - note.at) < STALE_SECONDS]
 
     def store_unauthenticated(self, node: str, count: int) -> None:
-        """How often this machine has refused who had no token.  Raises UserError."""
+        """Stores how many requests without a token this machine has refused.  Raises UserError."""
         with self._asking():
             self._put(f"strangers/{node}".encode(), str(count).encode())
 
     def unauthenticated(self) -> dict[str, int]:
-        """What machines have left of that, by their names.  Raises UserError."""
+        """Returns those numbers by the names of the machines.  Raises UserError."""
         with self._asking():
             keys = self._gcs.internal_kv_keys(b"strangers/", NOTES, timeout=PATIENCE_SECONDS)
             texts = {key: self._gcs.internal_kv_get(key, NOTES, timeout=PATIENCE_SECONDS) for key in keys}
@@ -178,7 +178,7 @@ class Cluster:
 
 
 def check_fleet(address: str) -> None:
-    """What can be known of `serve --fleet` without waiting.  Raises UserError."""
+    """Checks `serve --fleet` as far as possible without waiting.  Raises UserError."""
     host, port = parse(address, "--fleet")
     if importlib.util.find_spec("ray") is None:
         raise UserError(f"--fleet: {MISSING}")
@@ -187,7 +187,7 @@ def check_fleet(address: str) -> None:
 
 
 def _reach(host: str, port: int, said: str) -> None:
-    """Ray would try for most of a minute."""
+    """Checks that an address accepts connections; Ray would try for most of a minute.  Raises UserError."""
     try:
         socket.create_connection((host, port), REACH_SECONDS).close()
     except OSError as error:

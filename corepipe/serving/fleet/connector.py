@@ -1,4 +1,4 @@
-"""The front's links to its hosts, in a thread of their own: a link beats whatever else the server does."""
+"""The front's links to its hosts, in a thread of their own: beats do not wait for the rest of the server."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from corepipe.serving.fleet.wire import SILENT_SECONDS, FromHost, Hello, host_de
 from corepipe.version import __version__
 
 FIRST_PAUSE, MOST_PAUSE = 0.1, 2.0
-"""Seconds before a host is tried again that cannot be reached; twice as long each time."""
+"""Seconds before another try to reach a host; twice as long each time, up to the second figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostAddress:
-    """Where a host is, and who: `certificate` in PEM, from the control plane.  node: its machine's name."""
+    """The address of a host, and its `certificate` in PEM, from the control plane.  node: its machine."""
 
     name: str
     node: str
@@ -34,7 +34,7 @@ class HostAddress:
 
 
 class LinkThread:
-    """A thread with an event loop for all links."""
+    """A thread with one event loop for all links."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -42,11 +42,11 @@ class LinkThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Has `work` done there."""
+        """Runs a coroutine in the thread."""
         asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Has it called there; in the order of the calls."""
+        """Calls a function in the thread; calls keep their order."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     async def close(self) -> None:
@@ -64,19 +64,19 @@ class LinkThread:
 
 
 class ConnectorListener(Protocol):
-    """Who is told, in its own event loop, what comes of a connector."""
+    """Receives the events of a connector, in its own event loop."""
 
     def heard(self, lease: int, messages: Sequence[FromHost]) -> None:
-        """The host said something."""
+        """Takes messages of the host."""
 
     def down(self, lease: int, reason: str) -> None:
-        """The link is lost; another one is tried, with the next lease."""
+        """Takes the loss of the link; the connector tries another one, with the next lease."""
 
 
 class Connector:
-    """Keeps a link to a host, one after the other; each is a lease of its own.
+    """Keeps a link to a host: a new one after each that is lost, each with a lease of its own.
 
-    Made and asked by the thread of `listener`, whose loop is the running one.
+    It is made and used by the thread of `listener`, whose event loop is the running one.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Connector:
         links.run(self._keep())
 
     def send(self, lease: int, *messages: object) -> None:
-        """To the host, unless the lease is over."""
+        """Sends messages to the host, unless the lease is over."""
         self._links.call(self._send, lease, messages)
 
     def close(self) -> None:
-        """No further link."""
+        """Ends the link and makes no other."""
         self._links.call(self._close)
 
     def _send(self, lease: int, messages: Sequence[object]) -> None:
@@ -135,7 +135,7 @@ class Connector:
             await asyncio.sleep(pause)
 
     async def _connect(self, lease: int, lost: asyncio.Future[str]) -> None:
-        """Raises OSError or TimeoutError where the host cannot be reached, or is another one."""
+        """Connects.  Raises OSError or TimeoutError where the host is out of reach or is another one."""
 
         def take(messages: Sequence[FromHost]) -> None:
             self._tell(self._listener.heard, lease, messages)

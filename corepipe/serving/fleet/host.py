@@ -1,8 +1,8 @@
 """A host: engines on one machine, one after the other, for a front that is elsewhere.
 
-It supervises them as a server does its own, but keeps no journal: what an engine had is the front's to give
-to another replica.  It obeys one front, by the latest of its leases; when it hears nothing of it, it gives up
-all that it computes, for by then the front has begun it elsewhere.
+It supervises them as a server does its own, but keeps no journal: the front gives the requests of a lost
+engine to another replica.  It obeys one front, by the latest of its leases.  When the front is silent, it
+aborts all requests, since by then the front has begun them elsewhere.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from corepipe.serving.supervision.succession import Succession
 from corepipe.version import __version__
 
 HANDSHAKES = 16
-"""Strangers that may be at the door at a time."""
+"""The most connections that may be in their TLS handshake at a time."""
 
 HANDSHAKE_SECONDS = 5.0
 
 PAUSE_SECONDS = 0.1
-"""Before the door is tried again at which nobody could be let in."""
+"""The pause before another try to accept a connection after one failed."""
 
 ORPHAN_SECONDS = 60.0
-"""Without a front, after which a host ends: whoever asked for it is not coming back."""
+"""The time without a front after which a host ends: the front that started it does not come back."""
 
 
 class Host:
-    """Listens once `listen` is called; `ended` is set where it has nothing more to do.
+    """Serves one front once `listen` is called; sets `ended` when it has nothing more to do.
 
-    `context` lets one peer in: see `identity`.  `command` starts an engine.
+    `context` accepts one peer: see `identity`.  `command` starts an engine.
     """
 
     def __init__(self, context: ssl.SSLContext, command: Sequence[str] = ENGINE_COMMAND) -> None:
@@ -61,7 +61,7 @@ class Host:
         self._orphaned: asyncio.TimerHandle | None = None
 
     async def listen(self, address: str) -> tuple[str, int]:
-        """From now on the front may come; the address and port at which.  Raises OSError."""
+        """Listens for the front.  Returns the address and port.  Raises OSError."""
         listener = socket.create_server((address, 0), family=_family(address))
         listener.settimeout(0.0)
         self._start(self._accept(listener))
@@ -84,7 +84,7 @@ class Host:
         self.ended.set()
 
     def take(self, news: Outputs) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
         if news.outputs and self._engines is not None:
             self._engines.prove()
         if news.prefixes is not None:
@@ -97,7 +97,7 @@ class Host:
             self._tell_loaded()
 
     def lost(self, end: EngineEnd) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
         assert self._engines is not None
         self._ready = None
         self._open.clear()
@@ -105,18 +105,18 @@ class Host:
         if self._told and self._front is not None:
             self._front.send(Gone(self._engines.epoch, end.reason, end.words))
         self._told = False
-        _log().warning("the engine %s", end.words)
+        _log().warning("the engine %s; this host starts another one", end.words)
 
     def not_loaded(self) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
 
     def replaced(self, ready: Ready) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
         self._ready = ready
         self._tell_loaded()
 
     def gave_up(self, error: Exception) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
         user_error = isinstance(error, UserError)
         self._failure = Failed(str(error), user_error)
         if self._front is not None:
@@ -134,14 +134,14 @@ class Host:
                 await self._door.acquire()
                 try:
                     connection, _ = await loop.sock_accept(listener)
-                except OSError:  # who knocked is gone, or there are too many open files: for now
+                except OSError:  # the client is gone already, or there are too many open files at the moment
                     self._door.release()
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
                 self._start(self._admit(connection))
 
     async def _admit(self, connection: socket.socket) -> None:
-        """A stranger ends here: who does not know the key of the certificate that is trusted."""
+        """Completes the handshake of a connection; closes one without the key of the trusted certificate."""
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -157,7 +157,7 @@ class Host:
             self._door.release()
 
     def obey(self, link: FleetLink[FromFront], hello: Hello) -> bool:
-        """A front has said who it is; whether it is the one of now."""
+        """Takes the first message of a front.  Returns whether it is the current front from now on."""
         refusal = self._refusal(hello)
         if refusal is not None:
             link.send(refusal)
@@ -177,7 +177,7 @@ class Host:
         return True
 
     def order(self, link: FleetLink[FromFront], order: EngineOrder) -> None:
-        """A command of the front; dropped where it is not for the engine of now."""
+        """Takes a command of the front; drops it where it is not for the current engine."""
         if link is not self._front or not self._told or self._engines is None:
             return
         if order.epoch != self._engines.epoch:
@@ -188,12 +188,12 @@ class Host:
             self._engines.send(order.command)
 
     def gone(self, link: FleetLink[FromFront]) -> None:
-        """A link is lost.  If it was the front's, all that it asked for is given up."""
+        """Takes the loss of a link.  If it was that of the current front, all open requests are aborted."""
         if link is not self._front:
             return
         self._front, self._told = None, False
         if self._open and self._engines is not None:
-            _log().warning("the front is gone; %d requests are given up", len(self._open))
+            _log().warning("the link to the front is lost; its %d open requests are aborted", len(self._open))
             self._engines.send(Abort(list(self._open)))
         self._wait_for_front()
 
@@ -209,7 +209,7 @@ class Host:
             other = self._config is not None and _config(hello) != self._config
         except UserError as error:
             return Failed(error.message, user_error=True)
-        return Failed("the host serves another model", user_error=True) if other else None
+        return Failed("the host serves another configuration", user_error=True) if other else None
 
     def _submit(self, submit: Submit, engines: Succession) -> None:
         if submit.id in self._open:
@@ -229,7 +229,7 @@ class Host:
             self._front.send(message)
 
     def _tell_loaded(self) -> None:
-        """The front may begin, once nothing of an earlier lease is under way."""
+        """Tells the front that it may begin, once no request of an earlier lease is open."""
         if self._ready is None or self._open or self._told or self._front is None:
             return
         assert self._engines is not None
@@ -242,7 +242,7 @@ class Host:
 
 
 class _IncomingFront:
-    """Who has come through the door, and has to say who they are."""
+    """An accepted connection whose first message must be a Hello."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

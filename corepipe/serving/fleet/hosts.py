@@ -1,4 +1,4 @@
-"""The source of a front's hosts, and what it tells the front."""
+"""Interfaces of the source of a front's hosts, and of the front as that source sees it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corepipe.serving.fleet.remote import RemoteHost
 
 
 class Front(Protocol):
-    """What a source of hosts tells its front (a `FleetClient`) and reads of it."""
+    """The front (a `FleetClient`) as a source of hosts sees it."""
 
     @property
     def certificate(self) -> str:
@@ -41,7 +41,7 @@ class Fleet(Protocol):
     """A source of hosts.  All of it belongs to the event loop of the client."""
 
     async def start(self, client: Front) -> None:
-        """Begins to tell the client of hosts.  Raises UserError."""
+        """Begins to report hosts to the client.  Raises UserError."""
 
     def replace(self, name: str) -> None:
         """Gives up a host that is of no use any more, and gets another one if there is any."""

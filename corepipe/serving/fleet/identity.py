@@ -1,4 +1,4 @@
-"""Who is at the other end of a link: keys made anew by each process, certificates known beforehand.
+"""Authentication of the two ends of a link: each process makes a new key, and certificates are known before.
 
 Each side has a key that never leaves its process, and a certificate of its own making.  The certificates go
 through a control plane that both trust; then each side trusts the other's certificate and nothing else.
@@ -15,13 +15,13 @@ from pathlib import Path
 from corepipe.errors import UserError
 
 VALID_DAYS = 3650
-"""Longer than a process lives: who is trusted is decided by the control plane, not by a date."""
+"""Longer than a process lives: the control plane decides which certificate is trusted, not a date."""
 
 PEER = "fleet.corepipe"
-"""What everyone is called in a certificate: which of them it is, the certificate itself says."""
+"""The name in every certificate: a peer is known by its certificate as a whole, not by a name."""
 
 SKEW_DAYS = 1
-"""By which clocks of machines may differ."""
+"""The days by which the clocks of machines may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Identity:
 
     @classmethod
     def make(cls, name: str) -> Identity:
-        """A new key on P-256.  Raises UserError where the package that makes certificates is missing."""
+        """Makes a key on P-256.  Raises UserError where the package that makes certificates is missing."""
         try:
             from cryptography import x509  # noqa: PLC0415 -- of the extra
             from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
@@ -59,15 +59,15 @@ class Identity:
         return cls(certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode())
 
     def server(self, trusted: str) -> ssl.SSLContext:
-        """Of who listens, for the one peer whose certificate is `trusted`."""
+        """Makes the context of the listening side, for the one peer whose certificate is `trusted`."""
         return self._context(ssl.PROTOCOL_TLS_SERVER, trusted)
 
     def client(self, trusted: str) -> ssl.SSLContext:
-        """Of who connects, to the one peer whose certificate is `trusted`, whatever its address."""
+        """Makes the context of the connecting side, to the one peer with the certificate `trusted`."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT, trusted)
 
     def _context(self, protocol: ssl._SSLMethod, trusted: str) -> ssl.SSLContext:
-        """TLS 1.3: what was recorded cannot be played again, neither within a connection nor in another."""
+        """Makes a context with TLS 1.3: recorded bytes cannot be replayed, here or in another connection."""
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED

@@ -1,4 +1,4 @@
-"""One end of a connection between a front and a host: lost as soon as nothing is heard of the other."""
+"""One end of a connection between a front and a host: it is lost as soon as the other end is silent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ T = TypeVar("T")
 
 
 class FleetLink(asyncio.Protocol, Generic[T]):
-    """Frames of the other side, in `take`; `lost` is told once, why, and then nothing more is taken.
+    """Passes the messages of the other side to `take`.  Calls `lost` once with the reason, then `take` no
+    more.
 
-    While it is up it beats; `beat` says what.  All of it runs in one event loop, which must do nothing that
-    takes long: what beats here must not wait for a step.
+    While it is up it sends the Beat that `beat` returns, again and again.  All of it runs in one event loop,
+    which must do nothing that takes long: a beat must not wait for a step of an engine.
     """
 
     def __init__(
@@ -38,16 +39,16 @@ class FleetLink(asyncio.Protocol, Generic[T]):
 
     @property
     def up(self) -> bool:
-        """Whether anything can be said."""
+        """Tells whether messages can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, *messages: object) -> None:
-        """Queues messages; where the link is lost there is nobody to send to."""
+        """Queues messages; drops them where the link is lost."""
         if self._transport is not None and self.up:
             self._transport.write(b"".join(map(encode_frame, messages)))
 
     def close(self, reason: str = "closed") -> None:
-        """Ends the link at once, and says so here."""
+        """Ends the link at once, and calls `lost` with the reason."""
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -63,7 +64,7 @@ class FleetLink(asyncio.Protocol, Generic[T]):
 
     def data_received(self, data: bytes) -> None:
         now = self._loop.time()
-        if now - self._heard >= SILENT_SECONDS:  # we stood still, and the other side has given us up
+        if now - self._heard >= SILENT_SECONDS:  # we stood still; the other side has given us up
             self.close("silent")
             return
         self._heard = now
@@ -76,7 +77,7 @@ class FleetLink(asyncio.Protocol, Generic[T]):
             self._take(messages)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """TLS ends a connection in which bytes are not the next that the other side has sent."""
+        """Ends the link.  TLS ends a connection whose bytes are not the next that the other side has sent."""
         self.close("tampered" if isinstance(exc, ssl.SSLError) else "ended")
 
     def _tick(self) -> None:
@@ -88,4 +89,4 @@ class FleetLink(asyncio.Protocol, Generic[T]):
 
 
 def _ignore(_news: object) -> None:
-    """After the end."""
+    """Takes the place of callbacks after the end of the link."""

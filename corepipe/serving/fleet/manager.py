@@ -1,7 +1,8 @@
-"""The front's part in Ray: `python -m corepipe.serving.fleet.manager FD`, one end of a socket pair.
+"""The process of a front that speaks with Ray: `python -m corepipe.serving.fleet.manager FD`.
 
-It keeps as many hosts as the front wants, each an actor on a machine of its own, and says where they are.
-When the front is gone it ends them.  When Ray's head is gone it ends itself; the front starts it anew.
+FD is one end of a socket pair.  It keeps as many hosts as the front wants, each an actor on a machine of its
+own, and reports their addresses.  When the front is gone it ends them.  When Ray's head is gone it ends
+itself; the front starts it anew.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from corepipe.signals import leave_to_parent
 
 TURN_SECONDS = 0.2
 LOOK_SECONDS = 1.0
-"""Between two looks at the nodes."""
+"""The time between two looks at the nodes."""
 
 REST_SECONDS = 5.0
-"""For which a node whose host was lost gets none."""
+"""The time for which a node whose host was lost gets no other."""
 
 HEADLESS_SECONDS = 20.0
-"""Without an answer of the head, after which this process ends: a driver of a cluster that is gone is of no
-use for the next one."""
+"""The time without an answer of the head after which this process ends: a driver of a cluster that is gone
+is of no use for the next one."""
 
 END_SECONDS = 8.0
-"""In which hosts are ended when the front is gone."""
+"""The time to end the hosts in when the front is gone."""
 
 READ_BYTES = 1 << 16
 EXIT_FAULT, EXIT_USER = 1, 2
@@ -59,7 +60,10 @@ EXIT_FAULT, EXIT_USER = 1, 2
 
 @dataclass(slots=True)
 class _ManagedHost:
-    """actor: None where Ray knows it no more.  waited: for what it answers; placed: None until it listens."""
+    """A host and its actor (None where Ray does not know it any more).
+
+    waited: the pending call of the actor.  placed: where it listens; None until it does.
+    """
 
     node: Node
     actor: Any = None
@@ -69,7 +73,7 @@ class _ManagedHost:
 
 
 class Manager:
-    """Hosts on the nodes of a fleet.  Raises UserError where it is not to be had."""
+    """Keeps hosts on the nodes of a fleet.  Raises UserError where the fleet cannot be used."""
 
     def __init__(self, begin: BeginFleet, connection: socket.socket) -> None:
         self._cluster = Cluster(begin.fleet, "--fleet")
@@ -89,7 +93,7 @@ class Manager:
             self._adopt(placed)
 
     def take(self, order: ToManager) -> None:
-        """What the front wants."""
+        """Takes a message of the front."""
         if isinstance(order, WantedHosts):
             self._total = order.count
         elif isinstance(order, StopHost):
@@ -98,7 +102,7 @@ class Manager:
             self._told = order
 
     def turn(self) -> None:
-        """Looks at what has come of everything.  Raises UserError where the head is gone for good."""
+        """Looks at the hosts and the nodes once.  Raises UserError where the head is gone for too long."""
         self._collect()
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
@@ -109,12 +113,12 @@ class Manager:
             except UserError as error:
                 if now - self._answered > HEADLESS_SECONDS:
                     raise
-                _log().warning("%s", error.message)
+                _log().warning("hosts are not replaced until the head answers: %s", error.message)
 
     def end(self) -> None:
         """Ends all hosts."""
         for name in list(self._hosts):
-            with contextlib.suppress(Exception):  # of those that are gone
+            with contextlib.suppress(Exception):  # some are gone already
                 self._end(name)
 
     def _look(self, now: float) -> None:
@@ -136,7 +140,7 @@ class Manager:
             self._tell(UnauthenticatedCounts(unauthenticated))
 
     def _free(self, nodes: list[Node], now: float) -> list[Node]:
-        """Where a host may be put; first those that did well."""
+        """Returns the nodes that may get a host now."""
         named = self._ray.util.list_named_actors(all_namespaces=True)
         taken = {each["name"] for each in named if each["namespace"] == NAMESPACE}
         ours = {host.node.id for host in self._hosts.values()}
@@ -168,7 +172,7 @@ class Manager:
         self._hosts[name] = _ManagedHost(node, actor, actor.listen.remote(self._begin.certificate))
 
     def _adopt(self, placed: PlacedHost) -> None:
-        """A host of an earlier manager; where Ray knows it no more it may live, but cannot be ended."""
+        """Takes over a host of an earlier manager; one that Ray does not know any more cannot be ended."""
         node = Node(placed.node_id, placed.node, placed.address, alive=True, takes_host=True, drained=False)
         host = self._hosts[placed.name] = _ManagedHost(node, placed=placed)
         with contextlib.suppress(ValueError):
@@ -176,7 +180,7 @@ class Manager:
             host.waited = host.actor.ended.remote()
 
     def _collect(self) -> None:
-        """What actors have answered: where they listen, or that they are gone."""
+        """Takes the answers of actors: where they listen, or that they are gone."""
         waited = {host.waited: name for name, host in self._hosts.items() if host.waited is not None}
         if not waited:
             time.sleep(TURN_SECONDS)
@@ -188,8 +192,8 @@ class Manager:
     def _answer(self, name: str, host: _ManagedHost) -> None:
         try:
             found = self._ray.get(host.waited)
-        except Exception as error:  # whatever it died of: another one is started elsewhere
-            _log().warning("host %s is gone: %s", name, str(error).partition("\n")[0])
+        except Exception as error:  # whatever the cause is, another host is started elsewhere
+            _log().warning("host %s is gone and is replaced: %s", name, str(error).partition("\n")[0])
             self._forget(name)
             return
         if host.placed is not None:
@@ -217,7 +221,7 @@ class Manager:
 
 
 def main(fd: int) -> int:
-    """Until the front is gone; the exit code."""
+    """Runs until the front is gone.  Returns the exit code."""
     leave_to_parent()
     with socket.socket(fileno=fd) as connection:
         orders: queue.SimpleQueue[ToManager | None] = queue.SimpleQueue()
@@ -237,7 +241,7 @@ def main(fd: int) -> int:
 
 
 def _manage(manager: Manager, orders: queue.SimpleQueue[ToManager | None]) -> None:
-    """Until the front is gone, and with it what it wanted; hosts outlive a head that is gone."""
+    """Runs until the front is gone, then ends the hosts; hosts outlive a head that is gone."""
     while True:
         while not orders.empty():
             order = orders.get()
@@ -249,7 +253,7 @@ def _manage(manager: Manager, orders: queue.SimpleQueue[ToManager | None]) -> No
 
 
 def _read(connection: socket.socket, orders: queue.SimpleQueue[ToManager | None]) -> None:
-    """Orders, then None; whatever Ray does then, this process ends soon."""
+    """Puts the front's messages into a queue, then None; then ends this process soon, whatever Ray does."""
     frames = order_decoder()
     with contextlib.suppress(OSError):
         while data := connection.recv(READ_BYTES):
@@ -261,7 +265,7 @@ def _read(connection: socket.socket, orders: queue.SimpleQueue[ToManager | None]
 
 
 def _connect(address: str) -> None:
-    """Raises UserError where this machine has no part in the fleet."""
+    """Connects to Ray.  Raises UserError where this machine is not part of the fleet."""
     ray = importlib.import_module("ray")  # of the extra
     try:
         ray.init(
@@ -273,12 +277,12 @@ def _connect(address: str) -> None:
         )
     except Exception as error:  # Ray raises whatever it has
         first = str(error).strip().partition("\n")[0]
-        words = f"this machine is no part of the fleet; corepipe fleet join {address} ({first})"
+        words = f"this machine is not part of the fleet; run corepipe fleet join {address} ({first})"
         raise UserError(f"--fleet {address}: {words}") from error
 
 
 def _actor_name(node_id: str) -> str:
-    """There is one host at most on a node."""
+    """Names the actor of a node's host; a node has one host at most."""
     return f"host-{node_id}"
 
 

@@ -1,6 +1,6 @@
-"""What a front says to its part in Ray, a process of its own, and hears of it: frames over a socket pair.
+"""Messages between a front and its manager, the process that speaks with Ray: frames over a socket pair.
 
-With Ray out of order that process hangs or ends; the front, and what its hosts compute, go on.
+If Ray fails, that process hangs or ends; the front and the computations of its hosts go on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from corepipe.engine.process.frames import FrameDecoder
 
 
 class PlacedHost(msgspec.Struct, frozen=True):
-    """A host that is there: see `connector.HostAddress`.  node_id: Ray's."""
+    """A host that listens: see `connector.HostAddress`.  node_id: Ray's id of its node."""
 
     name: str
     node: str
@@ -22,9 +22,11 @@ class PlacedHost(msgspec.Struct, frozen=True):
 
 
 class BeginFleet(msgspec.Struct, frozen=True, tag=True):
-    """The first word.  certificate: the front's, which hosts trust; known: hosts that it has already.
+    """The first message to a manager.
 
-    total: so many are wanted, those included.
+    fleet: HOST:PORT of the head.  front: an id of the front.  certificate: that of the front, which hosts
+    trust. known: the hosts that the front has already.  total: the number of wanted hosts, the known ones
+    included.
     """
 
     fleet: str
@@ -35,19 +37,19 @@ class BeginFleet(msgspec.Struct, frozen=True, tag=True):
 
 
 class WantedHosts(msgspec.Struct, frozen=True, tag=True):
-    """So many hosts are wanted from now on, those included that are there."""
+    """The number of wanted hosts from now on, those included that exist already."""
 
     count: int
 
 
 class StopHost(msgspec.Struct, frozen=True, tag=True):
-    """This host is of no use any more."""
+    """A host that the front does not need any more: the manager ends it."""
 
     name: str
 
 
 class HostState(msgspec.Struct, frozen=True):
-    """What `corepipe fleet status` shows of a host.  open: requests that it has."""
+    """The line of `corepipe fleet status` for a host.  open: the number of its open requests."""
 
     name: str
     node: str
@@ -56,38 +58,38 @@ class HostState(msgspec.Struct, frozen=True):
 
 
 class FrontStatus(msgspec.Struct, frozen=True, tag=True):
-    """What a front has, for those who ask the fleet.  model: what it serves."""
+    """The hosts of a front, for commands that ask the fleet.  model: the model that the front serves."""
 
     model: str
     hosts: list[HostState]
 
 
 class HostUp(msgspec.Struct, frozen=True, tag=True):
-    """A host is there and listens."""
+    """A new host listens."""
 
     host: PlacedHost
 
 
 class HostDown(msgspec.Struct, frozen=True, tag=True):
-    """A host is gone, as far as Ray knows."""
+    """A host is gone, according to Ray."""
 
     name: str
 
 
 class DrainHost(msgspec.Struct, frozen=True, tag=True):
-    """Somebody wants the node of this host to be free."""
+    """An operator drains the node of this host."""
 
     name: str
 
 
 class UnauthenticatedCounts(msgspec.Struct, frozen=True, tag=True):
-    """How many requests without a token Ray has refused, by machine name: see `unauthenticated`."""
+    """The numbers of requests without a token that Ray has refused, by machine: see `unauthenticated`."""
 
     refused: dict[str, int]
 
 
 class FleetRefusal(msgspec.Struct, frozen=True, tag=True):
-    """There is no such fleet, or it does not take us; what the user is told."""
+    """The fleet does not exist or does not accept this machine.  message: the error for the user."""
 
     message: str
 
@@ -97,10 +99,10 @@ FromManager = HostUp | HostDown | DrainHost | UnauthenticatedCounts | FleetRefus
 
 
 def manager_decoder() -> FrameDecoder[FromManager]:
-    """Decodes what the part in Ray says."""
+    """Decodes the messages of the manager."""
     return FrameDecoder(msgspec.msgpack.Decoder(FromManager))
 
 
 def order_decoder() -> FrameDecoder[ToManager]:
-    """Decodes what the front says to it."""
+    """Decodes the messages of the front to the manager."""
     return FrameDecoder(msgspec.msgpack.Decoder(ToManager))

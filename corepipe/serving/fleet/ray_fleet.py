@@ -1,4 +1,4 @@
-"""Hosts from Ray, for a front that must not depend on it: what speaks with Ray is a process of its own."""
+"""Hosts from Ray, for a front that must not depend on Ray: a process of its own speaks with it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from corepipe.signals import held_back
 COMMAND = (sys.executable, "-P", "-m", "corepipe.serving.fleet.manager")
 
 PAUSE_SECONDS = 3.0
-"""Before a manager that ended is started anew: without it nothing is replaced, and everything goes on."""
+"""The pause before an ended manager is started anew; meanwhile hosts go on, lost ones are not replaced."""
 
 NOTE_SECONDS = 1.0
-"""Between two notes of what the front has."""
+"""The time between two notes about the hosts of the front."""
 
 END_SECONDS = 10.0
 
 
 class RayFleet:
-    """A `hosts.Fleet`: `replicas` hosts of the fleet whose head is at `address`."""
+    """A `hosts.Fleet` of Ray: `replicas` hosts of the fleet whose head is at `address`."""
 
     def __init__(self, address: str, replicas: int, model: str) -> None:
         self._address = address
@@ -81,7 +81,7 @@ class RayFleet:
             self._manager.send(order)
 
     async def _keep(self) -> None:
-        """A manager after the other."""
+        """Keeps a manager running: a new one after each that ends."""
         assert self._client is not None
         while True:
             begin = BeginFleet(
@@ -115,14 +115,14 @@ class RayFleet:
         elif isinstance(news, FleetRefusal):
             if not self._known:
                 client.fail(UserError(news.message))
-            _log().warning("nothing is replaced: %s", news.message)
+            _log().warning("lost hosts are not replaced until the fleet's head answers: %s", news.message)
         else:
             self._known.pop(news.name, None)
             client.remove(news.name)
 
 
 class _ManagerProcess(asyncio.Protocol):
-    """The process of `manager`, and the way to it."""
+    """The process of `manager`, and the connection to it."""
 
     def __init__(self, process: subprocess.Popen[bytes], hear: Callable[[FromManager], None]) -> None:
         self.lost = asyncio.Event()
@@ -133,7 +133,7 @@ class _ManagerProcess(asyncio.Protocol):
 
     @classmethod
     async def started(cls, begin: BeginFleet, hear: Callable[[FromManager], None]) -> _ManagerProcess:
-        """In a session of its own: signals to the server are not for it."""
+        """Starts a manager in a session of its own, which signals to the server do not reach."""
         ours, theirs = socket.socketpair()
         with theirs, held_back():
             process = subprocess.Popen(  # noqa: S603
@@ -153,7 +153,7 @@ class _ManagerProcess(asyncio.Protocol):
             self._transport.write(encode_frame(order))
 
     async def close(self) -> None:
-        """It ends its hosts when nobody is there to speak to."""
+        """Closes the connection, at which the manager ends its hosts."""
         if self._transport is not None:
             self._transport.abort()
         await asyncio.to_thread(self._end)

@@ -1,4 +1,4 @@
-"""What a front knows of one host: whether its engine takes orders, and what it was given."""
+"""The state of one host as its front knows it: whether its engine takes commands, and its open requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from corepipe.serving.supervision.stats import total
 class RemoteHost:
     """A host and its engine.
 
-    slot: its place among the front's hosts, by which its replicas are numbered.  lease, epoch: of the link
-    and of the engine that take orders now; None: none does.  open: what it has and has not ended.
+    slot: its number among the front's hosts, by which its replicas are numbered.  lease, epoch: those of the
+    link and of the engine that take commands now; None: none does.  open: the ids of its open requests.
     """
 
     at: HostAddress
@@ -38,28 +38,28 @@ class RemoteHost:
 
     @property
     def serves(self) -> bool:
-        """Whether it takes orders."""
+        """Tells whether it takes commands."""
         return self.epoch is not None
 
     @property
     def takes(self) -> bool:
-        """Whether it takes new requests."""
+        """Tells whether it takes new requests."""
         return self.serves and not self.draining
 
     @property
     def state(self) -> str:
-        """For people: loading and out of reach are alike to the front."""
+        """Names its state for people; the front cannot tell a host that loads from one out of reach."""
         if self.draining:
             return "draining"
         return "serving" if self.serves else "away"
 
     @property
     def replicas(self) -> int:
-        """Of its engine."""
+        """The number of replicas of its engine."""
         return 1 if self.ready is None else int(self.ready.placement.get("data", 1))
 
     def placement(self) -> dict[str, Any]:
-        """As the placement answer has it."""
+        """Describes it as the answer of /v1/placement does."""
         first = self.slot * self.replicas
         own = {} if self.ready is None else {**self.ready.placement, "kernels": self.ready.isa}
         return {
@@ -72,17 +72,17 @@ class RemoteHost:
         }
 
     def refusals(self) -> dict[tuple[str, str], int]:
-        """What the host has told of those that it refused, by its machine and the reason."""
+        """Returns the host's counts of refused connections and messages, by its machine and reason."""
         return {(self.at.node, reason): count for reason, count in self.refused.items()}
 
     def load(self, epoch: int, ready: Ready) -> None:
-        """The engine takes orders."""
-        if epoch != self._counted:  # another one, whose counters begin at 0
+        """Notes that the engine takes commands."""
+        if epoch != self._counted:  # another engine, whose counters begin at 0
             self._before, self._counted = dict(self._stats), epoch
         self.epoch, self.ready = epoch, ready
 
     def lose(self) -> set[str]:
-        """It takes no orders; what is lost with it."""
+        """Notes that it takes no commands.  Returns the ids of the requests that are lost with it."""
         lost, self.open = self.open, set()
         self.epoch = None
         return lost
@@ -95,7 +95,7 @@ class RemoteHost:
         self._order(Abort(ids))
 
     def lies(self, news: Outputs) -> str | None:
-        """What is not true of the news of an engine that has just this; None where nothing is found."""
+        """Returns what is impossible in outputs of an engine with these open requests; None: nothing is."""
         told = {*(output.id for output in news.outputs), *(started.id for started in news.started)}
         if not told <= self.open:
             return "foreign"
@@ -110,12 +110,12 @@ class RemoteHost:
         return None if 0 <= stats.replica < self.replicas else "load"
 
     def _too_many(self, prefixes: Prefixes) -> bool:
-        """Whether it says that it finds more than it has blocks."""
+        """Tells whether it reports more cached prefixes than it has blocks."""
         blocks = 0 if self.ready is None else self.ready.blocks
         return len(prefixes.stored) > blocks * KEY_BYTES
 
     def numbered(self, stats: Stats) -> Stats:
-        """As the front tells it: of all its replicas, and of all engines that were in this place."""
+        """Returns stats as the front reports them: numbered over all hosts, earlier engines included."""
         before = self._before.get(stats.replica)
         seen = stats if before is None else total(before, stats)
         self._stats[stats.replica] = replace(seen, iteration_tokens=[], step_seconds=[], paces=[])

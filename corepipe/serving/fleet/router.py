@@ -1,4 +1,4 @@
-"""Which host a request goes to."""
+"""The choice of a host for each request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from corepipe.scheduler.request import first_key, next_key
 from corepipe.serving.fleet.remote import RemoteHost
 
 MOST_PREFIXES = 1 << 18
-"""Blocks whose hosts are known; those of which nothing was heard for longest are forgotten."""
+"""The number of blocks whose hosts are known; those without news for the longest time are forgotten."""
 
 
 class HostRouter:
-    """Prefers the host that has the longest part of a prompt, within a margin of load.
+    """Prefers the host that has the longest prefix of a prompt in its cache, within a margin of load.
 
-    What a host has is what it says, and what it was given and has not said that it has no more: of prompts
-    that begin alike and come at once the later ones follow the first.
-    load: what the front has given a host and has not heard the end of.  Nothing that a host says counts.
+    A host has the blocks that it reports, and those of the prompts that it was given until it reports that
+    they are dropped: of prompts with a common prefix that come at once, the later ones follow the first.
+    Load: the requests that the front has given to a host and whose end it has not received.  Figures that a
+    host reports do not count.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -30,7 +31,7 @@ class HostRouter:
         self._learns = config.prefix_cache
 
     def choose(self, remotes: Sequence[RemoteHost], submit: Submit) -> RemoteHost | None:
-        """None where no host takes anything."""
+        """Returns the host for a request; None where no host takes any."""
         takers = [remote for remote in remotes if remote.takes]
         takers = takers or [remote for remote in remotes if remote.serves]
         if not takers:
@@ -44,14 +45,14 @@ class HostRouter:
         return chosen
 
     def begin(self, remote: RemoteHost, prefixes: bytes) -> None:
-        """A host serves, and finds just these; its blocks are as large as all hosts'."""
+        """Notes that a host serves and has just these prefixes; all hosts have the same block size."""
         if remote.ready is not None:
             self._block = remote.ready.block_size
         self.forget(remote)
         self.hear(remote, Prefixes(prefixes))
 
     def hear(self, remote: RemoteHost, prefixes: Prefixes) -> None:
-        """A host finds more, or something no more."""
+        """Takes the prefixes that a host has added to its caches or dropped from them."""
         bit = 1 << remote.slot
         for key in prefixes.added:
             self._index.add(key, bit)
@@ -59,18 +60,18 @@ class HostRouter:
             self._index.drop(key, bit)
 
     def forget(self, remote: RemoteHost) -> None:
-        """A host is out of reach, or has lost its engine."""
+        """Forgets the prefixes of a host that cannot be reached or has lost its engine."""
         self._index.clear(1 << remote.slot)
 
     def _keys(self, submit: Submit) -> Iterator[bytes]:
-        """Of each full block of the prompt behind which a token is left to compute: see `Prefixes`."""
+        """Yields the key of each full block of the prompt that leaves a token to compute: see `Prefixes`."""
         key = first_key(submit.cache_salt)
         for start in range(0, len(submit.prompt) - self._block, self._block):
             key = next_key(key, submit.prompt[start : start + self._block])
             yield key[:KEY_BYTES]
 
     def _cached(self, remote: RemoteHost, found: Sequence[int]) -> int:
-        """Tokens of the prompt, by who has each of its blocks."""
+        """Counts the tokens of the prompt that a host has.  found: the holders of each block, as bits."""
         for count, holders in enumerate(found):
             if not holders >> remote.slot & 1:
                 return count * self._block

@@ -1,4 +1,4 @@
-"""Whether two hosts give the same bytes: an answer begun on one goes on on the other."""
+"""Comparison of hosts: an answer can continue only on a host that would give the same bytes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from typing import Any
 from corepipe.engine.messages import Ready
 
 OWN = frozenset({"host_limits", "kv_blocks_per_replica"})
-"""What of a placement may differ from machine to machine: what memory allows."""
+"""The fields of a placement that may differ between machines, since they depend on memory."""
 
 
 def difference(one: Ready, other: Ready) -> str | None:
-    """Why the engine of `other` must not go on with what that of `one` began; None: it may."""
+    """Returns why the engine of `other` must not continue answers of that of `one`; None: it may."""
     if one.isa != other.isa and one.placement.get("bits") != "same":
-        return (
-            f"its kernels are those for {other.isa}, others' are for {one.isa}: --bits same makes them agree"
-        )
+        return f"its kernels are for {other.isa}, those of the other hosts are for {one.isa}: use --bits same"
     if one.weights != other.weights:
-        return f"its weights are others ({other.weights}, not {one.weights})"
+        return f"its weights differ from those of the other hosts ({other.weights}, not {one.weights})"
     for name in ("block_size", "max_model_len", "task"):
         ours, theirs = getattr(one, name), getattr(other, name)
         if ours != theirs:
-            return f"its {name} is {theirs}, others' is {ours}"
+            return f"its {name} is {theirs}, that of the other hosts is {ours}"
     if _shared(one.placement) != _shared(other.placement):
-        return "it places the model otherwise"
+        return "its placement of the model differs from that of the other hosts"
     return None
 
 

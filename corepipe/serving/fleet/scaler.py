@@ -1,33 +1,33 @@
-"""How many hosts are wanted: more where what waits takes long to drain or answers come late, fewer where one
-less would do."""
+"""The wanted number of hosts: more if the queue drains slowly or answers are late, fewer if one can go."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SLOW_SECONDS = 2.0
-"""A queue that takes so long to drain at the rate of now is too long."""
+"""A queue that takes this long to drain at its current rate is too long."""
 
 PATIENT_SECONDS = 3.0
-"""For which it must be so before a host is added: a burst is over sooner than a host loads."""
+"""A queue must be too long for this time before a host is added: a burst ends sooner than a host loads."""
 
 GOOD_SHARE = 0.95
-"""Of the answers, which come as soon as they are to; where it is less there are too few hosts."""
+"""The share of answers that must meet the objective; below it there are too few hosts."""
 
 IDLE_SECONDS = 60.0
-"""For which one host less must have done before one is let go."""
+"""The time for which one host less must have been enough before one is released."""
 
 IDLE_SHARE = 0.5
-"""Of the seats of the hosts that would be left, which may be taken then."""
+"""The share of the seats of the remaining hosts that may be taken when a host is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """What a fleet has to do.
+    """The load of a fleet.
 
-    hosts: that are wanted now; serving: those that take requests.  waiting: requests of which nothing is
-    computed yet; rate: of those that leave the queue in a second; open: all requests.  good: the share of
-    answers that come as soon as they are to; None: nothing is asked of them, or too few came.
+    hosts: the number of hosts that are wanted now.  serving: the number of hosts that take requests.
+    waiting: requests of which nothing is computed yet.  rate: requests a second that leave the queue.  open:
+    all open requests.  good: the share of answers that meet the objective; None: there is none, or too few
+    answers ended.
     """
 
     hosts: int
@@ -39,7 +39,7 @@ class FleetLoad:
 
 
 class Scaler:
-    """Between `least` and `most` hosts, each with so many seats.  One step at a time."""
+    """Chooses between `least` and `most` hosts, each with `seats` sequences at a time, one host at a step."""
 
     def __init__(self, least: int, most: int, seats: int) -> None:
         self.least = least
@@ -49,7 +49,7 @@ class Scaler:
         self._idle_since: float | None = None
 
     def wanted(self, work: FleetLoad, now: float) -> int:
-        """Hosts from now on; asked again and again, at any `now` that does not go back."""
+        """Returns the wanted number of hosts; called again and again, with a `now` that never goes back."""
         late = work.good is not None and work.good < GOOD_SHARE
         slow = late or (work.waiting > 0 and work.waiting >= SLOW_SECONDS * work.rate)
         idle = not late and not work.waiting and work.open <= IDLE_SHARE * self._seats * (work.serving - 1)

@@ -1,4 +1,4 @@
-"""A fleet that grows and shrinks with its work: looks, asks for a host more, or drains one."""
+"""A fleet that grows and shrinks with its load: it asks for one host more, or drains one."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ SCALE_SECONDS = 1.0
 
 
 class ScaledFleet(Protocol):
-    """What grows and shrinks: see `client.FleetClient`."""
+    """A client of a fleet whose number of hosts can change: see `client.FleetClient`."""
 
     @property
     def remotes(self) -> Sequence[RemoteHost]:
         """The hosts."""
 
     def work(self, wanted: int, now: float) -> FleetLoad:
-        """What there is to do, where so many hosts are wanted."""
+        """Returns the load of the fleet.  wanted: the number of hosts that are wanted."""
 
     def want(self, count: int) -> None:
-        """So many hosts from now on."""
+        """Sets the number of hosts."""
 
     def drain(self, name: str) -> None:
-        """A host gets nothing more."""
+        """Gives a host no new requests."""
 
 
 async def scale(fleet: ScaledFleet, scaler: Scaler) -> None:
-    """Looks each second whether another number of hosts is wanted."""
+    """Checks each second whether the number of wanted hosts changes, and changes it."""
     wanted = scaler.least
     while True:
         await asyncio.sleep(SCALE_SECONDS)
         now = monotonic()
         before, wanted = wanted, scaler.wanted(fleet.work(wanted, now), now)
         if wanted != before:
-            _log().warning("%d hosts are wanted, instead of %d", wanted, before)
+            _log().warning("scaling the fleet from %d to %d hosts", before, wanted)
             fleet.want(wanted)
         serving = [remote for remote in fleet.remotes if remote.takes]
         if wanted < len(serving):

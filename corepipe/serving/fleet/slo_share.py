@@ -1,4 +1,4 @@
-"""How many of the requests of late were answered as soon as they are to be, as their clients saw it."""
+"""The share of recent requests whose answers met the objective, by the times that their clients saw."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from corepipe.engine.messages import Output
 
 WINDOW_SECONDS = 30.0
-"""How far back the share looks."""
+"""The time over which the share is taken."""
 
 LEAST_JUDGED = 8
-"""Requests; a share of fewer says nothing."""
+"""The fewest judged requests of which a share is given."""
 
 Met = Callable[[float, float, float], bool]
-"""Whether these seconds are good: to the first token, for each one after it, and in all."""
+"""Tells whether times in seconds meet the objective: to the first token, per token after it, and in all."""
 
 
 @dataclass(slots=True)
@@ -26,8 +26,9 @@ class _OpenAnswer:
 
 
 class SloShare:
-    """Follows open requests.  One that is late is judged as soon as that is known, others at their end; one
-    that ends without a token is not judged.  `met`: None where nothing is asked; then none is followed."""
+    """Judges open requests by an objective: a late one as soon as it is late, others at their end, and none
+    that ends without a token.  `met`: the objective; None where there is none, and then no request is
+    followed."""
 
     def __init__(self, met: Met | None) -> None:
         self._met = met
@@ -35,12 +36,12 @@ class SloShare:
         self._judged: deque[tuple[float, bool]] = deque()
 
     def begin(self, request_id: str, now: float) -> None:
-        """A request has come."""
+        """Begins to follow a request."""
         if self._met is not None:
             self._open[request_id] = _OpenAnswer(now)
 
     def take(self, outputs: Sequence[Output], now: float) -> None:
-        """The news of some requests, at `now`; of those that were judged nothing is asked."""
+        """Takes outputs of requests at `now`; those of requests that are judged already are ignored."""
         for output in outputs:
             request = self._open.get(output.id)
             if request is None:
@@ -55,7 +56,7 @@ class SloShare:
                 del self._open[output.id]
 
     def share(self, now: float) -> float | None:
-        """Of the requests judged in the last seconds, those that were good; None: too few were judged."""
+        """Returns the share of good requests among those judged in the last seconds; None: too few."""
         while self._judged and self._judged[0][0] < now - WINDOW_SECONDS:
             self._judged.popleft()
         if len(self._judged) < LEAST_JUDGED:
@@ -63,7 +64,7 @@ class SloShare:
         return sum(good for _, good in self._judged) / len(self._judged)
 
     def forget(self) -> None:
-        """There are more hosts now: what was judged with fewer says nothing of them."""
+        """Forgets the judged requests when a host is added: they say nothing about more hosts."""
         self._judged.clear()
 
     def _count(self, request: _OpenAnswer, tokens: int, now: float) -> None:
@@ -72,10 +73,10 @@ class SloShare:
             request.first = now
 
     def _in_time(self, request: _OpenAnswer, first: float) -> bool:
-        """Whether its first token was."""
+        """Tells whether the first token of a request came in time."""
         return self._met is None or self._met(first - request.came, 0.0, 0.0)
 
     def _good(self, request: _OpenAnswer, first: float, now: float) -> bool:
-        """As it would be if its last token had come now."""
+        """Tells whether a request is good, as if its last token came now."""
         gaps = max(1, request.tokens - 1)
         return self._met is None or self._met(first - request.came, (now - first) / gaps, now - request.came)

@@ -1,6 +1,6 @@
-"""Who comes to Ray's ports without a token: Ray refuses them, and says so in its logs alone.
+"""Requests to Ray's ports without a token: Ray refuses them, and only its logs mention it.
 
-A token that is there and wrong is refused, too, of which Ray (2.60) leaves no trace anywhere.
+Requests with a wrong token are refused, too, but Ray (2.60) does not log them anywhere.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from corepipe.errors import UserError
 
 LOGS = ("gcs_server.out", "raylet.out")
-"""Of the processes that listen: the books of a fleet, and a machine's own."""
+"""The logs of the processes that listen: the control plane of a fleet, and the agent of a machine."""
 
 REFUSED = b"Missing authorization header"
 
 LOOK_SECONDS = 2.0
 
 MOST_BYTES = 1 << 24
-"""Of a log that are read at a time."""
+"""The most bytes of a log that are read at a time."""
 
 
 class UnauthenticatedRequests:
-    """Counts them in the logs of the session in `folder`, which is Ray's."""
+    """Counts the refused requests in the logs of the current session in `folder`, Ray's directory."""
 
     def __init__(self, folder: Path) -> None:
         self.count = 0
@@ -32,14 +32,14 @@ class UnauthenticatedRequests:
         self._read = dict.fromkeys(LOGS, 0)
 
     def look(self) -> int:
-        """So many until now.  Logs that are not there yet, or begun anew, are read from their start."""
+        """Returns their number until now.  Logs that appear later or begin anew are read from their start."""
         for name in LOGS:
             with contextlib.suppress(FileNotFoundError):
                 self.count += self._new_lines(name).count(REFUSED)
         return self.count
 
     def _new_lines(self, name: str) -> bytes:
-        """Whole ones."""
+        """Reads the complete lines that a log has got since the last look."""
         with (self._logs / name).open("rb") as file:
             if file.seek(0, 2) < self._read[name]:
                 self._read[name] = 0
@@ -52,7 +52,7 @@ class UnauthenticatedRequests:
 
 @contextlib.contextmanager
 def counted(folder: Path, tell: Callable[[int], None]) -> Iterator[None]:
-    """Meanwhile `tell` gets each new number; where it raises UserError it gets that again later."""
+    """Passes each new number to `tell` meanwhile, and again later where that raises UserError."""
     ended = threading.Event()
 
     def watch() -> None:

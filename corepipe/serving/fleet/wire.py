@@ -1,8 +1,8 @@
-"""What a front and a host say to each other: frames as between a server and its engine, over TLS.
+"""Messages between a front and a host: frames as between a server and its engine, over TLS.
 
 A front counts its connections to a host: the number is the connection's `lease`, and a host obeys the latest
-alone.  A host counts its engines: the number is an engine's `epoch`.  What is said of an engine bears it, in
-both directions; what is said of one that is gone is dropped.
+alone.  A host counts its engines: the number is an engine's `epoch`.  Each message about an engine has it, in
+both directions; messages about an engine that is gone are dropped.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from corepipe.engine.messages import Abort, Failed, LoadProgress, Outputs, Ready
 from corepipe.engine.process.frames import FrameDecoder
 
 BEAT_SECONDS = 0.25
-"""Between two signs of life, in each direction."""
+"""The time between two beats, in each direction."""
 
 SILENT_SECONDS = 1.5
-"""Without any, after which a link is lost: to the front, which goes on elsewhere, and to the host, which
-gives up everything."""
+"""The time without any message after which a link is lost.  The front then continues its requests on other
+hosts, and the host aborts all of them."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The first word of a front: who it is, and the EngineConfig that the host is to run, as plain data."""
+    """The first message of a front: its lease and version, and the host's EngineConfig as plain data."""
 
     lease: int
     version: str
@@ -31,20 +31,23 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineOrder(msgspec.Struct, frozen=True, tag=True):
-    """A command for the engine `epoch`; where that is gone it is for nobody."""
+    """A command for the engine `epoch`; a host drops it if that engine is gone."""
 
     epoch: int
     command: Submit | Abort
 
 
 class Beat(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    """A sign of life.  refused: how often a host has refused somebody, by reason, since it started."""
+    """A sign of life.  refused: counts of what a host has refused since it started, by reason."""
 
     refused: dict[str, int] = {}
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The engine `epoch` takes orders, and has none.  prefixes: keys of what it finds, as in Prefixes."""
+    """The engine `epoch` takes commands and has no requests.
+
+    prefixes: the keys of the blocks in its prefix caches, as in Prefixes.
+    """
 
     epoch: int
     ready: Ready
@@ -52,7 +55,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
-    """The engine `epoch` is lost with all that it had; the host starts another one."""
+    """The engine `epoch` is lost with all its requests; the host starts another one."""
 
     epoch: int
     reason: str
@@ -64,10 +67,10 @@ FromHost = Loaded | Gone | Outputs | LoadProgress | Beat | Failed
 
 
 def front_decoder() -> FrameDecoder[FromFront]:
-    """Decodes what a front says."""
+    """Decodes the messages of a front."""
     return FrameDecoder(msgspec.msgpack.Decoder(FromFront))
 
 
 def host_decoder() -> FrameDecoder[FromHost]:
-    """Decodes what a host says."""
+    """Decodes the messages of a host."""
     return FrameDecoder(msgspec.msgpack.Decoder(FromHost))

@@ -1,4 +1,4 @@
-"""Who may join the queue: bounded by requests and tokens, told at once, and when to come back."""
+"""Admission to the queue: limits on requests and tokens, immediate refusals, and the time of a retry."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections import deque
 from dataclasses import dataclass, field
 
 LEAST_SECONDS, MOST_SECONDS = 1, 30
-"""Of a Retry-After."""
+"""The limits of a Retry-After, in seconds."""
 
 WINDOW_SECONDS = 10.0
-"""How far back the rate at which the queue drains is measured."""
+"""The time over which the drain rate of the queue is measured."""
 
 
 @dataclass(slots=True)
 class DrainRate:
-    """How fast requests leave the queue, over the last seconds."""
+    """The rate at which requests left the queue in the last seconds."""
 
     _starts: deque[float] = field(default_factory=deque)
 
     def note(self, now: float) -> None:
-        """A request has left the queue to be computed."""
+        """Notes that a request has left the queue to be computed."""
         self._starts.append(now)
         self._forget(now)
 
     def retry_seconds(self, waiting: int, now: float) -> int:
-        """Whole seconds in which as many requests as wait now will have left the queue, 1 to 30."""
+        """Returns the whole seconds, 1 to 30, in which as many requests as wait now leave the queue."""
         rate = self.rate(now)
         if not rate:
             return MOST_SECONDS
         return min(max(LEAST_SECONDS, -int(-waiting // rate)), MOST_SECONDS)
 
     def rate(self, now: float) -> float:
-        """Requests a second, of the last seconds."""
+        """Returns the requests a second that left the queue in the last seconds."""
         self._forget(now)
         return len(self._starts) / max(now - self._starts[0], 1.0) if self._starts else 0.0
 
@@ -42,7 +42,7 @@ class DrainRate:
 
 @dataclass(slots=True)
 class QueuedRequests:
-    """Requests that wait, and the tokens of their prompts."""
+    """The number of requests that wait, and of the tokens of their prompts."""
 
     requests: int = 0
     tokens: int = 0
@@ -50,22 +50,22 @@ class QueuedRequests:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Of a queue.  seconds: the longest that a request waits in it; None: as long as it takes."""
+    """The limits of a queue.  seconds: the longest that a request waits in it; None: no limit."""
 
     requests: int
     tokens: int
     seconds: float | None = None
 
     def times(self, replicas: int) -> QueueLimits:
-        """Those of so many replicas, each with a queue of its own."""
+        """Returns the limits of several replicas, each with a queue of its own."""
         return QueueLimits(self.requests * replicas, self.tokens * replicas, self.seconds)
 
     def refusal(self, waiting: QueuedRequests, tokens: int, own: QueuedRequests | None = None) -> str | None:
-        """Why a request of so many `tokens` may not join; None where it may.
+        """Returns why a request with `tokens` prompt tokens may not join the queue; None where it may.
 
-        own: the part of `waiting` that is its owner's, where there are several.  Who has something there may
-        have no more than what is free then (the dynamic threshold of Choudhury and Hahne, 1998): one alone
-        gets half of the queue, and others always find room.
+        own: the part of `waiting` that belongs to the request's owner, where there are several.  An owner
+        with waiting requests may have no more than what is free (the dynamic threshold of Choudhury and
+        Hahne, 1998): a single owner gets half of the queue, and others always find room.
         """
         if waiting.requests >= self.requests:
             return f"{waiting.requests} requests are waiting; --max-num-queued-reqs is reached"

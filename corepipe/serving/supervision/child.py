@@ -1,4 +1,4 @@
-"""One engine in a child process: from its start to its end, and what it ended of."""
+"""One engine in a child process: its start, its end, and the reason of its end."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from corepipe.serving.supervision.engine_process import EngineError, EngineProce
 from corepipe.serving.supervision.watchdog import SERVING, TICK_SECONDS, HangLimits, Watchdog, look_at
 
 CLOSE_SECONDS = 5.0
-"""How long an engine may take to end when it is told to, before it is killed."""
+"""The time in which an engine must end after a Shutdown before it is killed."""
 
 LAST_SECONDS = 5.0
-"""... and when it has closed its end of the connection, as it does when it dies."""
+"""The time in which it must end after it has closed its end of the connection, as a dying engine does."""
 
 REST_BYTES = 1 << 18
-"""Read at a time from a connection that has broken."""
+"""The bytes read at a time from a broken connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEnd:
-    """Of an engine.  reason: a label of the metrics; words: for people."""
+    """The end of an engine.  reason: a label of the metrics; words: the same for people."""
 
     reason: str
     words: str
 
 
 class EngineChild:
-    """The engine number `epoch` of a server.  It may be there, its imports done, before it is started.
+    """The engine number `epoch` of a server.  Its process may exist, its imports done, before it is started.
 
-    `command` makes its process, unless there is one: `engine`.
-    `take` is told its Outputs, with `tells_prefixes` what its prefix caches hold, too; nothing is told after
-    `kill` or `close`.
+    `command` starts its process, unless `engine` is one already.
+    `take` gets its Outputs; with `tells_prefixes` they include the contents of its prefix caches.  It is not
+    called after `kill` or `close`.
     """
 
     def __init__(
@@ -64,23 +64,23 @@ class EngineChild:
 
     @property
     def pid(self) -> int | None:
-        """None before the start."""
+        """The id of its process; None before the start."""
         return None if self._engine is None else self._engine.pid
 
     @property
     def returncode(self) -> int | None:
-        """As of subprocess.Popen; None while it runs."""
+        """The return code as of subprocess.Popen; None while it runs."""
         return None if self._engine is None else self._engine.returncode
 
     @property
     def killed(self) -> bool:
-        """Whether somebody else has killed it, as the kernel does where memory is short."""
+        """Tells whether another process has killed it, as the kernel does where memory is short."""
         return self.returncode == -signal.SIGKILL and not self._killed_here
 
     async def start(
         self, config: EngineConfig, progress: Callable[[LoadProgress], None], limits: HangLimits | None = None
     ) -> Ready:
-        """Loads; `limits` says when it hangs (None: it may take as long as it likes).
+        """Loads the engine; `limits` say when it hangs (None: never).
 
         Raises UserError where the config is at fault, EngineError where the engine is.
         """
@@ -99,24 +99,24 @@ class EngineChild:
                 raise EngineError("it hung")
             ready = await connection.ready
         finally:
-            connection.ready.cancel()  # nobody else asks
+            connection.ready.cancel()  # nobody else awaits it
         self._loaded = True
         return ready
 
     def send(self, message: object) -> None:
-        """Queues a message; after the end there is nobody to send to."""
+        """Queues a message; drops it after the end."""
         if self._connection is not None:
             self._connection.send(message)
 
     async def ended(self) -> EngineEnd:
-        """Waits until the engine has died, or hangs and has been killed; then it is gone."""
+        """Waits until the engine has died, or hangs and is killed.  Returns how it ended."""
         assert self._connection is not None
         self._hung = await self._hangs_before(self._connection.lost_within, SERVING)
         await self.kill()
         return self._end()
 
     async def _hangs_before(self, over: Callable[[float], Awaitable[bool]], limits: HangLimits) -> bool:
-        """Whether it hangs before `over`, which waits for so many seconds at most, says that the wait is."""
+        """Tells whether it hangs before `over` returns True; that waits for so many seconds at most."""
         assert self._connection is not None
         assert self._engine is not None
         connection, beats, pid = self._connection, self._engine.heartbeat.read, self._engine.pid
@@ -131,7 +131,7 @@ class EngineChild:
         return False
 
     async def kill(self) -> None:
-        """Ends it at once, unless it is about to end by itself: then its last word is its own."""
+        """Ends it at once; one that is already ending by itself gets time, so that its own reason counts."""
         if self._connection is not None:
             self._connection.close()
         if self._engine is None:
@@ -142,23 +142,23 @@ class EngineChild:
         self._killed_here |= await asyncio.to_thread(self._engine.end, LAST_SECONDS if lost else 0.0)
 
     async def close(self) -> None:
-        """Tells it to end, after the last news of all its requests; kills it if it does not."""
-        if self._connection is not None and self._loaded:  # while it loads it does not listen
+        """Sends a Shutdown, at which it ends its requests and itself; kills it if it does not."""
+        if self._connection is not None and self._loaded:  # while it loads it reads no messages
             self._connection.send(Shutdown())
             await self._connection.lost_within(CLOSE_SECONDS)
         await self.kill()
 
     @property
     def waits(self) -> bool:
-        """Whether it is there, and has not been started."""
+        """Tells whether its process runs and has not been started as an engine."""
         return self._engine is not None and self._connection is None and self._engine.runs
 
     def spawn(self) -> None:
-        """Makes the process, which waits for the start; see `EngineProcess`.  Raises EngineError."""
+        """Starts the process, which waits for `start`; see `EngineProcess`.  Raises EngineError."""
         self._engine = EngineProcess(self._command)
 
     def _end(self) -> EngineEnd:
-        """Raises nothing: whatever it died of has a name."""
+        """Names the reason of the end; raises nothing."""
         code = self.returncode or 0
         if self._hung:
             return EngineEnd("hung", "hung, and was killed")
@@ -174,10 +174,10 @@ class EngineChild:
 
 
 class _ChildConnection(asyncio.Protocol):
-    """Frames from and to the child over `sock`, which is the transport's once there is one.
+    """Frames from and to the child over `sock`, which the transport owns once there is one.
 
-    `ready` ends the load; `lost` is set when nothing more can come.  heard: events so far.  last_word: why
-    the child gave up, if it said so.
+    `ready` has the result of the load; `lost` is set when no more events can come.  heard: the number of
+    events so far.  last_word: the error that the child reported before it ended, if any.
     """
 
     def __init__(
@@ -206,22 +206,22 @@ class _ChildConnection(asyncio.Protocol):
 
     @property
     def made(self) -> bool:
-        """Whether there is a transport, which then owns the socket."""
+        """Tells whether there is a transport, which then owns the socket."""
         return self._transport is not None
 
     def close(self) -> None:
-        """Nothing is heard from now on."""
+        """Ends the connection and ignores all later events."""
         self._take = self._progress = _ignore
         if self._transport is not None:
             self._transport.abort()
 
     async def loaded_within(self, seconds: float) -> bool:
-        """Waits for the end of the load, good or bad, but not longer."""
+        """Waits at most `seconds` for the end of the load, good or bad.  Returns whether it came."""
         await asyncio.wait({self.ready}, timeout=seconds)
         return self.ready.done()
 
     async def lost_within(self, seconds: float) -> bool:
-        """Waits for the end of the connection, but not longer."""
+        """Waits at most `seconds` for the end of the connection.  Returns whether it came."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.lost.wait(), seconds)
         return self.lost.is_set()
@@ -247,7 +247,7 @@ class _ChildConnection(asyncio.Protocol):
             self.ready.set_exception(self._failure)
 
     def _read_rest(self) -> None:
-        """What a child had said before it could not be written to, at which a transport stops reading."""
+        """Reads the rest of what a child sent: a transport that fails to write to it stops reading."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(REST_BYTES, socket.MSG_DONTWAIT):
                 self.data_received(data)
@@ -268,4 +268,4 @@ class _ChildConnection(asyncio.Protocol):
 
 
 def _ignore(_news: object) -> None:
-    """For those who want no news."""
+    """Ignores a message."""

@@ -21,58 +21,58 @@ ENGINE_DIED = "engine died"
 
 
 class EngineClient(Protocol):
-    """What a server needs of an engine.  All of it belongs to one event loop."""
+    """The interface of an engine for a server.  All calls belong to one event loop."""
 
     on_stats: Callable[[Stats], None]
-    """Told of every Stats, once."""
+    """Called with every Stats, once."""
 
     on_ready: Callable[[Ready], None]
-    """Told when an engine has taken the place of a lost one."""
+    """Called when an engine has taken the place of a lost one."""
 
     on_failure: Callable[[Exception], None]
-    """Told once, where the engine has been ready, is lost, and does not come back: why."""
+    """Called once with the reason, where an engine that was ready is lost and does not come back."""
 
     async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         """Loads.  Raises UserError where the config is at fault, EngineError where the engine is."""
 
     def submit(self, submit: Submit) -> OutputStream:
-        """Hands a request over; refusals come as its first and last Output.
+        """Submits a request; a refusal comes as its first and last Output.
 
         Raises ValueError where a request of that id is still open.
         """
 
     def abort(self, ids: Sequence[str]) -> None:
-        """Gives requests up; each open stream ends with finish_reason "abort"."""
+        """Aborts requests; each open stream ends with finish_reason "abort"."""
 
     def abort_all(self) -> None:
-        """Gives up all requests that are open."""
+        """Aborts all open requests."""
 
     @property
     def stats(self) -> Sequence[Stats]:
-        """The latest of each replica, by replica."""
+        """The latest Stats of each replica, by replica."""
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """Engines that were lost and replaced, by reason."""
+        """Counts of engines that were lost and replaced, by reason."""
 
     @property
     def refusals(self) -> Mapping[tuple[str, str], int]:
-        """What a fleet did not take, by machine (or "front") and reason; none without a fleet."""
+        """Counts of what a fleet refused, by machine (or "front") and reason; none without a fleet."""
 
     @property
     def alive(self) -> bool:
-        """Whether the engine has loaded and can go on."""
+        """Tells whether the engine has loaded and works."""
 
     @property
     def restarting(self) -> bool:
-        """Whether an engine was lost and another one is loading."""
+        """Tells whether an engine was lost and another one is loading."""
 
     async def close(self) -> None:
         """Ends the engine; open streams end first."""
 
 
 class StreamingClient(ABC):
-    """What the clients share: the way from events to streams."""
+    """The shared part of the clients: events become items of streams."""
 
     def __init__(self) -> None:
         self.on_stats: Callable[[Stats], None] = _ignore
@@ -137,4 +137,4 @@ class StreamingClient(ABC):
 
 
 def _ignore(_news: object) -> None:
-    """For those who want no news."""
+    """Ignores a message."""

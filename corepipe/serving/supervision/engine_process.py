@@ -1,6 +1,6 @@
-"""The process of an engine, as its server sees it.
+"""The process of an engine, from the side of its server.
 
-Made early, it does its imports while the server does its own.
+A process that is started early does its imports while the server does its own.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ ENGINE_COMMAND = (sys.executable, "-P", "-m", "corepipe.engine.process")
 
 
 class EngineError(RuntimeError):
-    """The engine failed through no fault of the user's."""
+    """A failure of the engine that is not the user's fault."""
 
 
 class EngineProcess:
-    """A process that does its imports, waits until it is told what to load, and loads that.
+    """A process that does its imports, waits for a config, and loads that.
 
-    socket: our end of the connection; what the process says waits there.  heartbeat: see `Heartbeat`.  As a
-    context it is killed at the end, if it is there still.
+    socket: the server's end of the connection; messages of the process wait there.  heartbeat: see
+    `Heartbeat`. As a context manager it kills the process at the end, if that still runs.
     """
 
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
-        """`command` starts it; the numbers of two file descriptors are added, see `engine.process`.
+        """Starts the process by `command` and the numbers of two file descriptors, see `engine.process`.
 
-        In this thread: on Linux it ends with the thread that made it.  In a session of its own, and with what
-        it will ignore held back: signals that a terminal or a service manager sends to all of us are ours to
-        answer, from its first import on.  Raises EngineError where it cannot be made.
+        On Linux it ends with the thread that started it.  It has a session of its own, and the signals that
+        it will ignore are blocked until then: the server answers signals that a terminal or a service manager
+        sends to all processes, from the first import on.  Raises EngineError where it cannot be started.
         """
         self._told: Start | None = None
         with contextlib.ExitStack() as unmade:
@@ -81,7 +81,7 @@ class EngineProcess:
 
     @property
     def returncode(self) -> int | None:
-        """As of subprocess.Popen; None while it runs, as far as was looked."""
+        """The return code as of subprocess.Popen; None while it ran at the last look."""
         return self._process.returncode
 
     @property
@@ -89,9 +89,9 @@ class EngineProcess:
         return self._process.poll() is None
 
     def tell(self, config: EngineConfig, epoch: int = 0, *, tells_prefixes: bool = False) -> None:
-        """It is engine number `epoch` and loads this; the same may be said again.
+        """Tells the process its config and that it is engine number `epoch`; doing so again changes nothing.
 
-        Raises ValueError where it was told otherwise.  Of one that has died its connection tells.
+        Raises ValueError where it was told another config.  If it has died, its connection reports that.
         """
         start = Start(config.model_dump(mode="json"), epoch, tells_prefixes)
         if self._told not in (None, start):
@@ -102,11 +102,11 @@ class EngineProcess:
                 self.socket.sendall(encode_frame(start))  # a few KB: there is room for them
 
     def wake(self) -> None:
-        """What stopped another engine may have stopped this one, too."""
+        """Continues a stopped process: what stopped another engine may have stopped this one, too."""
         self._process.send_signal(signal.SIGCONT)
 
     def end(self, seconds: float) -> bool:
-        """Waits so long for it to end by itself; kills it, and says so, if it does not."""
+        """Waits at most `seconds` for its end, then kills it.  Returns whether it was killed."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

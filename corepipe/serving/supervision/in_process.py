@@ -1,4 +1,4 @@
-"""An engine in a thread of the process that asks it: for tests."""
+"""An engine in a thread of the server's process: for tests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from corepipe.serving.supervision.client import StreamingClient
 
 
 class InProcessClient(StreamingClient):
-    """An engine in a thread of this process: for tests, and where a process of its own is not worth it.
+    """An engine in a thread of this process: for tests, and for use where a separate process costs too much.
 
-    Takes the deployment over and closes it.
+    It owns the deployment and closes it.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -28,7 +28,7 @@ class InProcessClient(StreamingClient):
         self._thread: threading.Thread | None = None
 
     async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:  # noqa: ARG002
-        """The deployment is loaded already, so that there is no progress to tell."""
+        """Starts the thread; the deployment is loaded already, so there is no progress to report."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop,), name="engine", daemon=True)
         self._alive = True
@@ -39,7 +39,7 @@ class InProcessClient(StreamingClient):
         if self._thread is not None:
             self._inbox.put(Shutdown())
             await asyncio.to_thread(self._thread.join)
-            await asyncio.sleep(0)  # the thread's last words are callbacks of this loop
+            await asyncio.sleep(0)  # the thread's last outputs are callbacks of this loop
         self._die()
 
     def _command(self, command: Command) -> None:
@@ -72,7 +72,7 @@ class QueueInbox:
         self._queue.put(None)
 
     def receive(self, timeout: float | None) -> list[Command]:
-        """See `serve.Inbox`."""
+        """Returns the commands so far, as `serve.Inbox` does."""
         found: list[Command | None] = []
         with contextlib.suppress(queue.Empty):
             found.append(self._queue.get(timeout != 0.0, timeout))

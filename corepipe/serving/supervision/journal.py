@@ -1,4 +1,4 @@
-"""What a server must know of its open requests to hand them to another engine when theirs is lost."""
+"""The journal: what a server keeps of open requests so that another engine can continue them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from corepipe.scheduler.request import FinishReason
 from corepipe.serving.supervision.admission import QueuedRequests
 
 BREAKS_IN_A_ROW = 1
-"""Engines in a row that a request may see break while they compute for it, before they have told a token
-of it: it may be what breaks them."""
+"""Engines in a row that may break while they compute for a request before they have sent a token of it: the
+request may be what breaks them."""
 
 MOST_BREAKS = 5
-"""... and in all, with tokens told in between."""
+"""Engines in all that may break while they compute for a request, with tokens sent in between."""
 
 KILLS_IN_A_ROW = 10
-"""Engines in a row that may be killed so.  No request does that, but one may need the memory for which the
-kernel does."""
+"""Engines in a row that may be killed while they compute for a request.  No request kills an engine, but
+the kernel does when a request needs too much memory."""
 
 BREAKS_WAITING = 3
-"""Engines that may break while it waits and they compute for nobody: the taking of it may be what breaks
+"""Engines that may break while a request waits and they compute nothing: submitting it may be what breaks
 them."""
 
 LOST = "The engine was lost while it answered, and again when it was tried once more."
@@ -33,10 +33,10 @@ LOST = "The engine was lost while it answered, and again when it was tried once 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """tokens: those told.  seed: what they are drawn with; None while the request waits.
+    """An open request.  tokens: those that were sent.  seed: that of its draws; None while the request waits.
 
-    running: the engine at hand computes for it.  handed: how many of the tokens that engine was given.  The
-    others count engines that were lost, as the limits above say.
+    given_up: its client aborted it.  running: the current engine computes for it.  handed: the number of
+    tokens that this engine was given at its submit.  The others count lost engines, for the limits above.
     """
 
     submit: Submit
@@ -53,7 +53,7 @@ class _Entry:
 
     @property
     def spent(self) -> bool:
-        """Whether another engine must not be risked."""
+        """Tells whether the request has lost too many engines to be given to another one."""
         return (
             self.breaks_in_a_row > BREAKS_IN_A_ROW
             or self.breaks > MOST_BREAKS
@@ -62,7 +62,7 @@ class _Entry:
         )
 
     def lose_engine(self, *, broke: bool, idle: bool) -> None:
-        """The engine broke, or was killed; idle: it computed for nobody."""
+        """Counts the loss of the engine.  broke: it was not killed; idle: it computed nothing."""
         self.breaks += self.running and broke
         self.breaks_waiting += broke and idle
         if len(self.tokens) > self.handed:
@@ -73,16 +73,16 @@ class _Entry:
         self.running, self.handed = False, len(self.tokens)
 
     def again(self) -> Submit:
-        """The request as another engine takes it: it goes on after the tokens that were told.
+        """Returns the request for another engine, which continues after the tokens that were sent.
 
-        The kernels give the same logits however the tokens before came into the cache, and draws depend on
-        seed and position alone: the rest is the same, byte for byte.
+        The kernels give the same logits however the tokens before came into the cache, and draws depend only
+        on the seed and the position: the rest is the same, byte for byte.
         """
         if self.seed is None:
             return replace(self.submit, replay=True)
         sampling = replace(self.submit.sampling, seed=self.seed)
         if self.tokens:
-            sampling = replace(sampling, prompt_logprobs=None)  # told with the first token
+            sampling = replace(sampling, prompt_logprobs=None)  # sent with the first token
         return replace(self.submit, sampling=sampling, generated=self.tokens.copy(), replay=True)
 
 
@@ -102,16 +102,16 @@ class Journal:
         return request_id in self._entries
 
     def waiting_of(self, owner: str) -> QueuedRequests:
-        """This owner's part of `waiting`: the requests of which no token is computed yet."""
+        """Returns the part of `waiting` of one owner: requests of which no token is computed yet."""
         return self._waiting_of[owner]
 
     def add(self, submit: Submit, now: float) -> None:
-        """A request has come at `now`."""
+        """Adds a request that has come at `now`."""
         self._entries[submit.id] = self._waiting[submit.id] = _Entry(submit, now)
         self._count(submit, 1)
 
     def take(self, news: Outputs) -> None:
-        """Writes down what is told."""
+        """Notes the tokens and ends that an engine reports."""
         for started in news.started:
             self._start(started)
         entries = self._entries
@@ -123,24 +123,25 @@ class Journal:
                     self.end(output.id)
 
     def give_up(self, ids: Iterable[str]) -> None:
-        """Nobody wants these any more; another engine will not get them."""
+        """Notes that these requests are aborted: no other engine gets them."""
         for request_id in ids:
             if request_id in self._entries:
                 self._entries[request_id].given_up = True
 
     def end(self, request_id: str) -> None:
-        """A request has ended."""
+        """Removes a request that has ended."""
         self._leave_queue(request_id)
         self._entries.pop(request_id, None)
 
     def overdue(self, moment: float) -> list[str]:
-        """Those that came before `moment` and still wait."""
+        """Returns the ids of requests that came before `moment` and still wait."""
         return [name for name, _ in takewhile(lambda item: item[1].joined < moment, self._waiting.items())]
 
     def lose_engine(self, *, broke: bool, of: Collection[str] | None = None) -> list[Output]:
-        """The engine of these requests, or of all, is gone: the last news of those that end with it.
+        """Notes the loss of the engine of some requests, or of all.  Returns the last Output of those that
+        end.
 
-        broke: by itself, so that one of them may be why; otherwise it was killed.
+        broke: it broke by itself, so that one of the requests may be the cause; otherwise it was killed.
         """
         lost = self._of(of)
         idle = not any(entry.running for entry in lost.values())
@@ -152,7 +153,7 @@ class Journal:
         return ended
 
     def submits(self, of: Collection[str] | None = None) -> list[Submit]:
-        """These requests, or all, for another engine; in the order in which they came."""
+        """Returns some requests, or all, for another engine, in the order in which they came."""
         return [entry.again() for entry in self._of(of).values()]
 
     def _of(self, ids: Collection[str] | None) -> dict[str, _Entry]:

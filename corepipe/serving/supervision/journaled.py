@@ -1,4 +1,4 @@
-"""A client that keeps a journal: its open requests outlive the engines that compute them."""
+"""A client with a journal: its open requests survive the loss of their engines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from corepipe.serving.supervision.memory import MemoryGuard
 from corepipe.serving.supervision.streams import OutputStream
 
 OVERDUE_SECONDS = 0.1
-"""Between two looks at who has waited too long."""
+"""The time between two searches for requests that have waited too long."""
 
 
 class JournaledClient(StreamingClient):
-    """Takes requests on within the queue's bounds, and knows what another engine needs of each.
+    """Admits requests within the limits of the queue, and keeps what another engine needs to continue each.
 
-    `queue_seconds`: the longest that a request waits before anything is computed for it.  While no engine is
-    there but one will be (`restarting`), requests wait in the journal.
+    `queue_seconds`: the longest that a request waits before anything is computed for it.  While a lost engine
+    is being replaced (`restarting`), requests wait in the journal.
     """
 
     def __init__(self, config: EngineConfig, queue_seconds: float | None) -> None:
@@ -64,7 +64,7 @@ class JournaledClient(StreamingClient):
         super()._take(news)
 
     def _refusal(self, submit: Submit) -> Output | None:
-        """Told here, not by the engine, which hears of a request only between two steps."""
+        """Refuses a request at once; the engine would read it only between two steps."""
         journal, now = self._journal, monotonic()
         bounds = self._bounds.times(self._queues())
         own = journal.waiting_of(submit.owner) if submit.owner else None
@@ -82,28 +82,28 @@ class JournaledClient(StreamingClient):
         )
 
     def _queues(self) -> int:
-        """Replicas that have a queue each."""
+        """Counts the replicas, each of which has a queue."""
         return max(1, len(self._stats))
 
     def _finish(self, outputs: Sequence[Output]) -> None:
-        """The last news of requests, from here."""
+        """Ends requests with these last Outputs."""
         for output in outputs:
             self._journal.end(output.id)
         self._streams.push(outputs)
 
     def _watch_queue(self) -> None:
-        """From now on those that have waited too long end, if there is such a limit."""
+        """Begins to end requests that have waited too long, if there is such a limit."""
         if self._bounds.seconds is not None:
             self._expiry = asyncio.create_task(self._expire(self._bounds.seconds))
 
     async def _leave_queue(self) -> None:
-        """Nobody's time in the queue ends any more."""
+        """Stops ending requests that have waited too long."""
         if self._expiry is not None:
             self._expiry.cancel()
             await asyncio.wait([self._expiry])
 
     async def _expire(self, seconds: float) -> None:
-        """Ends requests that have waited for so long."""
+        """Ends requests that have waited for `seconds`, again and again."""
         while True:
             await asyncio.sleep(OVERDUE_SECONDS)
             late = self._journal.overdue(monotonic() - seconds)

@@ -1,8 +1,8 @@
-"""How near a container is to its limit of memory: past it, the kernel kills.
+"""The use of a container's memory limit; beyond it the kernel kills processes.
 
 Control groups, version 2 (docs.kernel.org/admin-guide/cgroup-v2.html): `memory.max` is the limit,
 `memory.current` what is charged to the group, and of that `inactive_file` in `memory.stat` is page cache that
-the kernel takes back first.  What is left is what Kubernetes calls the working set.
+the kernel takes back first.  The rest is what Kubernetes calls the working set.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 GROUP = Path("/sys/fs/cgroup")
 
 FULL_SHARE = 0.9
-"""Of the limit, from which nothing more is taken on."""
+"""The share of the limit from which on requests are refused."""
 
 LOOK_SECONDS = 1.0
-"""How long a look is good for."""
+"""The time for which a measurement is valid."""
 
 
 class MemoryGuard:
-    """Whether the control group of server and engine is nearly full; without a limit it never is."""
+    """Tells whether the control group of server and engine is nearly full; without a limit it never is."""
 
     def __init__(self, group: Path = GROUP) -> None:
         self._group = group
@@ -29,7 +29,7 @@ class MemoryGuard:
         self._full = False
 
     def full(self, now: float) -> bool:
-        """As of the last look, which is at most `LOOK_SECONDS` before `now`."""
+        """Tells whether it was full at the last measurement, at most `LOOK_SECONDS` before `now`."""
         if self._limit is not None and now - self._looked >= LOOK_SECONDS:
             self._looked = now
             self._full = self._working_set() >= FULL_SHARE * self._limit
@@ -42,7 +42,7 @@ class MemoryGuard:
 
 
 def _limit(group: Path) -> int | None:
-    """Bytes; None where there is no limit, or no such control group."""
+    """Reads the limit in bytes; None where there is no limit, or no such control group."""
     try:
         text = (group / "memory.max").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Stats over engines that have followed each other: counters go on, gauges are the last one's."""
+"""Stats over engines that replaced each other: counters continue, gauges are those of the last one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNTERS = (
 
 
 def total(before: Stats, stats: Stats) -> Stats:
-    """`stats` of an engine that came after others, whose counters had come to those of `before`."""
+    """Adds the counters of earlier engines, `before`, to the `stats` of the current one."""
     return replace(
         stats,
         core_busy_seconds=_sums(before.core_busy_seconds, stats.core_busy_seconds),
@@ -45,7 +45,7 @@ def total(before: Stats, stats: Stats) -> Stats:
 
 
 def idle(stats: Stats) -> Stats:
-    """When the engine is gone: its counters, and nothing held."""
+    """Returns the stats of an engine that is gone: its counters, and no requests or blocks."""
     return replace(
         stats,
         running=0,

@@ -1,4 +1,4 @@
-"""A client's side of its requests: news by request, for asyncio."""
+"""The outputs of each open request as a stream, for asyncio."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from corepipe.engine.messages import Output
 from corepipe.scheduler.request import FinishReason
 
 MAX_PENDING = 256
-"""Pieces of news that wait for a consumer before they become one; their tokens are bounded by the request."""
+"""Outputs that wait for a consumer before they are merged into one; the request bounds their tokens."""
 
 
 def merge_outputs(outputs: Sequence[Output]) -> Output:
-    """One Output that says what several of a request said in turn."""
+    """Merges consecutive Outputs of a request into one."""
     if len(outputs) == 1:
         return outputs[0]
     return replace(
@@ -29,12 +29,12 @@ def merge_outputs(outputs: Sequence[Output]) -> Output:
 
 
 class OutputStream:
-    """News of one request, as an async iterator that ends after the Output with a finish_reason.
+    """The Outputs of one request: an async iterator that ends after the one with a finish_reason.
 
-    What comes while the consumer is busy is merged into one Output; nothing is dropped.  Closing the
-    stream, or cancelling the one who waits for it, aborts the request.
+    Outputs that come while the consumer is busy are merged into one; nothing is dropped.  Closing the stream,
+    or cancelling a task that waits for it, aborts the request.
 
-    opened_at, started_at: when it was handed over, and when something was first computed for it (None: not
+    opened_at, started_at: when it was submitted, and when something was first computed for it (None: not
     yet), in seconds of `perf_counter`.
     """
 
@@ -49,7 +49,7 @@ class OutputStream:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to read."""
+        """Tells whether there is an Output to read."""
         return bool(self._pending)
 
     def __aiter__(self) -> OutputStream:
@@ -72,12 +72,12 @@ class OutputStream:
             self._abort([self.request_id])
 
     def start(self) -> None:
-        """It has left the queue; that it is begun anew, after the loss of an engine, does not count."""
+        """Notes when it has left the queue; a new start after the loss of an engine does not count."""
         if self.started_at is None:
             self.started_at = perf_counter()
 
     def push(self, output: Output) -> None:
-        """Adds news, and wakes the consumer if it waits."""
+        """Adds an Output, and wakes the consumer if it waits."""
         self._pending.append(output)
         if len(self._pending) > MAX_PENDING:
             self._pending = [merge_outputs(self._pending)]
@@ -102,7 +102,7 @@ class Streams:
         self._open: dict[str, OutputStream] = {}
 
     def open(self, request_id: str, abort: Callable[[list[str]], None]) -> OutputStream:
-        """Raises ValueError where a request of that id is still open."""
+        """Opens the stream of a request.  Raises ValueError where a request of that id is still open."""
         if request_id in self._open:
             raise ValueError(f"request {request_id} is already open")
         stream = self._open[request_id] = OutputStream(request_id, abort)
@@ -110,17 +110,17 @@ class Streams:
 
     @property
     def ids(self) -> list[str]:
-        """The requests whose streams are open."""
+        """The ids of the requests whose streams are open."""
         return list(self._open)
 
     def start(self, ids: Iterable[str]) -> None:
-        """Something is about to be computed for these."""
+        """Notes that the computation of these requests begins."""
         for request_id in ids:
             if request_id in self._open:
                 self._open[request_id].start()
 
     def push(self, outputs: Iterable[Output]) -> None:
-        """Hands each Output to its stream; a stream leaves with its last."""
+        """Adds each Output to its stream; a stream is closed with its last one."""
         streams = self._open
         for output in outputs:
             stream = streams.get(output.id)
@@ -135,6 +135,6 @@ class Streams:
 
 
 def failed_output(request_id: str, error: str) -> Output:
-    """The last news of a request whose engine cannot go on."""
+    """Makes the last Output of a request whose engine is lost."""
     ended = FinishReason.ERROR.value
     return Output(request_id, finish_reason=ended, error=error, error_kind="unavailable")

@@ -17,47 +17,47 @@ from corepipe.serving.supervision.engine_process import EngineError, EngineProce
 from corepipe.serving.supervision.watchdog import HangLimits
 
 MOST_FAILED_LOADS = 10
-"""Engines in a row that may fail to load; then another one would, too.  One that somebody killed while it
-loaded tells nothing of the next."""
+"""Engines in a row that may fail to load; after them another one would fail, too.  One that was killed while
+it loaded does not count."""
 
 PROVEN_SECONDS = 2.0
-"""An engine that has lived for so long, or has computed for a request, was good for something."""
+"""An engine that has lived for this time, or has computed for a request, counts as one that works."""
 
 FIRST_PAUSE, MOST_PAUSE = 0.1, 3.0
-"""Seconds before the third engine in a row after such as were good for nothing; twice as long before each one
-more."""
+"""Seconds before the third engine in a row after engines that did not work, and the most; twice as long
+before each further one."""
 
 LEAST_LOAD_SECONDS = 10.0
-"""A new engine may work on its load for so long without telling of progress, or `LOAD_RATIO` times as long as
+"""A new engine may load for this time without reporting progress, or for `LOAD_RATIO` times as long as
 the first one needed: see `HangLimits`."""
 
 LOAD_RATIO = 3.0
 
 
 class EngineOwner(Protocol):
-    """Who has the engines, and is told what becomes of them."""
+    """The owner of the engines, which is notified of their losses and replacements."""
 
     def take(self, news: Outputs) -> None:
-        """The engine of the moment says something."""
+        """Takes Outputs of the current engine."""
 
     def lost(self, end: EngineEnd) -> None:
-        """The engine is gone; another one will be started."""
+        """Takes the loss of the engine; another one will be started."""
 
     def not_loaded(self) -> None:
-        """One that was to take its place has failed; it is tried again."""
+        """Takes the failure of a replacement; another one is tried."""
 
     def replaced(self, ready: Ready) -> None:
-        """Another engine has taken the place of a lost one."""
+        """Takes the success of a replacement for a lost engine."""
 
     def gave_up(self, error: Exception) -> None:
-        """No engine will come any more."""
+        """Takes the error after which no other engine is started."""
 
 
 class Succession:
-    """The engine of the moment and, ready to be started, its spare.
+    """The current engine and a spare one, ready to be started.
 
-    `command` starts a child, and what it tells; see `EngineChild`.  `called`: what the log calls the engine.
-    `first`: the process of the first, where it has been made.
+    `command`, `tells_prefixes`: see `EngineChild`.  `called`: the name of the engine in the log.  `first`:
+    the process of the first engine, where it has been made.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class Succession:
 
     @property
     def epoch(self) -> int:
-        """The number of the engine of the moment."""
+        """The number of the current engine."""
         return self._epoch
 
     @property
     def child(self) -> EngineChild:
-        """The engine of the moment."""
+        """The current engine."""
         return self._child
 
     async def start(self, progress: Callable[[LoadProgress], None]) -> Ready:
-        """Loads the first.  Raises UserError or EngineError, whichever is at fault."""
+        """Loads the first engine.  Raises UserError or EngineError, whichever is at fault."""
         began = monotonic()
         ready = await self._child.start(self._config, progress)
         self.prepare()
@@ -101,15 +101,15 @@ class Succession:
         return ready
 
     def send(self, command: Command) -> None:
-        """For the engine of the moment."""
+        """Sends a command to the current engine."""
         self._child.send(command)
 
     def prove(self) -> None:
-        """The engine has computed something: it was good for something."""
+        """Notes that the engine works: it has computed something."""
         self._fruitless = 0
 
     async def close(self) -> None:
-        """Ends the engine, which first says its last news; the spare, too."""
+        """Ends the spare and the engine, which first sends its last Outputs."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -118,13 +118,13 @@ class Succession:
         await self._child.close()
 
     def prepare(self) -> None:
-        """A spare engine, with its imports done: more than half of the time until a lost one is replaced."""
-        with contextlib.suppress(EngineError):  # it is made when it is needed, or that is told then
+        """Starts a spare engine: its imports are more than half of the time until a lost one is replaced."""
+        with contextlib.suppress(EngineError):  # it is made when it is needed; an error is reported then
             self.spare = self._engine(self._epoch + 1)
             self.spare.spawn()
 
     async def _supervise(self, loading: HangLimits) -> None:
-        """Replaces each engine that is lost, until that makes no sense."""
+        """Replaces each engine that is lost, until a replacement fails for good."""
         try:
             while True:
                 born = monotonic()
@@ -133,7 +133,7 @@ class Succession:
                     self._fruitless = 0
                 self._owner.lost(end)
                 await self._replace(loading)
-        except Exception as error:  # whatever it is: without an engine there is nothing to serve
+        except Exception as error:  # whatever the error is: without an engine there is nothing to serve
             self._owner.gave_up(error)
 
     async def _replace(self, loading: HangLimits) -> None:
@@ -148,7 +148,7 @@ class Succession:
             except (UserError, EngineError) as error:
                 await self._child.kill()
                 self._owner.not_loaded()
-                _log().warning("%s did not load again: %s", self._called, error)
+                _log().warning("the replacement of %s did not load: %s", self._called, error)
                 failed += not self._child.killed
                 if failed >= MOST_FAILED_LOADS and isinstance(error, EngineError):
                     words = f"{failed} engines in a row did not load; the last: {error}"
@@ -161,7 +161,7 @@ class Succession:
         _log().warning("%s is back, loaded in %.1f s", self._called, ready.load_seconds)
 
     def _next(self) -> EngineChild:
-        """The spare engine, or a new one where that is gone."""
+        """Returns the spare engine, or a new one where that is gone."""
         self._epoch += 1
         spare, self.spare = self.spare, None
         return spare if spare is not None and spare.waits else self._engine(self._epoch)
@@ -172,7 +172,7 @@ class Succession:
         )
 
     async def _pause(self) -> None:
-        """Longer with each engine in a row that was good for nothing."""
+        """Waits before a replacement, longer with each engine in a row that did not work."""
         self._fruitless += 1
         if self._fruitless > 2:
             await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(self._fruitless - 3, 10), MOST_PAUSE))
@@ -183,4 +183,4 @@ def _log() -> logging.Logger:
 
 
 def _ignore(_news: object) -> None:
-    """For those who want no news."""
+    """Ignores a message."""

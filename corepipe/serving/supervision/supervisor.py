@@ -1,4 +1,4 @@
-"""An engine in a child process that is replaced when it is lost, with the requests that it had."""
+"""An engine in a child process, which is replaced when it is lost; its requests continue on the next one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ProcessClient(JournaledClient):
 
     @property
     def engine_pid(self) -> int | None:
-        """None before the start."""
+        """The id of the engine's process; None before the start."""
         return self._engines.child.pid
 
     async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
@@ -64,13 +64,13 @@ class ProcessClient(JournaledClient):
         self._die()
 
     def take(self, news: Outputs) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
         if news.outputs:
             self._engines.prove()
         self._take(news)
 
     def lost(self, end: EngineEnd) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
         self._alive, self._restarting = False, True
         self._restarts[end.reason] += 1
         self._before = dict(self._stats)
@@ -78,21 +78,21 @@ class ProcessClient(JournaledClient):
         for stats in self._before.values():
             super()._show(idle(stats))
         kept = len(self._journal)
-        _log().warning("%s %s; %d open requests go to another one", self._called, end.words, kept)
+        _log().warning("%s %s; %d open requests continue on its replacement", self._called, end.words, kept)
 
     def not_loaded(self) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
         self._restarts["load"] += 1
 
     def replaced(self, ready: Ready) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
         self._alive, self._restarting = True, False
         self.on_ready(ready)
         for submit in self._journal.submits():
             self._command(submit)
 
     def gave_up(self, error: Exception) -> None:
-        """See `succession.EngineOwner`."""
+        """Implements `succession.EngineOwner`."""
         self._restarting = False
         self._die()
         self.on_failure(error)
@@ -110,4 +110,4 @@ def _log() -> logging.Logger:
 
 
 def _ignore(_news: object) -> None:
-    """For those who want no news."""
+    """Ignores a message."""

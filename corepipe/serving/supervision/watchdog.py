@@ -1,9 +1,9 @@
-"""Tells an engine that hangs from one that has a lot to do, or little time of a processor to do it in.
+"""A watchdog that tells an engine that hangs from one with much work or with little processor time.
 
-An engine that gets on beats (`heartbeat`): after each part of an Op, and at least four times a second without
-work.  One that does not beat is judged by its threads.  Where all sleep or are stopped nothing will ever come
-of it.  Where one runs it has long, in its own processor time: on a busy machine it may wait for a processor
-for as long as it likes.  Where one waits for a disk it has as long between two moments of processor time.
+A working engine beats (`heartbeat`): after each part of an Op, and at least four times a second without work.
+One that does not beat is judged by its threads.  If all of them sleep or are stopped, it hangs.  If one runs,
+the engine has a long limit, in its own processor time: on a busy machine it may wait for a processor for any
+time.  If one waits for a disk, the same limit holds between two moments of processor time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 import psutil
 
 TICK_SECONDS = 0.1
-"""Between two looks at the heartbeat."""
+"""The time between two looks at the heartbeat."""
 
 SUSPICIOUS_SECONDS = 0.5
-"""Without a beat, from which on the threads are looked at: twice what an idle engine takes."""
+"""The time without a beat after which the threads are looked at: twice the interval of an idle engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangLimits:
-    """Seconds without a beat after which an engine hangs.
+    """Limits in seconds without a beat after which an engine hangs.
 
-    still: all threads asleep or stopped, none has had a processor.  busy: of processor time that a thread has
-    had, or of waiting for a disk and nothing else.
+    still: while all threads sleep or are stopped, and none has run.  busy: the processor time of a thread, or
+    the time of waiting for a disk and nothing else.
     """
 
     still: float
@@ -42,21 +42,21 @@ SERVING = HangLimits(still=1.0, busy=20.0)
 
 @dataclass(frozen=True, slots=True)
 class ThreadStates:
-    """A process at a moment: whether a thread runs or wants to, whether one waits for a disk, and the seconds
-    of processor time that each has had."""
+    """The threads of a process at a moment.  running: one runs or is ready to.  waiting: one waits for a
+    disk. seconds: the processor time of each thread, by its id."""
 
     running: bool
     waiting: bool
     seconds: Mapping[int, float]
 
     def since(self, before: ThreadStates) -> float:
-        """The most that one thread has had since then."""
+        """Returns the most processor time that one thread has had since `before`, in seconds."""
         known = before.seconds
         return max((now - known.get(thread, now) for thread, now in self.seconds.items()), default=0.0)
 
 
 class Watchdog:
-    """Watches the number that `read` gives; `look` is asked where it has become suspicious."""
+    """Watches the number that `read` returns; calls `look` when that has not changed for some time."""
 
     def __init__(self, read: Callable[[], int], look: Callable[[], ThreadStates], limits: HangLimits) -> None:
         self._read = read
@@ -65,10 +65,10 @@ class Watchdog:
         self._begin(read())
 
     def hangs(self, elapsed: float) -> bool:
-        """Another look, `elapsed` seconds after the last; whether the engine hangs.
+        """Looks at the number, `elapsed` seconds after the last look.  Returns whether the engine hangs.
 
-        A look that comes late counts as two at most: the server stood still as well, and the engine may not
-        have had its time yet.
+        A late look counts as two ticks at most: then the server stood still as well, and the engine may not
+        have had time to run.
         """
         beats = self._read()
         if beats != self._last:
@@ -96,9 +96,9 @@ class Watchdog:
 
 
 def look_at(pid: int) -> ThreadStates:
-    """The threads of a process (proc_pid_stat(5)); where they cannot be told from each other, one that waits.
+    """Reads the threads of a process (proc_pid_stat(5)); of one that is gone, no thread runs.
 
-    Of a process that is gone nothing runs.
+    Systems that do not show threads count as one thread that waits for a disk.
     """
     if sys.platform != "linux":
         with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""The metrics of several models in one exposition: each family once, with the samples of all."""
+"""The metrics of several models in one exposition: each family once, with the samples of all models."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 OF_ALL = frozenset({"corepipe_device_dollars_per_hour"})
-"""Families that are of the instance, which the models share."""
+"""Families of the instance, which the models share."""
 
 
 class ByModel(Collector):
-    """Joins what the collectors of each model yield.
+    """Joins the families of the collectors of each model.
 
-    labelled: samples say whose they are, as `model_name`, but those `OF_ALL`.  What is alike without it
-    stands once: it is of what the models share.
+    labelled: samples name their model as `model_name`, except those of `OF_ALL`.  Samples that are equal
+    without it appear once: they describe what the models share.
     """
 
     def __init__(self, models: Mapping[str, Sequence[Collector]], *, labelled: bool) -> None:
@@ -41,9 +41,9 @@ class ByModel(Collector):
 def joint_registry(
     models: Mapping[str, Sequence[Collector]], *, host: bool = True, labelled: bool = True
 ) -> CollectorRegistry:
-    """A registry of the collectors of all models, by name; of one they stand there as they are.
+    """Makes a registry of the collectors of all models, by name; those of a single model stay unchanged.
 
-    host: with what this process uses.
+    host: also the metrics of this process.
     """
     registry = CollectorRegistry()
     parts: list[Collector] = [ByModel(models, labelled=labelled)]

@@ -1,4 +1,4 @@
-"""Constrained requests: how many of which kind, how many were refused and why, what their grammars took."""
+"""Metrics of constrained requests: their number by kind, refusals by reason, and times of their grammars."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ REASONS: Mapping[str, str] = {
     "request_too_complex": "too_complex",
     "rate_limit_exceeded": "busy",
 }
-"""By the code of the error."""
+"""The label of a refusal, by the code of its error."""
 
 
 class ConstraintMetrics:
-    """Counts requests, whatever their `n`; one that was refused is none of those of its kind."""
+    """Counts requests, whatever their `n`; a refused one does not count for its kind."""
 
     def __init__(self) -> None:
         self._kinds = dict.fromkeys(KINDS, 0)
@@ -36,11 +36,11 @@ class ConstraintMetrics:
         self._refusals[REASONS.get(code, "invalid")] += 1
 
     def took(self, seconds: float) -> None:
-        """Of one that was not remembered from before."""
+        """Counts the time of a check whose result was not remembered."""
         self._seconds.observe(seconds)
 
     def observe(self, stats: Stats) -> None:
-        """What the engine's half of it took."""
+        """Counts the times of the engine: compiling grammars and filling masks."""
         for seconds in stats.compile_seconds:
             self._compile_seconds.observe(seconds)
         for seconds in stats.mask_seconds:
@@ -58,10 +58,10 @@ class ConstraintMetrics:
         for name, what, times in (
             (
                 "check",
-                "From a constraint to its checked grammar, where it was not remembered.",
+                "Seconds from a constraint to its checked grammar, where it was not remembered.",
                 self._seconds,
             ),
-            ("compile", "To compile a grammar, where the engine does not know it.", self._compile_seconds),
-            ("mask", "To fill a token's mask, while its batch is computed.", self._mask_seconds),
+            ("compile", "Seconds to compile a grammar that the engine does not know.", self._compile_seconds),
+            ("mask", "Seconds to fill a token's mask, while its batch is computed.", self._mask_seconds),
         ):
             yield times.family(f"corepipe_grammar_{name}_seconds", what, {"model_name": model})

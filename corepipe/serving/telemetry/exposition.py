@@ -1,4 +1,4 @@
-"""The formats in which metrics are written, and which of them a scraper prefers.
+"""The formats in which metrics are written, and the choice of the one that a scraper prefers.
 
 All names are plain (letters, digits, `_` and `:`), so that none is ever escaped.  The client library's own
 choice turns the colons of OpenMetrics' samples into underscores, and leaves those of their types.
@@ -16,15 +16,15 @@ from prometheus_client.openmetrics.exposition import generate_latest as write_op
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text"
 VERSIONS = {TEXT: ("0.0.4", "1.0.0"), OPENMETRICS: ("1.0.0", "0.0.1")}
-"""Those of each format that are written, the one for who names none first."""
+"""The versions of each format that are written; the first is for scrapers that name none."""
 
 ESCAPING_SINCE = "1.0.0"
-"""From this version on, of either format, the answer says how names are escaped."""
+"""The version from which on, in either format, the answer says how names are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _AcceptedFormat:
-    """One that a scraper takes: its media type, and the parameters beside it."""
+    """A format that a scraper accepts: its media type, and the parameters beside it."""
 
     kind: str
     asked: Mapping[str, str]
@@ -49,7 +49,7 @@ class _AcceptedFormat:
 
 
 def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """(body, content type) in the format that `accept` prefers; the text format where it takes none."""
+    """Returns (body, content type) in the format that `accept` prefers; the text format where it has none."""
     known = [one for one in _accepted(accept) if one.version in VERSIONS[one.kind]]
     best = max(known, key=lambda one: one.weight, default=_AcceptedFormat(TEXT, {}))
     write: Callable[..., bytes] = write_openmetrics if best.kind == OPENMETRICS else write_text

@@ -1,4 +1,4 @@
-"""Histograms as Prometheus knows them, and the bounds of their buckets."""
+"""Histograms of Prometheus, and the bounds of their buckets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICE_PER_TOKEN = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, *PER_TOKEN)
 
 
 class Histogram:
-    """Counts of values by bucket; far cheaper than a locked one, and this server has one event loop."""
+    """Counts values by bucket without a lock, which is far cheaper: this server has one event loop."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = tuple(bounds)
@@ -32,24 +32,24 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, `times` times."""
+        """Counts `value`, `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Export as one series of `family`."""
+        """Exports the counts as one series of `family`."""
         names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         counts: Iterable[float] = accumulate(self._counts)
         family.add_metric(labels, list(zip(names, counts, strict=True)), self._sum)
 
     def family(self, name: str, what: str, labels: Mapping[str, str]) -> Metric:
-        """Export as a family of one series."""
+        """Exports the counts as a family of one series."""
         family = HistogramMetricFamily(name, what, labels=tuple(labels))
         self.add_to(family, tuple(labels.values()))
         return family
 
 
 def token_bounds(largest: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, ... up to `largest`."""
+    """Returns the bounds 1, 2, 5, 10, ... up to `largest`."""
     steps = (mantissa * 10**power for power in range(10) for mantissa in (1, 2, 5))
     return tuple(step for step in steps if step <= largest)

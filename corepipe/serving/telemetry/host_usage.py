@@ -1,4 +1,4 @@
-"""What the host's CPUs and memory are used for: by everything, and by the engine's process."""
+"""The use of the host's CPUs and memory: by all processes, and by the engine's process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import psutil
 from corepipe.serving.telemetry.history import CounterChange, History
 
 Times = Mapping[str, float]
-"""Seconds by kind of use: user, system."""
+"""Processor seconds by kind of use: user, system."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostShares:
-    """Shares are of all vCPUs, 0 to 1, over the last seconds; empty where there is nothing to compare yet."""
+    """The use of the host.  Shares are of all vCPUs, 0 to 1, over the last seconds; empty at the first
+    reading.
+
+    Memory and swap are in bytes.
+    """
 
     engine: Times
     system: Times
@@ -27,7 +31,7 @@ class HostShares:
 
 
 class HostUsage:
-    """Reads the counters when it is asked."""
+    """Reads the host's counters at each call."""
 
     def __init__(self, now: float) -> None:
         self._vcpus = psutil.cpu_count() or 1
@@ -37,7 +41,7 @@ class HostUsage:
         self._system.add(now, _system_times())
 
     def watch(self, pid: int, now: float) -> None:
-        """From now on this is the engine's process; one that is gone has no figures."""
+        """Sets the engine's process; one that is gone has no figures."""
         self._engine.clear()
         try:
             self._process = psutil.Process(pid) if pid else None
@@ -47,14 +51,14 @@ class HostUsage:
 
     @property
     def engine_bytes(self) -> int:
-        """Resident memory of the engine's process; 0 where there is none."""
+        """The resident memory of the engine's process in bytes; 0 where there is none."""
         try:
             return self._process.memory_info().rss if self._process else 0
         except psutil.Error:
             return 0
 
     def read(self, now: float) -> HostShares:
-        """The host's figures."""
+        """Reads the figures of the host."""
         try:
             self._read_engine(now)
         except psutil.Error:
@@ -84,7 +88,7 @@ class HostUsage:
 
 
 def _system_times() -> Times:
-    """As neuron-monitor adds them up: what waits for I/O counts as the system's."""
+    """Reads the times as neuron-monitor adds them up: waiting for I/O counts as system time."""
     times = psutil.cpu_times()
     waits = sum(getattr(times, name, 0.0) for name in ("iowait", "irq", "softirq"))
     return {"user": times.user + getattr(times, "nice", 0.0), "system": times.system + waits}

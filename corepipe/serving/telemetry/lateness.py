@@ -1,8 +1,8 @@
-"""Whether the host keeps up with the device, and if not, how much slower the device would have to be.
+"""The check that the host keeps up with the device, and the time scale at which it would.
 
-At the device's pace a step that the host ends too late is late for the client.  Past a small share of such
-steps what clients see is the host's, and what they send, and when, is no longer what they would send to the
-device: emulated figures are not valid then.
+At the device's pace a step that the host ends too late is late for the client.  Past a small share of late
+steps the times that clients see are the host's, and they no longer send the requests that they would send to
+the device at these times: emulated figures are not valid then.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from corepipe.engine.messages import Stats, StepPace
 from corepipe.neuron.timing.clock import LATE_SECONDS
 
 LATE_SHARE = 0.03
-"""Of all steps; from here on more than the slowest hundredth of the latencies is the host's."""
+"""The share of late steps beyond which more than the slowest hundredth of the latencies is the host's."""
 
 FEWEST_STEPS = 50
-"""Before so many nothing is said of their share: the first steps touch memory for the first time.  Then they
-are judged anew after as many more."""
+"""The fewest steps whose share of late ones is judged, since the first steps touch memory for the first time;
+the share is judged again after as many more."""
 
 WINDOW_STEPS = 1000
-"""The last steps, over all replicas, which are judged: a host that was slow for a moment is forgiven."""
+"""The number of last steps, over all replicas, that are judged: a short delay of the host is forgotten."""
 
 HEADROOM = 1.1
-"""What is advised is more than what would just have done."""
+"""The advised time scale over the smallest that would have been enough."""
 
 MOST_TIME_SCALE = 1e9
 
@@ -35,19 +35,19 @@ HOST_IS_SLOWER = "host slower than the device: percentiles are the host's"
 
 
 def too_late(late: int, steps: int) -> bool:
-    """Whether so many late steps are too many."""
+    """Tells whether `late` of `steps` are too many."""
     return late > LATE_SHARE * steps
 
 
 def not_valid(late: int, steps: int, needed: float | None) -> str:
-    """What a reader of emulated figures is told; needed: the time scale that would do, if it is known."""
+    """Writes the warning for readers of emulated figures.  needed: the time scale to use, if it is known."""
     advice = "--time-scale slows the device down" if needed is None else f"--time-scale {needed:g} would do"
     return f"{HOST_IS_SLOWER}, and emulated figures are not valid ({late} of {steps} steps late; {advice})"
 
 
 @dataclass(frozen=True)
 class LatenessVerdict:
-    """Of the last steps of the replicas, at a time scale: host seconds for one of the device."""
+    """A judgement of the replicas' last steps at a time scale: host seconds for one second of the device."""
 
     time_scale: float
     replicas: Sequence[Sequence[StepPace]]
@@ -62,12 +62,12 @@ class LatenessVerdict:
 
     @property
     def valid(self) -> bool:
-        """Whether emulated figures are what they would be on a host that is fast enough."""
+        """Tells whether emulated figures are what they would be on a host that is fast enough."""
         return self.steps < FEWEST_STEPS or not too_late(self.late, self.steps)
 
     @cached_property
     def time_scale_needed(self) -> float:
-        """The time scale that would do, with two digits; that at hand where figures are valid."""
+        """The time scale that would be enough, with two digits; the current one where figures are valid."""
         if self.valid:
             return self.time_scale
         low, high = self.time_scale, 2 * self.time_scale
@@ -84,10 +84,10 @@ class LatenessVerdict:
 
 
 def late_at(time_scale: float, paces: Iterable[StepPace], measured_at: float) -> int:
-    """How many of these steps would be late at another time scale: the same work of the host, and more time.
+    """Counts the steps that would be late at another time scale: the host does the same work in more time.
 
-    What the host lost in a step it loses again; it makes up for that while the device has nothing to do, and
-    in each step by as much as the device now takes longer.
+    The host loses the same time in each step again; it makes up for it while the device is idle, and in each
+    step by the time that the device now takes longer.
     """
     late, was, would_be = 0, 0.0, 0.0
     for pace in paces:
@@ -100,7 +100,7 @@ def late_at(time_scale: float, paces: Iterable[StepPace], measured_at: float) ->
 
 
 class Lateness:
-    """Told of every Stats; `warn` is told once, when the host cannot keep up."""
+    """Takes every Stats; calls `warn` once, when the host cannot keep up."""
 
     def __init__(self, time_scale: float) -> None:
         self._time_scale = time_scale
@@ -111,7 +111,7 @@ class Lateness:
         self.warn: Callable[[str], None] = _nobody
 
     def take(self, stats: Stats) -> None:
-        """The latest steps of a replica."""
+        """Takes the latest steps of a replica."""
         self._windows.setdefault(stats.replica, deque(maxlen=WINDOW_STEPS)).extend(stats.paces)
         self._unjudged += len(stats.paces)
         if self._unjudged >= FEWEST_STEPS:
@@ -130,10 +130,10 @@ class Lateness:
 
 
 def _rounded_up(value: float) -> float:
-    """To two digits."""
+    """Rounds up to two digits."""
     unit = 10.0 ** (floor(log10(value)) - 1)
     return float(f"{ceil(value / unit) * unit:.2g}")
 
 
 def _nobody(_line: str) -> None:
-    """Where nobody is to be warned."""
+    """Ignores a warning."""

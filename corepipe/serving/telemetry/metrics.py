@@ -1,7 +1,7 @@
 """One registry for every name: vLLM's where the meaning is the same, `corepipe_` for the emulated device.
 
-Nothing is counted per token but the gap between two of them.  Gauges and counters of the engine are read from
-its latest Stats when Prometheus asks.
+Only the gap between two tokens is counted per token.  Gauges and counters of the engine are read from its
+latest Stats when Prometheus scrapes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.requests import RequestMetrics
 
 RESTART_REASONS = ("killed", "crashed", "hung", "failed", "load")
-"""Of an engine; a fleet has others besides."""
+"""The reasons for restarts of an engine; a fleet has others besides."""
 
 
 class HasStats(Protocol):
@@ -39,7 +39,7 @@ class HasStats(Protocol):
 
 
 class Metrics(Collector):
-    """Everything that `/metrics` shows of a model."""
+    """All metrics of a model at `/metrics`."""
 
     def __init__(self, engine: HasStats, model: str, config: EngineConfig, lateness: Lateness) -> None:
         self._engine = engine
@@ -55,21 +55,21 @@ class Metrics(Collector):
 
     @property
     def collectors(self) -> tuple[Collector, ...]:
-        """This one, and what the engine's process uses."""
+        """This collector, and that of the engine's process."""
         return self, self._process
 
     def set_ready(self, ready: Ready) -> None:
-        """The engine has loaded: show the size of its cache."""
+        """Notes that the engine has loaded, to export the size of its cache."""
         self._ready = ready
 
     def observe(self, stats: Stats) -> None:
-        """Count batch sizes and times that came with `stats`; to be told of every Stats, once."""
+        """Counts the batch sizes and times in `stats`; called with every Stats, once."""
         for tokens in stats.iteration_tokens:
             self.iteration_tokens.observe(tokens)
         self.constraints.observe(stats)
 
     def collect(self) -> Iterator[Metric]:
-        """All families; called by the registry."""
+        """Yields all families; called by the registry."""
         yield from self._server_families()
         yield from self._engine_families()
         yield self._restarts()
@@ -85,11 +85,11 @@ class Metrics(Collector):
             yield self._cache_config(self._ready)
 
     def _engine_pid(self) -> str:
-        """Where /proc has the engine's process; nowhere while there is none."""
+        """Returns the entry of the engine's process in /proc; one that does not exist while there is none."""
         return str(self._ready.pid) if self._ready and self._ready.pid else "none"
 
     def _server_families(self) -> Iterator[Metric]:
-        """What endpoint pickers read, of which they take a family's first series: one, of all replicas."""
+        """Yields families of one series over all replicas: endpoint pickers read only the first series."""
         stats = self._engine.stats
         for name, help_text, read in _SERVER_GAUGES:
             gauge = GaugeMetricFamily(name, help_text, labels=("model_name", "engine"))
@@ -98,7 +98,7 @@ class Metrics(Collector):
             yield gauge
 
     def _engines(self) -> str:
-        """The label of what is told of all replicas together; of one alone it is its number."""
+        """Returns the label `engine` of figures over all replicas; with a single replica its number."""
         stats = self._engine.stats
         return ALL_REPLICAS if len(stats) > 1 else str(stats[0].replica) if stats else "0"
 
@@ -127,7 +127,7 @@ class Metrics(Collector):
     def _accepted(self) -> Metric:
         family = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Tokens that were guessed, and then drawn, by their place in the guess.",
+            "Draft tokens that were accepted, by their position in the draft.",
             labels=("model_name", "engine", "position"),
         )
         for stats in self._engine.stats:
@@ -154,7 +154,7 @@ class Metrics(Collector):
             hosts.add_metric((host["name"], host["node"]), host["state"] == "serving")
         refusals = CounterMetricFamily(
             "corepipe_fleet_refusals",
-            "What machines of a fleet, or the front, did not take, by who refused it and why.",
+            "Connections and messages refused by a machine of a fleet (or the front), by machine and reason.",
             labels=("node", "reason"),
         )
         for (node, reason), count in self._engine.refusals.items():
@@ -218,8 +218,8 @@ class Metrics(Collector):
 
 
 def _adapters() -> Metric:
-    """Which LoRA adapters are at work: none, as none is served.  Pickers ask for it in any case; of several
-    series they take the one with the highest value, which is when it was told, in seconds since 1970."""
+    """Makes the family of LoRA adapters in use: none, as none is served.  Pickers ask for it in any case; of
+    several series they take the one with the highest value, its time in seconds since 1970."""
     labels = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
     what = "LoRA adapters of requests that wait and run: there are none."
     family = GaugeMetricFamily("vllm:lora_requests_info", what, labels=tuple(labels))
@@ -228,7 +228,7 @@ def _adapters() -> Metric:
 
 
 ALL_REPLICAS = "all"
-"""The label `engine` of what is of several replicas."""
+"""The label `engine` of figures over several replicas."""
 
 
 def _share(part: float, whole: float) -> float:
@@ -252,7 +252,7 @@ _SERVER_GAUGES: tuple[tuple[str, str, Callable[[Sequence[Stats]], float]], ...] 
         lambda all_: _share(sum(s.blocks_held for s in all_), sum(s.blocks_total for s in all_)),
     ),
 )
-"""What docs/decisions/2026-11-24-metrics-of-all-replicas.md is about."""
+"""Gauges over all replicas: see docs/decisions/2026-11-24-metrics-of-all-replicas.md."""
 
 
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
@@ -277,19 +277,19 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
     ("vllm:num_preemptions", "Requests that had to give up their KV blocks.", lambda s: s.preemptions),
     (
         "corepipe_overflows",
-        "Requests that ended with an error, as what the model gave overflowed.",
+        "Requests that ended with an error because values of the model overflowed.",
         lambda s: s.overflows,
     ),
     (
         "corepipe_constraint_failures",
-        "Requests that ended with an error, as the answer could not go on as its grammar wants.",
+        "Requests that ended with an error because no continuation fitted their grammar.",
         lambda s: s.constraint_failures,
     ),
-    ("vllm:spec_decode_num_drafts", "Guesses of how an answer goes on.", lambda s: s.drafts),
-    ("vllm:spec_decode_num_draft_tokens", "Tokens that were guessed.", lambda s: s.draft_tokens),
+    ("vllm:spec_decode_num_drafts", "Drafts of the next tokens of an answer.", lambda s: s.drafts),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", lambda s: s.draft_tokens),
     (
         "vllm:spec_decode_num_accepted_tokens",
-        "Tokens that were guessed, and then drawn.",
+        "Draft tokens that were accepted.",
         lambda s: s.accepted_tokens,
     ),
     ("corepipe_steps", "Batches computed.", lambda s: s.steps),
@@ -306,7 +306,7 @@ _WAITING: Mapping[str, Callable[[Stats], float]] = {
     "capacity": lambda s: s.waiting - s.held,
     "deferred": lambda s: s.held,
 }
-"""vLLM's reasons: here requests wait for a seat or blocks, or until their grammar is compiled."""
+"""vLLM's reasons: here requests wait for a place in the batch or for blocks, or for their grammar."""
 
 _SOURCES: Mapping[str, Callable[[Stats], float]] = {
     "local_compute": lambda s: s.prompt_tokens - s.prompt_tokens_cached,

@@ -1,7 +1,7 @@
-"""neuron-monitor's Prometheus names for the emulated device, so that dashboards made for it work unchanged.
+"""Metrics of the emulated device under neuron-monitor's names, so that its dashboards work unchanged.
 
 Names and labels are those of neuron-monitor-prometheus.py, which comes with the Neuron SDK; every series has
-`emulated="true"` besides.  What is of the device is predicted; `system_*` and the runtime's host memory and
+`emulated="true"` besides.  Figures of the device are predicted; `system_*` and the runtime's host memory and
 vCPU usage are those of this machine.  Gauges are over the last WINDOW_SECONDS.
 """
 
@@ -23,7 +23,7 @@ from corepipe.serving.telemetry.host_usage import HostUsage
 
 PERCENTILES = (0, 1, 25, 50, 75, 99, 100)
 MOST_STEPS = 8192
-"""Latencies that are kept at most."""
+"""The most latencies that are kept."""
 
 ERRORS = ("generic", "numerical", "transient", "model", "runtime", "hardware")
 STATUSES = (
@@ -46,7 +46,7 @@ CORE_MEMORY = {
 
 
 class NeuronMetrics(Collector):
-    """Everything that `/metrics/neuron` shows of a model."""
+    """All metrics of a model at `/metrics/neuron`."""
 
     def __init__(self, model: str, config: EngineConfig, now: Callable[[], float] = monotonic) -> None:
         instance = find_instance(config.instance)
@@ -72,12 +72,12 @@ class NeuronMetrics(Collector):
         self._runtime = {**self._labels, "runtime_tag": model}
 
     def set_ready(self, ready: Ready) -> None:
-        """The engine has loaded: show what its cores hold, and what its process uses."""
+        """Notes that the engine has loaded, to export the memory of its cores and the use of its process."""
         self._cores = [core["memory_bytes"] for core in ready.placement.get("cores", [])]
         self._usage.watch(ready.pid, self._now())
 
     def take(self, stats: Stats) -> None:
-        """To be told of every Stats, once."""
+        """Takes the figures of a replica; called with every Stats, once."""
         now, before = self._now(), self._latest.get(stats.replica)
         history = self._histories.setdefault(stats.replica, History())
         if before is not None and stats.steps < before.steps:  # another engine
@@ -87,7 +87,7 @@ class NeuronMetrics(Collector):
         self._steps.extend((now, *seconds) for seconds in stats.step_seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """All families; called by the registry."""
+        """Yields all families; called by the registry."""
         yield self._utilization()
         yield from self._memory()
         yield from self._executions()
@@ -105,10 +105,10 @@ class NeuronMetrics(Collector):
         return family
 
     def _busy(self, replica: int) -> list[float]:
-        """Busy share of each core of a replica.
+        """Returns the busy share of each core of a replica.
 
-        Of the time that passed where the device sets the pace, else of the emulated time, which passes only
-        while there is work.
+        It is the share of the time that passed where the device sets the pace, else of the emulated time,
+        which passes only while there is work.
         """
         change = self._histories[replica].change(self._now())
         if change is None:
@@ -146,9 +146,12 @@ class NeuronMetrics(Collector):
         yield self._counter("execution_status", "Executions by outcome.", "status_type", STATUSES, done)
         since = self._now() - WINDOW_SECONDS
         recent = [(on_device, in_all) for at, on_device, in_all in self._steps if at > since]
-        what = "Of the executions of the last seconds, from the scheduler's hand to the tokens."
+        what = "Latencies of the executions of the last seconds, from the scheduler to the tokens."
         yield self._latency("execution_latency_seconds", what, sorted(in_all for _, in_all in recent))
-        name, what = "corepipe_execution_device_latency_seconds", "Of the same executions, on the device."
+        name, what = (
+            "corepipe_execution_device_latency_seconds",
+            "Latencies of them on the device.",
+        )
         yield self._latency(name, what, sorted(on_device for on_device, _ in recent))
 
     def _latency(self, name: str, what: str, seconds: Sequence[float]) -> Metric:

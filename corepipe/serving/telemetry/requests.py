@@ -1,7 +1,7 @@
-"""What became of requests, how long they took and how large they were: for clients, and on the device.
+"""Metrics of requests: their ends, times and sizes, for clients and on the device.
 
-What bears vLLM's names is the server's own time, as clients see it under any clock.  What the emulated device
-would have taken bears the names of corepipe.
+Times under vLLM's names are the server's own, as clients see them under any clock.  Times that the emulated
+device would have taken have names of corepipe.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ANSWERED = frozenset({"stop", "length"})
 
 @dataclass(frozen=True, slots=True)
 class FinishedSequence:
-    """One sequence that has ended.  `last` is the engine's last word, if it came: preemptions, device times.
+    """A sequence that has ended.  last: the engine's last Output, if it came: preemptions, device times.
 
     Seconds are the host's, as the server saw them: in all and to the first token, from the request; in the
-    queue; from there to the first token; and from that to the last.  None where it did not come so far.
-    generates: whether it is of a model that generates; otherwise its result is in the place of a first token.
+    queue; from there to the first token; and from that to the last.  None where it ended before that.
+    generates: whether its model generates; otherwise its result takes the place of a first token.
     """
 
     reason: str
@@ -53,12 +53,12 @@ class FinishedSequence:
 
     @property
     def answered(self) -> bool:
-        """Whether it came to an end of its own."""
+        """Tells whether it ended by itself."""
         return self.reason in ANSWERED
 
     @property
     def inference_seconds(self) -> float | None:
-        """From the queue to the last token, or to the result."""
+        """The time from the queue to the last token, or to the result, in seconds."""
         if not self.generates:
             return self.prefill_seconds
         if self.prefill_seconds is None or self.decoding_seconds is None:
@@ -67,10 +67,10 @@ class FinishedSequence:
 
 
 class RequestMetrics:
-    """Histograms are of sequences that were answered: one that was refused took no time, and has no size.
+    """Histograms of answered sequences; a refused one took no time and has no size.
 
-    Of gaps between tokens, and of first tokens, all count, whatever became of their sequence.  What generates
-    nothing is in none of the histograms of tokens.
+    The times of first tokens and gaps between tokens count in any case, however their sequence ended.  Models
+    that generate nothing are not in the histograms of tokens.
     """
 
     def __init__(self, longest: int) -> None:
@@ -104,7 +104,7 @@ class RequestMetrics:
         self._rejections = 0
 
     def finish(self, parts: Sequence[FinishedSequence]) -> None:
-        """Count the sequences of a request, when all have ended: `n` of each prompt, one after the other."""
+        """Counts the sequences of a request when all have ended: `n` of each prompt, prompt by prompt."""
         self._rejections += any(part.last and part.last.error_kind == "overloaded" for part in parts)
         for part in parts:
             self._reasons[part.reason if part.reason in self._reasons else "error"] += 1
@@ -121,7 +121,7 @@ class RequestMetrics:
                 _observe(self._sequences, of_prompt)
 
     def families(self, model: str) -> Iterator[Metric]:
-        """Under vLLM's names."""
+        """Yields the families with vLLM's names."""
         reasons = CounterMetricFamily(
             "vllm:request_success", "Requests ended, by reason.", labels=("model_name", "finished_reason")
         )
@@ -141,7 +141,7 @@ class RequestMetrics:
             yield histogram.family(f"vllm:{name}", _HELP[name], {"model_name": model})
 
     def device_families(self, labels: Mapping[str, str]) -> Iterator[Metric]:
-        """What the emulated device would have taken; `labels` say that it is emulated."""
+        """Yields the times that the emulated device would have taken; `labels` say that it is emulated."""
         for name, histogram in self._device.items():
             what = f"{_DEVICE_HELP[name]} as the emulated device would have taken."
             yield histogram.family(f"corepipe_device_{name}", what, labels)
@@ -188,7 +188,7 @@ _OF_TOKENS = frozenset(
         "decode_time_seconds",
     }
 )
-"""Of what generates."""
+"""Histograms only for models that generate."""
 
 
 def _on_device(part: FinishedSequence) -> dict[str, float | None]:
@@ -208,14 +208,14 @@ def _on_device(part: FinishedSequence) -> dict[str, float | None]:
 
 
 _HELP: Mapping[str, str] = {
-    "time_to_first_token_seconds": "From the request to its first token.",
-    "inter_token_latency_seconds": "From one token to the next.",
+    "time_to_first_token_seconds": "Time from a request to its first token.",
+    "inter_token_latency_seconds": "Time from one token to the next.",
     "request_time_per_output_token_seconds": "Mean time per token after the first.",
-    "e2e_request_latency_seconds": "From the request to its end.",
+    "e2e_request_latency_seconds": "Time from a request to its end.",
     "request_queue_time_seconds": "Time in the queue.",
-    "request_prefill_time_seconds": "From the first batch to the first token.",
-    "request_decode_time_seconds": "From the first token to the last.",
-    "request_inference_time_seconds": "From the first batch to the last token.",
+    "request_prefill_time_seconds": "Time from the first batch to the first token.",
+    "request_decode_time_seconds": "Time from the first token to the last.",
+    "request_inference_time_seconds": "Time from the first batch to the last token.",
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_generation_tokens": "Tokens generated for a request.",
     "request_max_num_generation_tokens": "Most tokens generated for a choice of a request.",
