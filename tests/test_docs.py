@@ -296,7 +296,7 @@ def test_which_chip_has_which_format() -> None:
         ]
         for chip, instance in chips.items()
     ]
-    assert rows(section(text, "## Which chip has which")) == expected
+    assert rows(section(text, "## Formats of the chips")) == expected
 
 
 def test_what_a_format_is_made_of() -> None:
