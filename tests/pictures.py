@@ -1,4 +1,4 @@
-"""Images as files, good and hostile, and small models of images on disk."""
+"""Images as files, good and hostile, and small vision models on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LABELS = ("cat", "dog", "bird", "fish", "none")
 
 
 def write_vit(folder: Path, case: str = "vit-image", steps: dict[str, object] | None = None) -> Path:
-    """One of the models whose logits are compared with transformers', as a directory that can be served."""
+    """Writes one of the models whose logits are compared with transformers', ready to be served."""
     folder.mkdir(parents=True, exist_ok=True)
     load_expected(case).write(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -33,7 +33,7 @@ def write_vit(folder: Path, case: str = "vit-image", steps: dict[str, object] | 
 
 
 def noise(width: int, height: int, bands: int = 3, seed: int = 0) -> np.ndarray:
-    """[height, width, bands], smooth enough for a JPEG."""
+    """Returns [height, width, bands], smooth enough for a JPEG."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (8, 8, 4), dtype=np.uint8), "RGBA")
     return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))[..., :bands]
@@ -54,7 +54,7 @@ def data_uri(data: bytes, kind: str = "png") -> str:
 
 
 def readable() -> dict[str, bytes]:
-    """Odd ones of which transformers' processor makes something, each by a name."""
+    """Returns odd images that transformers' processor reads, by name."""
     image = picture()
     rgba = Image.fromarray(np.ascontiguousarray(noise(90, 70, 4)))
     palette = image.quantize(64)
@@ -94,19 +94,19 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, *chunks: bytes, rows: bytes = b"") -> bytes:
-    """With whatever chunks, and whatever there is of rows."""
+    """Returns a PNG with the given chunks, and possibly incomplete rows."""
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + b"".join(chunks) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
 @cache
 def zeros(count: int) -> bytes:
-    """So many bytes, deflated a thousandfold."""
+    """Returns `count` bytes, deflated a thousandfold."""
     return zlib.compress(bytes(count), 9)
 
 
 def hostile() -> dict[str, bytes]:
-    """What is refused, each by a name."""
+    """Returns images that are refused, by name."""
     good = encoded(picture())
     many = [picture(16, 16, seed) for seed in range(2)]
     gif = bytearray(encoded(many[0].quantize(), "GIF", save_all=True, append_images=many[1:]))

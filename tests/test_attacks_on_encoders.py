@@ -25,7 +25,7 @@ LONG = "word " * 20_000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Vectors, and beside them classes: every route is of a model that answers it."""
+    """Starts a server of vectors, and beside it one of classes: every route has a model."""
     home = tmp_path_factory.mktemp("bert")
     vectors = write_bert(home / "vectors")
     classes = write_bert(home / "classes", *LABELS, name="BertForSequenceClassification")
@@ -68,9 +68,7 @@ def test_texts_that_are_none(watch: Watch, path: str) -> None:
     for one in TEXTS:
         body = json.dumps({"model": "tiny", "input": one}).encode()
         answer = watch.http.post(path, content=body, headers={"content-type": "application/json"})
-        fine = (
-            (200,) if (path, one) == ("/pooling", "") else (400, 413, 429)
-        )  # of no tokens there is a vector
+        fine = (200,) if (path, one) == ("/pooling", "") else (400, 413, 429)  # an empty text has a vector
         assert answer.status_code in fine, (str(one)[:60], answer.text[:200])
         assert len(answer.content) < 2000
 
@@ -84,7 +82,7 @@ FINE: dict[str, dict[str, Any]] = {
     "/v2/rerank": {"model": "tiny", "query": "a", "documents": ["b"]},
     INFER: {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}]},
 }
-"""What is asked of texts, and a body that is answered."""
+"""Routes for texts, and a valid body for each."""
 
 
 @pytest.mark.parametrize("path", FINE)
@@ -199,7 +197,7 @@ def test_tensors_that_are_bombs(watch: Watch) -> None:
 
 
 def test_clients_that_do_not_read(watch: Watch) -> None:
-    """Their answers wait in buffers that have an end; others are answered meanwhile."""
+    """Their answers wait in bounded buffers; other clients are answered meanwhile."""
     body = json.dumps({**FINE["/v1/embeddings"], "input": ["the cat"] * 2048}).encode()
     where = urlsplit(watch.server.url)
     with contextlib.ExitStack() as held:
@@ -212,7 +210,7 @@ def test_clients_that_do_not_read(watch: Watch) -> None:
 
 
 def test_clients_that_do_not_wait(watch: Watch) -> None:
-    """The rest of what they asked for is given up: the server comes to rest."""
+    """The rest of their requests is cancelled: the server becomes idle."""
     body = json.dumps({"model": "tiny", "input": ["the cat " * 20] * 2048}).encode()
     where = urlsplit(watch.server.url)
     for _ in range(8):

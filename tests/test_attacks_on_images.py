@@ -44,7 +44,7 @@ def test_one_in_a_request_spoils_it(watch: Watch) -> None:
 
 
 def test_many_large_images_of_few_bytes(watch: Watch) -> None:
-    """Sixty-four of them, of 700 bytes each as WebP, would take 20 s of processor time to decode."""
+    """Sixty-four images, of 700 bytes each as WebP, would take 20 s of processor time to decode."""
     flat = data_uri(encoded(Image.new("RGB", (4096, 4096))))
     answer = watch.http.post("/classify", json={"model": "tiny", "input": [flat] * 40})
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""Every encoder and head on small random models: as transformers', whose answers are stored."""
+"""Every encoder and head on small random models, compared with transformers' stored results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.parity.encoder_expected import DATA, difference, load_expected
 
 CASES = {case.name: case for case in encoder_cases.CASES}
 NEAR = 0.05
-"""Of ranks that round to int8 and bf16 before they add."""
+"""The bound for ranks that round to int8 and bf16 before they add."""
 STORED_BYTES = 20_000
-"""Of a family."""
+"""The most bytes stored for a family."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -97,13 +97,13 @@ def test_a_pipeline_has_the_same_bits_and_ranks_nearly(name: str, fmt: str, tmp_
 
 
 def spelled_as_of_old(name: str) -> str:
-    """As TensorFlow's checkpoints, and those of a model with a head, have it."""
+    """Returns the name in TensorFlow's checkpoints, and those of a model with a head."""
     old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
     return f"bert.{old}"
 
 
 def test_checkpoints_with_old_names_are_read(tmp_path: Path) -> None:
-    """With a prefix, gamma and beta, and the numbers of positions as if they were weights."""
+    """The names have a prefix, gamma and beta, and the numbers of positions stored like weights."""
     expected = load_expected("bert-base")
     old: dict[str, np.ndarray] = {
         spelled_as_of_old(name): formula.weight(name, shape) for name, shape in expected.shapes.items()

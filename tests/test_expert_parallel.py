@@ -45,7 +45,7 @@ MIXTURES = [
         "qwen3_moe",
     ),
 ]
-"""With 4 to 21 experts, biases, shared experts, latents, groups and sinks among them."""
+"""Families with 4 to 21 experts, some with biases, shared experts, latents, groups and sinks."""
 CROWDED = {"max_num_batched_tokens": 48, "num_blocks": 14}
 EVERYWHERE = [
     {"crowded": {"expert": 3, **CROWDED}, "pipelines": {"expert": 2, "pipeline": 2, "data": 2}},
@@ -72,7 +72,7 @@ def pool() -> Any:
 
 
 EACH = 0
-"""Cores, where each expert has its own."""
+"""Stands for as many cores as there are experts."""
 
 
 @pytest.mark.parametrize("cores", [(3, EACH), pytest.param((2, 4), marks=pytest.mark.slow)], ids=str)
@@ -80,7 +80,7 @@ EACH = 0
 def test_experts_on_several_cores_have_the_bits_of_one(
     name: str, fmt: str, cores: tuple[int, ...], folder: Any, pool: Any
 ) -> None:
-    """In one batch and in chunks."""
+    """The bits are equal in one batch and in chunks."""
     model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]
     graph = model.graph(FORMATS[fmt], POSITIONS)
     blocks = range(POSITIONS // BLOCK)
@@ -97,14 +97,14 @@ def test_experts_on_several_cores_have_the_bits_of_one(
 @pytest.mark.parametrize("fmt", ["fp32", "int8"])
 @pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss", "llama4_text", "qwen2_moe", "mixtral"])
 def test_tensor_ranks_divide_experts_within_their_bound(name: str, fmt: str, folder: Any, pool: Any) -> None:
-    """The twin and the kernels; more groups of ranks have the bits of one group."""
+    """The reference executor and the kernels agree; more groups of ranks have the bits of one group."""
     model, prompt = registry.load(folder(name)), expected.load(name).prompt[:PROMPT]
     graph = model.graph(FORMATS[fmt], POSITIONS)
     whole = chunk_inputs(prompt, 0, blocks=range(POSITIONS // BLOCK))
     wanted = logits(executor(model, graph, Placement(), pool), whole)
     programs = compile_graph(graph, Placement(tensor=2, expert=2))
     found = logits(executor(model, graph, Placement(tensor=2, expert=2), pool), whole)
-    if fmt == "fp32":  # elsewhere what is rounded otherwise may take another expert
+    if fmt == "fp32":  # in other formats a different rounding may select another expert
         assert np.abs(found - wanted).max() <= tensor_parallel_bound(programs, wanted)
         read = read_tied(graph, model.checkpoint.read)
         twin = ReferenceExecutor(programs, read, POSITIONS // BLOCK, BLOCK)
@@ -114,7 +114,7 @@ def test_tensor_ranks_divide_experts_within_their_bound(name: str, fmt: str, fol
 
 
 def test_a_core_has_its_share_of_experts_and_no_more(folder: Any) -> None:
-    """Of uneven shares the weights together are those of one core; what is shared is cut by tensor ranks."""
+    """Uneven shares have the weights of one core together; shared experts are cut by tensor ranks."""
     graph = registry.load(folder("qwen2_moe")).graph(FORMATS["bf16"], POSITIONS)
     programs = compile_graph(graph, Placement(tensor=2, expert=4))
     mixtures = [[op for op in p.ops if isinstance(op, Experts)] for p in programs]
@@ -165,7 +165,7 @@ def test_what_cannot_be_divided_is_refused_in_a_line(
 def test_an_answer_is_the_same_wherever_its_experts_are(
     name: str, places: dict[str, dict[str, Any]], folder: Any
 ) -> None:
-    """With others in the batch, preempted, after a prefix that was found, in a pipeline, of two replicas."""
+    """The answer is the same in a batch, preempted, after a cached prefix, in a pipeline and replicas."""
     fmt, kept = chosen(name)
     asked = submits(expected.load(name).prompt)
     hybrid = registry.load(folder(name)).graph(FORMATS[fmt]).is_hybrid

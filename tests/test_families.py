@@ -1,4 +1,4 @@
-"""Every computed family: one answer wherever its parts are and whatever runs beside; kernels as the twin."""
+"""Every computed family: the same answer in every placement and batch; kernels agree with the reference."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SERVED = (
 NORMS_ACROSS_HEADS = {"olmo2", "olmo3", "olmoe"}
 ONE_GROUP_OF_NORMS = {"mamba2", "bamba-biases", "granitemoehybrid-dense"}
 STATES = 2
-"""Of a recurrent model, where the others have few blocks: the others wait."""
+"""States of a recurrent model, where others have few blocks: further requests wait."""
 UNSHARED = 13
 """KV blocks of a hybrid, which shares none of such short prompts: for three of these, and one more."""
 CROWDED = {"max_num_batched_tokens": 48, "num_blocks": 14}
@@ -68,7 +68,7 @@ def pool() -> Any:
 def test_an_answer_is_the_same_wherever_and_with_whom(
     name: str, places: dict[str, dict[str, Any]], folder: Any
 ) -> None:
-    """In one of the formats, which differs from model to model, and so does what the cache holds."""
+    """The format differs from model to model, and so does the type of the cache."""
     fmt, kept = chosen(name)
     asked = submits(expected.load(name).prompt)
     graph = registry.load(folder(name)).graph(FORMATS[fmt])
@@ -146,7 +146,7 @@ def test_kernels_agree_with_the_twin_over_a_cache_of_int8(name: str, folder: Any
 
 @pytest.mark.parametrize("name", SERVED)
 def test_it_is_served(name: str, tmp_path: Path) -> None:
-    """From a directory with a tokenizer, over two emulated cores."""
+    """A directory with a tokenizer is served over two emulated cores."""
     model = expected.load(name)
     vocab = {expected.VOCAB: TINY_VOCAB}
     shapes = {name: tuple(vocab.get(n, n) for n in shape) for name, shape in model.shapes.items()}

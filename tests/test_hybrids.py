@@ -24,9 +24,9 @@ from tests.support import answers
 NAME = "bamba"
 INNER, GROUPS, STATES, TAPS = 192, 2, 27, 4
 STATE = 2 * (INNER * STATES + (TAPS - 1) * (INNER + 2 * GROUPS * STATES))
-"""Numbers that the two recurrent layers of the three keep of a sequence."""
+"""Numbers that two of the three layers, the recurrent ones, keep of a sequence."""
 TOKEN = 2 * 2 * 24
-"""Of a token those that the other one keeps."""
+"""Numbers that the other layer keeps of a token."""
 BLOCK, POSITIONS = computed.BLOCK, 512
 SMALL = {
     "model_type": "bamba",
@@ -88,7 +88,7 @@ def test_a_published_model_keeps_what_it_is_known_for() -> None:
 def test_who_finds_no_room_waits_or_comes_again_and_nothing_leaks(
     options: dict[str, Any], folder: Any
 ) -> None:
-    """Few blocks, few states, and as a device would have both; ranks have other bits."""
+    """Few blocks, few states, and as many of both as a device would have; ranks have other bits."""
     asked = submits(8, tokens=70)
     free = engine(folder(NAME), prefix_cache=False, tensor=options.get("tensor", 1))
     wanted = answers(free, asked)
@@ -120,7 +120,7 @@ def test_states_that_are_few_are_told_and_are_all_that_run(folder: Any) -> None:
 
 
 def test_an_answer_goes_on_where_another_engine_was_lost(folder: Any) -> None:
-    """What it had is computed anew, in other chunks."""
+    """The other engine recomputes the answer's state, in other chunks."""
     (asked,) = submits(3)[2:]
     driver = engine(folder(NAME))
     whole = answers(driver, [asked])[asked.id]

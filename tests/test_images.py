@@ -1,4 +1,4 @@
-"""Images classified by a real server and by the library, as the twin does it with transformers' pixels."""
+"""Images classified by a real server and the library, as the reference does with transformers' pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.servers import Served, run, served
 
 ROWS = (SIZE // 8) ** 2 + 1
 NEAR = 1e-5
-"""Of kernels and twin in fp32."""
+"""The bound between kernels and the reference executor in fp32."""
 NAMED = {name: data for name, data in readable().items() if name in ("png", "turned", "cmyk", "gif", "alpha")}
 
 
@@ -41,14 +41,14 @@ def server(folder: Path) -> Iterator[Served]:
 
 
 def pixels_of(data: bytes) -> np.ndarray:
-    """As transformers makes them [3, height, width]."""
+    """Returns transformers' pixels [3, height, width]."""
     theirs = ViTImageProcessorPil(size={"height": SIZE, "width": SIZE}, resample=3)
     return theirs(load_image(Image.open(io.BytesIO(data))), return_tensors="np")["pixel_values"][0]
 
 
 @pytest.fixture(scope="module")
 def wanted(folder: Path) -> dict[str, list[float]]:
-    """The probabilities of each image, by its name."""
+    """Returns the probabilities of each image, by its name."""
     model = load(folder)
     task = model.task()
     twin = Encoder(model, "fp32", task, "reference")
@@ -216,7 +216,7 @@ def test_pipelines_and_replicas_give_the_same_bits(folder: Path, options: dict[s
 
 
 def start(folder: Path, *flags: str) -> str:
-    """What `corepipe serve` says of a model that it does not serve."""
+    """Returns the error of `corepipe serve` for a model that it does not serve."""
     done = run("serve", folder, "--port", 0, *flags)
     assert done.returncode == 2, done.stderr
     return done.stderr

@@ -1,4 +1,4 @@
-"""How far tensor ranks move logits of models with scans: a row whose sums cancel further than the others."""
+"""The change of logits by tensor ranks in models with scans: larger for rows whose sums cancel."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.parity import expected
 from tests.support import chunk_inputs, logits
 
 PROMPTS, MOST = 24, 960
-"""At once, and until a row is found that cancels: which of them does hangs on a table's rounding."""
+"""Prompts at once, and the most until a row cancels: which row does depends on a table's rounding."""
 OTHERWISE = RECURRENT_UNITS / TENSOR_PARALLEL_UNITS
-"""How many times the bound of a model without scans it is."""
+"""The ratio of this bound to that of a model without scans."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def pool() -> Any:
 
 
 def shares(name: str, fmt: str, folder: Path, pool: Any) -> Iterator[np.ndarray]:
-    """Of the bound, how far each row of many prompts moves: [prompts, rows] of some prompts after others."""
+    """Yields how far each row of many prompts moves, as a share of the bound: [prompts, rows]."""
     model, rng = registry.load(expected.load(name).write(folder)), np.random.default_rng(1)
     graph = model.graph(FORMATS[fmt], POSITIONS)
     one, two = (executor(model, graph, Placement(tensor=tensor), pool) for tensor in (1, 2))
@@ -50,7 +50,7 @@ def shares(name: str, fmt: str, folder: Path, pool: Any) -> Iterator[np.ndarray]
 @pytest.mark.parametrize("fmt", ["fp32", "int8", "int4-weights"])
 @pytest.mark.parametrize("name", ["bamba", "mamba2-groups"])
 def test_a_row_that_cancels_moves_further(name: str, fmt: str, tmp_path: Path, pool: Any) -> None:
-    """In every format, so that it is not what groups of weights are cut into: beyond the bound of other
+    """It does so in every format, so the grouping of weights is not the cause: beyond the bound of other
     models, which nearly all rows keep."""
     for found in shares(name, fmt, tmp_path, pool):
         assert found.max() <= 1

@@ -1,4 +1,4 @@
-"""Recurrent models: one state a sequence, whoever comes and goes; what does not fit is refused."""
+"""Recurrent models: one state a sequence, while others come and go; requests without room are refused."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_an_aborted_request_gives_its_state_back(folder: Any) -> None:
 
 
 def test_an_answer_goes_on_where_another_engine_was_lost(folder: Any) -> None:
-    """What it had is computed anew, in other chunks."""
+    """The other engine recomputes the answer's state, in other chunks."""
     (asked,) = submits(3)[2:]
     driver = engine(folder(NAME))
     whole = answers(driver, [asked])[asked.id]

@@ -27,13 +27,13 @@ AGREEMENT = {
     "int8": 8 / 127,
     "int4-weights": 8 / 127,
 }
-"""Largest difference between kernels and twin, relative to the row's largest logit; where it comes from is
-said in tests/neuron/test_executor.py."""
+"""The largest difference between kernels and reference, relative to the row's largest logit; its sources are
+described in tests/neuron/test_executor.py."""
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed weights go where they are forgotten."""
+    """Puts packed weights into a temporary folder."""
     monkeypatch.setenv("COREPIPE_CACHE", str(tmp_path))
 
 

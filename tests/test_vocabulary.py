@@ -1,4 +1,4 @@
-"""Models with more rows than their tokenizers have texts, and with fewer: which token ids are taken."""
+"""Models with more rows than their tokenizers have texts, and with fewer: the token ids that are accepted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.servers import TINY, Served, served
 from tests.serving.http_support import FakeEngine, running
 
 ROWS, FEW, GAPS = 320, 310, (267, 271, 272)
-"""Rows of the model; ids from 310 on have no text, nor have three others, of which no token is made."""
+"""Rows of the model; ids from 310 on have no text, nor have three others, for which there is no token."""
 BARE = [*GAPS, FEW, ROWS - 1]
 
 
 def directory(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """The small model with another tokenizer."""
+    """Writes the small model with another tokenizer."""
     shutil.copytree(TINY, folder)
     path = folder / "tokenizer.json"
     told = json.loads(path.read_text())
@@ -64,7 +64,7 @@ def ask(server: Served, path: str, **body: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("token", BARE)
 def test_what_the_model_draws_comes_back_in_every_field(server: Served, token: int) -> None:
-    """It has no text anywhere, and is an error nowhere."""
+    """The token has no text anywhere, and is an error nowhere."""
     more = {"max_tokens": 2, "temperature": 0, "return_token_ids": True, "logprobs": 1, "ignore_eos": True}
     drawn = ask(server, "/v1/completions", prompt="a", logit_bias={str(token): 100}, **more)["choices"][0]
     assert (drawn["token_ids"], drawn["text"], drawn["logprobs"]["tokens"]) == ([token] * 2, "", ["", ""])
@@ -122,7 +122,7 @@ def test_tasks_tell_the_rows() -> None:
 
 
 def with_gaps() -> Tokenizer:
-    """All bytes, in the upper half of ids that are given to every second one."""
+    """Returns a tokenizer of all bytes, in the upper half of ids, with every second id unused."""
     vocab = {text: 2 * at + 1 for at, text in enumerate(f"<0x{byte:02X}>" for byte in range(256))}
     backend = Backend(models.BPE(vocab, [], byte_fallback=True, unk_token="<0x00>"))
     backend.decoder = decoders.ByteFallback()
@@ -138,7 +138,7 @@ def test_a_vocabulary_with_gaps_ends_after_its_largest_id() -> None:
 
 
 def test_answers_are_constrained_by_what_has_a_row() -> None:
-    """Added tokens of which a model knows nothing cannot be drawn."""
+    """Added tokens without a row in the model cannot be drawn."""
     known = registry.load(TINY).tokenizer()
     backend = Backend.from_str(known.backend.to_str())
     backend.add_special_tokens(["<|extra|>", "<|more|>"])

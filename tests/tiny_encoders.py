@@ -1,4 +1,4 @@
-"""Encoders of two layers on disk, with weights that are drawn."""
+"""Encoders of two layers on disk, with random weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POSITIONS = 128
 
 
 def write_bert(folder: Path, *labels: str, name: str = "BertModel", seed: int = 0) -> Path:
-    """A BERT with its tokenizer; with `labels` what classifies texts or (`name`) else."""
+    """Writes a BERT with its tokenizer; with `labels` a classifier of texts, or another class (`name`)."""
     tokenizer = bert()
     config = {
         "model_type": "bert",

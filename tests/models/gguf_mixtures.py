@@ -1,7 +1,7 @@
 """Writes GGUF files of mixtures and of Mamba-2 as llama.cpp's converter does, from a directory.
 
-Names are looked up in the gguf library's tables; what is done to keys and tensors follows llama.cpp's
-`conversion`, class by class, and shares nothing with what reads the files.
+Names are looked up in the gguf library's tables; changes of keys and tensors follow llama.cpp's `conversion`,
+class by class, and share no code with the reader of the files.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def write(
     instead: Mapping[str, np.ndarray | None] | None = None,
     speaks: Model | None = None,
 ) -> Path:
-    """Matrices in an encoding, where their rows fit it, as `ggufs` has it; with a model's tokenizer, or none.
+    """Writes matrices in an encoding, where rows fit it, as `ggufs` does; with a tokenizer, or none.
 
-    latents: DeepSeek's keys and values apart, as since 2025, or in one tensor.  keys, instead: other metadata
-    and tensors, or none of that name.
+    latents: DeepSeek's keys and values are separate, as since 2025, or in one tensor. keys, instead:
+    replacements of metadata and tensors; None removes one.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     arch = ARCHITECTURES[config["model_type"]]
@@ -113,7 +113,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
 
 
 def metadata(arch: str, config: Config, latents: bool) -> Config:
-    """TextModel.set_gguf_parameters, and what the classes add."""
+    """Returns TextModel.set_gguf_parameters, and what the classes add."""
     of_blocks = config.get("n_layers") or config["num_hidden_layers"]
     found: Config = {"block_count": of_blocks}
     if arch not in ("dbrx", "mamba2"):
@@ -131,7 +131,7 @@ def _nothing(_config: Config, _latents: bool) -> Config:
 
 
 def _heads(config: Config, _latents: bool) -> Config:
-    """LlamaModel."""
+    """Returns LlamaModel's keys."""
     return {"rope.dimension_count": config["hidden_size"] // config["num_attention_heads"]}
 
 
@@ -146,7 +146,7 @@ def _granite(config: Config, latents: bool) -> Config:
 
 
 def _granite_hybrid(config: Config, latents: bool) -> Config:
-    """GraniteHybridModel: no key/value heads in Mamba's layers, and no rotation where there are such."""
+    """Returns GraniteHybridModel's keys: Mamba's layers have no key/value heads, and turn rotation off."""
     kinds, kv = config["layer_types"], config["num_key_value_heads"]
     return _granite(config, latents) | {
         "expert_shared_feed_forward_length": config["shared_intermediate_size"],
@@ -162,7 +162,7 @@ def _granite_hybrid(config: Config, latents: bool) -> Config:
 
 
 def _phimoe(config: Config, latents: bool) -> Config:
-    """Phi3MiniModel: a window of 0 is none; the attention's factor follows from the lengths."""
+    """Returns Phi3MiniModel's keys: a window of 0 is none; the attention's factor is computed."""
     trained, longest = config["original_max_position_embeddings"], config["max_position_embeddings"]
     stretch = longest / trained
     factor = (1 + log(stretch) / log(trained)) ** 0.5 if stretch > 1 else 1.0
@@ -195,7 +195,7 @@ def _dbrx(config: Config, _latents: bool) -> Config:
 
 
 def _deepseek(config: Config, latents: bool) -> Config:
-    """V3 says its sigmoid; that weights are shares is written where it is so."""
+    """Returns DeepSeek's keys: V3 writes its sigmoid; that weights are shares is written where it is so."""
     key = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
     rank, value = config["kv_lora_rank"], config["v_head_dim"]
     scale = config["rope_parameters"].get("mscale_all_dim")
@@ -235,7 +235,7 @@ def _mamba2(config: Config, _latents: bool) -> Config:
 
 
 def _qwen(config: Config, _latents: bool) -> Config:
-    """Qwen2MoeModel."""
+    """Returns Qwen2MoeModel's keys."""
     return {
         "expert_feed_forward_length": config["moe_intermediate_size"],
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
@@ -243,7 +243,7 @@ def _qwen(config: Config, _latents: bool) -> Config:
 
 
 def _qwen_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
-    """A matrix of one row is a vector."""
+    """Returns a matrix of one row as a vector."""
     yield name, values[0] if name.endswith("shared_expert_gate.weight") else values
 
 
@@ -269,7 +269,7 @@ def _long_factors(config: Config) -> Named:
 
 
 def tensors(arch: str, config: Config, original: dict[str, np.ndarray], latents: bool) -> Named:
-    """Of every tensor of a directory what a file has, under its names."""
+    """Returns the tensors of a file, under its names, for every tensor of a directory."""
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     blocks = config.get("n_layers") or config["num_hidden_layers"]
     table = gguf.get_tensor_name_map(number, blocks)
@@ -288,7 +288,7 @@ def tensors(arch: str, config: Config, original: dict[str, np.ndarray], latents:
 
 
 def _mxfp4(original: dict[str, np.ndarray]) -> Named:
-    """gpt-oss's packed experts, which are taken out: of 32 numbers the first 16 are lower halves of bytes."""
+    """Takes out gpt-oss's packed experts: of 32 values the first 16 are lower halves of bytes."""
     for name in [name for name in original if name.endswith("_blocks")]:
         blocks, scales = original.pop(name), original.pop(name.replace("_blocks", "_scales"))
         numbers = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*scales.shape, 32)
@@ -303,7 +303,7 @@ def _mxfp4(original: dict[str, np.ndarray]) -> Named:
 
 
 def _stacked(original: dict[str, np.ndarray]) -> Named:
-    """An expert's matrices, which directories have one by one, in one tensor a kind."""
+    """Stacks an expert's matrices, which directories have one by one, in one tensor a kind."""
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, values in original.items():
         expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+\.weight)", name)
@@ -335,7 +335,7 @@ def _granite_tensor(config: Config, name: str, values: np.ndarray) -> Named:
 
 
 def _granite_hybrid_tensor(config: Config, name: str, values: np.ndarray) -> Named:
-    """GraniteMoeModel: what every token takes is no shared expert where there are no others."""
+    """Renames as GraniteMoeModel: the feed-forward of every token is a shared expert only beside others."""
     end = "shexp" if config["num_local_experts"] else ""
     if "shared_mlp" in name:
         layer = name.split(".")[2]
@@ -350,7 +350,7 @@ def _granite_hybrid_tensor(config: Config, name: str, values: np.ndarray) -> Nam
 
 
 def _gpt_oss_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
-    """Of floats [experts, K, N]; columns of gate and up take turns."""
+    """Converts floats [experts, K, N], in which the columns of gate and up alternate."""
     if name.endswith("sinks"):
         yield f"{name}.weight", values
     elif "gate_up_proj" in name:

@@ -15,7 +15,7 @@ from corepipe.models.registry import Model
 
 
 def gguf_name(name: str, arch: str = "llama") -> str:
-    """Where llama.cpp's converter puts a tensor of a Hugging Face checkpoint."""
+    """Returns the name that llama.cpp's converter gives a tensor of a Hugging Face checkpoint."""
     family = GGUF_FAMILIES[arch]
     stem, suffix = name.rsplit(".", 1)
     if not stem.startswith(family.layers):
@@ -25,13 +25,13 @@ def gguf_name(name: str, arch: str = "llama") -> str:
 
 
 def interleave_halves(values: np.ndarray, heads: int) -> np.ndarray:
-    """The converter's permutation of q and k for architecture llama."""
+    """Permutes q and k as the converter does for architecture llama."""
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return halves.swapaxes(1, 2).reshape(values.shape)
 
 
 def convert(source: Path, target: Path, encoding: Type = Type.F32, arch: str = "llama") -> None:
-    """Matrices whose rows fit the encoding's blocks are quantised, the rest stays F32."""
+    """Writes a file: matrices whose rows fit the encoding's blocks are quantised, the rest stays F32."""
     model = registry.load(source)
     writer = gguf.GGUFWriter(target, arch)
     add_config(writer, model, arch)

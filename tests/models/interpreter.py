@@ -1,4 +1,4 @@
-"""Computes a Graph over one whole sequence in fp32, without cache, blocks or cores: the plainest reading."""
+"""Computes a Graph over one whole sequence in fp32, without cache, blocks or cores: the plainest executor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = np.ndarray
 
 
 def logits(graph: Graph, read: Callable[[str], Array], tokens: list[int]) -> Array:
-    """Logits [len(tokens), vocab] of every position."""
+    """Returns the logits [len(tokens), vocab] of every position."""
     weights = {w.name: read(graph.tied.get(w.name, w.name)) for w in graph.weights()}
     values: dict[int, Array] = {}
     for op in graph.ops:

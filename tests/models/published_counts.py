@@ -1,9 +1,9 @@
 """Parameter counts of public models as their makers and the model hub state them, in millions.
 
 Text decoders with their head, tied weights once; encoders without a task's head, with the pooler where the
-base model has one, but XLM-R with its masked-LM head; Llama 4 and Gemma 3 without what sees images;
-DeepSeek-V3 without the layers that predict further tokens.  ViT and DeiT count the base model's pooler.
-Convolutional networks as torchvision and darknet have them, of whose batch norms one vector is folded away.
+base model has one, but XLM-R with its masked-LM head; Llama 4 and Gemma 3 without the vision encoder;
+DeepSeek-V3 without the layers that predict further tokens. ViT and DeiT count the base model's pooler.
+Convolutional networks as torchvision and darknet have them, with one vector of each batch norm folded away.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Chat templates in the styles of public ones, in words of our own: how they are made, and what they read."""
+"""Chat templates in the styles of public ones, in our own words: their texts, and the forms they read."""
 
-# ruff: noqa: E501 -- templates are as wide as they come
+# ruff: noqa: E501 -- templates have long lines
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOKENS = (
     *("<|assistant|>", "<|system|>", "<|tool|>", "<|start|>", "<|channel|>", "<|message|>", "<|call|>"),
     *("<|return|>", "<image>", "<|vision|>", "[MASK]", "[CLS]", "[SEP]"),
 )
-"""Special ones, and below those that are not."""
+"""Special tokens, and below them those that are not special."""
 PLAIN_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 CHATML = """\
@@ -317,7 +317,7 @@ Be helpful.<|im_end|>
 {{- '<|end|>' }}{%- set lines = m.content.splitlines() %}{{ lines | length }}{{ lines | first }}{{ (lines | last).strip('.') }}
 {%- endfor %}{%- if add_generation_prompt %}<|assistant|>{% endif %}""",
 }
-"""Those that read content as text."""
+"""Styles that read content as text."""
 
 PARTS = {
     "parts alone": """\
@@ -341,7 +341,7 @@ PARTS = {
 {{- '<turn>' + m.role + '\\n' + said + '</turn>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<turn>assistant\\n' }}{%- endif %}""",
 }
-"""Those that loop over parts."""
+"""Styles that loop over parts."""
 
 FIRST = {
     "the first part": """\
@@ -351,7 +351,7 @@ FIRST = {
 {% for message in messages %}{{ message.role }}: {{ (message.content | first).text }}
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}""",
 }
-"""Those that read a first part alone."""
+"""Styles that read only the first part."""
 
 BOTH = {
     "a text, or parts with images": """\
@@ -371,7 +371,7 @@ BOTH = {
 {%- endfor %}{%- else %}{{- raise_exception('neither text nor parts') }}{%- endif %}{{- '</turn>\\n' }}
 {%- endfor %}{%- if add_generation_prompt %}{{- '<turn>model\\n' }}{%- endif %}""",
 }
-"""Those that read either."""
+"""Styles that read either form."""
 
 MIXED = {
     "users speak in parts, others in text": """\
@@ -387,4 +387,4 @@ MIXED = {
 {%- else %}{{- '[INST]' }}{%- for one in m['content'] if one['type'] == 'text' %}{{- one['text'] }}{%- endfor %}{{- '[/INST]' }}
 {%- endif %}{%- endfor %}""",
 }
-"""Those whose form is a role's."""
+"""Styles whose form depends on the role."""

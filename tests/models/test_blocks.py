@@ -1,4 +1,4 @@
-"""Blocks side by side: their partial sums are added before one all-reduce, and the result stays the same."""
+"""Parallel blocks: their partial sums are added before one all-reduce, and the result stays the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOLE = Placement()
 
 
 def side_by_side(fmt: str) -> Graph:
-    """A Llama whose feed-forward reads what attention reads."""
+    """Returns a Llama whose feed-forward has the same input as its attention."""
     config = registry.load(TINY / "llama2").config
     b = GraphBuilder(config)
     x = b.embed()

@@ -1,4 +1,4 @@
-"""Chat templates in their process: what comes back, and what becomes of those that would not end."""
+"""Chat templates in their process: the rendered prompts, and the end of templates that would not end."""
 
 from __future__ import annotations
 

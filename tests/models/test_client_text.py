@@ -1,4 +1,4 @@
-"""Texts with exchanged characters act as what they stand for, and keep the characters that they have."""
+"""Texts with private characters behave like the originals, and keep their characters."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ numbers = st.integers(-1, 3)
 
 
 def mixed(text: str, mask: list[bool]) -> ClientText:
-    """A text of which some characters are a client's."""
+    """Returns a text of which some characters are a client's."""
     pairs = zip(text, mask, strict=False)
     return ClientText.of("".join(c.translate(EXCHANGE.there) if own else c for c, own in pairs), EXCHANGE)
 
 
 def plain(value: object) -> object:
-    """What a result stands for."""
+    """Returns a result with the original characters."""
     if isinstance(value, list | tuple):
         return type(value)(map(plain, value))
     return EXCHANGE.plain(value)

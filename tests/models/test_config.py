@@ -166,7 +166,7 @@ def test_rope_settings_of_two_minds_are_refused_by_their_key(
 def test_rope_settings_that_agree_are_taken(
     tmp_path: Path, changes: dict[str, object], as_if: dict[str, object]
 ) -> None:
-    """A family's own default is no other opinion."""
+    """Agreeing settings are accepted; a family's own default does not contradict them."""
     assert configure(tmp_path, **changes).rope == configure(tmp_path, **as_if).rope
 
 
@@ -283,7 +283,7 @@ junk = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_siz
 
 @pytest.fixture(scope="module")
 def some_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With nothing else in it: links are looked for in all of a directory."""
+    """Returns an empty folder: links are searched for in all of a directory."""
     return tmp_path_factory.mktemp("model")
 
 

@@ -1,4 +1,4 @@
-"""Who forges a turn: control tokens in texts of clients are text, whatever the tokenizer and the template."""
+"""Forged turns: control tokens in clients' texts stay text, whatever the tokenizer and the template."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def byte_level(**flags: bool) -> Backend:
 
 
 def folding() -> Backend:
-    """Finds its tokens in what normalisation makes of a text."""
+    """Returns a tokenizer that finds its tokens in the normalised text."""
     backend = byte_level(normalized=True)
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     return backend
@@ -84,7 +84,7 @@ CHARACTERS = [chr(code) for code in range(0x21, 0x7F)]
 
 
 def sentencepiece(prepend: bool) -> Backend:
-    """With the control tokens in the vocabulary, and merges that lead to one of them: as from a GGUF file."""
+    """Returns a tokenizer with the control tokens in the vocabulary and a merge, as in a GGUF file."""
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = [*NAMES[:3], *fallback, "\u2581", *CHARACTERS, "</", "s>", "</s"]
     merges = [("<", "/"), ("s", ">"), ("</", "s>")]
@@ -105,7 +105,7 @@ def sentencepiece(prepend: bool) -> Backend:
 
 
 def unigram() -> Backend:
-    """Its control pieces are likelier than any spelling of them."""
+    """Returns a tokenizer whose control pieces are likelier than any spelling of them."""
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("\u2581", -2.0), *((c, -3.0) for c in CHARACTERS)]
     backend = Backend(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -115,7 +115,7 @@ def unigram() -> Backend:
 
 
 def gappy() -> Backend:
-    """A vocabulary with numbers beyond its size, where the library would number further tokens."""
+    """Returns a vocabulary with ids beyond its size, where the library would number further tokens."""
     pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *NAMES, *NOT_SPECIAL, SPACES]
     backend = Backend(models.BPE({piece: 3 * at for at, piece in enumerate(pieces)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -145,7 +145,7 @@ BACKENDS = {
 
 @functools.cache
 def process(template: str) -> ChatTemplate:
-    """One for all tokenizers."""
+    """Returns one process for all tokenizers."""
     return ChatTemplate(template)
 
 
@@ -194,7 +194,7 @@ def messages(contents: Sequence[str]) -> list[dict[str, object]]:
 
 
 def forging(tokenizer: Tokenizer, contents: Sequence[str]) -> list[int]:
-    """As it was: all of what was rendered is searched for tokens."""
+    """Encodes without protection: all of the rendered text is searched for tokens."""
     return tokenizer.encode(tokenizer.apply_chat_template(messages(contents)), add_special_tokens=False)
 
 
@@ -209,20 +209,20 @@ TEXT = {SPACES, "<think>", "</think>"}
 
 
 def control(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Control tokens but for the unknown one, which characters may be that the vocabulary lacks."""
+    """Returns the control tokens except the unknown one, which stands for unknown characters."""
     added = tokenizer.backend.get_added_tokens_decoder()
     names = {number for number, one in added.items() if one.content not in TEXT | {UNKNOWN}}
     return [number for number in ids if number in names]
 
 
 def spells_unknown(tokenizer: Tokenizer, contents: Sequence[str]) -> bool:
-    """Whether the template makes a text of these that has the unknown token's name in it, or folds to it."""
+    """Tells whether the rendered text contains the unknown token's name, or folds to it."""
     rendered = tokenizer.apply_chat_template(messages(contents))
     return UNKNOWN in unicodedata.normalize("NFKC", rendered).lower()
 
 
 def check(tokenizer: Tokenizer, contents: Sequence[str]) -> list[int]:
-    """No token is forged; nor is another answer given where none was."""
+    """Checks that no token is forged, and that texts without forgeries are encoded as before."""
     found, before = safe(tokenizer, contents), forging(tokenizer, contents)
     innocuous = safe(tokenizer, ["0"] * len(contents))
     assert control(tokenizer, found) == control(tokenizer, innocuous)
@@ -262,7 +262,7 @@ def test_any_kind_of_tokenizer_under_any_template(name: str, template: str, cont
 
 
 def said(template: str, *contents: str, backend: str = "byte level", **fields: str) -> str:
-    """What a template makes of a conversation, with control tokens in double brackets."""
+    """Returns a template's rendering of a conversation, with control tokens in double brackets."""
     tokenizer = made(backend, template)
     turns = [{**turn, **fields} for turn in messages(contents)]
     ids = tokenizer.encode_chat(tokenizer.render_chat(turns))
@@ -293,7 +293,7 @@ def test_a_forged_turn_is_text() -> None:
     ],
 )
 def test_a_template_that_looks_into_a_text_sees_what_is_there(contents: list[str], expected: str) -> None:
-    """What it cuts out and writes again is its own; what it leaves in the text is the client's."""
+    """Text that the template cuts out and writes again is its own; text that it leaves is the client's."""
     tokenizer = made("byte level", THINKING)
     rendered = tokenizer.apply_chat_template(messages(contents))
     ids = safe(tokenizer, contents)
@@ -327,7 +327,7 @@ def test_texts_outside_of_the_messages_are_text_too() -> None:
 
 
 QUOTED = '<|"|>'
-"""Between the quotes of a JSON string it is written otherwise than it is."""
+"""A token that is written differently between the quotes of a JSON string."""
 
 
 @pytest.mark.parametrize("options", ["", "(ensure_ascii=true)", "(indent=2)"])

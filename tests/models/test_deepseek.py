@@ -29,8 +29,8 @@ YARN = {
 
 
 def test_long_contexts_sharpen_scores(tmp_path: Path) -> None:
-    """By the square of 0.1 mscale_all_dim ln(factor) + 1 (DeepSeek-V2's modeling code); cos and sin by 1,
-    where both scales are the same."""
+    """The factor is the square of 0.1 mscale_all_dim ln(factor) + 1 (DeepSeek-V2's modeling code); that of
+    cos and sin is 1 where both scales are the same."""
     config = published.config("deepseek-v2-lite") | {"rope_scaling": YARN, "rope_theta": 10000}
     graph = registry.architecture(written(tmp_path, config)).graph(FORMATS["bf16"])
     (attention, *_) = (op for op in graph.ops if isinstance(op, LatentAttention))

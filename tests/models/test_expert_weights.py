@@ -1,4 +1,4 @@
-"""Experts' matrices are the same however a checkpoint keeps them; what contradicts the config is refused."""
+"""Experts' matrices are the same in every layout of a checkpoint; contradicting configs are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHAPES = dict(zip(MATRICES, ((FFN, HIDDEN), (FFN, HIDDEN), (HIDDEN, FFN)), stric
 
 
 class Tensors:
-    """A checkpoint in memory, some of whose matrices are on a grid."""
+    """A checkpoint in memory, with some matrices on a grid."""
 
     path = Path("checkpoint")
 
@@ -61,13 +61,13 @@ def fours(_name: str, values: np.ndarray) -> Stored:
 
 
 def numbers() -> dict[str, np.ndarray]:
-    """Of each matrix all experts'."""
+    """Returns each matrix of all experts."""
     rng = np.random.default_rng(3)
     return {name: rng.standard_normal((EXPERTS, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
 
 def kept(way: str) -> dict[str, np.ndarray]:
-    """The same weights as a checkpoint may have them."""
+    """Returns the same weights in one of a checkpoint's layouts."""
     whole = numbers()
     if way == "fused":
         both = np.concatenate([whole["gate_proj"], whole["up_proj"]], axis=1)
@@ -90,7 +90,7 @@ def checkpoint(way: str, grid: Callable[[str, np.ndarray], Stored]) -> MappedChe
 
 @pytest.mark.parametrize("name", MATRICES)
 def test_matrices_that_are_turned_are_the_same(name: str) -> None:
-    """As Llama 4 has them; some experts of all, too."""
+    """Llama 4's transposed layout gives the same matrices, also for some of the experts."""
     stored: Any = Tensors(kept("turned"), floats)
     found = MappedCheckpoint(stored, WeightMap(experts=turned(EXPERTS, FFN, HIDDEN)))
     weight, whole = f"m.experts.{name}.weight", numbers()[name]
@@ -137,7 +137,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def changed(folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> str:
-    """What is said of the model with other tensors."""
+    """Returns the error of the model with other tensors."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
@@ -162,7 +162,7 @@ def test_a_missing_a_further_and_a_misshapen_expert_are_named(folder: Path) -> N
 
 
 def test_transformers_own_names_are_read_too(folder: Path) -> None:
-    """As `state_dict` has them since its version 5, where `save_pretrained` writes the hub's."""
+    """Names of `state_dict` since version 5 are read; `save_pretrained` writes the hub's."""
     model = registry.load(folder)
     wanted = {spec.name: model.checkpoint.read(spec.name) for spec in model.graph(FORMATS["fp32"]).weights()}
     tensors = load_file(folder / "model.safetensors")
@@ -185,7 +185,7 @@ def test_transformers_own_names_are_read_too(folder: Path) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_packed_file_has_each_expert_as_a_matrix_by_itself(fmt: str, folder: Path, tmp_path: Path) -> None:
-    """Of 104 rows, which are no whole panels."""
+    """The 104 rows do not fill whole panels."""
     model = registry.load(folder)
     graph = model.graph(FORMATS[fmt])
     packed = packed_weights(graph, model.checkpoint, tmp_path / "cache")

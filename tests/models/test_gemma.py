@@ -1,4 +1,4 @@
-"""Gemma 3 270M itself, where somebody has pulled it: configuration, names, shapes, tokenizer, tokens."""
+"""Gemma 3 270M itself, where it is in the cache: configuration, names, shapes, tokenizer, tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def file() -> GgufFile:
 
 
 def test_it_has_the_shape_that_was_published(file: GgufFile) -> None:
-    """GGUF leaves out what Gemma's own config.json says of scores and of windowed layers."""
+    """GGUF omits the settings of scores and windowed layers in Gemma's own config.json."""
     ours = registry.Architecture("x", config_fields(file)).config
     published = registry.architecture(NAME).config
     for name in ("model_type", "vocab_size", "hidden_size", "num_layers", "heads", "ffn_size", "windows"):
@@ -36,7 +36,7 @@ def test_it_has_the_shape_that_was_published(file: GgufFile) -> None:
 
 
 def test_ids_are_those_of_sentencepiece(file: GgufFile) -> None:
-    """Of a model rebuilt from the same pieces: written by tests/parity/make_sentencepiece.py."""
+    """The ids are those of a model rebuilt from the same pieces by tests/parity/make_sentencepiece.py."""
     tokenizer = from_gguf(file, (1,))
     expected = json.loads(Path(DATA / "sentencepiece" / "gemma.json").read_text(encoding="utf-8"))
     for text, ids in expected.items():
@@ -47,7 +47,7 @@ def test_ids_are_those_of_sentencepiece(file: GgufFile) -> None:
 
 
 def test_greedy_tokens_are_those_of_transformers(file: GgufFile) -> None:
-    """Of its Gemma3ForCausalLM in fp32, with the weights that its own reader takes from the same file."""
+    """The tokens are those of its Gemma3ForCausalLM in fp32, with the weights that its own reader takes."""
     expected = json.loads((DATA / "gemma-3-270m.json").read_text(encoding="utf-8"))
     one_core = {"pipeline": 1, "tensor": 1, "data": 1}
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -75,7 +75,7 @@ def test_encodings_equal_the_library(tmp_path: Path, encoding: Type) -> None:
 
 @pytest.mark.parametrize("number", [n for n, t in BLOCK_TYPES.items() if t.elements > 1])
 def test_random_blocks_of_every_type_equal_the_library_to_the_bit(tmp_path: Path, number: int) -> None:
-    """More of them than one piece, behind other bytes; also where damage has made infinities and NaNs."""
+    """The blocks exceed one piece, follow other bytes, and include infinities and NaNs of damage."""
     kind = BLOCK_TYPES[number]
     count = gguf_blocks.PIECE + 5 * 256
     nbytes = count // kind.elements * kind.bytes
@@ -112,7 +112,7 @@ def write_tensors(path: Path, tensors: dict[str, tuple[np.ndarray, Type | None]]
 
 
 def unpacks(kind: Type) -> bool:
-    """Whether the library does."""
+    """Tells whether the library unpacks a type."""
     try:
         gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
     except NotImplementedError:
@@ -140,7 +140,7 @@ def test_what_the_library_unpacks_is_read_and_the_rest_is_known_by_name() -> Non
 def test_a_block_type_that_is_not_read_is_refused_by_name_before_its_size_matters(
     tmp_path: Path, number: int, why: str
 ) -> None:
-    """A tensor of 2**40 values that are nowhere in the file."""
+    """The tensor has 2**40 values that are not in the file."""
     header = struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 1 << 40, number, 0)
     (tmp_path / "x.gguf").write_bytes(b"GGUF" + header)
     with pytest.raises(UserError, match=why) as caught:
@@ -171,7 +171,7 @@ def test_a_truncated_file_is_refused_with_both_sizes(whole: Path) -> None:
 
 
 def laid_out(path: Path, offsets: tuple[int, int], nbytes: int) -> Path:
-    """Two tensors of 4 fp32 each at `offsets` in `nbytes` of data."""
+    """Writes two tensors of 4 fp32 each at `offsets` in `nbytes` of data."""
     tensors = b"".join(
         struct.pack("<Q1sIQIQ", 1, name, 1, 4, 0, offset)
         for name, offset in zip((b"a", b"b"), offsets, strict=True)

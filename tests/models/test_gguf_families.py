@@ -1,4 +1,4 @@
-"""GGUF files of every architecture that is known: names, values and configurations are the original's."""
+"""GGUF files of every known architecture: names, values and configurations are the original's."""
 
 from __future__ import annotations
 
@@ -59,25 +59,25 @@ SHAPES = {
     "attn_kv_b": (HEADS * (HEAD_DIM + 8), 40),
     "ssm_conv1d": (HIDDEN, 1, 4),
 }
-"""As [out, in]; gains and biases are as wide as the model."""
+"""Shapes as [out, in]; gains and biases are as wide as the model."""
 
 INTERLEAVED = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3")
-"""Whose converters are LlamaModel's, with its permutation of q and k."""
+"""Architectures whose converters are LlamaModel's, with its permutation of q and k."""
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-"""Of gpt2."""
+"""Transposed matrices of gpt2."""
 APART = {
-    "deepseek2": ("attn_k_b", "attn_v_b"),  # in the place of attn_kv_b
+    "deepseek2": ("attn_k_b", "attn_v_b"),  # instead of attn_kv_b
     "granitehybrid": ("ffn_gate", "ffn_up", "ffn_down"),  # shared experts where there are no others
 }
-"""Names of files of another kind: see test_gguf_mixtures."""
+"""Names of other kinds of files: see test_gguf_mixtures."""
 IN_ONE = ("experts.gate_proj.weight", "experts.up_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight")
-"""Of Granite's mixtures: two matrices that are one tensor there."""
+"""Matrices of Granite's mixtures, two of which are one tensor there."""
 
 
 def originals(arch: str) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Every weight of the second layer and those of no layer: its two names, and values as they are in
-    the Hugging Face checkpoint."""
+    """Yields every weight of the second layer and those outside layers: its two names, and its values in the
+    Hugging Face checkpoint."""
     family, rng = GGUF_FAMILIES[arch], np.random.default_rng(5)
     rows = [(f"{hf}.weight", f"{name}.weight", name) for name, hf in family.top.items()]
     rows += [
@@ -92,7 +92,7 @@ def originals(arch: str) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 def converted(arch: str, name: str, values: np.ndarray) -> np.ndarray:
-    """What llama.cpp's converter writes, told apart from the code that reads it."""
+    """Returns the values that llama.cpp's converter writes, independently of the code that reads them."""
     if arch in INTERLEAVED and "q_proj" in name:
         return ggufs.interleave_halves(values, HEADS)
     if arch in INTERLEAVED and "k_proj" in name:
@@ -107,7 +107,7 @@ def converted(arch: str, name: str, values: np.ndarray) -> np.ndarray:
 
 
 def mambas(name: str, values: np.ndarray) -> np.ndarray:
-    """What Mamba2Model writes."""
+    """Returns the values that Mamba2Model writes."""
     if name.endswith("conv1d.weight"):
         return values.squeeze()
     if name.endswith("norm.weight"):
@@ -134,7 +134,7 @@ def test_tensors_are_those_that_were_converted(arch: str, tmp_path: Path) -> Non
 
 
 RENAMED = {".sinks": ".sinks.weight", ".dt_bias": ".dt_proj.bias", "correction_bias": "correction.bias"}
-"""What converters call tensors before they look in the tables (`filter_tensors` of their classes)."""
+"""Names that converters give tensors before they look in the tables (`filter_tensors` of their classes)."""
 
 
 def renamed(name: str) -> str:
@@ -148,7 +148,7 @@ def test_names_are_those_of_the_library_s_tables(arch: str) -> None:
     table = gguf.get_tensor_name_map(number, LAYERS)
     for theirs, ours, _ in originals(arch):
         if theirs == "lm_head.weight" and arch in ("gemma", "gemma2"):
-            continue  # which are always tied
+            continue  # these are always tied
         if arch in ("granitemoe", "granitehybrid") and theirs.endswith(IN_ONE):
             continue
         assert table.get_name(renamed(theirs), (".weight", ".bias")) == ours
@@ -275,7 +275,7 @@ CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
         },
     ),
 }
-"""Of an architecture: model_type, keys of config.json, and the keys that the converter writes for them."""
+"""Architectures with their model_type, keys of config.json, and the keys that the converter writes."""
 WRITTEN = {
     "context_length": 512,
     "embedding_length": HIDDEN,
@@ -333,7 +333,7 @@ def test_the_configuration_is_the_original_s(arch: str, tmp_path: Path) -> None:
 
 
 def test_gemmas_largest_models_have_another_scale(tmp_path: Path) -> None:
-    """llama.cpp goes by the number of layers: 46 of Gemma 2 27B, 62 of Gemma 3 27B."""
+    """llama.cpp recognises them by the number of layers: 46 of Gemma 2 27B, 62 of Gemma 3 27B."""
     for arch, layers in (("gemma2", 46), ("gemma3", 62)):
         written = {**WRITTEN, **CASES[arch][2], "block_count": layers}
         fields = config_fields(write_metadata(tmp_path / f"{arch}.gguf", arch, written))
@@ -341,7 +341,7 @@ def test_gemmas_largest_models_have_another_scale(tmp_path: Path) -> None:
 
 
 def test_layers_that_a_file_tells_apart(tmp_path: Path) -> None:
-    """An array with an entry a layer; a file without a window has none anywhere."""
+    """The array has an entry a layer; a file without a window has none anywhere."""
     pattern = [kind == "sliding_attention" for kind in LAYER_TYPES[:LAYERS]]
     written = {**WRITTEN, **CASES["gemma3"][2], "attention.sliding_window_pattern": pattern}
     fields = config_fields(write_metadata(tmp_path / "a.gguf", "gemma3", written))
@@ -397,7 +397,7 @@ def test_other_architectures_are_refused_by_name(arch: str, why: str, tmp_path: 
 
 
 def test_a_scale_of_a_whole_tensor_is_refused(tmp_path: Path) -> None:
-    """As NVFP4's have: the values of the blocks alone would be others."""
+    """NVFP4 has such scales: the values of the blocks alone would be wrong."""
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
     writer.add_tensor("blk.0.ffn_up.scale", np.ones(1, np.float32))
     ggufs.close(writer)

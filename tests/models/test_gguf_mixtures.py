@@ -1,4 +1,4 @@
-"""GGUF files of mixtures of experts and of Mamba-2 are the models that they were made of, to the bit."""
+"""GGUF files of mixtures of experts and of Mamba-2 equal the models that they were made of, to the bit."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ CASES: dict[str, dict[str, Any]] = {
     "mamba2": {},
     "mamba2-groups": {"time_step_limit": None},
 }
-"""Of each small model what its file does not say, as whoever reads it takes it to be."""
+"""The settings that each small model's file lacks, with the values that readers assume."""
 RATES = ("mamba2", "mamba2-groups", "granitemoehybrid", "granitemoehybrid-dense")
-"""Whose files keep rates in place of their logarithms."""
+"""Models whose files keep rates in place of their logarithms."""
 SAME_SCALES = ("deepseek_v2-groups", "deepseek_v3")
-"""Whose `mscale` is written nowhere."""
+"""Models whose `mscale` is not written."""
 
 
 def original(name: str, folder: Path, vocabulary: int | None = None) -> Path:
@@ -73,7 +73,7 @@ def original(name: str, folder: Path, vocabulary: int | None = None) -> Path:
 
 
 def sparse(small: parity.Expected) -> parity.Expected:
-    """With experts in every layer: no file of llama.cpp's has Qwen's layers without."""
+    """Returns the model with experts in every layer: llama.cpp has no Qwen files with dense layers."""
     layers = range(small.config["num_hidden_layers"])
     with_experts = next(i for i in layers if any(f"layers.{i}.mlp.experts." in name for name in small.shapes))
     prefix = f"layers.{with_experts}.mlp."
@@ -86,7 +86,7 @@ def sparse(small: parity.Expected) -> parity.Expected:
 
 
 def both(name: str, folder: Path, encoding: Type = Type.F32, **options: Any) -> tuple[Model, Model]:
-    """The model of a directory, and of the file that is made of it."""
+    """Returns the model of a directory, and of the file that is made of it."""
     path = original(name, folder / "original")
     file = gguf_mixtures.write(path, folder / "model.gguf", encoding, **options)
     return registry.load(path), registry.load(file)
@@ -103,13 +103,13 @@ def assert_same_weights(model: Model, file: Model, fmt: str = "fp32") -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in RATES])
 def test_a_file_computes_what_its_original_does(name: str, tmp_path: Path) -> None:
-    """The same Ops over the same weights: the same bits."""
+    """The same Ops over the same weights give the same bits."""
     assert_same_weights(*both(name, tmp_path))
 
 
 @pytest.mark.parametrize("name", RATES)
 def test_a_file_of_mamba_has_its_rates(name: str, tmp_path: Path) -> None:
-    """It keeps rates, of which several logarithms may be the source: all of them give the same."""
+    """Several logarithms may give a rate of the file: all of them compute the same."""
     model, file = both(name, tmp_path)
     graph = model.graph(FORMATS["fp32"])
     assert file.graph(FORMATS["fp32"]).ops == graph.ops
@@ -141,7 +141,7 @@ def test_halves_are_the_original_s_rounded_once(encoding: Type, tmp_path: Path) 
 
 
 def test_latents_of_older_files_are_those_of_newer_ones(tmp_path: Path) -> None:
-    """One tensor makes keys and values, and heads have the lengths that they have in attention."""
+    """One tensor makes keys and values, and heads have the sizes of attention."""
     for name in ("deepseek_v2", "deepseek_v3"):
         assert_same_weights(*both(name, tmp_path / name, latents=False))
 
@@ -154,7 +154,7 @@ ENCODINGS = {
     Type.Q5_1: Int8,
     Type.MXFP4: np.ndarray,
 }
-"""Which the library can write, and as what formats of four bits keep them."""
+"""Encodings that the library can write, and the types that four-bit formats keep of them."""
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: encoding.name)
@@ -162,8 +162,8 @@ ENCODINGS = {
     "case", ["mixtral", "granitemoe", "dbrx", "deepseek_v3", "mamba2-groups", "granitemoehybrid"]
 )
 def test_blocks_stand_for_what_the_library_says(case: str, encoding: Type, tmp_path: Path) -> None:
-    """Those of experts, too, which are kept as Linears' are; what makes keys of latents is not kept: its
-    blocks lie along the other axis."""
+    """Experts' blocks are kept as Linears' are; the matrix that makes keys of latents is not: its blocks lie
+    along the other axis."""
     model, file = both(case, tmp_path, encoding)
     assert encoding.name in (file.checkpoint.stored_as or "")
     graph, kept = model.graph(FORMATS["fp32"]), set()
@@ -215,7 +215,7 @@ def test_a_file_answers_as_its_original(name: str, tmp_path: Path, monkeypatch: 
 
 
 def test_mxfp4_of_a_file_is_that_of_a_directory(tmp_path: Path) -> None:
-    """Number by number (the library has one zero, the format two), and as integers to the bit."""
+    """Values are equal (the library has one zero, the format two), and integers to the bit."""
     _, path = packed_model(tmp_path)
     model = registry.load(path)
     file = registry.load(gguf_mixtures.write(path, tmp_path / "model.gguf"))
@@ -339,11 +339,11 @@ def read_all(file: Path) -> None:
 
 
 def test_files_that_do_not_say_groups_have_those_that_were_published(tmp_path: Path) -> None:
-    """DeepSeek-V3's were written before llama.cpp knew groups; others have none."""
+    """DeepSeek-V3's files were written before llama.cpp supported groups; others have none."""
     path = original("deepseek_v3", tmp_path / "original")
     unsaid = {"expert_group_count": None, "expert_group_used_count": None, "expert_gating_func": None}
     for experts, groups in ((256, (8, 4)), (21, None)):
         file = gguf_mixtures.write(path, tmp_path / "m.gguf", keys={**unsaid, "expert_count": experts})
         found = registry.load(file).config
-        assert found.model_type == "deepseek_v3"  # by its corrections
+        assert found.model_type == "deepseek_v3"  # from its corrections
         assert found.groups is None if groups is None else (found.groups.number, found.groups.taken) == groups

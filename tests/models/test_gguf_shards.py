@@ -18,7 +18,7 @@ from tests.parity.families import TINY
 
 
 def written(folder: Path, name: str = "m", **split: object) -> list[Path]:
-    """A tiny Llama in files of up to eight tensors, or as `split` says."""
+    """Writes a tiny Llama to files of up to eight tensors, or as `split` says."""
     model = registry.load(TINY / "llama2")
     writer = gguf.GGUFWriter(folder / f"{name}.gguf", "llama", **(split or {"split_max_tensors": 8}))
     ggufs.add_config(writer, model, "llama")

@@ -1,4 +1,4 @@
-"""Tokenizers built from GGUF metadata, against those that transformers builds from the same file."""
+"""Tokenizers built from GGUF metadata, compared with those that transformers builds from the same file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCORES = (-9.0, -9.0, -9.0, -1.0, -2.0, -3.0, -4.0, -9.0, -0.5)
 
 DIGITS_ALONE = ("smollm", "refact", "starcoder")
 CUTS = json.loads((DATA / "cuts" / "deepseek.json").read_text(encoding="utf-8"))
-"""Texts, and how many bytes each token has that llama.cpp makes of them with DeepSeek's vocabularies."""
+"""Texts, and the number of bytes of each token that llama.cpp makes of them with DeepSeek's vocabularies."""
 
 
 def byte_level_file(path: Path, pre: str) -> GgufFile:
@@ -40,7 +40,7 @@ def byte_level_file(path: Path, pre: str) -> GgufFile:
 
 
 def sentencepiece_file(path: Path) -> GgufFile:
-    """Unknown, bos, eos, the 256 bytes, and a few pieces with scores instead of merges."""
+    """Writes unknown, bos, eos, the 256 bytes, and a few pieces with scores instead of merges."""
     writer = gguf.GGUFWriter(path, "llama")
     ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
     writer.add_tokenizer_model("llama")
@@ -70,7 +70,7 @@ def assert_equal_to_transformers(file: GgufFile) -> None:
     }
     theirs, _ = mapping.convert_gguf_tokenizer("llama", described)
     if described.get("pre_tokenizer_type") in DIGITS_ALONE:
-        # transformers does not know these names; so SmolLM2's own tokenizer.json cuts, and the others'.
+        # transformers does not know these names; the splits come from the models' own tokenizer.json.
         digits = pre_tokenizers.Digits(individual_digits=True)
         theirs.pre_tokenizer = pre_tokenizers.Sequence(
             [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -105,13 +105,13 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes(tmp_path: Path) -
 
 
 def gemma_like_file(path: Path) -> tuple[GgufFile, dict[str, list[int]]]:
-    """A sentencepiece model as llama.cpp's converter writes Gemma's; what sentencepiece makes of texts."""
+    """Writes a sentencepiece model as llama.cpp's converter writes Gemma's; returns it and ids of texts."""
     made = json.loads((DATA / "sentencepiece" / "tiny.json").read_text(encoding="utf-8"))
     pieces = made["pieces"]
     writer = gguf.GGUFWriter(path, "llama")
     ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
     writer.add_tokenizer_model("llama")
-    # The converter writes the spaces of what is defined by hand as they are.
+    # The converter does not change the spaces of user-defined tokens.
     writer.add_token_list([piece.replace("\u2581", " ") if kind == 4 else piece for piece, _, kind in pieces])
     writer.add_token_scores([-1000.0 if kind in (3, 4) else score for _, score, kind in pieces])
     writer.add_token_types([kind for *_, kind in pieces])
@@ -136,7 +136,7 @@ def test_text_joins_to_no_control_token(tmp_path: Path) -> None:
     """Where control tokens are not matched, their spelling is text: no merge leads to one."""
     file, _ = gemma_like_file(tmp_path / "m.gguf")
     for key, value in (("tokens", "<s"), ("scores", -400.0), ("token_type", 1)):
-        file.metadata[f"tokenizer.ggml.{key}"].append(value)  # and ">" is there
+        file.metadata[f"tokenizer.ggml.{key}"].append(value)  # ">" is in the vocabulary
     merges = json.loads(from_gguf(file).backend.to_str())["model"]["merges"]
     joined = {left + right for left, right in merges}
     assert len(joined) > 300
@@ -195,7 +195,7 @@ def ends(lengths: list[int]) -> set[int]:
 
 @pytest.mark.parametrize("pre", ["deepseek-llm", "deepseek-coder"])
 def test_deepseek_s_cuts_are_ends_of_llama_cpp_s_tokens(tmp_path: Path, pre: str) -> None:
-    """No token of any vocabulary goes over a cut; here are those of theirs."""
+    """No token of any vocabulary crosses a split; these are the models' own tokens."""
     cutter = from_gguf(byte_level_file(tmp_path / "m.gguf", pre)).backend.pre_tokenizer
     for text, lengths in zip(CUTS["texts"], CUTS[pre], strict=True):
         pieces = [text[start:end] for _, (start, end) in cutter.pre_tokenize_str(text)]
@@ -220,7 +220,7 @@ def test_what_deepseek_cuts(tmp_path: Path, pre: str, text: str, pieces: list[st
 
 
 def test_added_tokens_are_texts_as_they_stand(tmp_path: Path) -> None:
-    """DeepSeek's bos has characters that no byte is spelled as, MPT's runs of spaces are spaces."""
+    """DeepSeek's bos has characters outside the byte alphabet, MPT's runs of spaces are spaces."""
     model = registry.load(TINY / "llama2")
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -243,7 +243,7 @@ def test_added_tokens_are_texts_as_they_stand(tmp_path: Path) -> None:
 
 
 def with_ids(path: Path, ids: dict[str, int], **flags: bool) -> GgufFile:
-    """A file of bytes with ids of special tokens as they are given, signed where they are negative."""
+    """Writes a file of bytes with the given ids of special tokens, signed where they are negative."""
     writer = gguf.GGUFWriter(path, "llama")
     ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
     writer.add_tokenizer_model("gpt2")

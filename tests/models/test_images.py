@@ -1,4 +1,4 @@
-"""Convolutional networks have the shapes that were published: parameters, multiply-adds, results."""
+"""Convolutional networks have their published shapes: parameters, multiply-adds, results."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def cost_of(name: str, image: int | None = None) -> CostModel:
     ],
 )
 def test_published_sizes(name, millions, multiply_adds):
-    """torchvision's table of models; darknet's output for yolov4.cfg, which counts a multiply-add as two.
+    """The sizes are torchvision's; darknet's for yolov4.cfg count a multiply-add as two.
 
-    A folded batch norm has one vector instead of two, so that there are a few parameters fewer.
+    A folded batch norm has one vector instead of two, so there are a few parameters fewer.
     """
     found = architecture(name)
     check(found.graph(FORMATS["bf16"]))
@@ -98,7 +98,7 @@ def test_unet_gives_the_classes_of_each_pixel():
 
 
 def test_images_and_maps_go_over_the_hosts_link():
-    """All pixels of an image in the compute format there; YOLOv4's three maps back."""
+    """The link transfers all pixels of an image in the compute format, and YOLOv4's three maps back."""
     unet, yolo = cost_of("unet"), cost_of("yolo-v4")
     assert unet.input_seconds(IMAGE) == pytest.approx(3 * 224 * 224 * 2 / 3.4e9)
     assert unet.output_seconds(IMAGE) == pytest.approx(2 * 224 * 224 * 2 / 3.4e9)

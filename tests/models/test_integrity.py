@@ -1,4 +1,4 @@
-"""Hashes of a model's files, against a list beside them, the hub cache's names, or a pinned one."""
+"""Hashes of a model's files, compared with a list beside them, the hub cache's names, or a pinned one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sha256(file: Path) -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """With hashes as `sha256sum *` writes them."""
+    """Makes a model with hashes as `sha256sum *` writes them."""
     folder = Path(shutil.copytree(TINY / "tinyllama", tmp_path / "model"))
     files = sorted(folder.iterdir())
     (folder / SUMS).write_text("".join(f"{sha256(file)}  {file.name}\n" for file in files))

@@ -1,4 +1,4 @@
-"""Every family against the logits that transformers computed for the same checkpoint."""
+"""Every family compared with the logits that transformers computed for the same checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2 itself, where somebody has pulled it: what it is for, and its vectors."""
+"""all-MiniLM-L6-v2 itself, where it is in the cache: its task, and its vectors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_makes_vectors_of_texts(model: Model) -> None:
 
 @pytest.mark.parametrize("fmt", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_vectors_are_those_of_sentence_transformers(model: Model, fmt: str) -> None:
-    """50 texts of all lengths; `make parity-embeddings` compares all of them."""
+    """50 texts of all lengths are compared; `make parity-embeddings` compares all texts."""
     texts = make_texts(model.tokenizer(), [*LENGTHS, *LONG_LENGTHS])[::KEPT]
     with np.load(STORED) as stored:
         near = cosines(embed(model, fmt, texts), stored["vectors"])

@@ -1,4 +1,4 @@
-"""MXFP4 checkpoints: what ml_dtypes says they stand for; a model as its floats; what is damaged by name."""
+"""MXFP4 checkpoints: ml_dtypes' values, a model equal to its floats, damage reported by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checkpoint(path: Path, **tensors: np.ndarray) -> Mxfp4Checkpoint:
 
 
 def floats(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """By ml_dtypes' e2m1 and e8m0."""
+    """Computes values by ml_dtypes' e2m1 and e8m0."""
     halves = np.stack([blocks & 15, blocks >> 4], axis=-1)
     values = halves.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
     wide = values * scales.view(ml_dtypes.float8_e8m0fnu).astype(np.float64)[..., None, None]
@@ -80,7 +80,7 @@ def test_what_does_not_go_together_is_refused_by_name(
 
 @pytest.mark.parametrize("scale", [253, 255])
 def test_what_is_no_finite_number_is_damage(scale: int, tmp_path: Path) -> None:
-    """Six times 2^126, and what stands for no number."""
+    """Six times 2^126 overflows, and the NaN code is no number."""
     scales = SCALES.copy()
     scales[1, 2, 3] = scale
     found = checkpoint(tmp_path, m_blocks=BLOCKS, m_scales=scales)
@@ -90,7 +90,7 @@ def test_what_is_no_finite_number_is_damage(scale: int, tmp_path: Path) -> None:
 
 
 def packed_model(folder: Path) -> tuple[Path, Path]:
-    """A gpt-oss with experts in MXFP4, and the same with floats, as transformers keeps either."""
+    """Writes a gpt-oss with experts in MXFP4, and the same with floats, as transformers keeps either."""
     small = expected.load("gpt_oss")
     both = [small.write(folder / name) for name in ("floats", "mxfp4")]
     rng = np.random.default_rng(5)

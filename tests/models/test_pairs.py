@@ -1,4 +1,4 @@
-"""Two texts as one, against transformers: ids, token types, and what is cut of them."""
+"""Two texts as one, compared with transformers: ids, token types, and truncation."""
 
 from __future__ import annotations
 

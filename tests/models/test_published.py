@@ -69,7 +69,7 @@ def test_parameters_are_as_many_as_published(name: str, millions: float) -> None
 
 
 def test_every_shape_has_a_published_count() -> None:
-    """Names that only stand for another one's shape have its count."""
+    """Names with another entry's shape have its count."""
     counted = {str(published.config(name)) for name in COUNTS}
     small_changes = {"max_position_embeddings", "rope_theta", "sliding_window", "rope_scaling", "vocab_size"}
     shapes = [
@@ -127,7 +127,7 @@ def test_there_are_enough() -> None:
 def test_shapes_are_transformers_defaults(
     tmp_path: Path, name: str, config_class: str, options: dict[str, object]
 ) -> None:
-    """The configs that transformers takes for the models its defaults are named after."""
+    """The configs are those of the models that transformers' defaults are named after."""
     transformers = pytest.importorskip("transformers")
     file = tmp_path / "config.json"
     file.write_text(getattr(transformers, config_class)(**options).to_json_string(use_diff=False))
@@ -196,7 +196,7 @@ def test_the_page_of_models_is_what_is_there() -> None:
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_documents_count_alike(name: str) -> None:
-    """`python -m corepipe.models.reference` writes the numbers, of which each has some."""
+    """`python -m corepipe.models.reference` writes the numbers; each document has some."""
     text = (ROOT / name).read_text()
     assert with_counts(text) == text
     assert with_counts(re.sub(r"\d+", "0", text)) != re.sub(r"\d+", "0", text)

@@ -1,4 +1,4 @@
-"""Quantised safetensors: what compressed-tensors and ml_dtypes say they stand for; others by name."""
+"""Quantised safetensors: compressed-tensors' and ml_dtypes' values; unsupported ones refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from corepipe.neuron.numerics.arithmetic import quantize_weight
 from tests.parity.families import DATA, TINY
 
 MADE = DATA / "quantized"
-"""By tests/parity/make_quantized.py, with compressed-tensors."""
+"""Cases made by tests/parity/make_quantized.py, with compressed-tensors."""
 CASES = {
     "float-tensor": "fp8 with a scale a tensor",
     "float-channel": "fp8 with a scale a channel",
@@ -114,7 +114,7 @@ def test_every_fp8_number_is_read(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_number_is_damage(tmp_path: Path) -> None:
-    """The two NaNs of fp8, and a scale that overflows."""
+    """The cases are the two NaNs of fp8, and a scale that overflows."""
     values = fp8(np.ones((2, 4)))
     for code, scale in ((0x7F, 1.0), (0xFF, 1.0), (0x38, 3e38)):
         values.view(np.uint8)[1, 2] = code
@@ -126,7 +126,7 @@ def test_what_is_not_a_number_is_damage(tmp_path: Path) -> None:
 
 
 def quantised_model(folder: Path, spoil: Callable[[dict], None] = lambda _: None) -> Path:
-    """The tiny llama2 in int8 with a scale a channel, as llm-compressor's W8A8 has it."""
+    """Writes the tiny llama2 in int8 with a scale a channel, as in llm-compressor's W8A8."""
     shutil.copytree(TINY / "llama2", folder)
     original = registry.load(TINY / "llama2").checkpoint
     tensors: dict[str, np.ndarray] = {}
@@ -230,7 +230,7 @@ def test_the_older_key_is_read_and_plain_models_have_none() -> None:
 
 
 def spoilt(name: str, **changes: np.ndarray | None) -> dict[str, np.ndarray]:
-    """The tensors of a case with some replaced or (None) removed; _ stands for a dot."""
+    """Returns the tensors of a case with some replaced or (None) removed; _ stands for a dot."""
     tensors = load_file(MADE / f"{name}.safetensors")
     for key, value in changes.items():
         if value is None:
@@ -285,7 +285,7 @@ def test_an_order_that_names_no_group_is_refused(tmp_path: Path) -> None:
 def test_integers_of_more_bits_than_the_configuration_says_are_refused(
     part: str, spoilt_by: np.ndarray, tmp_path: Path
 ) -> None:
-    """In what is read as floats, and in what four-bit formats would keep as it is."""
+    """They are refused both in weights read as floats, and in those that four-bit formats would keep."""
     name = "int-channel-zero"
     tensors = {
         key: np.clip(values, -8, 7) if values.dtype == np.int8 else values

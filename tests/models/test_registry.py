@@ -1,4 +1,4 @@
-"""What load() takes and what it refuses."""
+"""Paths that load() accepts and refuses."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_the_graph_is_compared_with_the_header_before_anything_is_read(tmp_path:
 
 
 def test_a_whole_file_goes_before_an_index(tmp_path: Path) -> None:
-    """Which is of an earlier state: as in transformers, its files are not looked at, wherever they are."""
+    """The index is of an earlier state: as in transformers, its files are not looked at."""
     shutil.copytree(TINY / "llama2", tmp_path / "model")
     whole, index = SafetensorsCheckpoint(tmp_path / "model"), tmp_path / "model" / INDEX
     for owners in (dict.fromkeys(whole.names(), "model-00001-of-00002.safetensors"), {}, 5):

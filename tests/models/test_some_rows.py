@@ -1,4 +1,4 @@
-"""Some rows of a weight are those of the whole, however a checkpoint keeps it, and cost as much memory."""
+"""Some rows of a weight equal those of the whole, in every layout, and cost as much memory."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_blocks_on_threads_make_the_file_of_the_whole(tmp_path: Path, monkeypatc
 
 
 def test_what_is_by_rows_reads_no_others(tmp_path: Path) -> None:
-    """Of a checkpoint that ends after the first rows of its largest tensor these can be had."""
+    """A checkpoint that ends after the first rows of its largest tensor still gives these rows."""
     model = family(tmp_path, "llama")
     file = tmp_path / "model" / "model.safetensors"
     name = "model.embed_tokens.weight"
@@ -129,7 +129,7 @@ print(packed.path.stat().st_size, peak() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_packing_and_loading_take_little_more_memory_than_the_packed_weights(tmp_path: Path) -> None:
-    """Of a table of 64 million values, which as fp32 alone are more than all that is packed."""
+    """The table has 64 million values, which as fp32 alone exceed all that is packed."""
     config = json.loads((TINY / "llama2" / "config.json").read_text())
     config |= {
         "vocab_size": 1 << 17,
@@ -162,7 +162,7 @@ def shapes_of(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def write_zeros(file: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Tensors of bf16 that take no place on the disk."""
+    """Writes tensors of bf16 as a sparse file."""
     header, at = {}, 0
     for name, shape in shapes.items():
         end = at + 2 * int(np.prod(shape))

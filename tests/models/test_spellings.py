@@ -1,4 +1,4 @@
-"""Configs say the same in several ways: as transformers 5 writes them, and as they have been for years."""
+"""Equivalent configs: as transformers 5 writes them, and in the older spellings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT = [1.0 + i / 20 for i in range(12)]
 
 
 def graph(folder: Path, name: str, changed: dict[str, Any], positions: int | None = None) -> Graph:
-    """Of the stored config with some keys changed; those that become None are left out."""
+    """Returns the graph of the stored config with some keys changed; those that become None are left out."""
     config = {**expected.load(name).config, **changed}
     left = {key: value for key, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(left), encoding="utf-8")

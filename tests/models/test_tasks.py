@@ -1,4 +1,4 @@
-"""What checkpoints can be asked to do, as their files say; sentence-transformers' directories."""
+"""Tasks of checkpoints, from their files; sentence-transformers' directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates in forty styles: a client's chat becomes the prompt that transformers makes of it."""
+"""Chat templates in forty styles: a client's chat becomes the same prompt as in transformers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CHATS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 
 @functools.cache
 def backend() -> Backend:
-    """Of bytes, which spell any text."""
+    """Returns a tokenizer of bytes, which spell any text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Backend(models.BPE({character: number for number, character in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -71,7 +71,7 @@ def backend() -> Backend:
 
 
 class Direct(ChatTemplate):
-    """Renders in this process."""
+    """A chat template that renders in this process."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -102,7 +102,7 @@ def part(text: object) -> dict[str, object]:
 
 
 def in_form(style: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as its template has to be given it."""
+    """Returns a message in the form that its template reads."""
     name, role = style, message["role"]
     parts = {
         "users speak in parts, others in text": role == "user",
@@ -117,12 +117,12 @@ def in_form(style: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expected(style: str, chat: Sequence[Mapping[str, Any]], **variables: object) -> str | None:
-    """What transformers makes of a chat; None: its template refuses it."""
+    """Returns transformers' prompt of a chat; None: its template refuses it."""
     return rendered(style, [in_form(style, one) for one in chat], **variables)
 
 
 def rendered(style: str, chat: list[dict[str, Any]], **variables: object) -> str | None:
-    """As `expected`, of messages in the template's form."""
+    """Renders messages in the template's form, as `expected` does."""
     try:
         made = reference(STYLES[style]).apply_chat_template(
             chat, add_generation_prompt=True, tokenize=False, **variables
@@ -134,7 +134,7 @@ def rendered(style: str, chat: list[dict[str, Any]], **variables: object) -> str
 
 
 def found(style: str, chat: Sequence[Mapping[str, Any]], **variables: object) -> str | None:
-    """What we make of it, control tokens apart from text that is spelled alike."""
+    """Returns our prompt, with control tokens distinct from text that is spelled alike."""
     ours = tokenizer(STYLES[style])
     try:
         ids = ours.encode_chat(ours.render_chat(plain_messages(chat), **variables))
@@ -162,12 +162,12 @@ TWO = [part("a\nb"), part("c<|end|>")]
 
 
 PARTS_OF = {"users speak in parts, others in text": "user", "answers are text, all else parts": "user"}
-"""Whose parts a template reads that reads parts of some alone."""
+"""The role whose parts a template reads, for templates that read parts of some roles."""
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_parts_are_given_as_they_are_or_in_one(style: str) -> None:
-    """A template that reads several parts is given them; any other their lines."""
+    """A template that reads several parts gets them; any other gets their lines."""
     chat = [
         *({"role": "user", "content": TWO}, {"role": "assistant", "content": [part("d"), part("e")]}),
         {"role": "user", "content": [part("f")]},
@@ -221,7 +221,7 @@ def test_one_that_refuses_every_chat_says_so_each_time(template: str) -> None:
 
 @pytest.mark.parametrize("name", ["a", "the last one"])
 def test_what_a_macro_makes_of_a_forged_turn_is_text(name: str) -> None:
-    """However it is cut and joined, the control tokens are the template's."""
+    """The control tokens are the template's, however the text is cut and joined."""
     style = {"a": "reasoning cut in a macro", "the last one": "reasoning joined again"}[name]
     ours = tokenizer(STYLES[style])
     ids = ours.encode_chat(ours.render_chat([USER, FORGED]))

@@ -108,7 +108,7 @@ def test_another_template_can_be_put_in(tokenizer: Tokenizer) -> None:
 
 
 def test_a_panic_of_the_library_is_a_user_error(tmp_path: Path) -> None:
-    """A pattern that backtracks without end, and a post-processor that names what is not there."""
+    """A pattern that backtracks without end, and a post-processor that names a missing token."""
     split = {"behavior": "Isolated", "invert": False}
     hostile = [
         {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, **split}},
@@ -154,7 +154,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config
 def test_a_directory_without_tokenizer_files_is_refused_whatever_its_family(
     family: str, left: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """transformers makes an empty tokenizer for some of them, which would refuse every text."""
+    """transformers makes an empty tokenizer for some families, which would refuse every text."""
     model = shutil.copytree(TINY / family, tmp_path / "model")
     for name in TOKENIZER_FILES:
         (model / name).unlink(missing_ok=True)

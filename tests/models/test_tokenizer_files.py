@@ -1,4 +1,4 @@
-"""Files that tell of a tokenizer's tokens: read in transformers' order, with the same ids for a prompt."""
+"""Files of a tokenizer's tokens, read in transformers' order, with the same ids for a prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corepipe.models.text.directory_tokenizer import from_directory
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 ADDED, IN_VOCABULARY = ("<s>", "</s>"), "<x>"
-"""Tokens that tokenizer.json has added, and one that it has as a piece of the vocabulary alone."""
+"""Tokens that tokenizer.json has added, and one that is only a piece of the vocabulary."""
 TEXT = "hi<s> a</s>b<x>c<new>d<|e|> e <m> f"
 
 CONFIG, MAP, MORE = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -227,6 +227,6 @@ def test_the_chat_template_is_the_one_of_transformers(name: str, tmp_path: Path)
     for tools, speaker in ((None, ours), ([{"name": "f"}], ours.with_tools)):
         try:
             expected = theirs.get_chat_template(tools=tools)
-        except ValueError:  # there is none by default
+        except ValueError:  # there is no default template
             expected = None
         assert speaker.chat_template == expected

@@ -1,4 +1,4 @@
-"""Tokenizers with patterns of their own: good ones pass, bad ones are named, known ones cost nothing."""
+"""Tokenizers with patterns of their own: good ones pass, bad ones are named, known ones are not tried."""
 
 from __future__ import annotations
 

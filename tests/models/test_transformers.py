@@ -1,4 +1,4 @@
-"""Every family against transformers: logits of small random models with odd shapes (see tests/parity)."""
+"""Every family compared with transformers: logits of small random models of odd shapes (tests/parity)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.parity.evaluate import Evaluator
 
 MODELS = answers.names()
 LIMIT = 24 * 1024
-"""Bytes that a family may take in the repository; a mixture names the tensors of each expert."""
+"""The most bytes of a family in the repository; a mixture names the tensors of each expert."""
 
 
 @pytest.mark.parametrize("executor", ["native", "reference"])
@@ -31,7 +31,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, executor:
 
 
 def test_a_text_among_others_is_that_of_its_own_family(tmp_path: Path) -> None:
-    """As what sees images has it: its config in a section, its tensors behind a prefix."""
+    """A multimodal model has its text config in a section, and its tensors behind a prefix."""
     expected = answers.load("llama4_text")
     folder = expected.write(tmp_path)
     config = json.loads((folder / "config.json").read_text())
@@ -45,7 +45,7 @@ def test_a_text_among_others_is_that_of_its_own_family(tmp_path: Path) -> None:
 
 
 def test_every_computed_family_is_compared() -> None:
-    """Encoders by tests/test_encoder_families.py, a text among others above."""
+    """Encoders are compared by tests/test_encoder_families.py, multimodal models' text above."""
     decoders = {answers.load(name).model_type for name in MODELS} | {"llama4"}
     encoders = {case.prefix.lower() for case in encoder_cases.CASES}
     others = set(registry.computed_families()) - decoders

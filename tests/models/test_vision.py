@@ -1,4 +1,4 @@
-"""Images made ready as transformers does it, bit for bit; what asks for more, or is none, is refused."""
+"""Images preprocessed bit for bit as transformers does it; others, and unsupported steps, are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WANTED = ImageSize(48, 48)
 STEPS = Preprocessing(resize=WANTED, resample=3, rescale=1 / 255, normalize=((0.5,) * 3, (0.25,) * 3))
 GOOD, HOSTILE = readable(), hostile()
 MEMORY = 400 << 20
-"""Bytes that the process of an image may have had at most."""
+"""The most bytes that the process of an image may have used."""
 
 
 def read(config: dict[str, object], folder: Path, side: int = 48, name: str = "ViT") -> Preprocessing:

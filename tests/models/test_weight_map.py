@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the weights of a graph."""
+"""The map from a checkpoint's tensors to the weights of a graph."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_packed_weights_of_another_mapping_are_others() -> None:
 def saved(
     folder: Path, name: str, config: dict[str, Any] | None = None, rename: Callable[[str], str | None] = str
 ) -> registry.Model:
-    """The model of that name with some keys of its config changed, and tensors renamed, or left out."""
+    """Saves the model of that name with some keys of its config changed, and tensors renamed, or left out."""
     model = expected.load(name)
     model.config.update(config or {})
     model.write(folder)
@@ -149,7 +149,7 @@ def test_prefixes_may_differ(tmp_path: Path, name: str, prefix: str, other: str)
 
 
 def test_the_text_of_a_llama_4_that_sees_images(tmp_path: Path) -> None:
-    """All of the decoder's names have a prefix, the head's too, and its config is a part of the whole's."""
+    """All of the decoder's names have a prefix, the head's included, and its config is nested."""
     text = dict(expected.load("llama4_text").config)
     nested = {"model_type": "llama4", "text_config": text}
     model = saved(tmp_path, "llama4_text", nested, lambda old: f"language_model.{old}")
