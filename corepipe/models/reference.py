@@ -63,9 +63,9 @@ What the Graphs of these families leave out, or have in a simpler form:
   refused, while transformers ignores it.
 - Mixtures of experts route without noise, and drop no token.
 - Mamba-2 keeps a state of constant size for a sequence, in fp32, and no KV blocks: `--num-blocks` counts
-  states, `--block-size` and `--kv-cache-dtype` have no effect. At the host's pace some states are kept, 256 to
-  1,024 tokens apart, and a cached prefix is used up to the last of them. Its residual stream is
-  rounded as every model's, although `residual_in_fp32` asks for fp32. A norm goes over all heads of a group: the
+  states, `--block-size` and `--kv-cache-dtype` have no effect. At the host's pace some states are kept, 256
+  to 1,024 tokens apart, and a cached prefix is used up to the last of them. Its residual stream is rounded
+  as every model's, although `residual_in_fp32` asks for fp32. A norm goes over all heads of a group: the
   degree of `--tensor` divides `n_groups`.
 - Bamba has layers of either kind, and keeps KV blocks for those with attention and a state for the others:
   `--num-blocks` counts KV blocks; `state_blocks_per_replica` of `/v1/placement` says how many states there
@@ -75,13 +75,15 @@ What the Graphs of these families leave out, or have in a simpler form:
   cannot cut: they take `--pipeline`, or `--expert`.
 - OLMo 2, OLMo 3 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
 - T5's encoder runs only in the steps that read the source.
-- Convolutional networks have their batch norms folded in, and read square images; a config's `image_size` and
-  `num_labels` give their size and the number of classes. transformers has no config for VGG, U-Net and YOLOv4: they
-  have the keys of ResNet's (`hidden_sizes`, `depths`). Channels are not cut: use `--data`, or `--pipeline`.
+- Convolutional networks have their batch norms folded in, and read square images; a config's `image_size`
+  and `num_labels` give their size and the number of classes. transformers has no config for VGG, U-Net and
+  YOLOv4: they have the keys of ResNet's (`hidden_sizes`, `depths`). Channels are not cut: use `--data`, or
+  `--pipeline`.
 - ModernBERT's windows reach in both directions, half of their width each. A traced graph has them as masks:
   it takes as long as if every layer attended to the whole text.
-- Encoders that are timed compute the base model's result: a vector a sequence where it has a pooler, otherwise
-  one a token. `"head": "masked-lm"` in a config asks for the logits of every token (XLM-R's, as published).
+- Encoders that are timed compute the base model's result: a vector a sequence where it has a pooler,
+  otherwise one a token. `"head": "masked-lm"` in a config asks for the logits of every token (XLM-R's, as
+  published).
 - Published configs of quantised weights (DeepSeek-V3's fp8, gpt-oss's mxfp4) give shapes; `--dtype`
   gives the format.
 """
@@ -133,8 +135,8 @@ file lacks are those of the published models:
 - Phi-3.5-MoE's `router_jitter_noise` is 0.01. The scale of its long contexts is the file's,
   which llama.cpp's converter computes instead of reading the config's `long_mscale`.
 - DeepSeek rotates neighbours, and scales cosines like scores (`mscale` is `mscale_all_dim`). Files without
-  groups of experts have those of the models with 160 (8, of which a token takes 3) or 256 experts (8, and 4);
-  others have none.
+  groups of experts have those of the models with 160 (8, of which a token takes 3) or 256 experts (8, and
+  4); others have none.
 - Mamba-2's steps have no limits, Granite 4's neither.
 
 Safetensors with a `quantization_config`:
@@ -168,10 +170,10 @@ Settings for activations and KV caches have no effect: `--dtype` and `--kv-cache
 A directory's tokenizer.json is read, with the files that transformers reads beside it, in its order:
 
 - Special tokens are those of special_tokens_map.json, then of tokenizer_config.json; where the latter has
-  `added_tokens_decoder`, only its own. Further tokens are those of added_tokens.json, or of that list. Tokens
-  that the vocabulary lacks get the next ids.
-- tokenizer.json defines the tokens put around a text; `add_bos_token` and `add_eos_token` are for directories
-  without it.
+  `added_tokens_decoder`, only its own. Further tokens are those of added_tokens.json, or of that list.
+  Tokens that the vocabulary lacks get the next ids.
+- tokenizer.json defines the tokens put around a text; `add_bos_token` and `add_eos_token` are for
+  directories without it.
 - The chat template is chat_template.jinja, with others in additional_chat_templates/, else `chat_template`,
   a text or named ones. One named `tool_use` is for chats with tools.
 

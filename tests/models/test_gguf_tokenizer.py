@@ -133,7 +133,7 @@ def test_ids_are_those_of_sentencepiece(tmp_path: Path) -> None:
 
 
 def test_text_joins_to_no_control_token(tmp_path: Path) -> None:
-    """Where control tokens are not matched, their spelling is text: no merge leads to one."""
+    """The spelling of an unmatched control token is text: no merge leads to one."""
     file, _ = gemma_like_file(tmp_path / "m.gguf")
     for key, value in (("tokens", "<s"), ("scores", -400.0), ("token_type", 1)):
         file.metadata[f"tokenizer.ggml.{key}"].append(value)  # ">" is in the vocabulary

@@ -71,7 +71,7 @@ def test_a_chat_becomes_text(tokenizer: Tokenizer) -> None:
 
 
 def test_bos_is_added_where_the_tokenizer_says_so(tmp_path: Path) -> None:
-    """As in transformers, the config's `add_bos_token` is for directories without a tokenizer.json."""
+    """The config's `add_bos_token` is for directories without tokenizer.json, as in transformers."""
     backend = registry.load(TINY / "llama2").tokenizer().backend
     backend.post_processor = processors.TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", 1)])
     backend.save(str(tmp_path / "tokenizer.json"))
