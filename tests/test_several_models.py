@@ -14,7 +14,7 @@ import pytest
 
 from corepipe.bench.target import Http, Target, find
 from corepipe.cli.run.monitor import document
-from corepipe.cli.run.reading import Between, Server
+from corepipe.cli.run.reading import MetricsDelta, MonitoredServer
 from corepipe.engine.params import SamplingParams
 from corepipe.library.llm import LLM
 from tests.servers import PATIENCE_SECONDS, TINY, Served, engines, run, served, until
@@ -86,13 +86,13 @@ def test_cores_and_threads_are_shared_out(server: Served) -> None:
 
 def test_top_and_monitor_show_each_of_them(server: Served) -> None:
     """And of each what is its own."""
-    with contextlib.closing(Server(server.url, None)) as read:
+    with contextlib.closing(MonitoredServer(server.url, None)) as read:
         before = read.read()
         for name in ("a", "b", "b"):
             assert greedy(server, name)
         deployments, after = read.deployments(), read.read()
     assert [(one.name, one.format) for one in deployments] == [("a", "int8"), ("b", "fp32")]
-    told = [Between(before, after, one) for one in deployments]
+    told = [MetricsDelta(before, after, one) for one in deployments]
     assert [one.count("vllm:request_success_total") for one in told] == [1, 2]
     assert [[core.core for core in one.cores] for one in told] == [[0], [1]]
     assert {one.after.total("system_vcpu_count") for one in told} == {after.total("system_vcpu_count")}

@@ -55,7 +55,7 @@ MARKUP: Literal["rich"] = "rich"
 """Of help texts."""
 
 
-class Imported(Mapping[str, Any]):
+class LazyCommands(Mapping[str, Any]):
     """The commands by their names; a command is imported when it is asked for."""
 
     def __init__(self) -> None:
@@ -142,17 +142,17 @@ def _is_flag(parameter: Any) -> bool:
     return bool(parameter.param_type_name != "argument")
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The group of commands that follow `corepipe`; its help imports all of them."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: Any = Imported()
+        self.commands: Any = LazyCommands()
 
 
 app = typer.Typer(
     name="corepipe",
-    cls=Commands,
+    cls=CommandGroup,
     help="Serve a model on the Neuron hardware you don't have yet.",
     add_completion=False,
     pretty_exceptions_enable=False,

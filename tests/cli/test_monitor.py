@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from corepipe.cli.run.monitor import document
-from corepipe.cli.run.reading import Between, Reading, ServedDeployment
+from corepipe.cli.run.reading import MetricsDelta, MetricsSample, ServedDeployment
 from tests.cli.test_reading import PLACED, PLACEMENT
 from tests.servers import PATIENCE_SECONDS, TINY, Served, command, run, served
 from tests.serving.http_support import FakeEngine, running
@@ -245,7 +245,7 @@ def test_lines_are_neuron_monitors(server: Served) -> None:
 
 def test_an_idle_server_has_no_latencies() -> None:
     deployment = ServedDeployment(PLACEMENT)
-    told = document([Between(Reading(0.0, {}), Reading(5.0, {}), deployment)])
+    told = document([MetricsDelta(MetricsSample(0.0, {}), MetricsSample(5.0, {}), deployment)])
     stats = told["neuron_runtime_data"][0]["report"]["execution_stats"]
     assert stats["latency_stats"] == {"total_latency": None, "device_latency": None}
     assert stats["period"] == 5.0

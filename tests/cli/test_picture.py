@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from corepipe.cli.run.picture import BAR, Picture, _bar, _duration, _level
-from corepipe.cli.run.reading import Between, Reading, ServedDeployment
+from corepipe.cli.run.reading import MetricsDelta, MetricsSample, ServedDeployment
 from tests.cli.test_reading import PLACEMENT
 
 LABELS = [{"engine": str(replica), "core": str(core)} for replica in range(16) for core in range(2)]
@@ -17,7 +17,7 @@ LABELS = [{"engine": str(replica), "core": str(core)} for replica in range(16) f
 
 def reading(at, busy, replicas, tokens=1000.0, dollars=21.5, valid=1.0, hosts=()):
     labels = [have for have in LABELS if int(have["engine"]) < replicas]
-    return Reading(
+    return MetricsSample(
         at,
         {
             "corepipe_device_seconds_total": [({"engine": str(replica)}, at) for replica in range(replicas)],
@@ -50,7 +50,7 @@ def shown(
     deployment = ServedDeployment({**PLACEMENT, "instance": "trn1.32xlarge", **placement})
     before = reading(1.0, 0.5, replicas, tokens, dollars)
     after = reading(3.0, 0.5, replicas, tokens, dollars, valid, hosts)
-    told = Between(before, after, deployment) if between else None
+    told = MetricsDelta(before, after, deployment) if between else None
     out = io.StringIO()
     Console(file=out, width=width, highlight=False).print(
         Picture("http://here", deployment, told, height, problem)

@@ -9,7 +9,13 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from corepipe.cli.run.reading import Between, Reading, ServedDeployment, Server, UnreachableError
+from corepipe.cli.run.reading import (
+    MetricsDelta,
+    MetricsSample,
+    MonitoredServer,
+    ServedDeployment,
+    UnreachableError,
+)
 from corepipe.errors import UserError
 from tests.serving.http_support import READY, STATS, FakeEngine, running
 
@@ -28,8 +34,10 @@ PLACED = replace(READY, placement=PLACEMENT, pid=os.getpid())
 
 
 def between(before, after, seconds=2.0, **placement):
-    return Between(
-        Reading(10.0, before), Reading(10.0 + seconds, after), ServedDeployment({**PLACEMENT, **placement})
+    return MetricsDelta(
+        MetricsSample(10.0, before),
+        MetricsSample(10.0 + seconds, after),
+        ServedDeployment({**PLACEMENT, **placement}),
     )
 
 
@@ -105,7 +113,7 @@ def url():
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "{}/v1/"])
 @pytest.mark.parametrize("scheme", [True, False])
 def test_a_server_is_read(url, form, scheme):
-    server = Server(form.format(url if scheme else url.removeprefix("http://")), None)
+    server = MonitoredServer(form.format(url if scheme else url.removeprefix("http://")), None)
     reading = server.read()
     server.close()
     assert server.url == url
@@ -115,7 +123,7 @@ def test_a_server_is_read(url, form, scheme):
 
 
 def test_what_it_serves_is_asked_once(url):
-    server = Server(url, None)
+    server = MonitoredServer(url, None)
     (deployment,) = server.deployments()
     server.close()
     assert (deployment.model, deployment.instance.name, deployment.cores) == ("tiny", "inf2.xlarge", 2)
@@ -123,7 +131,7 @@ def test_what_it_serves_is_asked_once(url):
 
 def test_what_does_not_answer_is_named():
     for address in ("http://127.0.0.1:9", "nowhere.invalid", "http://[", "ftp://x"):
-        server = Server(address, None)
+        server = MonitoredServer(address, None)
         with pytest.raises(UserError, match="no corepipe server answers there"):
             server.deployments()
         with pytest.raises(UnreachableError):
@@ -134,11 +142,11 @@ def test_what_does_not_answer_is_named():
 def test_keys():
     with running(FakeEngine(), ready=PLACED, api_keys=("secret",)) as url:
         for key, says in ((None, "--api-key"), ("wrong", "--api-key")):
-            server = Server(url, key)
+            server = MonitoredServer(url, key)
             with pytest.raises(UserError, match=says):
                 server.deployments()
             server.close()
-        server = Server(url, "secret")
+        server = MonitoredServer(url, "secret")
         assert server.deployments()[0].model == "tiny"
         assert server.read().series
         server.close()
@@ -146,7 +154,7 @@ def test_keys():
 
 def test_another_version_is_refused():
     with running(FakeEngine()) as url:  # its placement has no cores
-        server = Server(url, None)
+        server = MonitoredServer(url, None)
         with pytest.raises(UserError, match="not one that this version reads"):
             server.deployments()
         server.close()
@@ -155,7 +163,7 @@ def test_another_version_is_refused():
 def test_a_server_that_loads_is_named():
     engine = FakeEngine(start_gate=threading.Event())
     with running(engine, ready=None) as url:
-        server = Server(url, None)
+        server = MonitoredServer(url, None)
         with pytest.raises(UserError, match="503"):
             server.deployments()
         server.close()

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from corepipe.cli.app import app
-from corepipe.cli.run.software import ASSUMED, PROFILE, SIMULATE, Kind
+from corepipe.cli.run.software import ASSUMED, PROFILE, SIMULATE, GraphKind
 from corepipe.engine.assembly.device_plan import DEVICE_PROFILE, ONCE_PROFILE
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
@@ -188,9 +188,9 @@ def test_what_is_overloaded_is_called_so(flags: tuple[str, ...], *, is_overloade
 @pytest.mark.parametrize("command", ASSUMED)
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "bert-base", "vit-base-patch16-224"])
 def test_each_command_says_which_software_it_assumed_and_what_that_pads(command: str, name: str) -> None:
-    kind, (verb, *flags) = Kind.of(architecture(name).graph(FORMATS["bf16"])), command.split()
+    kind, (verb, *flags) = GraphKind.of(architecture(name).graph(FORMATS["bf16"])), command.split()
     flags += ["--rate", "5", "--requests", "5"] if command == SIMULATE else []
-    flags += ["--input-len", "197"] if (command, kind) == (PROFILE, Kind.IMAGES) else []
+    flags += ["--input-len", "197"] if (command, kind) == (PROFILE, GraphKind.IMAGES) else []
     stack = ASSUMED[command][kind]
     shown = run(verb, name, *flags).stdout
     assert f"profile {stack} {in_words(profile(stack))}; without --profile simulate takes " in shown
@@ -201,7 +201,7 @@ def test_each_command_says_which_software_it_assumed_and_what_that_pads(command:
 def test_the_software_that_is_assumed_is_the_servers() -> None:
     """At the device's pace, but for images."""
     assumed = ASSUMED[SIMULATE]
-    assert (assumed[Kind.DECODER], assumed[Kind.ENCODER]) == (DEVICE_PROFILE, ONCE_PROFILE)
+    assert (assumed[GraphKind.DECODER], assumed[GraphKind.ENCODER]) == (DEVICE_PROFILE, ONCE_PROFILE)
 
 
 @pytest.mark.parametrize(

@@ -124,13 +124,13 @@ def _replace(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-class Report(Protocol):
+class ReportProgress(Protocol):
     def __call__(self, what: str, done: float, note: str = "") -> None:
         """How much of `what` is done, from 0 to 1, and what else there is to say of it."""
 
 
 @contextmanager
-def progress_bar(console: Console) -> Iterator[Report]:
+def progress_bar(console: Console) -> Iterator[ReportProgress]:
     """Yields `report(what, done, note)`: a bar for each `what`; in a log, a line, and one every few seconds
     where there are notes, or where nothing was told for longer."""
     if not console.is_interactive:
@@ -159,7 +159,7 @@ def progress_bar(console: Console) -> Iterator[Report]:
 
 
 @contextmanager
-def _lines(console: Console) -> Iterator[Report]:
+def _lines(console: Console) -> Iterator[ReportProgress]:
     """For logs: a line when something else is being done, now and then where there are notes, and wherever
     nothing was told for a while."""
     seen: dict[str, float] = {}

@@ -31,7 +31,7 @@ from corepipe.bench.transport import TransportError
 from corepipe.cli.flags.defaults import DOCUMENTS, SENT_REQUESTS, STAGE_SECONDS, USERS
 from corepipe.cli.flags.workload import OUTPUT_LEN
 from corepipe.cli.output.common import errors, progress_bar
-from corepipe.cli.run.bench_view import Live, print_compared, print_report, print_sweep
+from corepipe.cli.run.bench_view import BenchProgress, print_compared, print_report, print_sweep
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.errors import UserError
 from corepipe.signals import answered
@@ -71,7 +71,7 @@ class Tested:
 
 
 def run(given: Mapping[str, Any]) -> None:
-    """HostEfforts the server and prints what was found.
+    """Loads the server and prints what was found.
 
     Raises UserError for flags and servers that cannot be used, Exit where a condition is not met, nothing was
     answered or the run was interrupted.
@@ -96,7 +96,7 @@ async def _test(plan: Prepared, given: Mapping[str, Any]) -> tuple[Tested | None
     """
     http = Http(plan.target, _key(given["api_key"]))
     try:
-        live = Live(errors())
+        live = BenchProgress(errors())
         test = await _prepared(plan, given, http, live)
         with _ended_by_signals(test) as codes:
             async with live.shown():
@@ -108,7 +108,7 @@ async def _test(plan: Prepared, given: Mapping[str, Any]) -> tuple[Tested | None
         http.pool.close()
 
 
-async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: Live) -> LoadTest:
+async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: BenchProgress) -> LoadTest:
     """Looks at the server, and finds out how to ask it.  Raises UserError where it cannot be used."""
     try:
         found = await find(http, given["model"], given["wait"])

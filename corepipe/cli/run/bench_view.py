@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live as Screen
+from rich.live import Live
 from rich.table import Column
 from rich.text import Text
 
@@ -41,7 +41,7 @@ SHOWN_RATIOS = (
 )  # fmt: skip
 
 
-class Live:
+class BenchProgress:
     """The progress of the run that is under way."""
 
     def __init__(self, console: Console) -> None:
@@ -63,7 +63,7 @@ class Live:
             await asyncio.wait([task])
 
     async def _moving(self) -> None:
-        with Screen(console=self._console, transient=True, auto_refresh=False) as screen:
+        with Live(console=self._console, transient=True, auto_refresh=False) as screen:
             while True:
                 screen.update(Text(broken(self._line(), self._console.width)), refresh=True)
                 await asyncio.sleep(REFRESH_SECONDS)

@@ -10,8 +10,8 @@ from rich.table import Column
 
 from corepipe.cli.output.common import print_json, results
 from corepipe.cli.output.tables import Figures
-from corepipe.cli.run.guesses import assumed_guesses
-from corepipe.cli.run.software import ASSUMED, LADDER, Kind, software
+from corepipe.cli.run.assumed_drafts import assumed_drafts
+from corepipe.cli.run.software import ASSUMED, LADDER, GraphKind, software
 from corepipe.engine.assembly.draft_plan import draft_architecture
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
@@ -55,9 +55,9 @@ def _work(given: Mapping[str, Any]) -> Work:
             f"--max-model-len {longest}: a request has {tokens + answer} tokens, {model.name} takes {most}",
             "max_model_len",
         )
-    guesses = assumed_guesses(given["speculative_config"], model)
+    guesses = assumed_drafts(given["speculative_config"], model)
     draft = None if guesses is None or guesses.model is None else draft_architecture(guesses.model)
-    stack = given["profile"] or ASSUMED[LADDER][Kind.of(graph)]
+    stack = given["profile"] or ASSUMED[LADDER][GraphKind.of(graph)]
     return Work(
         model,
         TIMED_FORMATS[given["dtype"].value],

@@ -16,7 +16,14 @@ from uuid import NAMESPACE_URL, uuid5
 import typer
 
 from corepipe.cli.output.common import errors, seconds, until_interrupted
-from corepipe.cli.run.reading import Between, CoreUse, Reading, ServedDeployment, Server, UnreachableError
+from corepipe.cli.run.reading import (
+    CoreUse,
+    MetricsDelta,
+    MetricsSample,
+    MonitoredServer,
+    ServedDeployment,
+    UnreachableError,
+)
 from corepipe.neuron.chips.hardware import hypothetical
 from corepipe.serving.telemetry.neuron_metrics import ECC_EVENTS, ERRORS, STATUSES
 
@@ -39,7 +46,7 @@ _FIRST_MODEL = 10_001
 def run(url: str, api_key: str | None, period: str) -> None:
     """Prints lines until it is interrupted.  Raises UserError where no server answers at the start."""
     wait = seconds("--period", period) or 0.0
-    server = Server(url, api_key)
+    server = MonitoredServer(url, api_key)
     with contextlib.closing(server), until_interrupted():
         deployments = server.deployments()
         before = _read(server, there=True)
@@ -49,12 +56,12 @@ def run(url: str, api_key: str | None, period: str) -> None:
             if after is None:
                 typer.echo(json.dumps(_document(deployments[0], [], None)))
             elif before is not None:
-                told = [Between(before, after, one) for one in deployments]
+                told = [MetricsDelta(before, after, one) for one in deployments]
                 typer.echo(json.dumps(document(told)))
             before = after
 
 
-def _read(server: Server, *, there: bool) -> Reading | None:
+def _read(server: MonitoredServer, *, there: bool) -> MetricsSample | None:
     """A reading; None where the server does not answer, which is said once (where it was `there`)."""
     try:
         return server.read()
@@ -64,7 +71,7 @@ def _read(server: Server, *, there: bool) -> Reading | None:
         return None
 
 
-def document(told: Sequence[Between]) -> Json:
+def document(told: Sequence[MetricsDelta]) -> Json:
     """One line: what happened between two readings, a runtime for each of the server's models."""
     runtimes = [_runtime(one, one.deployment) for one in told]
     return _document(told[0].deployment, runtimes, _system(told[0], told[0].deployment))
@@ -102,7 +109,7 @@ def _document(deployment: ServedDeployment, runtimes: list[Json], system: Json |
     }
 
 
-def _runtime(between: Between, deployment: ServedDeployment) -> Json:
+def _runtime(between: MetricsDelta, deployment: ServedDeployment) -> Json:
     return {
         "pid": 0,
         "address": "",
@@ -119,12 +126,12 @@ def _runtime(between: Between, deployment: ServedDeployment) -> Json:
     }
 
 
-def _group(between: Between, **fields: object) -> Json:
+def _group(between: MetricsDelta, **fields: object) -> Json:
     """A group of metrics as all are: with the time that it is of."""
     return {"period": round(between.seconds, 3), **fields, "error": ""}
 
 
-def _cores(between: Between, deployment: ServedDeployment) -> Json:
+def _cores(between: MetricsDelta, deployment: ServedDeployment) -> Json:
     return {str(core.core): _core(core, deployment) for core in between.cores}
 
 
@@ -139,7 +146,7 @@ def _core(core: CoreUse, deployment: ServedDeployment) -> Json:
     return found
 
 
-def _executions(between: Between) -> Json:
+def _executions(between: MetricsDelta) -> Json:
     """An emulated device fails no execution."""
     completed = round(between.count("corepipe_steps_total"))
     return _group(
@@ -153,13 +160,13 @@ def _executions(between: Between) -> Json:
     )
 
 
-def _latencies(between: Between, name: str) -> Mapping[str, float] | None:
+def _latencies(between: MetricsDelta, name: str) -> Mapping[str, float] | None:
     """In seconds; None where nothing ran."""
     found = between.after.by(name, "percentile")
     return {percentile: found[percentile] for percentile in _PERCENTILES} if found else None
 
 
-def _memory(between: Between, deployment: ServedDeployment) -> Json:
+def _memory(between: MetricsDelta, deployment: ServedDeployment) -> Json:
     used = between.after.by("neuron_runtime_memory_used_bytes", "memory_location")
     host = round(used.get("host", 0))
     on_cores = {str(core.core): _core_memory(core) for core in between.cores}
@@ -211,7 +218,7 @@ def _model(core: CoreUse, deployment: ServedDeployment) -> Json:
     }
 
 
-def _system(between: Between, deployment: ServedDeployment) -> Json:
+def _system(between: MetricsDelta, deployment: ServedDeployment) -> Json:
     """Of the host.  The server tells the mean of its vCPUs, which stands for each of them here."""
     after, used = between.after, _percentages(between, "system_vcpu_usage_ratio")
     usage = {
@@ -240,6 +247,6 @@ def _system(between: Between, deployment: ServedDeployment) -> Json:
     }
 
 
-def _percentages(between: Between, name: str) -> dict[str, float]:
+def _percentages(between: MetricsDelta, name: str) -> dict[str, float]:
     found = between.after.by(name, "usage_type")
     return {kind: round(100 * found.get(kind, 0.0), 2) for kind in ("user", "system")}

@@ -16,7 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from corepipe.cli.output.tables import Figures, facts
-from corepipe.cli.run.reading import Between, CoreUse, ServedDeployment
+from corepipe.cli.run.reading import CoreUse, MetricsDelta, ServedDeployment
 from corepipe.neuron.chips.hardware import ENGINES
 from corepipe.neuron.timing.cost import dollars_per_million_tokens
 
@@ -40,7 +40,7 @@ class Picture:
 
     url: str
     deployment: ServedDeployment
-    between: Between | None
+    between: MetricsDelta | None
     height: int | None
     problem: str
 
@@ -69,7 +69,7 @@ class Picture:
             title.append(f"  up {_duration(_up(self.between))}", "dim")
         return title
 
-    def _requests(self, between: Between) -> Iterator[tuple[str, str]]:
+    def _requests(self, between: MetricsDelta) -> Iterator[tuple[str, str]]:
         after = between.after
         ended = between.rate("vllm:request_success_total")
         yield (
@@ -100,14 +100,14 @@ class Picture:
         core = self.deployment.instance.chip.core.version
         return Text(f"NeuronCores {core}, busy share of the {passed}", "bold")
 
-    def _unused(self, between: Between) -> Iterator[Text]:
+    def _unused(self, between: MetricsDelta) -> Iterator[Text]:
         count = self.deployment.instance.cores * between.instances
         if idle := count - len(between.cores):
             whose = "deployment" if self.deployment.name is None else "model"
             yield Text(f"{idle} of {count} cores are not used by this {whose}", "dim")
 
     def _cores(
-        self, between: Between, console: Console, options: ConsoleOptions, beside: int
+        self, between: MetricsDelta, console: Console, options: ConsoleOptions, beside: int
     ) -> Iterator[RenderableType]:
         """A line a core, or where the terminal is too small for that a line a device."""
         cores = between.cores
@@ -121,7 +121,7 @@ class Picture:
             per_device = self.deployment.instance.cores_per_chip
             yield from _devices(cores, per_device, int(room), options.max_width)
 
-    def _rest(self, between: Between) -> Iterator[tuple[str, str]]:
+    def _rest(self, between: MetricsDelta) -> Iterator[tuple[str, str]]:
         parts: Counter[str] = Counter()
         for core in between.cores:
             parts.update(core.memory)
@@ -135,7 +135,7 @@ class Picture:
         yield "pace", self._pace(between)
         yield "cost", _cost(between)
 
-    def _pace(self, between: Between) -> str:
+    def _pace(self, between: MetricsDelta) -> str:
         device = between.count("corepipe_device_busy_seconds_total")
         host = between.count("corepipe_host_busy_seconds_total")
         if not self.deployment.paced:
@@ -149,7 +149,7 @@ class Picture:
         return f"{told}: not valid; --time-scale {needed:g} would do"
 
 
-def _latencies(between: Between, host: str, device: str) -> str:
+def _latencies(between: MetricsDelta, host: str, device: str) -> str:
     """Medians and 99th percentiles: as clients saw it, and as the device would have taken."""
     seen = [
         f"{where} p50 {_time(p50)}, p99 {_time(between.quantile(name, 0.99))}"
@@ -214,7 +214,7 @@ def _hosts(serving: Mapping[str, bool]) -> str:
     return f"{told}; {others} not" if others else told
 
 
-def _host(between: Between) -> str:
+def _host(between: MetricsDelta) -> str:
     system = between.after.by("system_vcpu_usage_ratio", "usage_type")
     engine = between.after.by("neuron_runtime_vcpu_usage_ratio", "usage_type")
     memory = between.after.total("neuron_runtime_memory_used_bytes", memory_location="host")
@@ -225,7 +225,7 @@ def _host(between: Between) -> str:
     )
 
 
-def _cost(between: Between) -> str:
+def _cost(between: MetricsDelta) -> str:
     """Of the tokens of the last seconds, at the device's pace and the instance's list price."""
     price = between.after.total("corepipe_device_dollars_per_hour") * between.instances
     if not price:
@@ -238,7 +238,7 @@ def _cost(between: Between) -> str:
     return f"{told}, ${each:.2f} a million output tokens at the device's pace"
 
 
-def _up(between: Between) -> float:
+def _up(between: MetricsDelta) -> float:
     started = between.after.total("process_start_time_seconds")
     return time.time() - started if started else 0.0
 

@@ -22,7 +22,7 @@ from corepipe.cli.output.common import (
     seconds,
     sigterm_as_interrupt,
 )
-from corepipe.cli.run.guesses import assumed_guesses
+from corepipe.cli.run.assumed_drafts import assumed_drafts
 from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
 from corepipe.engine.config import EngineConfig
@@ -199,7 +199,7 @@ def _inquiry(given: Mapping[str, Any]) -> Inquiry:
     emit, prices, max_error = given["emit"], given["prices"], given["max_error"]
     model = architecture(given["model"])
     stacks = _stacks(given)
-    guesses = assumed_guesses(given["speculative_config"], model)
+    guesses = assumed_drafts(given["speculative_config"], model)
     if guesses is not None and emit is options.Emit.VLLM_NEURON:
         raise UserError(
             "--speculative-config: vLLM on Neuron has no such guesses to --emit; leave one of them out",

@@ -20,7 +20,7 @@ from corepipe.cli.output.common import (
     sigterm_as_interrupt,
 )
 from corepipe.cli.output.tables import Figures, between
-from corepipe.cli.run.software import ASSUMED, SIMULATE, Kind
+from corepipe.cli.run.software import ASSUMED, SIMULATE, GraphKind
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.chips import catalog, profiles
@@ -90,7 +90,7 @@ def run(given: Mapping[str, Any], model: Architecture, graph: Graph, rate: float
 
 def _demand(given: Mapping[str, Any], graph: Graph, rate: float) -> Demand:
     """Raises UserError for flags of what generates, and for inputs that are too long."""
-    images = Kind.of(graph) is Kind.IMAGES
+    images = GraphKind.of(graph) is GraphKind.IMAGES
     for name, absent in {**OF_WHAT_GENERATES, **({"input_len": INPUT_LEN} if images else {})}.items():
         if given[name] != absent:
             why = "images are all of one size" if name == "input_len" else "it generates no tokens"
@@ -114,7 +114,7 @@ def _offers(given: Mapping[str, Any], graph: Graph) -> Iterator[Offer]:
     formats = [TIMED_FORMATS[fmt.value] for fmt in given["dtype"] or []] or [
         TIMED_FORMATS[name] for name in FORMATS
     ]
-    stacks = given["profile"] or [ASSUMED[SIMULATE][Kind.of(graph)]]
+    stacks = given["profile"] or [ASSUMED[SIMULATE][GraphKind.of(graph)]]
     prices, purchase, region = _prices(given), given["purchase"], given["region"]
     prices.check_region(purchase, region)
     found = {instance.name: prices.get(instance.name, purchase, region) for instance in chosen}
@@ -167,7 +167,7 @@ def _document(found: Found, demand: Demand, given: Mapping[str, Any]) -> dict[st
 
 def _option(option: Option, demand: Demand, given: Mapping[str, Any]) -> dict[str, object]:
     shape, limits = option.deployment.candidate.shape, option.deployment.candidate.limits
-    images = Kind.of(option.report.device.graph) is Kind.IMAGES
+    images = GraphKind.of(option.report.device.graph) is GraphKind.IMAGES
     serve = _serve(option, given)
     return {
         "instances": option.deployment.instances,
@@ -208,7 +208,7 @@ def _print(found: Found, demand: Demand, given: Mapping[str, Any], graph: Graph)
     console.print(_table(found, demand))
     if (serve := _serve(best, given)) is not None:
         console.print(f"to serve it emulated, on each instance:\n{wrapped(serve)}", markup=False)
-    again = _simulate(best, demand, given, images=Kind.of(graph) is Kind.IMAGES)
+    again = _simulate(best, demand, given, images=GraphKind.of(graph) is GraphKind.IMAGES)
     console.print(f"to simulate one instance again:\n{wrapped(again)}", markup=False)
 
 
@@ -221,7 +221,7 @@ def _summary(best: Option, demand: Demand, graph: Graph) -> Iterator[str]:
     limit, aimless = "", "; no objective was given: it is the cheapest whose queue does not grow (--ttft)"
     if demand.seconds is not None:
         limit, aimless = f" of {demand.seconds * 1e3:g}", ""
-    inputs = "images" if Kind.of(graph) is Kind.IMAGES else f"requests of {_lengths(demand)} tokens"
+    inputs = "images" if GraphKind.of(graph) is GraphKind.IMAGES else f"requests of {_lengths(demand)} tokens"
     told = f"{demand.rate:g} {inputs} a second: {best.seconds * 1e3:.3g} ms"
     yield f"{told}{limit} at p{demand.percentile:g}{aimless}"
     yield "no vLLM on Neuron runs it: its graphs are traced (torch-neuronx, torch-neuron on inf1), one a core"

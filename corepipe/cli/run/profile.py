@@ -12,7 +12,7 @@ from rich.table import Column
 
 from corepipe.cli.output.common import check_writable, errors, print_json, progress_bar, results
 from corepipe.cli.output.tables import Figures, between
-from corepipe.cli.run.software import ASSUMED, PROFILE, Kind, software
+from corepipe.cli.run.software import ASSUMED, PROFILE, GraphKind, software
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.chips import profiles
@@ -53,7 +53,7 @@ def run(given: Mapping[str, Any]) -> None:
 
 def _setup(given: Mapping[str, Any]) -> Setup:
     model = architecture(given["model"])
-    stack = given["profile"] or ASSUMED[PROFILE][Kind.of(model.graph(FORMATS["bf16"]))]
+    stack = given["profile"] or ASSUMED[PROFILE][GraphKind.of(model.graph(FORMATS["bf16"]))]
     return Setup(
         architecture=model,
         format=TIMED_FORMATS[given["dtype"].value],

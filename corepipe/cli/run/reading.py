@@ -26,7 +26,7 @@ class UnreachableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MetricsSample:
     """All series of a server at a moment; `at` is in seconds of this process's clock."""
 
     at: float
@@ -45,7 +45,7 @@ class Reading:
         """Their values by a label."""
         return {have[label]: value for have, value in self.values(name, **labels)}
 
-    def of(self, name: str | None) -> Reading:
+    def of(self, name: str | None) -> MetricsSample:
         """What is of a model, or of the whole server; all there is where the server has one model (None)."""
         if name is None:
             return self
@@ -53,10 +53,10 @@ class Reading:
             series: [(have, value) for have, value in found if _is_of(have, name)]
             for series, found in self.series.items()
         }
-        return Reading(self.at, {series: found for series, found in kept.items() if found})
+        return MetricsSample(self.at, {series: found for series, found in kept.items() if found})
 
 
-class Server:
+class MonitoredServer:
     """A running server.
 
     `url` may leave out the scheme, and may end in /v1 as clients write it.
@@ -80,14 +80,14 @@ class Server:
         except (UnreachableError, ValueError, AttributeError) as error:
             raise UserError(f"{self.url}: no corepipe server answers there ({error})", "url") from error
 
-    def read(self) -> Reading:
+    def read(self) -> MetricsSample:
         """All series now.  Raises UnreachableError."""
         series: dict[str, list[tuple[Labels, float]]] = {}
         for path in ("/metrics", "/metrics/neuron"):
             for family in text_string_to_metric_families(self._get(path).text):
                 for sample in family.samples:
                     series.setdefault(sample.name, []).append((sample.labels, sample.value))
-        return Reading(time.monotonic(), series)
+        return MetricsSample(time.monotonic(), series)
 
     def _get(self, path: str) -> httpx.Response:
         try:
@@ -147,10 +147,10 @@ class ServedDeployment:
         return len(self._cores)
 
 
-class Between:
+class MetricsDelta:
     """What happened between two readings.  Counters that have started anew count from 0."""
 
-    def __init__(self, before: Reading, after: Reading, deployment: ServedDeployment) -> None:
+    def __init__(self, before: MetricsSample, after: MetricsSample, deployment: ServedDeployment) -> None:
         self._before = before.of(deployment.name)
         self.after = after.of(deployment.name)
         self.deployment = deployment

@@ -16,7 +16,7 @@ from corepipe.cli.flags.workload import INPUT_LEN, OUTPUT_LEN, TraceSchema
 from corepipe.cli.output.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.output.placement import degrees_of
 from corepipe.cli.output.tables import Figures, between, facts
-from corepipe.cli.run.software import ASSUMED, SIMULATE, Kind, software
+from corepipe.cli.run.software import ASSUMED, SIMULATE, GraphKind, software
 from corepipe.cli.run.workload import synthetic, traced
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
 from corepipe.engine.config import EngineConfig
@@ -46,7 +46,7 @@ def run(given: Mapping[str, Any]) -> None:
     slo = NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
     if not graph.generates:
         given = _run_once(given, graph, slo)
-    stack = given["profile"] or ASSUMED[SIMULATE][Kind.of(graph)]
+    stack = given["profile"] or ASSUMED[SIMULATE][GraphKind.of(graph)]
     config = SimulationConfig(engine.model_copy(update={"profile": stack}), slo)
     workload = _workload(given)
     if given["write_trace"] is not None:
@@ -85,7 +85,7 @@ def _run_once(given: Mapping[str, Any], graph: Graph, slo: Slo) -> dict[str, Any
     Raises UserError for flags of what generates.
     """
     unused = {"output_len": OUTPUT_LEN, "trace": None, "turns": 1, "prefix_tree": None}
-    images = Kind.of(graph) is Kind.IMAGES
+    images = GraphKind.of(graph) is GraphKind.IMAGES
     if images:
         unused["input_len"] = INPUT_LEN
     for name, absent in unused.items():
@@ -174,7 +174,7 @@ def _headline(report: Report, around: str) -> Iterator[str | Text]:
 def _sizes(report: Report) -> str:
     """How long the answered texts were, of a model that is run once over them."""
     graph, prompts = report.device.graph, report.requests["prompt_tokens"]
-    if graph.generates or Kind.of(graph) is Kind.IMAGES or not len(prompts):
+    if graph.generates or GraphKind.of(graph) is GraphKind.IMAGES or not len(prompts):
         return ""
     least, most = int(prompts.min()), int(prompts.max())
     return f" of {least} tokens" if least == most else f" of {least} to {most} tokens"

@@ -10,7 +10,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import InputKind
 
 
-class Kind(StrEnum):
+class GraphKind(StrEnum):
     """Models of which some commands assume other software.  Images are all of one size."""
 
     DECODER = "decoder"
@@ -18,7 +18,7 @@ class Kind(StrEnum):
     IMAGES = "images"
 
     @classmethod
-    def of(cls, graph: Graph) -> Kind:
+    def of(cls, graph: Graph) -> GraphKind:
         reads = {part.kind for part in graph.inputs}
         if not reads.isdisjoint({InputKind.PATCHES, InputKind.PIXELS}):
             return cls.IMAGES
@@ -28,9 +28,17 @@ class Kind(StrEnum):
 SIMULATE, PROFILE, LADDER = "simulate", "profile", "profile --ladder"
 
 ASSUMED = {
-    SIMULATE: {Kind.DECODER: "vllm-neuron", Kind.ENCODER: "traced", Kind.IMAGES: "data-parallel"},
-    PROFILE: dict.fromkeys(Kind, "async"),
-    LADDER: {Kind.DECODER: "vllm-neuron", Kind.ENCODER: "data-parallel", Kind.IMAGES: "data-parallel"},
+    SIMULATE: {
+        GraphKind.DECODER: "vllm-neuron",
+        GraphKind.ENCODER: "traced",
+        GraphKind.IMAGES: "data-parallel",
+    },
+    PROFILE: dict.fromkeys(GraphKind, "async"),
+    LADDER: {
+        GraphKind.DECODER: "vllm-neuron",
+        GraphKind.ENCODER: "data-parallel",
+        GraphKind.IMAGES: "data-parallel",
+    },
 }
 """Command -> the profile that it takes."""
 
@@ -41,5 +49,7 @@ def software(profile: RuntimeProfile, graph: Graph | None = None) -> str:
     said = f"profile {profile.name} {in_words(profile)}"
     if graph is None:
         return said
-    taken = ", ".join(f"{command} takes {profiles[Kind.of(graph)]}" for command, profiles in ASSUMED.items())
+    taken = ", ".join(
+        f"{command} takes {profiles[GraphKind.of(graph)]}" for command, profiles in ASSUMED.items()
+    )
     return f"{said}; without --profile {taken}"

@@ -16,7 +16,7 @@ from rich.live import Live
 
 from corepipe.cli.output.common import results, seconds, until_interrupted
 from corepipe.cli.run.picture import Picture
-from corepipe.cli.run.reading import Between, Reading, Server, UnreachableError
+from corepipe.cli.run.reading import MetricsDelta, MetricsSample, MonitoredServer, UnreachableError
 from corepipe.serving.telemetry.history import History
 
 QUIT = frozenset("qQ")
@@ -29,8 +29,8 @@ def run(url: str, api_key: str | None, interval: str) -> None:
     """
     wait = seconds("--interval", interval) or 0.0
     console = results()
-    with contextlib.closing(Server(url, api_key)) as server, until_interrupted():
-        view = View(server)
+    with contextlib.closing(MonitoredServer(url, api_key)) as server, until_interrupted():
+        view = TopView(server)
         view.look()
         if not console.is_interactive:
             time.sleep(wait)
@@ -41,13 +41,13 @@ def run(url: str, api_key: str | None, interval: str) -> None:
                 live.update(view.look(console.height), refresh=True)
 
 
-class View:
+class TopView:
     """The last seconds of a server as a picture.  A server that is gone for a while is waited for."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: MonitoredServer) -> None:
         self._server = server
         self._deployments = server.deployments()
-        self._history: History[Reading] = History()
+        self._history: History[MetricsSample] = History()
 
     def look(self, height: int | None = None) -> Group:
         """The picture of now, of at most `height` lines: of several models one below the other."""
@@ -61,7 +61,7 @@ class View:
         share = None if height is None else height // len(self._deployments)
         pictures = []
         for one in self._deployments:
-            between = None if change is None else Between(change.before, change.after, one)
+            between = None if change is None else MetricsDelta(change.before, change.after, one)
             pictures.append(Picture(self._server.url, one, between, share, problem))
         return Group(*pictures)
 

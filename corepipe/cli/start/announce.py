@@ -83,7 +83,7 @@ def _fitted(lines: Sequence[str], room: int) -> Sequence[str]:
     return lines if len(lines) <= room else [*lines[:whole], "; ".join(lines[whole:])]
 
 
-class Loading:
+class LoadingDisplay:
     """Shows on stderr how far loading is, then what is served where.
 
     notes: to be said in short.  details: for who wants to know all.
@@ -137,7 +137,7 @@ class AnnouncedClient(ProcessClient):
         """`process`: of the first engine, where it has been made."""
         whose = f"the engine of {said.name}" if said.names else "the engine"
         super().__init__(config, queue_seconds=queue_seconds, called=whose, first=process)
-        self.told = Loading(said)
+        self.told = LoadingDisplay(said)
 
     async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         return await self.told.shown(super().start, progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from corepipe.cli.start.announce import Announcement, Loading
+from corepipe.cli.start.announce import Announcement, LoadingDisplay
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.serving.config import ServerConfig
@@ -35,7 +35,7 @@ class AnnouncedFleet(FleetClient):
         least, most = server.replicas or 1, server.max_replicas
         scaler = None if most is None else Scaler(least, most, engine.max_num_seqs)
         super().__init__(engine, fleet, Identity.make("front"), server.max_queue_seconds, scaler, slo)
-        self.told = Loading(said)
+        self.told = LoadingDisplay(said)
 
     @classmethod
     def of(cls, engine: EngineConfig, said: Announcement, server: ServerConfig) -> AnnouncedFleet:

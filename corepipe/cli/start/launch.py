@@ -13,7 +13,7 @@ import uvloop
 from corepipe.cli.output.common import errors
 from corepipe.cli.start.announce import AnnouncedClient, Announcement, of_weights
 from corepipe.cli.start.ports import urls_of, warnings_of
-from corepipe.cli.start.starting import Found, Starting
+from corepipe.cli.start.starting import PreparedServer, ResolvedModel
 from corepipe.errors import UserError
 from corepipe.models import cache, registry
 from corepipe.models.tasks import Task
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
 
 
-def launch(start: Starting) -> None:
+def launch(start: PreparedServer) -> None:
     """Serves until a signal: each of these models, at the port and with the keys and limits of the first.
 
     Raises UserError for what cannot be served, Exit where an engine dies loading.  The engines load behind
@@ -57,7 +57,7 @@ def launch(start: Starting) -> None:
         raise typer.Exit(1) from error
 
 
-def _with_shares(found: Sequence[Found]) -> Sequence[Found]:
+def _with_shares(found: Sequence[ResolvedModel]) -> Sequence[ResolvedModel]:
     """Gives each of several models its part of the device and of the host.  Raises UserError."""
     if len(found) == 1:
         return found
@@ -66,7 +66,7 @@ def _with_shares(found: Sequence[Found]) -> Sequence[Found]:
     return with_shares(found)
 
 
-def _service(one: Found, said: Announcement) -> Service:
+def _service(one: ResolvedModel, said: Announcement) -> Service:
     """Its engine, which is yet to start, and its text."""
     model, template = registry.load(one.path), one.server.chat_template
     tokenizer = _tokenizer(one.path, model, tried=template is None)
@@ -115,7 +115,7 @@ def _of_cassettes(server: ServerConfig, cassettes: ServerCassettes | None) -> li
     return said
 
 
-def _client(one: Found, said: Announcement) -> AnnouncedClient | AnnouncedFleet:
+def _client(one: ResolvedModel, said: Announcement) -> AnnouncedClient | AnnouncedFleet:
     """Its engine here, or its engines on hosts of a fleet.  Raises UserError."""
     server = one.server
     if server.fleet is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from corepipe.cli.start.starting import Found
+from corepipe.cli.start.starting import ResolvedModel
 from corepipe.engine.assembly.assembly import default_kv_bytes, timing_model
 from corepipe.engine.assembly.device_plan import graph_of
 from corepipe.engine.assembly.draft_host import load_draft
@@ -17,7 +17,7 @@ from corepipe.models import registry
 from corepipe.neuron.host.packed_index import weights_size
 
 
-def with_shares(found: Sequence[Found]) -> list[Found]:
+def with_shares(found: Sequence[ResolvedModel]) -> list[ResolvedModel]:
     """Gives each model its part.  Raises UserError where they do not fit."""
     models = [Tenancy(one.name, one.resolved, _timed(one)) for one in found]
     configs = shared(models, host_cpus().count, default_kv_bytes(found[0].resolved))
@@ -25,13 +25,13 @@ def with_shares(found: Sequence[Found]) -> list[Found]:
     return [_with_share(one, config) for one, config in zip(found, configs, strict=True)]
 
 
-def _with_share(one: Found, resolved: EngineConfig) -> Found:
+def _with_share(one: ResolvedModel, resolved: EngineConfig) -> ResolvedModel:
     """As the engine is to run it; what is told of it knows its cores, too."""
     cores = {"first_core": resolved.first_core, "cores": resolved.cores}
     return replace(one, engine=one.engine.model_copy(update=cores), resolved=resolved)
 
 
-def _weights_size(one: Found) -> int:
+def _weights_size(one: ResolvedModel) -> int:
     """Bytes of host memory that its weights take."""
     model, config = registry.load(one.path), one.resolved.model_copy(update={"max_model_len": None})
     graph = graph_of(config, model, model.task(config.task))
@@ -40,6 +40,6 @@ def _weights_size(one: Found) -> int:
     return weights_size(graph) + beside
 
 
-def _timed(one: Found) -> registry.Architecture:
+def _timed(one: ResolvedModel) -> registry.Architecture:
     timed = one.resolved.timing_model
     return registry.load(one.path) if timed is None else timing_model(timed)

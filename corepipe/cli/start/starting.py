@@ -13,7 +13,7 @@ from socket import socket
 
 import typer
 
-from corepipe.cli.output.common import Report, errors, progress_bar
+from corepipe.cli.output.common import ReportProgress, errors, progress_bar
 from corepipe.engine.assembly.host_limits import host_memory
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
@@ -23,7 +23,7 @@ from corepipe.serving.supervision.engine_process import EngineError, EngineProce
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedModel:
     """A model whose files are here.  engine: as it was asked for; resolved: with its path, and its share.
 
     process: of its engine, where that is on this host.
@@ -41,15 +41,15 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Starting:
+class PreparedServer:
     """What is there.  listeners: of all ports, the public one first."""
 
-    found: Sequence[Found]
+    found: Sequence[ResolvedModel]
     listeners: Sequence[socket]
 
 
 @contextmanager
-def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[Starting]:
+def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[PreparedServer]:
     """Makes an engine's process for each of these models, but in a fleet; listens; has the models fetched.
 
     The only model loads from now on; of several, the share of each is to be known first.  Processes end with
@@ -66,7 +66,7 @@ def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[Sta
         found = [_find(*one, process) for one, process in zip(asked, processes, strict=True)]
         if len(found) == 1 and found[0].process is not None:
             found[0].process.tell(found[0].resolved)
-        yield Starting(found, listeners)
+        yield PreparedServer(found, listeners)
 
 
 def _warn_of_memory(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
@@ -88,23 +88,23 @@ def _made() -> EngineProcess:
         raise typer.Exit(1) from error
 
 
-def _find(engine: EngineConfig, server: ServerConfig, process: EngineProcess | None) -> Found:
+def _find(engine: EngineConfig, server: ServerConfig, process: EngineProcess | None) -> ResolvedModel:
     """Fetches it if need be.  Raises UserError."""
     with progress_bar(errors()) as report:
         path = hub.resolve(engine.model, report)
         here = engine if engine.speculative_config is None else _with_draft(engine, report)
         if server.verify:
             _verify(path, here, report)
-    return Found(path, engine, here.model_copy(update={"model": str(path)}), server, process)
+    return ResolvedModel(path, engine, here.model_copy(update={"model": str(path)}), server, process)
 
 
-def _with_draft(engine: EngineConfig, report: Report) -> EngineConfig:
+def _with_draft(engine: EngineConfig, report: ReportProgress) -> EngineConfig:
     from corepipe.engine.assembly.draft_host import with_draft_here  # noqa: PLC0415 -- loads executors
 
     return with_draft_here(engine, report)
 
 
-def _verify(path: Path, here: EngineConfig, report: Report) -> None:
+def _verify(path: Path, here: EngineConfig, report: ReportProgress) -> None:
     """The model's files, and those of its draft model.  Raises UserError."""
     from corepipe.engine.assembly.draft_host import draft_path  # noqa: PLC0415
     from corepipe.models.checkpoints import integrity  # noqa: PLC0415 -- reads all formats

@@ -10,7 +10,7 @@ from corepipe.neuron.formats import FORMATS
 from corepipe.simulation.simulate import NO_TEXTS
 
 
-def assumed_guesses(given: str | None, model: Architecture) -> SpeculativeConfig | None:
+def assumed_drafts(given: str | None, model: Architecture) -> SpeculativeConfig | None:
     """What is assumed of guesses for this model; None where nothing is.  Raises UserError."""
     if given is None:
         return None
