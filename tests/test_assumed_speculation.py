@@ -1,5 +1,5 @@
-"""Where it is assumed how often guesses are right: the same answers, sooner, and the same steps in a server
-at the device's pace and in a simulation."""
+"""Speculation with an assumed acceptance: the same answers, sooner, and the same steps in a server at the
+device's pace and in a simulation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_answers_are_those_without(options: dict[str, Any]) -> None:
 
 
 LENGTHS = [(20 + 37 * n % 150, 30 + 53 * n % 90) for n in range(24)]
-"""Of prompts and answers."""
+"""Lengths of prompts and answers."""
 
 
 def _served(driver: Driver) -> tuple[dict[str, list[Output]], Stats]:
@@ -100,8 +100,8 @@ DRAFTED = {**GUESSES, "method": "draft_model", "model": "llama-3.2-1b"}
 def test_simulated_steps_are_those_of_the_server_at_the_devices_pace(
     guesses: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    """Each first and each last token at the same time, the same number of steps and of right guesses, and the
-    same share of a draft model, which is only timed."""
+    """Each first and each last token comes at the same time, with the same number of steps and of accepted
+    drafts, and the same share of a draft model, which is only timed."""
     options = {**TIMED, "max_model_len": 256, "max_num_seqs": 8, "prefix_cache": False, **more}
     driver = engine(speculative_config=guesses, clock="virtual", **options)
     drafting = driver.replicas[0].timeline
@@ -134,7 +134,8 @@ def test_simulated_steps_are_those_of_the_server_at_the_devices_pace(
 
 
 def test_acceptance_in_is_acceptance_out() -> None:
-    """By its place, of the guesses of steps that had room for all of them: within five deviations."""
+    """The acceptance by position, of the drafts of steps that had room for all of them: within five
+    deviations."""
     long = Workload(
         lambda: (Session(0.0, (Turn((Segment(n, 16),), 2000, 100 + n),)) for n in range(8)), requests=8
     )

@@ -37,7 +37,8 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 ITSELF = ("roomy", "preempted", "pipeline")
-"""Where the model guesses for itself; `test_a_model_knows_what_it_would_answer_itself` has it everywhere."""
+"""The configs in which the model drafts for itself; `test_a_model_knows_what_it_would_answer_itself` has it
+everywhere."""
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +96,8 @@ def greedy() -> list[Submit]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_model_knows_what_it_would_answer_itself(place: str) -> None:
-    """Greedy answers are guessed by the same model: with one wrong key in its cache a guess is wrong. Blocks
-    are shared, given back, found again, and filled in parts."""
+    """Greedy answers are drafted by the same model: with one wrong key in its cache a draft is rejected.
+    Blocks are shared, given back, found again, and filled in parts."""
     roomy = {"num_blocks": 40} if place == "preempted" else {}
     driver = engine(speculative_config=guesses_of(TINY), **{**PLACES[place], **roomy})
     for again in ("", "again "):
@@ -151,7 +152,7 @@ def test_engines_that_are_killed_change_no_answer() -> None:
 
 
 def test_others_have_an_idea_first_and_some_want_none(twin: Path) -> None:
-    """A prediction is right where the draft model is not; who forbids guesses has none."""
+    """A prediction is accepted where the draft model is not; a request that forbids drafts has none."""
     wanted = plain()
     asked = {submit.id: submit for submit in submits()}
     tokens = [token for output in wanted["greedy"] for token in output.tokens]
@@ -206,7 +207,7 @@ def test_the_library_has_the_option() -> None:
 
 
 def refused(guesses: dict[str, Any], named: str) -> None:
-    """What a server ends with."""
+    """Returns the last message of a server."""
     result = corepipe("serve", TINY, "--port", "0", "--speculative-config", json.dumps(guesses))
     assert result.returncode == 2
     said = [line for line in result.stderr.strip().splitlines() if "--speculative-config" in line]

@@ -147,11 +147,9 @@ def test_what_is_stored_is_what_was_asked_and_the_same_again_stores_nothing(tmp_
 
 
 def test_preemption_and_eviction_remove_what_they_take(tmp_path: Path) -> None:
-    """What is said to be there at the end is what the pool still has, by its own count.
-
-    At a device's pace, slowed down, so that the last of the requests has come long before the first is done;
-    where it has not, they are asked again.
-    """
+    """The blocks that the events leave stored are those that the pool still has, by its own count. At a
+    device's pace, slowed down, so that the last of the requests has come long before the first is done; where
+    it has not, they are sent again."""
     paced = ("--clock", "device", "--time-scale", 10)
     with gateway(tmp_path, "--num-blocks", 24, "--max-model-len", 256, *paced) as one:
         prompts = [[20 + at] * 40 for at in range(8)]

@@ -63,12 +63,12 @@ KINDS: dict[str, tuple[TokenSampling, dict[str, Any]]] = {
         {"grammar": LLMatcher.grammar_from_regex("[a-g ]{9}[0-9]")},
     ),
 }
-"""Of the last one nothing can be drawn after some tokens: it ends with an error."""
+"""The last kind has no token to draw after some tokens: it ends with an error."""
 BESIDE = {"max_num_seqs": 16, "max_num_batched_tokens": 48, "num_blocks": 20, "block_size": 16}
 
 
 class Knows:
-    """Guesses an answer that is known, wrongly once in a while."""
+    """Drafts an answer that is known, wrongly once in a while."""
 
     def __init__(self, answer: Sequence[int], rng: random.Random) -> None:
         self._answer = answer
@@ -123,7 +123,7 @@ def plain(model: Path = TINY, **options: Any) -> dict[str, Any]:
 def drafted(
     asked: Sequence[Submit], model: Path = TINY, **options: Any
 ) -> tuple[dict[str, Any], list[Knows], Driver]:
-    """What is told of these requests, all at once, with drafts; who guessed."""
+    """Returns the outputs of these requests, all at once, with drafts; and the drafters."""
     answers = {
         name: [token for output in outputs for token in output.tokens]
         for name, outputs in plain(
@@ -261,7 +261,7 @@ def test_what_guesses_by_itself_changes_nothing() -> None:
 
 
 def test_what_a_grammar_forces_comes_at_once() -> None:
-    """Nothing of the text has been there before: it is the grammar alone that guesses."""
+    """No part of the text has occurred before: only the grammar drafts."""
     driver = engine(speculative_config={**NGRAM, "prompt_lookup_min": 60})
     for submit in submits():
         if submit.id in ("json", "words"):
@@ -281,13 +281,13 @@ def server() -> Iterator[Served]:
 
 
 def guessed(server: Served) -> list[float]:
-    """Steps with guesses, guesses, and those that were right."""
+    """Returns the steps with drafts, the draft tokens, and those that were accepted."""
     names = ("drafts", "draft_tokens", "accepted_tokens")
     return [server.metric(f"vllm:spec_decode_num_{name}_total") for name in names]
 
 
 def test_a_request_may_do_without_and_is_told_what_came_of_guesses(server: Served) -> None:
-    """By a server, plain and streamed, beside others that are guessed for."""
+    """A server answers such a request, plain and streamed, beside others that have drafts."""
     before = guessed(server)
     body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     asked = {**body, "device_metrics": True, "allowed_token_ids": [70, 80]}  # it comes to repeat itself
@@ -375,7 +375,7 @@ async def killed(asked: Sequence[Submit], kills: int, guesses: dict[str, Any]) -
 
 
 def long_answers() -> tuple[list[Submit], dict[str, list[int]]]:
-    """Requests whose engines have time to be killed, and what they are answered where nobody guesses."""
+    """Requests whose engines have time to be killed, and their answers without drafts."""
     asked = [changed(s, max_tokens=150, stop_ids=[], min_tokens=0) for s in submits()[:4]]
     with closing(engine()) as driver:
         for submit in asked:

@@ -39,7 +39,7 @@ def submits() -> list[Submit]:
 
 
 def answers(asked: Sequence[Submit], drafter: Any = None, **options: Any) -> tuple[dict[str, Any], Any]:
-    """What their owners hear, and the engine's figures."""
+    """Returns the outputs of the requests, and the engine's figures."""
     driver = engine(drafter, **ROOM, **options)
     for submit in asked:
         driver.handle(submit)

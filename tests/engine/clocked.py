@@ -12,10 +12,8 @@ from tests.engine.test_driver_time import ManualTime
 
 
 class Clocked:
-    """A deployment at the device's pace, or (not `paced`) at that of a host that computes in no time.
-
-    told: what was said last of each request, and when.
-    """
+    """A deployment at the device's pace, or (not `paced`) at that of a host that computes in no time. told:
+    the last output of each request, and its time."""
 
     def __init__(self, deployment: Callable[[Clock], Deployment], *, paced: bool = True) -> None:
         self.time = ManualTime()

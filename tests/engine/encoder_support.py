@@ -55,7 +55,7 @@ def bert() -> Tokenizer:
 
 
 def computed(ids: Sequence[int], second: int, task: TaskInfo) -> F32:
-    """What the model computes of a prompt [rows, width], before any activation."""
+    """Returns the values that the model computes of a prompt [rows, width], before any activation."""
     places = np.arange(1, task.dimensions + 1)
     rows = list(ids) if task.per_token else [sum(at * one for at, one in enumerate(ids, 3)) + 7 * second]
     values = np.sin(np.outer(rows, places) / 5)

@@ -127,7 +127,7 @@ class SummingExecutor(NullExecutor):
 
     @staticmethod
     def _sums(rows: npt.NDArray[np.float32], inputs: StepInputs) -> npt.NDArray[np.float32]:
-        """One row for each wanted one, of the sequence that it belongs to."""
+        """Returns one row for each logit row, of the sequence that it belongs to."""
         starts = inputs.sequence_starts
         which = np.searchsorted(starts, inputs.logit_rows, side="right") - 1
         parts = [rows[starts[i] : starts[i + 1]] for i in which]
@@ -269,7 +269,7 @@ LOAD_CPU_SECONDS = 1.0
 def assemble_busily(
     config: EngineConfig, progress: Callable[[str, float], None], beats: Counter
 ) -> Deployment:
-    """Works for `LOAD_CPU_SECONDS` of processor time, and tells of it twenty times."""
+    """Works for `LOAD_CPU_SECONDS` of processor time, and reports its progress twenty times."""
     began = time.process_time()
     for done in range(20):
         progress("loading", done / 20)

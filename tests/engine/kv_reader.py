@@ -8,7 +8,7 @@ import msgspec
 
 
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, tag=True, forbid_unknown_fields=True):
-    """As vLLM's `distributed/kv_events.py` has it: maps with a `type`."""
+    """An event of vLLM's `distributed/kv_events.py`: maps with a `type`."""
 
 
 class BlockStored(KVCacheEvent):
@@ -42,10 +42,9 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Reader:
-    """What can be found, as a salt and all tokens up to a block's end.
-
-    Raises AssertionError for what is stored twice, removed without having been stored, or hangs on nothing.
-    """
+    """The blocks that can be found, each as a salt and all tokens up to the block's end. Raises
+    AssertionError for a block that is stored twice, removed without having been stored, or has an unknown
+    parent."""
 
     def __init__(self) -> None:
         self._chains: dict[int | bytes, tuple[str, tuple[int, ...]]] = {}

@@ -24,7 +24,7 @@ from tests.support import answers
 
 LARGE = {"timing_model": "llama-3.1-70b", "instance": "trn1.32xlarge", "tensor": 32}
 OTHER = {"timing_model": "llama-3.1-8b", "instance": "trn1.32xlarge", "tensor": 8}
-"""As different from the served one, and soon compiled."""
+"""A model as different from the served one as possible, and quickly compiled."""
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def test_where_the_host_cannot_follow_it_is_said(tmp_path: Path) -> None:
 
 
 def test_the_device_has_the_blocks_of_the_model_that_is_timed(tmp_path: Path) -> None:
-    """What is left of 16 GiB beside int8 weights of 8 billion, where each token takes 128 KiB."""
+    """The blocks fill the rest of 16 GiB beside int8 weights of 8 billion, where each token takes 128 KiB."""
     options = {"timing_model": "llama-3.1-8b", "instance": "inf2.xlarge", "tensor": 1, "max_num_seqs": 256}
     with assembled(tmp_path, clock="device", **options) as deployment:
         blocks = deployment.replicas[0].scheduler.num_blocks

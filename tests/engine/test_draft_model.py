@@ -1,4 +1,4 @@
-"""What a draft model has computed is right, whoever shares, gives back and finds its blocks again."""
+"""The draft model's cache is right, whatever requests share, give back and find its blocks again."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SIZE = 4
 
 
 def after(before: int, token: int) -> int:
-    """What stands for a token and all before it."""
+    """Returns a key of a token and all before it."""
     return crc32(f"{before} {token}".encode())
 
 
 def next_token(tokens: Sequence[int]) -> int:
-    """What the model would answer: it depends on every token before it."""
+    """Returns the model's answer: it depends on every token before it."""
     return reduce(after, tokens, 0) % VOCAB
 
 
@@ -85,14 +85,15 @@ def _place(table: Sequence[int], position: int) -> tuple[int, int]:
 
 
 def asked(name: str, prompt: list[int], tokens: int, guesses: int, salt: str = "") -> Request:
-    """A request that may have so many guesses."""
+    """A request that may have so many draft tokens."""
     request = SampledRequest(name, prompt, tokens, cache_salt=salt, sampling=TokenSampling(), seed=0)
     request.drafter = RequestDrafter([], guesses, draft_cost=0.1)
     return request
 
 
 def drawn_of(batch: Batch, rng: random.Random) -> list[list[int]]:
-    """What the model itself draws of each chunk; now and then something else, as at a temperature."""
+    """Returns the tokens that the model draws of each chunk; now and then another one, as at a
+    temperature."""
     found = []
     for chunk in batch.chunks:
         if not chunk.samples:
@@ -117,7 +118,7 @@ def drawn_of(batch: Batch, rng: random.Random) -> list[list[int]]:
 def test_guesses_are_what_the_model_would_answer(
     seed: int, blocks: int, stages: int, rows: int, prefixes: bool
 ) -> None:
-    """Of requests that begin alike, come and go, are preempted and aborted, in several batches at a time."""
+    """Requests that begin alike come and go, are preempted and aborted, in several batches at a time."""
     rng, executor = random.Random(seed), Remembering()
     model = DraftModel(executor, SIZE, rows)
     limits = config(
@@ -159,7 +160,8 @@ def test_guesses_are_what_the_model_would_answer(
 
 
 def test_what_is_right_behind_a_gap_is_left_alone() -> None:
-    """The third block is another request's, which has computed it; the second one is nobody's yet."""
+    """The third block is another request's, which has computed it; the second one has not been computed
+    yet."""
     cache, size = DraftCache(SIZE), SIZE
     tokens = list(range(14))
     owner, other = Request("a", tokens, 9), Request("b", tokens, 9)
@@ -176,7 +178,7 @@ def test_what_is_right_behind_a_gap_is_left_alone() -> None:
 
 
 class Deaf(Remembering):
-    """What it computes of the last row are no numbers."""
+    """An executor whose results of the last row are not numbers."""
 
     def wait(self, ticket: int) -> StepOutput:
         found = super().wait(ticket)

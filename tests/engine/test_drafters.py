@@ -1,4 +1,4 @@
-"""Who guesses, and how deep."""
+"""The drafts of each proposer, and their depth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.servers import TINY
 
 
 def searched(tokens: Sequence[int], least: int, most: int) -> int | None:
-    """What a PrefixLookup finds, by comparing with every place."""
+    """Returns the place that a PrefixLookup finds, by comparing with every place."""
     places = [p for p in range(least, len(tokens)) if tokens[p - least : p] == tokens[len(tokens) - least :]]
 
     def common(place: int) -> int:

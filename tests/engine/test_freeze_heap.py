@@ -1,4 +1,4 @@
-"""What `freeze_heap` gives back, in a process of its own."""
+"""The memory that `freeze_heap` gives back, in a process of its own."""
 
 from __future__ import annotations
 

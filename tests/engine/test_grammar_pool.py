@@ -1,4 +1,5 @@
-"""Grammars that are compiled while their requests wait: nobody else waits, nothing is lost, and it ends."""
+"""Grammars that are compiled while their requests wait: no other request waits, nothing is lost, and it
+ends."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def driver(clock: Any = None, **limits: int) -> Driver:
-    """One whose tokens mean nothing to grammars: they allow all of them, and are told of none."""
+    """A driver whose tokens mean nothing to grammars: they allow all of them, and get none of them."""
     return Driver(replace(deployment(clock=clock or HostClock(), **limits), tokenizer=tokenizer))
 
 
@@ -112,7 +113,7 @@ def test_an_abort_meanwhile_ends_it_once(gate: Gate) -> None:
 
 
 def test_in_virtual_time_it_takes_none() -> None:
-    """So that what happens next depends on nothing that the host does."""
+    """The next event must depend on nothing that the host does."""
 
     def told() -> list[Any]:
         engine = driver(VirtualClock())
@@ -126,7 +127,7 @@ def test_in_virtual_time_it_takes_none() -> None:
 
 
 def test_at_the_devices_pace_it_comes_when_it_is_compiled(gate: Gate) -> None:
-    """What the device would have done meanwhile is done; the request's times begin where it came."""
+    """The device's work in the meantime is done; the request's times begin when it came."""
     now = [0.0]
     engine = driver(
         PacedClock(1.0, lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds + 1e-6))

@@ -1,4 +1,4 @@
-"""What control groups leave of a host, on trees of files as the kernel shows them."""
+"""The resources that control groups leave of a host, on trees of files as the kernel shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sixty_four(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tree(root: Path, own: str, files: dict[str, str]) -> HostCpus:
-    """What is found where /proc/self/cgroup says `own` and below /sys/fs/cgroup are these files."""
+    """Finds the limits where /proc/self/cgroup contains `own` and below /sys/fs/cgroup are these files."""
     root.mkdir(exist_ok=True)
     (root / "own").write_text(own)
     for name, text in files.items():

@@ -19,7 +19,7 @@ SIZE = 16
 
 
 class Caches:
-    """Replicas' caches at random work, and what of them is told."""
+    """Replicas' caches at random work, and the events of it."""
 
     def __init__(self, seed: int, caches: list[KVCache]) -> None:
         self.random = random.Random(seed)
@@ -68,7 +68,7 @@ class Caches:
         self.running.remove((cache, request))
 
     def found(self) -> set[tuple[str, tuple[int, ...]]]:
-        """What the pools themselves find: a salt, and all tokens up to a block's end."""
+        """Returns the blocks that the pools themselves find: a salt, and all tokens up to a block's end."""
         return {self.known[key] for cache in self.caches for key in keys(cache)}
 
 

@@ -47,7 +47,7 @@ def numbered(numbers: range, topic: bytes = b"") -> list[list[bytes]]:
 
 
 def missed(asker: zmq.Socket[bytes], first: int) -> list[list[bytes]]:
-    """As vLLM's subscribers ask for them."""
+    """Asks for missed batches as vLLM's subscribers do."""
     asker.send_multipart([b"", first.to_bytes(8, "big")])
     found = []
     while (frames := asker.recv_multipart())[2] != END:
@@ -98,7 +98,8 @@ def test_the_latest_are_kept_and_other_messages_get_no_answer(opened: Opened, tm
 
 
 def test_a_subscriber_that_does_not_read_holds_nobody_up(opened: Opened, tmp_path: Path) -> None:
-    """All that is published returns; what it misses it is told by the numbers, and can ask for."""
+    """Every publish returns; the subscriber sees by the numbers which batches it has missed, and can ask for
+    them."""
     with closing(KVPublisher(config(tmp_path, hwm=10, buffer_steps=5_000))) as publisher:
         slow, asker = opened(zmq.SUB), opened(zmq.DEALER)
         slow.set_hwm(10)

@@ -65,7 +65,7 @@ hosts = st.builds(
 
 
 def served_by_a_host(requests: list[Planned], host: Host, **parts: int) -> dict[str, DeviceTimes]:
-    """As `serve.serve`."""
+    """Runs the driver as `serve.serve` does."""
     time = ManualTime()
     cost = FlatCost(parts["stages"], row=1e-4)
     driver = Driver(deployment(clock=host.clock(time), cost=cost, **parts))

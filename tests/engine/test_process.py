@@ -50,7 +50,7 @@ class Wire:
             return
 
     def rest_until_idle(self) -> Iterator[Outputs]:
-        """What is told until a request has ended."""
+        """Returns the messages until a request has ended."""
         while True:
             event = self.next()
             assert isinstance(event, Outputs)
@@ -187,7 +187,7 @@ def test_last_words_do_not_wait_for_who_reads_the_log() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for it")
 def test_it_does_not_outlive_a_killed_parent() -> None:
-    """The grandchild stays in its load, where it listens to nobody, and still goes with its parent."""
+    """The grandchild stays in its load, where it reads no command, and still ends with its parent."""
     code = (
         "import socket, subprocess, sys, time\n"
         "from corepipe.engine.heartbeat import Heartbeat, make_heartbeat\n"
@@ -209,7 +209,7 @@ def test_it_does_not_outlive_a_killed_parent() -> None:
 
 
 def running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Tells whether the process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
             return stat.read().rsplit(") ", 1)[1][0] != "Z"

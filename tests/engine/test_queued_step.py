@@ -1,4 +1,5 @@
-"""Steps that are queued before they are asked for: they change nothing, and are what mostly runs."""
+"""Steps that are queued before the scheduler asks for them: they change nothing, and most steps are of
+these."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def counted(parts: Deployment) -> tuple[Deployment, Counted]:
 
 @pytest.fixture(scope="module")
 def drivers() -> Iterator[tuple[Driver, Driver, Counted]]:
-    """Of the same model: one that queues nothing, one that does."""
+    """Two drivers of the same model: one that queues nothing, one that does."""
     counting_parts, counting = counted(deployment())
     plain, ahead = Driver(without(deployment())), Driver(counting_parts)
     yield plain, ahead, counting
@@ -78,7 +79,7 @@ def drivers() -> Iterator[tuple[Driver, Driver, Counted]]:
 
 
 Script = dict[int, list[Submit | Abort]]
-"""What comes before which turn."""
+"""The commands that come before each turn."""
 
 
 def script(seed: int, requests: int = 24) -> Script:
@@ -129,7 +130,8 @@ def test_the_news_are_those_without(drivers: tuple[Driver, Driver, Counted], see
 
 
 def test_they_meet_every_situation(drivers: tuple[Driver, Driver, Counted]) -> None:
-    """Steps that are taken, that were dropped at a token, that nobody wanted; requests that are preempted."""
+    """Steps that are taken, that were dropped at a token, that the scheduler did not ask for; requests that
+    are preempted."""
     _, ahead, counting = drivers
     for seed in range(1000, 1020):
         played(ahead, script(seed))
@@ -141,7 +143,7 @@ def test_they_meet_every_situation(drivers: tuple[Driver, Driver, Counted]) -> N
 def test_of_one_answer_each_step_but_those_of_new_blocks_is_queued(
     drivers: tuple[Driver, Driver, Counted],
 ) -> None:
-    """A block has 16 positions, of which the first is not there before it is asked for."""
+    """A block has 16 positions; it is not there before its first position is scheduled."""
     _, ahead, counting = drivers
     before = counting.taken
     played(ahead, {0: [Submit("one", [5, 6, 7], 33, GREEDY)]})

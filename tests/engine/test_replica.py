@@ -1,4 +1,4 @@
-"""A replica by itself, and what its requests' owners are told."""
+"""A replica by itself, and the outputs of its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica tells of its work."""
+"""The Stats of a replica."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.null_executor import NullExecutor
 
 
 class Scripted:
-    """Gives one list of commands a call, and is gone afterwards; keeps the timeouts it was asked with."""
+    """Gives one list of commands a call, and is gone afterwards; keeps the timeouts of the calls."""
 
     def __init__(self, script: Iterable[list[Command]]) -> None:
         self._script = list(script)

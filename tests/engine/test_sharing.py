@@ -1,4 +1,4 @@
-"""What each of several models has of one server's cores, threads and memory."""
+"""The shares of several models in one server's cores, threads and memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_one_that_would_take_all_leaves_what_the_others_need() -> None:
 
 
 def test_a_part_is_placed_as_an_instance_of_its_own() -> None:
-    """What a model has on its part it would have on an instance with as many cores."""
+    """A model on its part is placed as on an instance with as many cores."""
     first, _ = divided(
         [tenancy("a", mode="throughput", instance="inf2.8xlarge"), tenancy("b", instance="inf2.8xlarge")]
     )
@@ -98,7 +98,7 @@ def test_a_model_too_large_for_its_part_is_told_with_the_instance_that_holds_bot
 
 
 def plan_fits(config: EngineConfig) -> bool:
-    """Whether one core is enough."""
+    """Tells whether one core is enough."""
     try:
         plan_device(config.model_copy(update={"cores": 1}), architecture("llama-3.1-8b"))
     except UserError:
@@ -167,7 +167,7 @@ def test_weights_that_the_host_cannot_hold_are_refused() -> None:
 
 
 def test_weights_are_counted_as_they_are_stored(tmp_path: Path) -> None:
-    """But for what aligns them, a page a tensor at the most."""
+    """Only the alignment differs, by a page a tensor at the most."""
     model = load(TINY)
     for name in ("fp32", "int8"):
         graph = model.graph(FORMATS[name])

@@ -1,4 +1,4 @@
-"""A thread's slice: asked for where there is a system call, and nothing else changes."""
+"""The time slice of a thread: requested where there is a system call, and nothing else changes."""
 
 from __future__ import annotations
 

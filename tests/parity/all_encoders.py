@@ -27,7 +27,7 @@ from tests.parity.executors import KINDS
 
 @torch.no_grad()
 def ask_transformers(case: EncoderCase, folder: Path) -> ExpectedValues:
-    """Of the model that transformers saves, filled by the formula and read back."""
+    """Computes the outputs of the model that transformers saves, filled by the formula and read back."""
     made = getattr(transformers, case.model_class)
     saved = live.saved(made(getattr(transformers, case.config_class)(**case.options)), folder)
     model = made.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
@@ -37,7 +37,8 @@ def ask_transformers(case: EncoderCase, folder: Path) -> ExpectedValues:
 
 
 def answers(case: EncoderCase, model: torch.nn.Module) -> list[np.ndarray]:
-    """Each text's rows; all texts are in one batch, padded and masked as sentence-transformers does it."""
+    """Returns each text's rows; all texts are in one batch, padded and masked as sentence-transformers does
+    it."""
     if pictures := case.pictures():
         pixels = torch.stack([torch.tensor(picture.pixels) for picture in pictures])
         out = model(pixel_values=pixels, interpolate_pos_encoding=case.resized is not None)

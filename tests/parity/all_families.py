@@ -30,10 +30,8 @@ from tests.parity.expected import Expected
 
 @torch.no_grad()
 def ask_transformers(case: Case, folder: Path) -> tuple[Expected, np.ndarray]:
-    """Of the model that transformers saves, filled by the formula and read back.
-
-    The second is the last token's hidden state [1, width].
-    """
+    """Computes the outputs of the model that transformers saves, filled by the formula and read back. The
+    second is the last token's hidden state [1, width]."""
     config = getattr(transformers, case.config_class)(**case.options)
     auto = getattr(transformers, case.model_class)
     saved = live.saved(auto.from_config(config), folder)

@@ -80,7 +80,7 @@ def mamba(hidden: int, heads: int, groups: int, **changes: object) -> dict[str, 
 
 
 def hybrid(groups: int, **changes: object) -> dict[str, object]:
-    """Of Mamba-2 and attention, with heads of 24 elements of which half are rotated."""
+    """A hybrid of Mamba-2 and attention, with heads of 24 elements of which half are rotated."""
     return llama_like(
         96,
         4,

@@ -28,12 +28,12 @@ class Checkpoint:
         return folder
 
     def told(self) -> str:
-        """As JSON, the same for the same model."""
+        """The checkpoint as JSON, the same for the same model."""
         told = {"config": self.config, "tensors": self.shapes}
         return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def of(cls, told: str | bytes) -> Checkpoint:
-        """What `told` told."""
+        """Reads the JSON of `told`."""
         read = json.loads(told)
         return Checkpoint(read["config"], {name: tuple(shape) for name, shape in read["tensors"].items()})

@@ -28,7 +28,7 @@ FORMATS = ("fp32", "bf16", "int8", "int8-weights", "int4-weights")
 NEAR_TIE = 1e-3
 """An answer whose smallest lead is below this may turn with the order of a sum."""
 LARGEST_LOGIT_DIFFERENCE = 1e-3
-"""Of fp32, from transformers in fp32."""
+"""The largest difference of fp32 from transformers in fp32."""
 LARGEST_PERPLEXITY_CHANGE = {
     "fp32": 0.001,
     "bf16": 0.005,
@@ -38,7 +38,7 @@ LARGEST_PERPLEXITY_CHANGE = {
 }
 """From transformers in fp32, of a file whose weights have four bits already."""
 ROUNDED_PROMPTS = 5
-"""Prompts asked in the other formats, whose greedy tokens are told and not judged."""
+"""Prompts in the other formats, whose greedy tokens are printed and not judged."""
 HEAD = (
     f"{'model':12} {'executor':10} {'format':13} {'greedy':>11} {'max dlogit':>11} "
     f"{'perplexity':>11} {'change':>8}"
@@ -74,7 +74,7 @@ def compare(model: Model, golden: Golden, executor: str, fmt: str) -> bool:
 
 
 def unchanged(golden: Golden, file: Path) -> bool:
-    """Whether the committed golden holds the same answers, up to near ties."""
+    """Tells whether the committed golden has the same answers, up to near ties."""
     written = json.loads(file.read_text(encoding="utf-8"))["tokens"]
     differ = [
         a != b and lead > NEAR_TIE for a, b, lead in zip(golden.tokens, written, golden.leads, strict=True)

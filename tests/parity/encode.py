@@ -70,7 +70,7 @@ class Encoder:
         self._executor.close()
 
     def values(self, texts: Sequence[Text | Picture]) -> list[np.ndarray]:
-        """Of each text its rows: one, or one a token; of each image one."""
+        """Returns the rows of each text: one, or one a token; of each image one."""
         found: list[np.ndarray] = []
         for batch in _batches(texts):
             ticket = self._executor.submit(step_of(batch, self.graph), None)
@@ -83,7 +83,7 @@ class Encoder:
 
 
 def step_of(texts: Sequence[Text | Picture], graph: Graph) -> StepInputs:
-    """One batch of whole texts; of each the first row is wanted, and a decoder's last."""
+    """Returns one batch of whole texts; the first row of each is an output, and a decoder's last."""
     lengths = [len(text.ids) for text in texts]
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     reads_types = any(given.kind is InputKind.TYPES for given in graph.inputs)

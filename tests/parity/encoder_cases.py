@@ -54,14 +54,14 @@ class EncoderCase:
         return self.pictures() or self.texts()
 
     def texts(self) -> list[Text]:
-        """Of all lengths; the second texts of pairs have types of their own where there are any."""
+        """Texts of all lengths; the second texts of pairs have types of their own where there are any."""
         lone = [Text(self._ids(length)) for length in LENGTHS]
         seconds = [a if self.types > 1 else 0 for a, _ in PAIRS]
         pairs = [Text(self._ids(a + b), second) for (a, b), second in zip(PAIRS, seconds, strict=True)]
         return lone + pairs
 
     def pictures(self) -> list[Picture]:
-        """Of the size that the config asks for; none where it reads texts."""
+        """Images of the config's size; none where the model reads texts."""
         if self.head not in (IMAGE, TAUGHT):
             return []
         side, patch = (int(str(self.options[key])) for key in ("image_size", "patch_size"))
@@ -179,7 +179,8 @@ CASES = tuple(cases())
 
 
 def serving_config(case: EncoderCase, saved: dict[str, object]) -> dict[str, object]:
-    """A saved config as corepipe reads it: with its own key for masked tokens, or another size of images."""
+    """Returns a saved config as corepipe reads it: with its own key for masked tokens, or another size of
+    images."""
     if case.resized is not None:
         return {**saved, "image_size": case.resized}
     return {**saved, "head": "masked-lm"} if case.head == MASKED else saved

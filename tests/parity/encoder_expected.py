@@ -1,4 +1,4 @@
-"""What transformers answered for the encoders of `encoder_cases`: kept in tests/data/encoders."""
+"""The outputs of transformers for the encoders of `encoder_cases`: kept in tests/data/encoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks an executor what a reference was asked: greedy choices, logits, perplexity."""
+"""Runs an executor on the inputs of a reference: greedy choices, logits, perplexity."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Evaluator:
         return np.array(logits)
 
     def agreement(self, prompt: list[int], answer: list[int]) -> int:
-        """How many tokens of `answer` are the greedy choice after the ones before; one token a step."""
+        """Returns how many tokens of `answer` are the greedy choice after the ones before; one token a
+        step."""
         choice = int(self.logits(prompt)[-1].argmax())
         equal = int(choice == answer[0])
         for i, token in enumerate(answer[:-1]):

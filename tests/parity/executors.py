@@ -1,4 +1,4 @@
-"""Executors of a model's graph: the kernels, or their numpy twin."""
+"""Executors of a model's graph: the kernels, or the reference executor."""
 
 from __future__ import annotations
 

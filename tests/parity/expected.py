@@ -1,4 +1,4 @@
-"""What transformers answered for the models of `cases`: kept in tests/data/families, at most 20 kB each."""
+"""The outputs of transformers for the models of `cases`: kept in tests/data/families, at most 20 kB each."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Verdict:
 
 
 def judge(logits: np.ndarray, expected: Expected) -> Verdict:
-    """Of all logits [len(prompt), VOCAB]."""
+    """Judges all logits [len(prompt), VOCAB]."""
     difference = float(np.abs(logits[list(expected.positions)] - expected.logits).max() / expected.spread)
     clear = expected.leads > 2 * BOUND * expected.spread
     equal = (logits.argmax(1) == expected.choices) & clear

@@ -1,4 +1,4 @@
-"""What those share who ask transformers about small random models: it saves them; a command line."""
+"""Shared by the live comparisons with transformers on small random models: it saves them; a command line."""
 
 from __future__ import annotations
 

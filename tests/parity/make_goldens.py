@@ -33,12 +33,9 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class Golden:
-    """What the reference says of a model.
-
-    `tokens` are the greedy answers to `prompts`, `leads` each answer's smallest lead of the best logit
-    over the second; `logits` are those of `text` at `positions`; `perplexity` is over `windows` (None:
-    no windows).
-    """
+    """The reference's outputs for a model. `tokens` are the greedy answers to `prompts`, `leads` each
+    answer's smallest lead of the best logit over the second; `logits` are those of `text` at `positions`;
+    `perplexity` is over `windows` (None: no windows)."""
 
     prompts: list[list[int]]
     tokens: list[list[int]]

@@ -1,4 +1,4 @@
-"""What the goldens of SmolLM2-135M-Instruct are about: prompts, text, sizes."""
+"""The inputs of the goldens of SmolLM2-135M-Instruct: prompts, text, sizes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def base(folder: Path, tokenizer: AutoTokenizer, made: type, **changes: object) 
 
 
 def vectors(model: Model, texts: list[str]) -> np.ndarray:
-    """As a server makes them, with the prompt that is put where none is asked for."""
+    """Computes vectors as a server does, with the model's default prompt."""
     task, tokenizer = model.task(), model.tokenizer()
     prompt = task.prompts.get(task.default_prompt or "", "")
     ids = [tokenizer.encode(prompt + text) for text in texts]

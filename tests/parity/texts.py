@@ -8,9 +8,9 @@ from corepipe.models.text.tokenizer import Tokenizer
 from tests.parity.families import DATA
 
 LENGTHS = tuple(1 + 255 * n // 499 for n in range(500))
-"""Of 500 texts, in tokens: 1 to 256."""
+"""Lengths of 500 texts, in tokens: 1 to 256."""
 LONG_LENGTHS = tuple(260 + 20 * n for n in range(50))
-"""Of 50 texts that are cut."""
+"""Lengths of 50 texts that are cut."""
 STEP = 7919
 """Texts begin so many characters apart, in a circle."""
 

@@ -1,4 +1,4 @@
-"""What all-MiniLM-L6-v2 makes of texts, and how near that is to sentence-transformers' vectors."""
+"""The vectors of all-MiniLM-L6-v2, and how near they are to those of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.parity.families import DATA
 NAME = "all-minilm-l6-v2"
 STORED = DATA / "all-minilm-l6-v2.npz"
 KEPT = 11
-"""Of so many texts one's vector is stored."""
+"""One text in so many has its vector stored."""
 PAIRS = 10_000
 
 
@@ -43,7 +43,7 @@ def embed(model: Model, fmt: str, texts: list[str]) -> np.ndarray:
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of rows with rows, in fp64."""
+    """Returns the cosines of rows with rows, in fp64."""
     a, b = a.astype(np.float64), b.astype(np.float64)
     return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 

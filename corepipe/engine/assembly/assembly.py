@@ -59,8 +59,8 @@ DEFAULT_KV_BYTES = 1 << 30
 """Host memory for KV caches, all replicas together, unless the config says otherwise (touched as used)."""
 
 FAITHFUL_SHARE = 2
-"""Where the device sets the pace or another model the limits, the KV caches may take one part in so many of
-the host's memory: with fewer blocks than on the device, decisions would differ from the device's."""
+"""The KV caches may take one part in so many of the host's memory, where the device sets the pace or another
+model the limits: with fewer blocks than on the device, decisions would differ from the device's."""
 
 IDLE_CACHE_SHARE = 12
 """One block in so many is kept for the prefix cache when no request holds it: host memory is used by running
