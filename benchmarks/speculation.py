@@ -30,7 +30,8 @@ import numpy as np
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Submit, TokenSampling
+from corepipe.engine.messages import Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer

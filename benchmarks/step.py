@@ -23,7 +23,7 @@ import numpy.typing as npt
 from roofline import Limits, measure_limits  # the script beside this one
 
 from corepipe.engine.batch.sampling import LogitRows, pack_scalars
-from corepipe.engine.messages import TokenSampling
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.kernels import native
 from corepipe.models import hub, registry
 from corepipe.neuron.compile.compiler import compile_graph

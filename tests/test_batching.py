@@ -11,7 +11,8 @@ import pytest
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Submit, TokenSampling
+from corepipe.engine.messages import Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.kernels import native
 from corepipe.models.registry import Model
 from corepipe.neuron.compile.placement import Placement

@@ -20,7 +20,8 @@ from msgspec.structs import replace as changed
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Submit, TokenSampling
+from corepipe.engine.messages import Output, Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.models import registry
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.supervision.supervisor import ProcessClient

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from corepipe.engine.messages import Stats, Submit, TokenSampling
+from corepipe.engine.messages import Stats, Submit
 from corepipe.engine.params import SamplingParams
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.engine.speculative_config import read_speculation
 from corepipe.errors import UserError
 from corepipe.library.llm import LLM

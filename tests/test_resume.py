@@ -13,7 +13,8 @@ from msgspec.structs import replace as changed
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Started, Submit, TokenSampling
+from corepipe.engine.messages import Output, Started, Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from tests.servers import TINY
 
 PROMPT = [7 + 11 * i % 200 for i in range(40)]

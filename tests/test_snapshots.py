@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from corepipe.engine.assembly.snapshots import CLOSEST
 from corepipe.engine.config import EngineConfig, KVEventsConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Submit, TokenSampling
+from corepipe.engine.messages import Abort, Submit
 from corepipe.engine.process.kv_publisher import published_events
 from corepipe.engine.process.prefix_changes import prefix_changes
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.errors import UserError
 from tests import computed
 from tests.parity import expected

@@ -22,7 +22,8 @@ from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Submit, TokenSampling
+from corepipe.engine.messages import Output, Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.errors import UserError
 from corepipe.scheduler.request import Drafter, Request

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Submit, TokenSampling
+from corepipe.engine.messages import Abort, Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.errors import UserError
 from tests import computed
 from tests.parity import expected

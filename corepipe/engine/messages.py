@@ -10,41 +10,9 @@ from typing import Any
 
 import msgspec
 
+from corepipe.engine.sampling_parameters import TokenSampling
+
 MAX_FRAME = 64 * 1024 * 1024
-
-
-class TokenSampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The parameters by which a request's tokens are drawn. Defaults are those of vLLM (facts of the OpenAI
-    API docs).
-
-    The parameters are defined here; the library adds fields and bounds (`params`), and HTTP bounds of its own
-    (`api.protocol`).
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    logit_bias: dict[int, float] = {}
-    logprobs: int | None = None
-    """Alternatives to report for each token: None = no logprobs, 0 = of the chosen token only."""
-    prompt_logprobs: int | None = None
-    allowed_token_ids: list[int] | None = None
-    """The tokens that may be drawn; None: every token."""
-
-    @classmethod
-    def of(cls, asked: object, **others: object) -> TokenSampling:
-        """Copies the fields of these names from `asked`, except those given in `others`; a `top_p` of 0 makes
-        it greedy."""
-        said: dict[str, Any] = {n: getattr(asked, n) for n in cls.__struct_fields__ if n not in others}
-        said.update(others)
-        if said["top_p"] == 0:
-            said["temperature"] = 0.0
-        return TokenSampling(**said)
 
 
 class Start(msgspec.Struct, frozen=True):

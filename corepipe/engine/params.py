@@ -5,68 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from numbers import Integral, Real
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
-from corepipe.engine.messages import TokenSampling
+from corepipe.engine.sampling_parameters import (
+    COUNT,
+    FLOAT32_MAX,
+    MAX_TOKENS,
+    NumberBounds,
+    TokenSampling,
+    bounds_of,
+)
 from corepipe.errors import UserError, shown
 from corepipe.structured.constraints import Constraint, StructuredOutputsParams, constraint_of
-
-FLOAT32_MAX = 3.4e38
-FLOAT32_TINY = 1.2e-38
-"""A smaller number may be 0 to the sampler, which computes in float32."""
-MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
-MAX_TOKENS = 2**31 - 1
-
-
-class NumberBounds(NamedTuple):
-    """The bounds of a number: the least and the most that it may be, and whether it is whole, or may be
-    None."""
-
-    least: float
-    most: float
-    whole: bool = False
-    optional: bool = False
-
-    def allow(self, value: object) -> bool:
-        """Tells whether a value is such a number; a bool is none."""
-        if value is None:
-            return self.optional
-        kind: type = Integral if self.whole else Real
-        return isinstance(value, kind) and not isinstance(value, bool) and self.least <= value <= self.most  # type: ignore[operator]
-
-    @property
-    def wanted(self) -> str:
-        """The bounds in words, for an error."""
-        what = "a whole number" if self.whole else "a number"
-        ends = {FLOAT32_TINY: "above 0", -FLOAT32_MAX: "finite"}
-        least = ends.get(self.least, f"of at least {self.least:g}")
-        most = f" and at most {self.most:g}" if self.most <= 1 else ""
-        return f"{what} {least}{most}{' or None' if self.optional else ''}"
-
-
-NUMBERS: Mapping[str, NumberBounds] = MappingProxyType(
-    {
-        "temperature": NumberBounds(0, FLOAT32_MAX),
-        "top_p": NumberBounds(0, 1),
-        "top_k": NumberBounds(-1, MAX_TOKENS, whole=True),
-        "min_p": NumberBounds(0, 1),
-        "repetition_penalty": NumberBounds(FLOAT32_TINY, FLOAT32_MAX),
-        "presence_penalty": NumberBounds(-FLOAT32_MAX, FLOAT32_MAX),
-        "frequency_penalty": NumberBounds(-FLOAT32_MAX, FLOAT32_MAX),
-        "seed": NumberBounds(MIN_SEED, MAX_SEED, whole=True, optional=True),
-        "max_tokens": NumberBounds(1, MAX_TOKENS, whole=True, optional=True),
-        "min_tokens": NumberBounds(0, MAX_TOKENS, whole=True),
-        "logprobs": NumberBounds(0, MAX_TOKENS, whole=True, optional=True),
-        "prompt_logprobs": NumberBounds(0, MAX_TOKENS, whole=True, optional=True),
-    }
-)
-"""The bounds of every sampler: the library takes these values, the engine refuses others, and HTTP takes
-fewer."""
-
-FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "speculation")
 
 
 class SamplingParams(TokenSampling, frozen=True, kw_only=True):
@@ -83,8 +35,8 @@ class SamplingParams(TokenSampling, frozen=True, kw_only=True):
     Raises UserError, which names the field, for a value that no model could follow.
     """
 
-    max_tokens: int | None = 16
-    min_tokens: int = 0
+    max_tokens: Annotated[int | None, NumberBounds(1, MAX_TOKENS)] = 16
+    min_tokens: Annotated[int, COUNT] = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     bad_words: Sequence[str] = ()
@@ -146,6 +98,12 @@ class SamplingParams(TokenSampling, frozen=True, kw_only=True):
         allowed = self.allowed_token_ids
         ids = None if allowed is None else [int(token) for token in allowed]
         return TokenSampling.of(self, logit_bias=dict(self.logit_bias), allowed_token_ids=ids)
+
+
+NUMBERS = bounds_of(SamplingParams)
+"""The bounds of every sampler: the library takes these values, and HTTP fewer."""
+
+FLAGS = tuple(field.name for field in msgspec.structs.fields(SamplingParams) if field.type is bool)
 
 
 def _all(values: object, kind: type) -> bool:

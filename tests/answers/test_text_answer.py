@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from corepipe.answers.detokenizer import Pieces
 from corepipe.answers.parts import Finish, Text, joined_logprobs, joined_text
 from corepipe.answers.text_answer import Echo, TextAnswer
-from corepipe.engine.messages import Output, Submit, TokenLogprobs, TokenSampling
+from corepipe.engine.messages import Output, Submit, TokenLogprobs
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.serving.api.answering.rendering import ChoicesRenderer, Envelope, TokenUsage
 from corepipe.serving.api.routes.chat import ChatShape
 from corepipe.serving.api.routes.completions import CompletionShape

@@ -18,7 +18,8 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.heartbeat import Counter
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Ready, Submit, TokenSampling
+from corepipe.engine.messages import Output, Ready, Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.errors import UserError
 from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs, StepOutput

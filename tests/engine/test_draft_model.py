@@ -19,7 +19,7 @@ from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.drafters.draft_cache import DraftCache, DraftProgress
 from corepipe.engine.drafters.draft_model import DraftModel
 from corepipe.engine.drafters.speculation import RequestDrafter
-from corepipe.engine.messages import TokenSampling
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Request
 from corepipe.scheduler.scheduler import Scheduler

@@ -8,7 +8,8 @@ import pytest
 from corepipe.engine.batch.encoding import Encoding, EncodingRunner, values_of
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Output, Started, Submit, TokenSampling
+from corepipe.engine.messages import Abort, Output, Started, Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.models.registry import architecture
 from corepipe.neuron.formats import FORMATS
 from corepipe.scheduler.request import Batch, Chunk

@@ -18,7 +18,6 @@ from corepipe.engine.messages import (
     Shutdown,
     Submit,
     TokenLogprobs,
-    TokenSampling,
 )
 from corepipe.engine.process import frames
 from corepipe.engine.process.frames import (
@@ -28,6 +27,7 @@ from corepipe.engine.process.frames import (
     event_decoder,
     start_decoder,
 )
+from corepipe.engine.sampling_parameters import TokenSampling
 
 ids = st.text(max_size=8)
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=20)

@@ -19,7 +19,8 @@ from corepipe.engine.batch.grammar_pool import GrammarCompilation, GrammarPool
 from corepipe.engine.batch.masks import GrammarCompiler, GrammarError, GrammarMatcher
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, TokenSampling
+from corepipe.engine.messages import Abort
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.models import registry
 from corepipe.neuron.timing.clock import HostClock, PacedClock, VirtualClock
 from tests.engine.engine_support import VOCAB, by_request, deployment, run, submit

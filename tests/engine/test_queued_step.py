@@ -14,7 +14,8 @@ from corepipe.engine.batch.sampling import Ids
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Output, Submit, TokenSampling
+from corepipe.engine.messages import Abort, Output, Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.neuron.inputs import ChainingExecutor
 from tests.servers import TINY
 

@@ -10,7 +10,8 @@ from corepipe.engine.batch.requests import SampledRequest, to_request
 from corepipe.engine.batch.runner import Runner
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.loop.replica import Replica
-from corepipe.engine.messages import Abort, Output, TokenSampling
+from corepipe.engine.messages import Abort, Output
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.neuron.timing.cost import PROFILES
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.scheduler import QueueFull, Scheduler

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from corepipe.engine.batch.requests import to_request
-from corepipe.engine.messages import Submit, TokenSampling
+from corepipe.engine.messages import Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 
 
 def test_a_submit_becomes_a_request() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import Runner, SubmittedStep, joining
-from corepipe.engine.messages import TokenSampling
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 from tests.engine.engine_support import scheduler_config

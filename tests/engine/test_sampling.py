@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.engine.batch.sampling import LogitRows, RowLists, SeenTokens, derive_seed, pack_scalars
-from corepipe.engine.messages import TokenSampling
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.scheduler.request import Request
 
 tokens = st.lists(st.integers(0, 30), max_size=80)

@@ -15,7 +15,8 @@ from corepipe.engine.assembly.device_plan import plan_device
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Ready, Submit, TokenSampling
+from corepipe.engine.messages import Output, Ready, Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.chips.profiles import PROFILES

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from corepipe.engine.batch.masks import GrammarMatcher, Mask, mask_of
-from corepipe.engine.messages import Submit, TokenSampling
-from corepipe.engine.params import FLOAT32_MAX, NUMBERS
+from corepipe.engine.messages import Submit
+from corepipe.engine.sampling_parameters import FLOAT32_MAX, TokenSampling, bounds_of
 from corepipe.scheduler.request import Request, Status
 
 GENERATE = "generate"
 """The task of an engine that generates answers; with the others it makes something else of a text."""
 
-_CHECKED = tuple(name for name in TokenSampling.__struct_fields__ if name in NUMBERS and name != "seed")
-"""The parameters with bounds, except the seed, which may be any number: it counts modulo 2**64."""
+_BOUNDS = {name: bounds for name, bounds in bounds_of(TokenSampling).items() if name != "seed"}
+"""Bounds by parameter; a seed may be any number: it counts modulo 2**64."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,9 +127,9 @@ def _check_generated(submit: Submit, vocab_size: int, max_model_len: int) -> Non
 
 
 def _check_sampling(params: TokenSampling, vocab_size: int) -> None:
-    for name in _CHECKED:
-        if not NUMBERS[name].allow(value := getattr(params, name)):
-            raise ValueError(f"{name} must be {NUMBERS[name].wanted}, not {value}")
+    for name, bounds in _BOUNDS.items():
+        if not bounds.allow(value := getattr(params, name)):
+            raise ValueError(f"{name} must be {bounds.wanted}, not {value}")
     _check_ids(params, vocab_size)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from struct import Struct
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.engine.messages import TokenSampling
+from corepipe.engine.sampling_parameters import TokenSampling, columns_of
 from corepipe.neuron.inputs import SamplingBatch
 from corepipe.scheduler.request import Request
 
@@ -23,25 +25,15 @@ Floats = npt.NDArray[np.float32]
 
 N = TypeVar("N", bound=np.generic)
 
-SCALARS = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("repetition", np.float32),
-        ("presence", np.float32),
-        ("frequency", np.float32),
-        ("top_k", np.int32),
-        ("top_logprobs", np.int32),
-        ("seed", np.uint64),
-    ]
-)
+_COLUMNS = columns_of(TokenSampling)
+_VALUES = attrgetter(*_COLUMNS)
+_ROW = Struct("=" + "".join(column.kind for column in _COLUMNS.values()))
+SCALARS = np.dtype([(column.name, column.kind) for column in _COLUMNS.values()])
 """The scalars of one row, named as in SamplingBatch."""
 
 NO_IDS: Ids = np.empty(0, np.int32)
 NO_VALUES: Floats = np.empty(0, np.float32)
 
-INT32_MAX = (1 << 31) - 1
 _MASK64 = (1 << 64) - 1
 
 
@@ -57,17 +49,11 @@ def derive_seed(seed: int, number: int) -> int:
 def pack_scalars(params: TokenSampling, seed: int) -> bytes:
     """Packs a drawn row's scalars, of parameters that `requests.to_request` has checked; `seed` modulo
     2**64."""
-    row = np.zeros((), SCALARS)
-    row["temperature"] = params.temperature
-    row["top_p"] = params.top_p
-    row["min_p"] = params.min_p
-    row["repetition"] = params.repetition_penalty
-    row["presence"] = params.presence_penalty
-    row["frequency"] = params.frequency_penalty
-    row["top_k"] = min(max(params.top_k, 0), INT32_MAX)
-    row["top_logprobs"] = -1 if params.logprobs is None else params.logprobs
+    row = dict(zip(_COLUMNS, _VALUES(params), strict=True))
+    row["top_k"] = max(params.top_k, 0)
+    row["logprobs"] = -1 if params.logprobs is None else params.logprobs
     row["seed"] = seed & _MASK64
-    return row.tobytes()
+    return _ROW.pack(*row.values())
 
 
 def pack_prompt_scalars(top_logprobs: int) -> bytes:

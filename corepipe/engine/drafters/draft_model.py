@@ -15,7 +15,7 @@ from corepipe.engine.batch.block_table import join_tables
 from corepipe.engine.batch.sampling import LogitRows, pack_scalars
 from corepipe.engine.drafters.draft_cache import DraftCache, DraftProgress
 from corepipe.engine.drafters.speculation import RequestDrafter
-from corepipe.engine.messages import TokenSampling
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs
 from corepipe.scheduler.request import Request
 

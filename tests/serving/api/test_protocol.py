@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.engine.messages import TokenSampling
 from corepipe.engine.params import NUMBERS
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.serving.api.bodies.protocol import decode, parse, weigh
 from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest

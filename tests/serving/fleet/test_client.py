@@ -19,17 +19,9 @@ import msgspec
 import pytest
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import (
-    Failed,
-    FleetOutput,
-    Output,
-    Outputs,
-    Prefixes,
-    Ready,
-    Started,
-    TokenSampling,
-)
+from corepipe.engine.messages import Failed, FleetOutput, Output, Outputs, Prefixes, Ready, Started
 from corepipe.engine.process.frames import encode_frame
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.errors import UserError
 from corepipe.serving.fleet import client as fleet_client
 from corepipe.serving.fleet import scaler, scaling

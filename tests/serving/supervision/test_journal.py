@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.engine.messages import Output, Outputs, Started, TokenSampling
+from corepipe.engine.messages import Output, Outputs, Started
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.serving.supervision.admission import QueuedRequests
 from corepipe.serving.supervision.journal import (
     BREAKS_IN_A_ROW,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from corepipe.engine.messages import TokenSampling
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.serving.api.bodies.structured import JsonSchemaFormat, ResponseFormat, requested
 from corepipe.serving.api.bodies.whole_numbers import convert
 from corepipe.serving.api.http.errors import ApiError, echo, invalid
