@@ -22,8 +22,6 @@ Rows whose logits contain a NaN or an infinity are reported as `overflowed`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -55,18 +53,6 @@ def _mix(z: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowSampling:
-    """The sampling parameters of one row."""
-
-    temperature: np.float32
-    top_k: int
-    top_p: float
-    min_p: np.float32
-    seed: int
-    position: int
 
 
 def sample_reference(logits: F32, batch: SamplingBatch, masks: I32 | None = None) -> StepOutput:
@@ -127,15 +113,7 @@ def _choose(logits: F32, batch: SamplingBatch, r: int, allowed: Flags | None) ->
         if temperature < GREEDY_BELOW or not np.isfinite(x.max() / temperature):
             return int(np.argmax(x))
         x = x / temperature
-    row = _RowSampling(
-        temperature,
-        int(batch.top_k[r]),
-        float(batch.top_p[r]),
-        batch.min_p[r],
-        int(batch.seed[r]),
-        int(batch.position[r]),
-    )
-    return _draw(x, row)
+    return _draw(x, batch, r)
 
 
 def _adjust(logits: F32, batch: SamplingBatch, r: int) -> F32:
@@ -156,17 +134,18 @@ def _order(x: F32) -> npt.NDArray[np.intp]:
     return np.lexsort((np.arange(len(x)), -x))
 
 
-def _draw(x: F32, row: _RowSampling) -> int:
+def _draw(x: F32, batch: SamplingBatch, r: int) -> int:
     order = _order(x)
-    if row.top_k > 0:
-        order = order[: row.top_k]
+    if batch.top_k[r] > 0:
+        order = order[: batch.top_k[r]]
     with np.errstate(over="ignore"):
         weights = np.exp(x - x.max())
-    if row.top_p < 1:
+    if batch.top_p[r] < 1:
         reached = np.cumsum(weights[order], dtype=np.float64)
-        order = order[: int(np.searchsorted(reached, row.top_p * reached[-1])) + 1]
-    kept = np.sort(order[weights[order] >= row.min_p])
+        order = order[: int(np.searchsorted(reached, float(batch.top_p[r]) * reached[-1])) + 1]
+    kept = np.sort(order[weights[order] >= batch.min_p[r]])
     reached = np.cumsum(weights[kept], dtype=np.float64)
-    drawn = int(np.searchsorted(reached, uniform(row.seed, row.position) * reached[-1], side="right"))
+    chance = uniform(int(batch.seed[r]), int(batch.position[r]))
+    drawn = int(np.searchsorted(reached, chance * reached[-1], side="right"))
     last = int(np.flatnonzero(weights[kept])[-1])
     return int(kept[min(drawn, last)])

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.engine.batch.sampling import LogitRows, RowLists, SeenTokens, derive_seed, pack_scalars
+import corepipe
+from corepipe.engine.batch.sampling import SCALARS, LogitRows, RowLists, SeenTokens, derive_seed, pack_scalars
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.scheduler.request import Request
 
@@ -125,3 +128,14 @@ def test_derived_seeds_differ_by_request_and_repeat(seed: int) -> None:
 
 def test_splitmix64_is_the_published_one() -> None:
     assert derive_seed(0, 0) == 0xE220A8397B1DCDAF
+
+
+def test_native_parameters_have_the_names_and_types_of_the_columns() -> None:
+    text = (Path(corepipe.__file__).parent / "kernels" / "src" / "batch.h").read_text()
+    kinds = {"float": "f4", "int32_t": "i4", "int64_t": "i8", "uint64_t": "u8"}
+    native = {name: np.dtype(kinds[kind]) for kind, name in re.findall(r"^  X\((\w+), (\w+),", text, re.M)}
+    batch = LogitRows().sampling()
+    assert native == {name: getattr(batch, name).dtype for name in native}
+    lists = {name for name in batch.__slots__ if name.startswith(("bias_", "seen_"))}
+    assert native.keys() == {*batch.__slots__} - lists
+    assert native.items() >= {name: SCALARS[name] for name in SCALARS.names or ()}.items()

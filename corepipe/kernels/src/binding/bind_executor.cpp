@@ -33,24 +33,15 @@ void read_field(nb::handle object, const char* name, std::vector<T>& out) {
 std::optional<Sampling> read_sampling(nb::handle object) {
   if (object.is_none()) return std::nullopt;
   Sampling s;
-  read_field(object, "temperature", s.temperature);
-  read_field(object, "top_k", s.top_k);
-  read_field(object, "top_p", s.top_p);
-  read_field(object, "min_p", s.min_p);
-  read_field(object, "repetition", s.repetition);
-  read_field(object, "presence", s.presence);
-  read_field(object, "frequency", s.frequency);
-  read_field(object, "seed", s.seed);
-  read_field(object, "position", s.position);
-  read_field(object, "top_logprobs", s.top_logprobs);
+#define COREPIPE_READ(type, name, ...) read_field(object, #name, s.name);
+  COREPIPE_ROW_PARAMETERS(COREPIPE_READ)
+#undef COREPIPE_READ
   read_field(object, "bias_offsets", s.bias_offsets);
   read_field(object, "bias_ids", s.bias_ids);
   read_field(object, "bias_values", s.bias_values);
   read_field(object, "seen_offsets", s.seen_offsets);
   read_field(object, "seen_ids", s.seen_ids);
   read_field(object, "seen_counts", s.seen_counts);
-  read_field(object, "chosen", s.chosen);
-  read_field(object, "masked", s.masked);
   return s;
 }
 

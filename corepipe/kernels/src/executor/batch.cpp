@@ -54,16 +54,11 @@ Sampling next_draws(const Sampling& sampling) {
 
 void check_sampling(const Sampling& s, int rows, int vocab) {
   const size_t n = rows;
-  for (const auto* field : {&s.temperature, &s.top_p, &s.min_p, &s.repetition, &s.presence, &s.frequency}) {
-    require(field->size() == n, "each parameter has one value a logit row");
-    require(std::none_of(field->begin(), field->end(), [](float x) { return std::isnan(x); }), "NaN is no parameter");
-  }
+#define COREPIPE_CHECK(type, name, ...) require(s.name.size() == n, "each parameter has one value a logit row");
+  COREPIPE_ROW_PARAMETERS(COREPIPE_CHECK)
+#undef COREPIPE_CHECK
   require(std::none_of(s.bias_values.begin(), s.bias_values.end(), [](float x) { return std::isnan(x); }),
           "NaN is no bias");
-  for (const auto* field : {&s.top_k, &s.top_logprobs, &s.chosen, &s.masked}) {
-    require(field->size() == n, "each parameter has one value a logit row");
-  }
-  require(s.seed.size() == n && s.position.size() == n, "each parameter has one value a logit row");
   check_offsets(s.bias_offsets, n, s.bias_ids.size(), "bias_offsets must ascend from 0 to len(bias_ids)");
   check_offsets(s.seen_offsets, n, s.seen_ids.size(), "seen_offsets must ascend from 0 to len(seen_ids)");
   require(s.bias_values.size() == s.bias_ids.size(), "bias_ids and bias_values differ in length");
@@ -78,16 +73,13 @@ void check_sampling(const Sampling& s, int rows, int vocab) {
     require(s.masked[r] == -1 || s.masked[r] == masks, "masked must be -1, or count the masks from 0");
     masks += s.masked[r] >= 0;
     require(s.masked[r] < 0 || s.chosen[r] < 0, "a row whose token is chosen has no mask");
-    require(s.temperature[r] >= 0 && std::isfinite(s.temperature[r]), "temperature must be finite and >= 0");
-    require(s.top_p[r] >= 0 && s.top_p[r] <= 1, "top_p must be 0 .. 1");
-    require(s.min_p[r] >= 0 && s.min_p[r] <= 1, "min_p must be 0 .. 1");
-    require(s.repetition[r] > 0 && std::isfinite(s.repetition[r]), "repetition must be finite and > 0");
-    require(std::isfinite(s.presence[r]), "presence must be finite");
-    require(std::isfinite(s.frequency[r]), "frequency must be finite");
-    require(s.top_k[r] >= 0, "top_k must be >= 0");
-    require(s.position[r] >= 0, "position must be >= 0");
-    require(s.chosen[r] >= -1 && s.chosen[r] < vocab, "a chosen id is outside the vocabulary");
-    require(s.top_logprobs[r] >= -1 && s.top_logprobs[r] <= vocab, "top_logprobs must be -1 .. vocabulary size");
+#define COREPIPE_CHECK(type, name, allowed, error)                               \
+  if (const type x = s.name[r]; true) {                                          \
+    require(!std::isnan(static_cast<double>(x)), "NaN is no parameter");         \
+    require(allowed, error);                                                     \
+  }
+    COREPIPE_ROW_PARAMETERS(COREPIPE_CHECK)
+#undef COREPIPE_CHECK
   }
 }
 

@@ -24,15 +24,30 @@ struct Batch {
   const int32_t* table(int index) const { return tables.data() + static_cast<size_t>(index) * sequences() * table_width; }
 };
 
+// The parameters with one value x a logit row, named as in SamplingBatch (corepipe/neuron/inputs.py): the type, the name, which
+// values are allowed, and the error for others.  The struct, its binding and its checks are made of this list.  masked: the
+// row's place among the masks, which come later; -1: it has none.
+#define COREPIPE_ROW_PARAMETERS(X)                                                                          \
+  X(float, temperature, x >= 0 && std::isfinite(x), "temperature must be finite and >= 0")                  \
+  X(float, top_p, x >= 0 && x <= 1, "top_p must be 0 .. 1")                                                 \
+  X(float, min_p, x >= 0 && x <= 1, "min_p must be 0 .. 1")                                                 \
+  X(float, repetition, x > 0 && std::isfinite(x), "repetition must be finite and > 0")                      \
+  X(float, presence, std::isfinite(x), "presence must be finite")                                           \
+  X(float, frequency, std::isfinite(x), "frequency must be finite")                                         \
+  X(int32_t, top_k, x >= 0, "top_k must be >= 0")                                                           \
+  X(uint64_t, seed, true, "")                                                                               \
+  X(int64_t, position, x >= 0, "position must be >= 0")                                                     \
+  X(int32_t, chosen, x >= -1 && x < vocab, "a chosen id is outside the vocabulary")                         \
+  X(int32_t, top_logprobs, x >= -1 && x <= vocab, "top_logprobs must be -1 .. vocabulary size")             \
+  X(int32_t, masked, x >= -1, "masked must be -1, or count the masks from 0")
+
 struct Sampling {
-  std::vector<float> temperature, top_p, min_p, repetition, presence, frequency;
-  std::vector<int32_t> top_k, top_logprobs, chosen;
-  std::vector<uint64_t> seed;
-  std::vector<int64_t> position;
+#define COREPIPE_FIELD(type, name, ...) std::vector<type> name;
+  COREPIPE_ROW_PARAMETERS(COREPIPE_FIELD)
+#undef COREPIPE_FIELD
   std::vector<int32_t> bias_offsets, bias_ids;
   std::vector<float> bias_values;
   std::vector<int32_t> seen_offsets, seen_ids, seen_counts;
-  std::vector<int32_t> masked;  // the row's place among the masks, which come later; -1: it has none
 
   int rows() const { return static_cast<int>(temperature.size()); }
   int masks() const { return static_cast<int>(masked.size() - std::count(masked.begin(), masked.end(), -1)); }

@@ -16,6 +16,7 @@ from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
 from corepipe.engine.messages import Output, Submit
+from corepipe.engine.sampling_parameters import MAX_TOKENS
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.answering.choice import failure
 from corepipe.serving.api.answering.endpoint import asks_device, naming, read_request
@@ -24,7 +25,7 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import TRACE, AnswerObserver, charged, followed
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.answering.truncation import Truncation
-from corepipe.serving.api.bodies.protocol import MAX_TOKENS, REQUEST_ID, ModelRequest, Neutral
+from corepipe.serving.api.bodies.protocol import REQUEST_ID, ModelRequest, Neutral
 from corepipe.serving.api.http.errors import invalid, unavailable
 from corepipe.serving.api.http.tenants import Tenant, tenant_of
 from corepipe.serving.supervision.streams import OutputStream

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from corepipe.engine.sampling_parameters import TokenSampling
+from corepipe.engine.sampling_parameters import MAX_SEED, MAX_TOKENS, MIN_SEED, TokenSampling
 from corepipe.serving.api.bodies.structured import JsonSchemaFormat, ResponseFormat, requested
 from corepipe.serving.api.bodies.whole_numbers import convert
 from corepipe.serving.api.http.errors import ApiError, echo, invalid
@@ -27,9 +27,6 @@ MAX_BAD_WORDS = 128
 MAX_ALLOWED = 2**18
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
-MIN_SEED = -(2**63)
-MAX_SEED = 2**63 - 1
-MAX_TOKENS = 2**31 - 1
 MAX_MESSAGES = 2048
 REQUEST_ID = r"^[A-Za-z0-9._:\-]{1,128}$"
 

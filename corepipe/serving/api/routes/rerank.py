@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from corepipe.engine.sampling_parameters import MAX_TOKENS
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.answering.pooled import (
     NEUTRAL_POOLED,
@@ -18,7 +19,7 @@ from corepipe.serving.api.answering.pooled import (
     PooledResult,
 )
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
-from corepipe.serving.api.bodies.protocol import MAX_TOKENS, Count
+from corepipe.serving.api.bodies.protocol import Count
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 

@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.types import Receive, Scope, Send
 
 from corepipe.answers.values import activated
+from corepipe.engine.sampling_parameters import MAX_TOKENS
 from corepipe.models.tasks import Images, Task, TaskInfo
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.images import of_pixels
@@ -35,7 +36,7 @@ from corepipe.serving.api.answering.texts import (
 )
 from corepipe.serving.api.answering.truncation import Truncation
 from corepipe.serving.api.answering.values import array
-from corepipe.serving.api.bodies.protocol import MAX_TOKENS, ModelRequest, parse
+from corepipe.serving.api.bodies.protocol import ModelRequest, parse
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.http.limits import TENSORS, read_body
 from corepipe.serving.api.routes.kserve import tensors
