@@ -131,7 +131,7 @@ def test_splitmix64_is_the_published_one() -> None:
 
 
 def test_native_parameters_have_the_names_and_types_of_the_columns() -> None:
-    text = (Path(corepipe.__file__).parent / "kernels" / "src" / "batch.h").read_text()
+    text = (Path(corepipe.__file__).parent / "kernels" / "src" / "executor" / "batch.h").read_text()
     kinds = {"float": "f4", "int32_t": "i4", "int64_t": "i8", "uint64_t": "u8"}
     native = {name: np.dtype(kinds[kind]) for kind, name in re.findall(r"^  X\((\w+), (\w+),", text, re.M)}
     batch = LogitRows().sampling()
