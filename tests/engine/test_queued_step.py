@@ -73,10 +73,10 @@ def counted(parts: Deployment) -> tuple[Deployment, Counted]:
 def drivers() -> Iterator[tuple[Driver, Driver, Counted]]:
     """Two drivers of the same model: one that queues nothing, one that does."""
     counting_parts, counting = counted(deployment())
-    plain, ahead = Driver(without(deployment())), Driver(counting_parts)
-    yield plain, ahead, counting
+    plain, queued = Driver(without(deployment())), Driver(counting_parts)
+    yield plain, queued, counting
     plain.close()
-    ahead.close()
+    queued.close()
 
 
 Script = dict[int, list[Submit | Abort]]
@@ -121,11 +121,11 @@ def played(driver: Driver, script: Script) -> list[list[Output]]:
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 200))]
 )
 def test_the_news_are_those_without(drivers: tuple[Driver, Driver, Counted], seed: int) -> None:
-    plain, ahead, counting = drivers
+    plain, queued, counting = drivers
     expected, before = played(plain, script(seed)), counting.taken
-    assert played(ahead, script(seed)) == expected
+    assert played(queued, script(seed)) == expected
     assert counting.taken > before
-    assert [r.scheduler.preemptions for r in ahead.replicas] == [
+    assert [r.scheduler.preemptions for r in queued.replicas] == [
         r.scheduler.preemptions for r in plain.replicas
     ]
 
@@ -133,10 +133,12 @@ def test_the_news_are_those_without(drivers: tuple[Driver, Driver, Counted], see
 def test_they_meet_every_situation(drivers: tuple[Driver, Driver, Counted]) -> None:
     """Steps that are taken, that were dropped at a token, that the scheduler did not ask for; requests that
     are preempted."""
-    _, ahead, counting = drivers
+    _, queued, counting = drivers
     for seed in range(1000, 1020):
-        played(ahead, script(seed))
-        if min(counting.taken, counting.too_late, counting.unwanted, ahead.replicas[0].scheduler.preemptions):
+        played(queued, script(seed))
+        if min(
+            counting.taken, counting.too_late, counting.unwanted, queued.replicas[0].scheduler.preemptions
+        ):
             return
     raise AssertionError(vars(counting))
 
@@ -145,9 +147,9 @@ def test_of_one_answer_each_step_but_those_of_new_blocks_is_queued(
     drivers: tuple[Driver, Driver, Counted],
 ) -> None:
     """A block has 16 positions; it is not there before its first position is scheduled."""
-    _, ahead, counting = drivers
+    _, queued, counting = drivers
     before = counting.taken
-    played(ahead, {0: [Submit("one", [5, 6, 7], 33, GREEDY)]})
+    played(queued, {0: [Submit("one", [5, 6, 7], 33, GREEDY)]})
     assert counting.taken - before == 32 - 2
 
 

@@ -90,9 +90,9 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
     cache = config.cache_dir or hub.cache_dir()
     cpus = HostCpus(config.threads) if config.threads else host_cpus()
     weights = packed_weights(host.graph, model.checkpoint, cache / "packed", progress, cpus.count)
-    guessing = draft_weights(host, draft, cache, progress, cpus.count)
+    drafting = draft_weights(host, draft, cache, progress, cpus.count)
     pool = _pool(cpus.count, beats)
-    replicas = _replicas(config, host, device, (blocks, beside), (weights, guessing), pool)
+    replicas = _replicas(config, host, device, (blocks, beside), (weights, drafting), pool)
     encoding = None if host.graph.generates else Encoding.of(host.graph)
     _warm_up(replicas, encoding)
     ready = Ready(
@@ -185,7 +185,7 @@ def _replicas(
     draft model, if there is one."""
     blocks, beside = room
     rows, same = batch_tokens(config, host.graph), config.bits == "same"
-    groups, (own, guessing) = host.layer_groups, weights
+    groups, (own, drafting) = host.layer_groups, weights
     states = state_blocks(config, host.graph, blocks, beside)
     are_states = states.stay and not states.beside
     scheduler = scheduler_config(
@@ -212,7 +212,7 @@ def _replicas(
         )
         for _ in range(host.placement.data)
     ]
-    goes_on = _goes_on(config, host, scheduler)
+    chains_steps = _can_chain_steps(config, host, scheduler)
     return tuple(
         ReplicaParts(
             executor=executor,
@@ -220,14 +220,14 @@ def _replicas(
             scheduler=scheduler,
             policy=batch_policy(config, device),
             max_batch_delay=config.max_batch_delay,
-            together=None if guessing is None else bind_draft(config, host, guessing, blocks, pool),
-            chaining=executor if goes_on else None,
+            together=None if drafting is None else bind_draft(config, host, drafting, blocks, pool),
+            chaining=executor if chains_steps else None,
         )
         for number, executor in enumerate(executors)
     )
 
 
-def _goes_on(config: EngineConfig, host: HostPlan, scheduler: SchedulerConfig) -> bool:
+def _can_chain_steps(config: EngineConfig, host: HostPlan, scheduler: SchedulerConfig) -> bool:
     """Tells whether steps may be queued before the scheduler asks for them: where the host sets the pace and
     would wait between two steps, as nothing else is computed then; and where a queued step that is dropped
     changes nothing, as it would with recurrent states, and where blocks are given back."""
@@ -301,9 +301,9 @@ def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: 
         "timing_model": config.timing_model and device.graph.name,
         **device.describe(),
         "kv_blocks_per_replica": blocks,
-        **_kept_apart(host),
-        **_told_of_guesses(config),
-        **_kept_otherwise(config, host, device),
+        **_kv_layer_groups(host),
+        **_assumed_acceptance(config),
+        **_kv_cache_dtype(config, host, device),
         "clock": config.clock,
         "time_scale": config.time_scale,
         "bits": config.bits,
@@ -315,13 +315,13 @@ def _describe(config: EngineConfig, host: HostPlan, device: DevicePlan, blocks: 
     }
 
 
-def _told_of_guesses(config: EngineConfig) -> dict[str, object]:
+def _assumed_acceptance(config: EngineConfig) -> dict[str, object]:
     """Returns the assumed acceptance of drafts, so that it is not taken for a measured one."""
     rates = _synthetic_rates(config)
     return {} if rates is None else {"assumed_acceptance_rates": list(rates)}
 
 
-def _kept_apart(host: HostPlan) -> dict[str, object]:
+def _kv_layer_groups(host: HostPlan) -> dict[str, object]:
     """Returns the groups of layers, where some keep blocks for the latest positions alone."""
     groups = host.layer_groups
     if groups.windows == (None,):
@@ -335,7 +335,7 @@ def _kept_apart(host: HostPlan) -> dict[str, object]:
     }
 
 
-def _kept_otherwise(config: EngineConfig, host: HostPlan, device: DevicePlan) -> dict[str, object]:
+def _kv_cache_dtype(config: EngineConfig, host: HostPlan, device: DevicePlan) -> dict[str, object]:
     """Returns how the host keeps keys and values where it differs from the device: Neuron's software has no
     int8 for them."""
     kept = host.keeps_state and (host.graph.is_hybrid or not host.graph.is_recurrent)

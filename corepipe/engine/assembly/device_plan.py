@@ -218,16 +218,16 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
         )
     if config.speculative_config is not None:
         _check_speculation(config, graph, config.speculative_config)
-    guesses = plan_draft(config, graph, draft)
+    draft_plan = plan_draft(config, graph, draft)
     runtime = runtime_profile(config, graph)
-    limits = _limits(config, graph, runtime, guesses)
+    limits = _limits(config, graph, runtime, draft_plan)
     degrees = modes.RequestedDegrees(config.pipeline, config.tensor, config.data, config.expert)
     placement, reason = modes.resolve(config.mode, graph, instance, limits, runtime, degrees)
     cut = modes.compiler(graph, instance, runtime)
     programs = cut(placement)
     memory = plan_memory(programs, placement, instance, limits, cut)
     batch, chunk = config.max_num_seqs, batch_tokens(config, graph)
-    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk, guesses)
+    return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk, draft_plan)
 
 
 def _check_speculation(config: EngineConfig, graph: Graph, asked: SpeculativeConfig) -> None:
@@ -285,10 +285,10 @@ def timed_task(asked: str, model: Architecture) -> TaskInfo | None:
         found = model.task()
     except UserError:
         return None
-    return None if found.task is Task.EMBED and _guesses_words(model.graph(FORMATS["bf16"])) else found
+    return None if found.task is Task.EMBED and _is_masked_lm(model.graph(FORMATS["bf16"])) else found
 
 
-def _guesses_words(graph: Graph) -> bool:
+def _is_masked_lm(graph: Graph) -> bool:
     return not graph.causal and graph.outputs[0].kind is OutputKind.LOGITS
 
 

@@ -93,8 +93,8 @@ def plan_host(
     plan = HostPlan(graph, whole, compile_graph(graph, Placement()), _whole(graph))
     if draft is None:
         return plan
-    guesses = draft_graph(draft, graph)
-    return replace(plan, draft=HostPlan(guesses, whole, compile_graph(guesses, Placement())))
+    smaller = draft_graph(draft, graph)
+    return replace(plan, draft=HostPlan(smaller, whole, compile_graph(smaller, Placement())))
 
 
 def _whole(graph: Graph) -> LayerGroups:

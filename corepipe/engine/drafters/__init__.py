@@ -1,1 +1,1 @@
-"""Drafters: each file is one way to guess the next tokens of an answer."""
+"""Drafters: each file is one way to draft the next tokens of an answer."""

@@ -65,11 +65,11 @@ class DraftCache:
         """Returns the blocks that are written when the positions up to `end` are computed."""
         return request.block_ids[has.right // self._size : -(-end // self._size)]
 
-    def note(self, request: Request, has: DraftProgress, guesses: Sequence[int], end: int) -> None:
+    def note(self, request: Request, has: DraftProgress, drafts: Sequence[int], end: int) -> None:
         """Notes that the positions up to `end` have been computed, those behind the known tokens with these
         draft tokens."""
         size, first = self._size, has.right // self._size
-        tokens = [*request.tokens[first * size :], *guesses][: end - first * size]
+        tokens = [*request.tokens[first * size :], *drafts][: end - first * size]
         for index in range(first, -(-end // size)):
             block, at = request.block_ids[index], (index - first) * size
             if index * size <= request.num_tokens:

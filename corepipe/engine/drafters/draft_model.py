@@ -30,7 +30,7 @@ class _DraftRequest:
     has: DraftProgress
     most: int
     rows: int = 0
-    guesses: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
 
     @property
     def catches_up(self) -> bool:
@@ -63,22 +63,22 @@ class DraftModel:
         """Drafts for all requests. Those that have more left to compute than a batch holds get no draft, and
         a part of it is computed; those that share blocks with another request that computes them wait for
         that."""
-        guessing = [_DraftRequest(request, _speculation(request).followed, most) for request, most in asked]
-        going = self._catch_up(guessing)
-        while going := [each for each in going if len(each.guesses) < each.most]:
-            going = self._guess(going, [each.guesses[-1:] for each in going])
-        for each in guessing:
-            end = each.has.right + each.rows + max(0, len(each.guesses) - 1)
-            self._cache.note(each.request, each.has, each.guesses, end)
-        return [_speculation(each.request).take(each.request, each.guesses) for each in guessing]
+        drafting = [_DraftRequest(request, _speculation(request).followed, most) for request, most in asked]
+        active = self._catch_up(drafting)
+        while active := [each for each in active if len(each.drafted) < each.most]:
+            active = self._draft_next(active, [each.drafted[-1:] for each in active])
+        for each in drafting:
+            end = each.has.right + each.rows + max(0, len(each.drafted) - 1)
+            self._cache.note(each.request, each.has, each.drafted, end)
+        return [_speculation(each.request).take(each.request, each.drafted) for each in drafting]
 
-    def _catch_up(self, guessing: Sequence[_DraftRequest]) -> list[_DraftRequest]:
+    def _catch_up(self, drafting: Sequence[_DraftRequest]) -> list[_DraftRequest]:
         """Computes the missing positions, as far as a batch holds them, requests with the fewest first;
         returns the requests that have none missing, with a draft token."""
-        for each in guessing:
+        for each in drafting:
             self._cache.follow(each.request, each.has)
         left, computed, written = self._most_rows, [], set[int]()
-        for each in sorted(guessing, key=lambda one: one.has.until - one.has.right):
+        for each in sorted(drafting, key=lambda one: one.has.until - one.has.right):
             each.rows = min(each.has.until - each.has.right, left)
             blocks = self._cache.blocks(each.request, each.has, each.end)
             if each.rows == 0 or not written.isdisjoint(blocks):
@@ -88,31 +88,31 @@ class DraftModel:
             left -= each.rows
             computed.append(each)
         rows = [each.request.tokens[each.has.right : each.has.right + each.rows] for each in computed]
-        return self._guess(computed, rows)
+        return self._draft_next(computed, rows)
 
-    def _guess(
-        self, guessing: Sequence[_DraftRequest], tokens: Sequence[Sequence[int]]
+    def _draft_next(
+        self, drafting: Sequence[_DraftRequest], tokens: Sequence[Sequence[int]]
     ) -> list[_DraftRequest]:
         """Computes these tokens of each request, and drafts one more token for those that have none missing
         then; returns the requests that got one."""
         counts = np.array([len(each) for each in tokens], np.int32)
         starts = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=starts[1:])
-        first = np.array([_position(each) for each in guessing], np.int32)
-        wanting = [at for at, each in enumerate(guessing) if each.guesses or each.catches_up]
+        first = np.array([_position(each) for each in drafting], np.int32)
+        complete = [at for at, each in enumerate(drafting) if each.drafted or each.catches_up]
         inputs = StepInputs(
             tokens=np.array([token for each in tokens for token in each], np.int32),
             positions=np.arange(starts[-1], dtype=np.int32) + np.repeat(first - starts[:-1], counts),
             sequence_starts=starts,
-            block_tables=join_tables([each.has.blocks.follow(each.request) for each in guessing]),
-            logit_rows=starts[1:][wanting] - 1,
+            block_tables=join_tables([each.has.blocks.follow(each.request) for each in drafting]),
+            logit_rows=starts[1:][complete] - 1,
         )
-        output = self._executor.wait(self._executor.submit(inputs, self._greedy(len(wanting))))
+        output = self._executor.wait(self._executor.submit(inputs, self._greedy(len(complete))))
         found = []
-        for row, (at, token) in enumerate(zip(wanting, output.tokens.tolist(), strict=True)):
+        for row, (at, token) in enumerate(zip(complete, output.tokens.tolist(), strict=True)):
             if row not in output.overflowed:
-                guessing[at].guesses.append(token)
-                found.append(guessing[at])
+                drafting[at].drafted.append(token)
+                found.append(drafting[at])
         return found
 
     def _greedy(self, rows: int) -> SamplingBatch:
@@ -127,7 +127,7 @@ class DraftModel:
 
 def _position(each: _DraftRequest) -> int:
     """Returns the position of the first token of the request that is computed next."""
-    return each.request.num_tokens + len(each.guesses) - 1 if each.guesses else each.has.right
+    return each.request.num_tokens + len(each.drafted) - 1 if each.drafted else each.has.right
 
 
 def _speculation(request: Request) -> RequestDrafter:

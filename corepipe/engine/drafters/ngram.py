@@ -22,7 +22,7 @@ class NGramProposer:
         place = self._lookup.find(tokens, tokens)
         if place is None:
             return ()
-        guess = tokens[place : place + most]
-        while len(guess) < most:
-            guess.append(guess[len(guess) - (len(tokens) - place)])
-        return guess
+        draft = tokens[place : place + most]
+        while len(draft) < most:
+            draft.append(draft[len(draft) - (len(tokens) - place)])
+        return draft

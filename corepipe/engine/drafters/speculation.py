@@ -36,24 +36,24 @@ class RequestDrafter:
     and how many not.
     """
 
-    def __init__(self, guessers: Sequence[Proposer], most: int, draft_cost: float | None = None) -> None:
-        self._guessers = guessers
-        self._depths = [DraftDepth(most) for _ in guessers]
+    def __init__(self, proposers: Sequence[Proposer], most: int, draft_cost: float | None = None) -> None:
+        self._proposers = proposers
+        self._depths = [DraftDepth(most) for _ in proposers]
         self._together = None if draft_cost is None else DraftDepth(most, draft_cost)
         self._last = 0
         self.followed = DraftProgress()
-        self.accepted = [0] * (len(guessers) + 1)
-        self.rejected = [0] * (len(guessers) + 1)
+        self.accepted = [0] * (len(proposers) + 1)
+        self.rejected = [0] * (len(proposers) + 1)
 
     @property
     def predicts(self) -> bool:
         """True where its first proposer has the client's prediction."""
-        return bool(self._guessers) and isinstance(self._guessers[0], PredictionProposer)
+        return bool(self._proposers) and isinstance(self._proposers[0], PredictionProposer)
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
-        for place, (guesser, depth) in enumerate(zip(self._guessers, self._depths, strict=True)):
+        for place, (proposer, depth) in enumerate(zip(self._proposers, self._depths, strict=True)):
             wanted = min(most, depth.next(request.num_tokens))
-            found = _allowed(request, guesser.propose(request, wanted)) if wanted else ()
+            found = _allowed(request, proposer.propose(request, wanted)) if wanted else ()
             if found:
                 self._last = place
                 return found
@@ -63,17 +63,17 @@ class RequestDrafter:
         """Returns how many tokens of the draft model are worth computing, `most` at most."""
         return 0 if self._together is None else min(most, self._together.next(request.num_tokens))
 
-    def take(self, request: Request, guess: Sequence[int]) -> Sequence[int]:
+    def take(self, request: Request, draft: Sequence[int]) -> Sequence[int]:
         """Returns as much of the draft model's draft as the grammar allows; the draft model knows of no
         grammar, and its depth learns from a draft that is refused."""
-        self._last = len(self._guessers)
-        found = _allowed(request, guess)
-        if guess and not found and self._together is not None:
+        self._last = len(self._proposers)
+        found = _allowed(request, draft)
+        if draft and not found and self._together is not None:
             self._together.verified(1, 0)
         return found
 
     def verified(self, drafts: int, accepted: int) -> None:
-        depth = self._together if self._last == len(self._guessers) else self._depths[self._last]
+        depth = self._together if self._last == len(self._proposers) else self._depths[self._last]
         if depth is not None:
             depth.verified(drafts, accepted)
         self.accepted[self._last] += accepted
@@ -92,17 +92,17 @@ def speculation_of(
         if request.prediction:
             raise ValueError("prediction: this server assumes how often drafts are accepted; leave it out")
         return SyntheticDrafter(rates, request.seed)
-    guessers: list[Proposer] = []
+    proposers: list[Proposer] = []
     if request.prediction:
-        guessers.append(PredictionProposer(request.prediction))
+        proposers.append(PredictionProposer(request.prediction))
     if config is not None and request.grammar:
-        guessers.append(GrammarProposer())
+        proposers.append(GrammarProposer())
     if config is not None and config.method == "ngram" and request.max_tokens:
-        guessers.append(NGramProposer(*config.lookups))
-    if not guessers and draft_cost is None:
+        proposers.append(NGramProposer(*config.lookups))
+    if not proposers and draft_cost is None:
         return None
     most = PREDICTED_TOKENS if config is None else config.num_speculative_tokens
-    return RequestDrafter(guessers, most, draft_cost)
+    return RequestDrafter(proposers, most, draft_cost)
 
 
 def synthetic_drafters(
@@ -116,9 +116,9 @@ def synthetic_drafters(
     return lambda number: SyntheticDrafter(rates, derive_seed(seed, number))
 
 
-def _allowed(request: Request, guess: Sequence[int]) -> Sequence[int]:
+def _allowed(request: Request, draft: Sequence[int]) -> Sequence[int]:
     """Returns as much of the draft as the request's grammar allows."""
     assert isinstance(request, SampledRequest)
-    if not guess or request.constraint is None:
-        return guess
-    return guess[: request.constraint.allows(guess)]
+    if not draft or request.constraint is None:
+        return draft
+    return draft[: request.constraint.allows(draft)]
