@@ -30,7 +30,7 @@ DenseKind = Literal["int8", "int8w", "bf16", "fp32"]
 Int4Kind = Literal["int4g32", "int4g32z", "int4g32m", "int4g64", "int4g64z", "int4g64m"]
 Kind = DenseKind | Int4Kind
 Offsets = Literal["none", "zeros", "minima"]
-"""What a number q of four bits and its scale s stand for: (q - 8) s, (q + offset) s, or q s + offset."""
+"""The number that q of four bits and its scale s stand for: (q - 8) s, (q + offset) s, or q s + offset."""
 
 _OFFSETS: tuple[Offsets, ...] = get_args(Offsets)
 DENSE_KINDS: tuple[DenseKind, ...] = get_args(DenseKind)
@@ -38,14 +38,14 @@ INT4_KINDS: tuple[Int4Kind, ...] = get_args(Int4Kind)
 
 _ELEMENT_BYTES: dict[Kind, int] = {"int8": 1, "int8w": 1, "bf16": 2, "fp32": 4}
 _INTERLEAVE: dict[Kind, int] = {"int8": 4, "int8w": 2, "bf16": 2, "fp32": 1}
-"""Elements of k side by side."""
+"""Neighbouring elements of k that are stored together."""
 _INT8_OFFSET = 128
 _INT8_LIMIT = 127
 _INT4_LIMIT = 15
 
 
 def packed_bytes(kind: Kind, n: int, k: int) -> int:
-    """Size of a packed [n, k] matrix in bytes."""
+    """Returns the size of a packed [n, k] matrix in bytes."""
     if kind in INT4_KINDS:
         return _padded(n, PANEL) // PANEL * (_padded(k, K_MULTIPLE) // K_MULTIPLE) * _int4_layout(kind).nbytes
     return _padded(n, PANEL) * _padded(k, K_MULTIPLE) * _ELEMENT_BYTES[kind]
@@ -77,7 +77,7 @@ def pack(kind: Kind, weight: npt.NDArray[np.float32] | npt.NDArray[np.int8]) -> 
 def unpack(
     kind: Kind, data: npt.NDArray[np.uint8], n: int, k: int
 ) -> npt.NDArray[np.float32] | npt.NDArray[np.int8]:
-    """The inverse of pack: weight [n, k], int8 for the int8 kinds and fp32 for the others.
+    """Reverses pack: returns weight [n, k], int8 for the int8 kinds and fp32 for the others.
 
     Raises ValueError where data has another size than packed_bytes(kind, n, k).
     """
@@ -90,7 +90,7 @@ def unpack(
 
 
 class Int4Arrays(NamedTuple):
-    """Numbers [n, k] u8 from 0 to 15; scales and, where there are any, offsets [n, k / group] fp16."""
+    """Numbers [n, k] u8 from 0 to 15; scales and, if the kind has them, offsets [n, k / group] fp16."""
 
     values: npt.NDArray[np.uint8]
     scale: npt.NDArray[np.float16]
@@ -98,7 +98,7 @@ class Int4Arrays(NamedTuple):
 
 
 def int4_kind(group: int, offsets: Offsets) -> Int4Kind:
-    """The kind of such groups.  Raises ValueError where there is none."""
+    """Returns the kind with such groups.  Raises ValueError where there is none."""
     kind = f"int4g{group}{'' if offsets == 'none' else offsets[0]}"
     for known in INT4_KINDS:
         if kind == known:
@@ -107,7 +107,7 @@ def int4_kind(group: int, offsets: Offsets) -> Int4Kind:
 
 
 def int4_form(kind: Int4Kind) -> tuple[int, Offsets]:
-    """Group and offsets of a kind."""
+    """Returns the group and the offsets of a kind."""
     return next(
         (group, offsets) for group in (32, 64) for offsets in _OFFSETS if int4_kind(group, offsets) == kind
     )
@@ -139,7 +139,7 @@ def pack_int4(kind: Int4Kind, arrays: Int4Arrays) -> npt.NDArray[np.uint8]:
 
 
 def unpack_int4(kind: Int4Kind, data: npt.NDArray[np.uint8], n: int, k: int) -> Int4Arrays:
-    """The inverse of pack_int4.  Raises ValueError where data has another size than packed_bytes says."""
+    """Reverses pack_int4.  Raises ValueError where data has another size than packed_bytes says."""
     if data.size != packed_bytes(kind, n, k):
         raise ValueError(f"a packed {kind} [{n}, {k}] has {packed_bytes(kind, n, k)} bytes, not {data.size}")
     layout, panels, steps = (
@@ -161,14 +161,15 @@ def unpack_int4(kind: Int4Kind, data: npt.NDArray[np.uint8], n: int, k: int) -> 
 
 
 class _Int4Layout(NamedTuple):
-    """Of a panel's 64 of k: elements that share a scale; how many arrays of scales and offsets there are."""
+    """The layout of 64 elements of k in a panel: elements that share a scale, and the number of arrays of
+    scales and offsets."""
 
     group: int
     arrays: int
 
     @property
     def scale_bytes(self) -> int:
-        """Of one array."""
+        """Bytes of one array."""
         return 2 * PANEL * K_MULTIPLE // self.group
 
     @property
@@ -183,7 +184,7 @@ def _int4_layout(kind: Kind) -> _Int4Layout:
 def _in_panels(
     numbers: npt.NDArray[np.float16], panels: int, steps: int, layout: _Int4Layout
 ) -> npt.NDArray[np.uint8]:
-    """Scales [n, groups] as bytes [panels, steps, 64 / group * 32 * 2]."""
+    """Converts scales [n, groups] to bytes [panels, steps, 64 / group * 32 * 2]."""
     each = K_MULTIPLE // layout.group
     padded = np.zeros((panels * PANEL, steps * each), np.float16)
     padded[: numbers.shape[0], : numbers.shape[1]] = numbers
@@ -202,7 +203,7 @@ def _out_of_panels(
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The bits of values rounded to bf16, ties to even."""
+    """Returns the bits of values rounded to bf16, ties to even."""
     return values.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
@@ -213,7 +214,7 @@ def _stored(kind: Kind, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _values(kind: Kind, data: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-    """The inverse of _stored, from bytes."""
+    """Reverses _stored, from bytes."""
     if kind == "int8":
         return (data ^ np.uint8(_INT8_OFFSET)).view(np.int8)
     if kind == "int8w":

@@ -1,4 +1,4 @@
-"""How wide values are, and how tensor parallelism may cut them."""
+"""Widths of values and weights, and the ways in which tensor parallelism may cut them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ row-parallel shard of whole heads keeps the scales of the unsplit matrix."""
 
 
 class AxisKind(StrEnum):
-    """What tensor parallelism may do to a dimension."""
+    """The ways in which tensor parallelism may cut a dimension."""
 
     HIDDEN = "hidden"  # the residual stream: whole on every rank
-    HEADS = "heads"  # query heads, or what there is one of for each: cut between heads
-    KV_HEADS = "kv_heads"  # key/value heads: they go, or are copied, where their query heads go
-    COLUMNS = "columns"  # a middle between two matrices: cut into even parts
-    EXPERTS = "experts"  # matrices of a mixture: divided between the cores of a stage
+    HEADS = "heads"  # query heads, or values with one part per query head: cut between heads
+    KV_HEADS = "kv_heads"  # key/value heads: moved or copied to the ranks of their query heads
+    COLUMNS = "columns"  # the width between two matrices: cut into even parts
+    EXPERTS = "experts"  # matrices of a mixture: divided among the cores of a stage
     VOCABULARY = "vocabulary"  # rows of the output head: cut, and gathered
     FIXED = "fixed"  # whole on every rank
 
 
 _WHOLE = (AxisKind.HIDDEN, AxisKind.FIXED, AxisKind.EXPERTS)
-"""What tensor parallelism leaves as it is."""
+"""Kinds of axes that tensor parallelism leaves whole."""
 
 
 class Axis(NamedTuple):
-    """What a dimension counts, its width, and how it may be cut.
+    """A dimension: its name, how it may be cut, and its width in elements.
 
-    unit: elements that stay together, such as a head's.  group: query heads that share a key/value head.
+    unit: elements that stay together, such as those of a head.  group: query heads that share a key/value
+    head.
     In a Program the axes of Values are as wide as the core's part.
     """
 
@@ -46,7 +47,7 @@ class Axis(NamedTuple):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the ranks of a tensor group each have a part."""
+        """True if each rank of a tensor group has a part of the axis."""
         return self.kind not in _WHOLE
 
 
@@ -54,7 +55,7 @@ class Axis(NamedTuple):
 class HeadLayout:
     """Query heads, key/value heads and the elements of each; `heads` is a multiple of `kv_heads`.
 
-    copied: of one core, whose key/value heads other cores have too.
+    copied: for one core's layout, other cores hold copies of its key/value heads.
     """
 
     heads: int
@@ -63,12 +64,12 @@ class HeadLayout:
     copied: bool = False
 
     def queries(self, name: str = "q_heads", unit: int | None = None) -> Axis:
-        """The axis of something that has `unit` elements a query head (None: a head's size)."""
+        """Returns the axis of a value with `unit` elements per query head (None: a head's size)."""
         each = self.head_dim if unit is None else unit
         return Axis(name, AxisKind.HEADS, self.heads * each, each, self.heads // self.kv_heads)
 
     def keys(self) -> Axis:
-        """The axis of keys and of values."""
+        """Returns the axis of keys and of values."""
         width, group = self.kv_heads * self.head_dim, self.heads // self.kv_heads
         return Axis("kv_heads", AxisKind.KV_HEADS, width, self.head_dim, group)
 
@@ -78,27 +79,27 @@ VOCABULARY_PANEL = 32
 
 
 def hidden(width: int) -> Axis:
-    """The residual stream, and what is as wide."""
+    """Returns the axis of the residual stream, and of values as wide as it."""
     return Axis("hidden", AxisKind.HIDDEN, width)
 
 
 def columns(name: str, width: int) -> Axis:
-    """A middle between two matrices; a group of int8 activations stays in one part."""
+    """Returns an axis between two matrices; a group of int8 activations stays in one part."""
     return Axis(name, AxisKind.COLUMNS, width, INT8_GROUP)
 
 
 def experts(count: int) -> Axis:
-    """The matrices that a mixture has of a kind."""
+    """Returns the axis that counts the experts of a mixture."""
     return Axis("experts", AxisKind.EXPERTS, count)
 
 
 def vocabulary(width: int) -> Axis:
-    """Rows of the output head."""
+    """Returns the axis of the rows of the output head."""
     return Axis("vocab", AxisKind.VOCABULARY, width, VOCABULARY_PANEL)
 
 
 def fixed(name: str, width: int) -> Axis:
-    """What every rank has the whole of: rows of a table, a head's elements, a narrow latent."""
+    """Returns an axis that every rank holds whole: rows of a table, elements of a head, a narrow latent."""
     return Axis(name, AxisKind.FIXED, width)
 
 
@@ -110,7 +111,7 @@ PAD = -1
 class AxisShard:
     """The part of an axis that one tensor rank holds, as ranges (start, length) in elements.
 
-    A range that starts at PAD is zeros.  `whole` means that nothing is cut.
+    A range that starts at PAD is zeros.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -124,12 +125,12 @@ class AxisShard:
         return len(self.ranges) == 1 and self.ranges[0][0] != PAD
 
     def indices(self, size: int) -> npt.NDArray[np.intp]:
-        """Of `size` elements those that it holds; -1 for padding."""
+        """Returns the indices of the elements in the shard, of an axis of `size` elements; -1 for padding."""
         return np.asarray(cut(np.arange(1, size + 1), (self,)) - 1, np.intp)
 
 
 def cut(array: npt.NDArray[Any], axes: Sequence[AxisShard]) -> npt.NDArray[Any]:
-    """The part of `array` that the shards of its dimensions name, a copy; padding is zero."""
+    """Returns a copy of the part of `array` that the shards of its dimensions describe; padding is zero."""
     for dim, axis in enumerate(axes):
         parts = [_range(array, dim, start, length) for start, length in axis.ranges]
         array = np.concatenate(parts, axis=dim)

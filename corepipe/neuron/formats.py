@@ -1,4 +1,4 @@
-"""Number formats: how weights, activations and results are stored, and how they are rounded."""
+"""Number formats: storage and rounding of weights, activations and results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class DType(StrEnum):
         return _ELEMENT_BYTES[self.value]
 
     def stored(self, elements: int) -> int:
-        """Bytes of so many elements; a microscaling format has a scale of 8 bits for each MX_GROUP."""
+        """Returns the bytes of so many elements; a microscaling format has an 8-bit scale per MX_GROUP
+        elements."""
         if self not in _MX_BITS:
             return elements * self.bytes
         return -(-elements * _MX_BITS[self] // 8) + -(-elements // MX_GROUP)
@@ -43,7 +44,11 @@ MX_GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What a Linear stores, what its input is converted to, and what everything else is kept in."""
+    """A number format of a deployment.
+
+    weights: the dtype that a Linear stores.  activations: the dtype that its input is converted to.  compute:
+    the dtype of all other values.
+    """
 
     name: str
     weights: DType
@@ -52,13 +57,14 @@ class Format:
 
     @property
     def held(self) -> DType:
-        """What a core's memory has of a matrix: integers of four bits, of which no Neuron software knows, are
+        """The dtype of a matrix in a core's memory: four-bit integers, which no Neuron software supports, are
         widened when a model is loaded."""
         return self.compute if self.weights is DType.INT4 else self.weights
 
     @property
     def multiplied(self) -> DType:
-        """What TensorE multiplies: int8 weights alone are converted to the activations' format first."""
+        """The dtype that TensorE multiplies: int8 weights alone are first converted to the activations'
+        format."""
         if self.weights is DType.INT4:
             return self.compute
         return self.weights if self.weights is self.activations else self.activations
@@ -74,7 +80,7 @@ FORMATS: dict[str, Format] = {
         Format("int4-weights", DType.INT4, DType.INT8, DType.BF16),
     )
 }
-"""Formats that executors compute."""
+"""Formats that the executors compute."""
 
 
 TIMED_FORMATS: dict[str, Format] = FORMATS | {
@@ -85,14 +91,14 @@ TIMED_FORMATS: dict[str, Format] = FORMATS | {
         Format("mxfp4", DType.MXFP4, DType.MXFP8, DType.BF16),  # widened to MXFP8: fewer bytes, no more FLOPs
     )
 }
-"""Formats that the cost model times: those, and what only devices compute."""
+"""Formats that the cost model times: `FORMATS`, and those that only devices compute."""
 
 
 class Function(StrEnum):
     """Functions of one element.
 
-    clamped_swish: x sigmoid(1.702 x) of what is no more than `SWISH_LIMIT`; what it gates is held within that
-    on both sides, and 1 more (gpt-oss).
+    clamped_swish (gpt-oss): x sigmoid(1.702 x), with x limited to `SWISH_LIMIT` from above; the value that it
+    multiplies is limited to that on both sides and then increased by 1.
     """
 
     SILU = "silu"
@@ -105,4 +111,4 @@ class Function(StrEnum):
 
 
 SWISH_LIMIT, SWISH_GAIN = 7.0, 1.702
-"""Of `clamped_swish`."""
+"""Limit and gain of `clamped_swish`."""

@@ -1,4 +1,4 @@
-"""What of a batch decides its time."""
+"""The properties of a batch that decide its time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 
 class StepShape(NamedTuple):
-    """What of a batch decides its time: a tuple, since simulations hash it at every step.
+    """The properties of a batch that decide its time.  A tuple, since simulations hash it at every step.
 
-    counts: rows of each of the graph's row sets, at the set's number; those that are not told have none.
-    sequences: those that the tokens belong to; kv_tokens: sum of their context lengths, the tokens included;
+    counts: rows of each of the graph's row sets, at the set's number; sets that are left out have none.
+    sequences: number of sequences; kv_tokens: sum of their context lengths, with the tokens of this batch;
     attended: sum over tokens of the keys that each attends to.
-    longest: rows of the longest sequence, where all are computed whole; 0: they grow, and nobody asks.
-    each: rows of a sequence, where the last of them are guesses of how it goes on: those of the one with the
-    most, since a graph has as many for all; 1: there are no guesses.
+    longest: rows of the longest sequence where sequences are computed whole; 0 where sequences grow, and it
+    does not matter.
+    each: rows per sequence where the last of them are drafts: the largest number in the batch, since a graph
+    has as many rows for every sequence; 1: no drafts.
     """
 
     counts: tuple[int, ...]
@@ -26,13 +27,13 @@ class StepShape(NamedTuple):
 
     @classmethod
     def whole(cls, lengths: Sequence[int], results: int) -> StepShape:
-        """Of sequences of these lengths, each computed in this step alone."""
+        """Returns the shape for sequences of these lengths, each computed whole in this one step."""
         attended = sum([length * (length + 1) // 2 for length in lengths])
         return cls((sum(lengths), results), len(lengths), sum(lengths), attended, max(lengths))
 
     @classmethod
     def of(cls, chunks: Iterable[tuple[int, int]], logit_rows: int, each: int = 1) -> StepShape:
-        """The shape of a batch of (start, count) chunks, one a sequence."""
+        """Returns the shape of a batch of (start, count) chunks, one per sequence."""
         rows = sequences = kv_tokens = attended = 0
         for start, count in chunks:
             rows += count
@@ -43,12 +44,13 @@ class StepShape(NamedTuple):
 
     @classmethod
     def decode(cls, sequences: int, context: int) -> StepShape:
-        """One token for each of `sequences`, each with `context` tokens, the new one included."""
+        """Returns the shape of one token for each of `sequences`, each with `context` tokens, the new one
+        included."""
         return cls.decoding(sequences, sequences * context)
 
     @classmethod
     def decoding(cls, sequences: int, kv_tokens: int) -> StepShape:
-        """As `decode`, with the tokens of all contexts together."""
+        """Returns the same as `decode`, from the total of the context tokens."""
         return cls((sequences, sequences), sequences, kv_tokens, kv_tokens)
 
     @property
@@ -58,14 +60,14 @@ class StepShape(NamedTuple):
 
     @property
     def logit_rows(self) -> int:
-        """Tokens whose logits are wanted."""
+        """Tokens whose logits are requested."""
         return self.counts[1]
 
     @property
     def decodes(self) -> bool:
-        """Whether each sequence computes one token, and perhaps guesses of those that follow."""
+        """True if each sequence computes one token, and perhaps drafts of the tokens that follow."""
         return self.counts[0] == self.sequences or self.each > 1
 
     def rows_of(self, number: int) -> int:
-        """Rows of the set with this number."""
+        """Returns the rows of the set with this number."""
         return self.counts[number] if number < len(self.counts) else 0

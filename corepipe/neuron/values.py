@@ -13,9 +13,10 @@ from corepipe.neuron.formats import DType, Format
 
 
 class RowSet(NamedTuple):
-    """A set of rows of a step; `StepShape.counts` says at its number how many there are, `each` times.
+    """A set of rows of a step, such as one row per token.
 
-    each: rows for one that is counted: an image has so many pixels.
+    number: index of the set in `StepShape.counts`, which counts tokens, sequences or images.
+    each: rows for each that is counted, for example the pixels of an image.
     """
 
     number: int
@@ -24,19 +25,20 @@ class RowSet(NamedTuple):
 
 
 TOKENS = RowSet(0, "tokens")
-"""One row a token."""
+"""One row per token."""
 
 
 WANTED = RowSet(1, "logits")
-"""One row a token whose result is wanted."""
+"""One row per token whose logits or result are requested."""
 
 
 SOURCE = RowSet(2, "source")
-"""One row a token of an encoder-decoder's source; none in the steps that decode."""
+"""One row per token of an encoder-decoder's source text; none in the steps that decode."""
 
 
 def pixels(height: int, width: int) -> RowSet:
-    """One row a pixel of an image, or of a map as large: a step counts images where others count tokens."""
+    """Returns a row set with one row per pixel of an image or of a map of that size; a step then counts
+    images, not tokens."""
     return RowSet(TOKENS.number, f"{height}x{width}", height * width)
 
 
@@ -53,7 +55,8 @@ class Value(NamedTuple):
 
 
 class WeightRole(StrEnum):
-    """How a weight is stored: matrices take the format's `weights` dtype, the others do not."""
+    """The role of a weight, which decides its format: matrices are stored as the format's `weights` dtype,
+    the others are not."""
 
     MATRIX = "matrix"  # [N, K], multiplied by a Linear; [experts, N, K] in a mixture of experts
     EMBEDDING = "embedding"  # [tokens, hidden], looked up; kept in the compute dtype
@@ -65,7 +68,7 @@ _MATRIX_AXES = 2
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
-    """A named weight.  `name` is the checkpoint's (Hugging Face) tensor name, one axis is one dimension."""
+    """A named weight.  `name` is the checkpoint's (Hugging Face) tensor name; each axis is one dimension."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -77,17 +80,18 @@ class WeightSpec:
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is several matrices of one shape, one for each expert."""
+        """True for several matrices of one shape, one per expert."""
         return self.role is WeightRole.MATRIX and len(self.axes) > _MATRIX_AXES
 
     @property
     def is_head(self) -> bool:
-        """Whether it makes logits."""
+        """True for the matrix that makes logits."""
         return self.role is WeightRole.MATRIX and self.axes[0].kind is AxisKind.VOCABULARY
 
 
 def stored_bytes(shape: Sequence[int], role: WeightRole, fmt: Format) -> dict[DType, int]:
-    """Bytes of a weight as a core keeps it, by number format; an int8 matrix has an fp32 scale a row."""
+    """Returns the bytes of a weight in a core's memory, by number format; an int8 matrix has an fp32 scale
+    per row."""
     elements = prod(shape)
     match role:
         case WeightRole.MATRIX:
@@ -102,7 +106,7 @@ def stored_bytes(shape: Sequence[int], role: WeightRole, fmt: Format) -> dict[DT
 
 
 def weight_bytes(shape: Sequence[int], role: WeightRole, fmt: Format) -> int:
-    """Bytes of a weight as a core keeps it."""
+    """Returns the bytes of a weight in a core's memory."""
     return sum(stored_bytes(shape, role, fmt).values())
 
 
@@ -110,7 +114,7 @@ def weight_bytes(shape: Sequence[int], role: WeightRole, fmt: Format) -> int:
 class RopeSpec:
     """Rotary embedding, rotate-half layout (Su et al. 2021, as in Hugging Face transformers).
 
-    `inv_freq` has `rotary_dim / 2` fp32 values, scaling (linear, llama3, yarn, ...) already applied;
+    `inv_freq` has `rotary_dim / 2` fp32 values with the scaling (linear, llama3, yarn, ...) already applied;
     cos and sin are multiplied by `attention_factor`.
     """
 
@@ -119,7 +123,7 @@ class RopeSpec:
 
 
 class StateKind(StrEnum):
-    """For what an Op keeps something from one step to the next."""
+    """The unit for which an Op keeps data from one step to the next."""
 
     TOKENS = "tokens"  # for each token of a sequence, in KV blocks
     SOURCE = "source"  # for each token of the source, made once
@@ -127,10 +131,14 @@ class StateKind(StrEnum):
 
 
 class StateSpec(NamedTuple):
-    """What an Op keeps for each token: `per_token` elements of the compute format, or as int8 with a scale
-    for each of the `vectors` that they make; `window`: for the latest so many tokens.  Of a recurrent Op
-    `per_sequence` elements in fp32 instead.  `shared`: of a key the first so many are its value, too (0:
-    values are kept beside keys)."""
+    """The data that an Op keeps from one step to the next.
+
+    per_token: elements per token, in the compute format, or as int8 with a scale for each of the `vectors`
+    that they make.
+    window: only the latest so many tokens are kept (None: all).
+    per_sequence: fp32 elements per sequence, for a recurrent Op, instead of `per_token`.
+    shared: the first so many elements of a key are also its value (0: values are kept beside keys).
+    """
 
     kind: StateKind
     per_token: int = 0
@@ -141,17 +149,18 @@ class StateSpec(NamedTuple):
 
     @property
     def keys(self) -> tuple[int, int]:
-        """Keys of a token, and the elements of each."""
+        """The number of keys per token, and the elements of each."""
         return self.vectors if self.shared else self.vectors // 2, self.per_token // self.vectors
 
     def nbytes(self, dtype: DType) -> int:
-        """Of a token, kept as `dtype`; an int8 vector has an fp32 scale."""
+        """Returns the bytes per token when kept as `dtype`; an int8 vector has an fp32 scale."""
         scales = self.vectors * DType.FP32.bytes if dtype is DType.INT8 else 0
         return self.per_token * dtype.bytes + scales
 
 
 class InputKind(StrEnum):
-    """What a forward pass is given for each row of a set; positions are given with all of them."""
+    """The kinds of input that a forward pass receives for each row of a set; positions come with every
+    kind."""
 
     TOKENS = "tokens"  # ids in the vocabulary
     TYPES = "types"  # BERT's first or second text of a pair
@@ -160,10 +169,10 @@ class InputKind(StrEnum):
 
 
 class GraphInput(NamedTuple):
-    """What is given, and for which rows.
+    """An input of a graph and the rows that it is given for.
 
-    shape: of what is given for each row, () for a number; of a patch [channels, height, width].  after: the
-    first rows of each sequence, for which nothing is given.
+    shape: of the input of one row: () for a number, [channels, height, width] for a patch.
+    after: the first rows of each sequence, which receive no input.
     """
 
     kind: InputKind
@@ -173,14 +182,15 @@ class GraphInput(NamedTuple):
 
 
 def image_shape(given: GraphInput, rows: int) -> tuple[int, int, int]:
-    """[channels, height, width] of the square image that gives so many rows, those of learned vectors too."""
+    """Returns [channels, height, width] of the square image whose patches fill so many rows, learned rows
+    included."""
     channels, side, _ = given.shape
     whole = side * isqrt(rows - given.after)
     return channels, whole, whole
 
 
 class OutputKind(StrEnum):
-    """What a forward pass gives for each row of the value."""
+    """The kinds of output that a forward pass returns for each row of the value."""
 
     LOGITS = "logits"  # over the vocabulary
     VECTOR = "vector"  # one a sequence or an image
@@ -190,7 +200,7 @@ class OutputKind(StrEnum):
 
 
 class GraphOutput(NamedTuple):
-    """What a forward pass gives."""
+    """An output of a graph: its value and its kind."""
 
     value: Value
     kind: OutputKind

@@ -221,7 +221,7 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
 
 DAMAGES = [
     pytest.param(lambda data: b"", "empty", id="nothing"),
-    pytest.param(lambda data: bytes(len(data)), "no packed weights", id="zeros"),
+    pytest.param(lambda data: bytes(len(data)), "not a file of packed weights", id="zeros"),
     pytest.param(lambda data: data[:-1], "bytes of", id="a byte short"),
     pytest.param(lambda data: data[:100], "index is not what was written", id="the head alone"),
     pytest.param(lambda data: data + b"x", "bytes of", id="a byte long"),
@@ -256,7 +256,7 @@ def test_a_damaged_file_is_noticed_and_made_anew(tmp_path, damage, says):
         PackedWeights(path, graph)
     packed_weights(graph, checkpoint, tmp_path, lambda what, _done: told.append(what))
     assert path.read_bytes() == whole
-    assert told[0].startswith(f"packed weights are damaged and made anew: {path} (")
+    assert told[0].startswith(f"packed weights are damaged and are packed again: {path} (")
     assert list(tmp_path.iterdir()) == [path]
 
 

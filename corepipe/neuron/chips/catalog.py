@@ -1,7 +1,7 @@
 """The catalogue: instances, chips, cores, engines, memories, links and prices, each number with its source.
 
-The types are in `hardware`.  One entry is one server: an UltraServer is several of them.  What nobody has
-published is None, and a size of which even the number of chips is not known has no entry (`UNDESCRIBED`).
+The types are in `hardware`.  One entry is one server: an UltraServer is several of them.  A number that is
+not published is None, and a size whose number of chips is not published has no entry (`UNDESCRIBED`).
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def _instance(
     prices: tuple[float | None, float | None] = (None, None),
     sources: dict[str, str] | None = None,
 ) -> Instance:
-    """`host`: vCPUs and GiB; `prices`: on demand and reserved, dollars an hour."""
+    """Makes an instance.  `host`: vCPUs and GiB; `prices`: on demand and reserved, dollars an hour."""
     family = "trn3" if chip is TRAINIUM3 else name.partition(".")[0]
     page = f"{HARDWARE}{family.rstrip('nu')}-arch.rst"
     price = _PRICES.format(family, "" if family == "inf1" else f"{family}_")
@@ -316,7 +316,7 @@ UNDESCRIBED = {
 
 
 def instance(name: str) -> Instance:
-    """The instance called `name`.  Raises UserError with the nearest names."""
+    """Returns the instance called `name`.  Raises UserError with the nearest names."""
     known = {i.name: i for i in INSTANCES}
     if name in known:
         return known[name]

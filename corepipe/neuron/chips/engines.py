@@ -39,15 +39,15 @@ class Cost(Protocol):
     """An Op's cost on a core, for any step."""
 
     def engines(self, shape: StepShape) -> Engines:
-        """What each engine does in a step."""
+        """Returns the seconds of each engine in a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """An Op whose cost depends on its rows alone: nothing for no rows, else fixed + a row's.
+    """The cost of an Op that depends on its rows alone: nothing for no rows, else fixed + per row.
 
-    rows: number of the row set.  tensor: seconds a row, of `min_rows` rows at least.  vector, scalar,
-    collectives, dma: (fixed, a row).
+    rows: number of the row set.  tensor: seconds per row, for at least `min_rows` rows.  vector, scalar,
+    collectives, dma: (fixed, per row).
     ring: seconds of a collective's steps from neighbour to neighbour, and the part of them that a row adds.
     split: ranks that share the rows of a prefill.
     """
@@ -89,14 +89,15 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCost:
-    """Attention over the contexts.  `window` bounds a sequence's context and a row's keys.
+    """The cost of attention over the contexts.  `window` bounds a sequence's context and a row's keys.
 
-    tensor: seconds a key attended by one row of one key/value head's queries, of which there are `group`, and
-    of `min_rows` at least.  vector, scalar: seconds a key attended.  traffic: seconds a context token.
-    write: seconds a row.  start: seconds of an Op; queued: of each sequence's keys and values, again.
-    spilled: seconds a key attended, of prompts whose scores are more than the `held` keys that on-chip memory
-    has room for, and the bytes (`spilled_bytes`) that go out to memory and come back.  scattered: seconds a
-    row of several prompts in one step, instead of `write`.
+    tensor: seconds per key that one row of a key/value head's queries attends to; such a head has `group`
+    queries, and at least `min_rows` rows count.  vector, scalar: seconds per attended key.  traffic: seconds
+    per context token.  write: seconds per row.  start: seconds of an Op; queued: seconds for each sequence's
+    keys and values, in addition.
+    spilled: seconds per attended key for prompts whose scores exceed the `held` keys that fit in on-chip
+    memory; `spilled_bytes`: the bytes written to memory and read back.  scattered: seconds per row of several
+    prompts in one step, instead of `write`.
     """
 
     rows: int
@@ -141,7 +142,7 @@ class AttentionCost:
         )
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """`engines(...).seconds` of decode steps, in the same operations."""
+        """Returns `engines(...).seconds` of decode steps, computed with the same operations."""
         reach = sequences * self.window + sequences if self.window is not None else None
         seen = kv_tokens if reach is None else np.minimum(kv_tokens, reach)
         attended = seen if reach is None else np.minimum(kv_tokens, sequences * (self.window or 0))
@@ -158,11 +159,11 @@ class AttentionCost:
         return total
 
     def seen(self, rows: int, sequences: int, kv_tokens: int) -> int:
-        """Tokens of the contexts that are in reach."""
+        """Returns the tokens of the contexts that are within the window."""
         return kv_tokens if self.window is None else min(kv_tokens, sequences * self.window + rows)
 
     def attended(self, rows: int, shape: StepShape) -> int:
-        """Pairs of a row and a key."""
+        """Returns the pairs of a row and a key."""
         if not self.causal:
             return rows * -(-shape.kv_tokens // max(1, shape.sequences))
         return shape.attended if self.window is None else min(shape.attended, rows * self.window)
@@ -170,13 +171,16 @@ class AttentionCost:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsCost:
-    """A mixture of experts: few rows load the experts that they go to, many go through all of them.
+    """The cost of a mixture of experts: few rows load the experts that they are routed to, many rows go
+    through all experts.
 
     As NxD Inference does it (forward_selective_loading while rows x top_k < experts, else
-    forward_all_experts).  `one` is an expert's own cost over its rows; rows go to `top_k` of `experts`.
-    found: seconds until an expert's weights move, since where they lie is known only when the router has
-    spoken.  steps: an expert's part of each step that all of them take together; one step waits for the
-    other, since its results ([experts, rows, width]) go through memory.
+    forward_all_experts).  `one` is an expert's own cost over its rows; rows are routed to `top_k` of
+    `experts`.
+    found: seconds until an expert's weights are transferred, since their address is known only after the
+    router has run.
+    steps: an expert's part of each step that all experts run together; each step waits for the previous one,
+    since its results ([experts, rows, width]) go through memory.
     """
 
     one: OpCost
@@ -198,9 +202,10 @@ class ExpertsCost:
 
 @dataclass(frozen=True, slots=True)
 class ScanCost:
-    """A recurrent Op: tokens of answers go one by one, those of prompts `chunk` at a time.
+    """The cost of a recurrent Op: tokens of answers are processed one by one, those of prompts `chunk` at a
+    time.
 
-    step: of a token; whole: of a chunk, which takes as long where it is not full; moved: of a sequence's
+    step: per token; whole: per chunk, which takes as long when it is not full; moved: per sequence, for its
     state.
     """
 
@@ -231,7 +236,7 @@ class ScanCost:
 
 
 def _times(one: Engines, count: int, found: float) -> Engines:
-    """`one` so many times, each with `found` more seconds of transfers."""
+    """Returns `one` times `count`, each with `found` more seconds of transfers."""
     return Engines(
         tensor=one.tensor * count,
         vector=one.vector * count,
@@ -245,7 +250,7 @@ def _times(one: Engines, count: int, found: float) -> Engines:
 
 
 def _in_turn(steps: Sequence[Engines]) -> Engines:
-    """Steps that wait for one another, as one: the busiest engine's idle time is put before its start."""
+    """Combines steps that wait for one another: the busiest engine's idle time is put before its start."""
     names = [field.name for field in fields(Engines)]
     whole = Engines(**{name: sum(getattr(step, name) for step in steps) for name in names})
     idle = sum(step.seconds for step in steps) - whole.seconds

@@ -1,7 +1,7 @@
-"""What a Neuron instance is made of: types of chips, cores, engines, and the questions asked of them.
+"""The hardware of a Neuron instance: types of chips, cores and engines, with derived quantities.
 
 Every number has its source, a file of the Neuron SDK's documentation (repository aws-neuron-sdk, commit
-81ce03ae, SDK 2.32): `record.source("field")` names it.  The data stand in `catalog`.
+81ce03ae, SDK 2.32): `record.source("field")` names it.  The data are in `catalog`.
 
 Units: bytes, seconds, operations per second (a multiply-add is two), US dollars.
 """
@@ -30,7 +30,7 @@ class Sourced:
     sources: Mapping[str, str] = field(repr=False, compare=False)
 
     def source(self, name: str) -> str:
-        """Where the number in field `name` comes from.  Raises KeyError for a field without a number."""
+        """Returns the source of the number in field `name`.  Raises KeyError for a field without a number."""
         return self.sources[name]
 
 
@@ -39,7 +39,7 @@ class TensorEngine(Sourced):
     """The systolic array.  `peak` holds the formats that the chip lists, in operations a second.
 
     `min_rows`: an instruction over fewer rows takes as long as over this many.  `contraction`: elements of
-    the inner dimension that a tile takes at once, of formats for which that is more than the array's rows.
+    the inner dimension that a tile processes at once, for formats where that is more than the array's rows.
     """
 
     peak: Mapping[DType, float]
@@ -51,7 +51,7 @@ class TensorEngine(Sourced):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(Sourced):
-    """VectorE or ScalarE: `lanes` bf16 elements a cycle; exp_lanes: exponentials (None: none)."""
+    """VectorE or ScalarE: `lanes` bf16 elements a cycle; exp_lanes: exponentials a cycle (None: none)."""
 
     name: str
     lanes: int
@@ -71,8 +71,8 @@ class Engine(Sourced):
 class Core(Sourced):
     """One physical NeuronCore.
 
-    `resident_weight_bytes`: weights that a core keeps on chip from one step to the next (NeuronCore
-    Pipeline, inf1 alone).  `dma_bytes_per_second`: what its DMA engines sustain.  None: not published.
+    `resident_weight_bytes`: weights that a core keeps on chip from one step to the next (NeuronCore Pipeline,
+    inf1 alone).  `dma_bytes_per_second`: the speed that its DMA engines sustain.  None: not published.
     """
 
     version: str
@@ -87,11 +87,11 @@ class Core(Sourced):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip(Sourced):
-    """One Neuron device.  Its memory lies in `banks` of equal size and bandwidth.
+    """One Neuron device.  Its memory consists of `banks` of equal size and bandwidth.
 
     Consecutive cores share a bank evenly: on inf1 all four share one, on inf2 each core has its own.
-    hop_seconds None: not published, and nothing is added for it.  hypothetical: why times on it must not be
-    taken for predictions; empty for chips whose kind was measured.
+    hop_seconds None: not published, and nothing is added for it.  hypothetical: why times on it are not
+    predictions; empty for chips of which measurements were published.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Chip(Sourced):
 
 
 class Topology(StrEnum):
-    """How the chips of an instance are linked."""
+    """The links between the chips of an instance."""
 
     NONE = "none"
     CHAIN = "chain"
@@ -117,7 +117,7 @@ class Topology(StrEnum):
 
 
 class Support(StrEnum):
-    """Whether a chip has a number format."""
+    """The support of a chip for a number format."""
 
     NATIVE = "native"
     EMULATION_ONLY = "emulation only"
@@ -127,10 +127,10 @@ class Support(StrEnum):
 class Instance(Sourced):
     """One instance size.  Cores are logical: `lnc` physical ones act as one (trn2: 2 unless set to 1).
 
-    `link_bytes_per_second` is what one chip sends to its neighbours, all links together.
-    `tensor_degrees`: what the Neuron stack accepts.  None: not published.
+    `link_bytes_per_second` is the speed at which one chip sends to its neighbours, all links together.
+    `tensor_degrees`: the degrees that the Neuron stack accepts.  None: not published.
 
-    part: where others have the rest, the cores that a deployment may take; it counts them from 0.
+    part: the cores that a deployment may use, where the others are taken; the deployment counts them from 0.
     """
 
     name: str
@@ -172,17 +172,17 @@ class Instance(Sourced):
 
     @property
     def hypothetical(self) -> str:
-        """Why figures of it are hypothetical; empty where they are not."""
+        """The reason why figures of this instance are hypothetical; empty where they are not."""
         return self.chip.hypothetical
 
     @property
     def standing(self) -> str:
-        """What figures of it are, in a word or two."""
+        """The label of this instance's figures, in a word or two."""
         return "emulated, hypothetical" if self.hypothetical else "emulated"
 
     @property
     def price_per_hour(self) -> float | None:
-        """On-demand price; reserved where no other is documented."""
+        """The on-demand price; the reserved price where no other is documented."""
         return self.reserved_per_hour if self.on_demand_per_hour is None else self.on_demand_per_hour
 
     def chip_of(self, core: int) -> int:
@@ -196,7 +196,7 @@ class Instance(Sourced):
         return 0 if self.part is None else self.part.start
 
     def room(self, bank: int) -> int:
-        """Bytes of a bank: where its cores are shared out, of a part those of its cores' share."""
+        """Returns the bytes of a bank that the deployment may use: of a `part`, the share of its cores."""
         if self.part is None:
             return self.bank_bytes
         begin = bank * self.cores_per_bank
@@ -204,7 +204,7 @@ class Instance(Sourced):
         return self.bank_bytes * held // self.cores_per_bank
 
     def neighbours(self, chip: int) -> tuple[int, ...]:
-        """Chips linked to `chip`, in the order in which neuron-ls lists them."""
+        """Returns the chips linked to `chip`, in the order in which neuron-ls lists them."""
         return tuple(dict.fromkeys(n for n in self._links(chip) if n != chip))
 
     def _links(self, chip: int) -> tuple[int, ...]:
@@ -224,7 +224,7 @@ class Instance(Sourced):
                 return tuple(range(self.chips))
 
     def hops(self, a: int, b: int) -> int:
-        """Links on the shortest way from chip `a` to chip `b`."""
+        """Returns the number of links on the shortest way from chip `a` to chip `b`."""
         distance, queue = {a: 0}, deque([a])
         while queue and b not in distance:
             chip = queue.popleft()
@@ -235,18 +235,21 @@ class Instance(Sourced):
         return distance[b]
 
     def peak(self, dtype: DType) -> float:
-        """Operations a second of one logical core.
+        """Returns the operations per second of one logical core.
 
-        A format that the chip does not list is timed as the nearest that it has: fp32 in four bf16
-        passes (as NeuronCore-v2 and -v3 do it: nki/api/nki/isa, nc_matmul), every other one as bf16.
+        A format that the chip does not list is timed as the nearest that it has: fp32 in four bf16 passes (as
+        NeuronCore-v2 and -v3 do it: nki/api/nki/isa, nc_matmul), every other one as bf16.
         """
         peaks = self.chip.core.tensor.peak
         passes = 4 if dtype is DType.FP32 else 1
         return self.lnc * peaks.get(dtype, peaks[DType.BF16] / passes)
 
     def support(self, fmt: Format) -> Support:
-        """Whether the chip lists the format; int8 weights with bf16 arithmetic are the stack's offer, and
-        MXFP4 weights are widened as they are multiplied; none lists integers of four bits."""
+        """Returns whether the chip supports the format.
+
+        int8 weights with bf16 arithmetic are supported by the software, and MXFP4 weights are widened as they
+        are multiplied; no chip lists integers of four bits.
+        """
         if fmt.weights is DType.INT4:
             native = False
         elif fmt.weights is not fmt.activations and fmt.weights is not DType.MXFP4:
@@ -256,17 +259,18 @@ class Instance(Sourced):
         return Support.NATIVE if native else Support.EMULATION_ONLY
 
     def with_lnc(self, lnc: int) -> Instance:
-        """The same instance with another logical NeuronCore configuration.  Raises UserError."""
+        """Returns the same instance with another logical NeuronCore configuration.  Raises UserError."""
         if lnc not in {1, self.chip.default_lnc}:
             allowed = " or ".join(map(str, sorted({1, self.chip.default_lnc})))
             raise UserError(f"{self.name} has {allowed} physical cores in a logical one, not {lnc}", "lnc")
         return replace(self, lnc=lnc)
 
     def with_part(self, first: int, cores: int) -> Instance:
-        """The same instance, of which a deployment may take so many cores, from core `first` on."""
+        """Returns the same instance, of which a deployment may use so many cores, from core `first` on."""
         return replace(self, part=range(first, first + cores))
 
 
 def hypothetical(instance: Instance) -> dict[str, str]:
-    """What documents with figures of the instance say of them, where they are hypothetical; else nothing."""
+    """Returns the entry that marks a document's figures of the instance as hypothetical; empty where they are
+    not."""
     return {"hypothetical": instance.hypothetical} if instance.hypothetical else {}

@@ -1,7 +1,7 @@
 """The rules of vLLM's native plugin for Neuron (trn2 and trn3): graphs, chunks, kernels and memory for KV.
 
-Sources: vllm-neuron/docs/ of aws-neuron-sdk at 81ce03ae (SDK 2.32), named below as `docs`, and where that is
-silent the plugin's code as forks have it (AWShtokoyo/vllm-neuron at 01c89e38, gregnetau/vllm-neuron at
+Sources: vllm-neuron/docs/ of aws-neuron-sdk at 81ce03ae (SDK 2.32), named below as `docs`, and where they say
+nothing the plugin's code as forks have it (AWShtokoyo/vllm-neuron at 01c89e38, gregnetau/vllm-neuron at
 3c0a51c1), named `forks`; a released image may differ from those.
 """
 
@@ -13,18 +13,19 @@ from corepipe.neuron.chips.hardware import GIB
 from corepipe.neuron.step import StepShape
 
 DEFAULT_CHUNK = 2048
-"""Tokens of a step, where nobody says: vLLM's max_num_batched_tokens (docs, reference-configuration.md)."""
+"""Default tokens per step: vLLM's max_num_batched_tokens (docs, reference-configuration.md)."""
 
 CHUNKS = (512, 1024, 2048, 4096, 8192)
-"""What a step of a prompt that comes in chunks may have (docs, prefix-caching.md; one page ends at 4096)."""
+"""Allowed tokens per step for prompts that come in chunks (docs, prefix-caching.md; one page ends at
+4096)."""
 
 LONGEST_SINGLE_SHOT = 16_384
-"""Of prompts that are computed in one step (forks, utils/bucket_utils.py)."""
+"""Longest prompt that is computed in one step (forks, utils/bucket_utils.py)."""
 
 SMALLEST_BUCKET = 128
 
 FLASH_HEADS, FLASH_TOKENS, FLASH_HEAD_DIM = 512, 131_072, 128
-"""What the flash kernel of a prefill takes: batch x heads of a core, tokens, elements of a head (forks,
+"""Limits of the flash kernel of a prefill: batch x heads of a core, tokens, elements of a head (forks,
 functional/attention/attention_cte.py)."""
 
 KV_OF_MEMORY, KV_CAP, KV_LEAST = 0.9, 0.27, GIB
@@ -32,13 +33,16 @@ KV_OF_MEMORY, KV_CAP, KV_LEAST = 0.9, 0.27, GIB
 
 
 def is_chunked(longest: int, chunk: int) -> bool:
-    """Whether prompts come in chunks: where a step cannot take the longest sequence whole."""
+    """Returns True if prompts come in chunks: a step cannot compute the longest sequence whole."""
     return chunk < longest
 
 
 def prefill_buckets(longest: int, chunk: int, tensor: int = 1) -> tuple[int, ...]:
-    """Tokens that prefill graphs are compiled for: one chunk, or 128, 256 ... and the longest sequence; those
-    above the tensor degree that it divides (docs, reference-configuration.md; forks, utils/bucket_utils.py).
+    """Returns the tokens that prefill graphs are compiled for: one chunk, or 128, 256 ... and the longest
+    sequence.
+
+    Only sizes above the tensor degree that it divides count (docs, reference-configuration.md; forks,
+    utils/bucket_utils.py).
     """
     if is_chunked(longest, chunk):
         return (chunk,)
@@ -47,14 +51,14 @@ def prefill_buckets(longest: int, chunk: int, tensor: int = 1) -> tuple[int, ...
 
 
 def batch_buckets(most: int) -> tuple[int, ...]:
-    """Sequences that decode graphs are compiled for: 1, 2, 4 ... and the most that there may be."""
+    """Returns the numbers of sequences that decode graphs are compiled for: 1, 2, 4 ... and the maximum."""
     return (*(1 << power for power in range((most - 1).bit_length())), most)
 
 
 def prefill(shape: StepShape, longest: int, chunk: int, *, square: bool = False) -> StepShape:
-    """The step that runs for one prompt, or one chunk of it.
+    """Returns the step that runs for one prompt, or one chunk of it.
 
-    A prompt's chunk fills the one graph and walks whole segments of what was there before; a prompt that is
+    A prompt's chunk fills the one graph and reads whole segments of the earlier context; a prompt that is
     computed whole fills the next bucket.  square: the scores are computed whole, masked or not.
     """
     sequences = shape.sequences
@@ -72,25 +76,27 @@ def prefill(shape: StepShape, longest: int, chunk: int, *, square: bool = False)
 
 
 def decode_batch(sequences: int, most: int | None) -> int:
-    """Sequences of the graph that runs for so many; `most`: of the largest graph (None: not known)."""
+    """Returns the sequences of the graph that runs for so many; `most`: those of the largest graph (None: not
+    known)."""
     power = 1 << (sequences - 1).bit_length()
     return power if most is None else max(sequences, min(power, most))
 
 
 def takes_flash(heads: int, head_dim: int, longest: int, batch: int = 1) -> bool:
-    """Whether prefills use the flash kernel, whose scores are those that the causal mask leaves."""
+    """Returns True if prefills use the flash kernel, which computes only the scores that the causal mask
+    leaves."""
     return batch * heads <= FLASH_HEADS and head_dim <= FLASH_HEAD_DIM and longest <= FLASH_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class KvBudget:
-    """Memory that keys and values get beside the weights: no more than `cap` of all, and of what is left of
-    `of_memory`; but `least` bytes."""
+    """The memory for keys and values beside the weights: at most `cap` of all memory, and at most what the
+    weights leave of `of_memory`; but at least `least` bytes."""
 
     of_memory: float = KV_OF_MEMORY
     cap: float = KV_CAP
     least: int = KV_LEAST
 
     def bytes(self, memory: int, weights: int) -> int:
-        """Of a core with so much memory."""
+        """Returns the bytes for a core with so much memory and such weights."""
         return max(self.least, int(min(self.of_memory * memory - weights, self.cap * memory)))

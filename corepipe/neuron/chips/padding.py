@@ -1,8 +1,8 @@
-"""What a runtime profile makes of a batch before the device sees it: static shapes.
+"""Padding of a batch to the static shapes that a runtime profile compiles.
 
-Contexts are padded by their mean over the sequences: the real stack takes the bucket of the longest one.
-Where tokens are guessed every sequence has as many rows, whoever guesses; its keys and values are read once.
-Sequences that are computed whole are padded to that.
+Contexts are padded by their mean over the sequences: the real stack uses the bucket of the longest one.  With
+drafts every sequence has as many rows, whether it has drafts or not; its keys and values are read once.
+Sequences that are computed whole are padded to the bucket of the longest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from corepipe.neuron.step import StepShape
 
 
 def in_words(profile: RuntimeProfile) -> str:
-    """What is padded, and to what."""
+    """Describes what a profile pads, and to what."""
     prompts, contexts = profile.prefill_buckets, profile.decode_buckets
     padded = {"prompts": prompts, "contexts": contexts}
     if prompts is contexts:
@@ -30,8 +30,10 @@ def in_words(profile: RuntimeProfile) -> str:
 def pad(
     shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | None, lnc: int = 1
 ) -> StepShape:
-    """The step that runs for a batch.  `longest`: tokens of a sequence; `batch`: sequences of the graph;
-    `lnc`: physical cores of a core."""
+    """Returns the step that runs for a batch.
+
+    `longest`: tokens of a sequence; `batch`: sequences of the graph; `lnc`: physical cores of a core.
+    """
     if not shape.sequences:
         return shape
     if shape.longest and profile.prefill_buckets is not Buckets.CHUNKS:
@@ -52,8 +54,8 @@ def pad(
 
 
 def _whole(shape: StepShape, profile: RuntimeProfile, longest: int, batch: int | None) -> StepShape:
-    """Sequences that are computed in this step alone: all as long as the bucket of the longest one, and as
-    many as the graph is for."""
+    """Pads sequences that are computed in this one step: all to the bucket of the longest one, and to the
+    number of sequences of the graph."""
     if profile.prefill_buckets is Buckets.EXACT:
         return shape
     rows = profile.prefill_buckets.pad(shape.longest, longest)
@@ -67,7 +69,7 @@ def _whole(shape: StepShape, profile: RuntimeProfile, longest: int, batch: int |
 
 
 def graphs_of(profile: RuntimeProfile, longest: int, batch: int) -> tuple[list[int], list[int]]:
-    """Lengths and batches for which graphs of whole sequences are compiled; empty: any."""
+    """Returns the lengths and batches for which graphs of whole sequences are compiled; empty: any."""
     lengths = profile.prefill_buckets
     if lengths in (Buckets.EXACT, Buckets.CHUNKS):
         return [], []
@@ -79,7 +81,7 @@ def graphs_of(profile: RuntimeProfile, longest: int, batch: int) -> tuple[list[i
 def _decode(
     sequences: int, kv_tokens: int, profile: RuntimeProfile, longest: int, batch: int | None
 ) -> tuple[int, int | None]:
-    """Sequences that run, and the context of each; None: as it is."""
+    """Returns the sequences that run, and the context of each; None: not padded."""
     running = (max(sequences, batch or 0) if profile.pads_batch else sequences) * profile.beams
     if profile.batch_powers:
         running = native_plugin.decode_batch(sequences, batch)
@@ -89,7 +91,7 @@ def _decode(
 
 
 def _prefill(shape: StepShape, profile: RuntimeProfile, longest: int, lnc: int) -> StepShape:
-    """Each sequence's rows padded to a bucket, its context to that and what was there before."""
+    """Pads each sequence's rows to a bucket, and its context to that bucket plus its earlier context."""
     sequences = shape.sequences
     rows = profile.prefill_buckets.pad(-(-shape.rows // sequences), longest)
     causal = profile.attention.kernel_of(rows, lnc) is AttentionKernel.CAUSAL
@@ -114,7 +116,8 @@ def pad_contexts(
     longest: int,
     batch: int | None,
 ) -> tuple[int, npt.NDArray[np.int64]]:
-    """Sequences and tokens of context that decode steps run with: what `pad` gives for each."""
+    """Returns the sequences and the context tokens that decode steps run with: the result of `pad` for
+    each."""
     running, context = _decode(sequences, sequences, profile, longest, batch)
     if context is None:
         return running, kv_tokens * profile.beams
@@ -123,7 +126,7 @@ def pad_contexts(
 
 
 def _pad_each(lengths: npt.NDArray[np.int64], buckets: Buckets, longest: int) -> npt.NDArray[np.int64]:
-    """`Buckets.pad` of each length."""
+    """Returns `Buckets.pad` of each length."""
     most = int(lengths.max(initial=1))
     known = {buckets.pad(1, longest)}
     while max(known) < min(most, longest):

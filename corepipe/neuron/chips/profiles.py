@@ -1,6 +1,6 @@
-"""Runtime profiles: what the software between a request and the cores makes of it, each with its source.
+"""Runtime profiles: the effect of the software between a request and the cores, each with its source.
 
-A profile is chosen by name or read from a file that `corepipe fit` wrote; nothing about a model or an
+A profile is chosen by name or read from a file that `corepipe fit` wrote; no property of a model or an
 instance chooses it.
 """
 
@@ -20,14 +20,14 @@ from corepipe.neuron.chips.scales import UNSCALED, Scales
 from corepipe.neuron.chips.scales import parse as parse_scales
 
 SMALLEST_BUCKET = 128
-"""Of the powers of two that graphs are compiled for: NxD Inference's developer guide, bucketing."""
+"""Smallest of the powers of two that graphs are compiled for: NxD Inference's developer guide, bucketing."""
 
 HALVED_FROM = 64
 """The smallest of transformers-neuronx's prompt buckets, each half of a bucket for tokens (bucket.py)."""
 
 
 class Buckets(StrEnum):
-    """The lengths that graphs are compiled for: what is shorter is padded to the next."""
+    """The lengths that graphs are compiled for: a shorter length is padded to the next."""
 
     EXACT = "any length"
     POWERS = "powers of two"
@@ -36,7 +36,7 @@ class Buckets(StrEnum):
     CHUNKS = "one chunk, or powers of two where prompts are computed whole"
 
     def pad(self, length: int, longest: int) -> int:
-        """The bucket of `length` tokens, where sequences have up to `longest`."""
+        """Returns the bucket of `length` tokens, where sequences have up to `longest`."""
         match self:
             case Buckets.EXACT:
                 return length
@@ -51,10 +51,10 @@ class Buckets(StrEnum):
 
 
 class AttentionKernel(StrEnum):
-    """How a prompt's scores are computed.
+    """The kernel that computes a prompt's scores.
 
-    All of the square, each step of the softmax an operation of its own; all of it in one kernel; or in one
-    that leaves out what the causal mask hides.
+    SEPARATE: the whole square, each step of the softmax a separate operation.  SQUARE: the whole square in
+    one kernel.  CAUSAL: one kernel that skips the scores that the causal mask hides.
     """
 
     SEPARATE = "separate"
@@ -63,20 +63,20 @@ class AttentionKernel(StrEnum):
 
 
 NEVER = 1 << 40
-"""The shortest prompt of a kernel that is not there."""
+"""The shortest prompt of a kernel that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStyle:
-    """How a software stack runs attention, whatever the model.
+    """The way in which a software stack runs attention, whatever the model.
 
-    kernel: of prompts in shorter buckets than causal_from, which has the shortest one that a causal kernel
-    takes, on cores of one physical core and of two.  expands_kv: where keys and values are copied to more
-    ranks than there are heads, each query head has its own copy.  gathers_kv: a sequence's keys and values
-    are read token by token, as slots for continuous batching lie in memory, not in one piece.
-    masks_window: a window is a mask: what it hides is kept, read and computed like all else.
-    batch_innermost: hidden states are [width, tokens, sequences] (HSB), so that keys and values of one of
-    several prompts are elements that lie apart.
+    kernel: for prompts in shorter buckets than causal_from, which has the shortest bucket of a causal kernel,
+    on cores of one physical core and of two.  expands_kv: where keys and values are copied to more ranks than
+    there are heads, each query head has its own copy.  gathers_kv: a sequence's keys and values are read
+    token by token, as slots for continuous batching lie in memory, not in one piece.
+    masks_window: a window is only a mask: hidden keys are kept, read and computed as all others.
+    batch_innermost: hidden states are [width, tokens, sequences] (HSB), so that the elements of the keys and
+    values of one of several prompts are not contiguous.
     rewrites_kv: a step of a beam search picks its beams' keys and values, appends to them, and writes all of
     them back.  fuses_rope: queries and keys are rotated within the kernel.
     """
@@ -91,19 +91,19 @@ class AttentionStyle:
     fuses_rope: bool = False
 
     def kernel_of(self, bucket: int, lnc: int) -> AttentionKernel:
-        """The kernel that prompts of a bucket run in."""
+        """Returns the kernel that prompts of a bucket run in."""
         return AttentionKernel.CAUSAL if bucket >= self.causal_from[lnc - 1] else self.kernel
 
 
 class ExpertParallel(StrEnum):
-    """Of which batches software divides experts among the tensor ranks."""
+    """The batches for which software divides experts among the tensor ranks."""
 
-    FULL = "full"  # those whose rows take as many experts as there are, at least
+    FULL = "full"  # batches whose rows are routed to at least as many experts as there are
     ALL = "all"
 
 
 class SamplingLocation(StrEnum):
-    """Where tokens are drawn: from logits that go to the host, or on the device."""
+    """The place where tokens are sampled: from logits that go to the host, or on the device."""
 
     HOST = "host"
     DEVICE = "device"
@@ -111,27 +111,26 @@ class SamplingLocation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeProfile:
-    """How a software stack runs a model.
+    """The way in which a software stack runs a model.
 
-    host_seconds: of the host for each step, one step after the other.  host_seconds_per_logit: of the host's
-    sampling, for each logit.  prefill_buckets, decode_buckets: rows of a prompt, and context of a decode
-    step, padded.  pads_batch: decode steps run all sequences that the graph was compiled for.
+    host_seconds: host time per step, one step after the other.  host_seconds_per_logit: host time of
+    sampling, per logit.  prefill_buckets, decode_buckets: padding of the rows of a prompt, and of the context
+    of a decode step.  pads_batch: decode steps run all sequences that the graph was compiled for.
     batched_prefill: a batch's prompts run in one step.  attention: how it attends.  policy: the scheduler's.
     asynchronous: the host works on the next step while the device runs this one.
-    change_seconds: of the host for a step whose sequences are not those of the step before, instead of
+    change_seconds: host time of a step whose sequences are not those of the step before, instead of
     host_seconds (None: the same).  batch_powers: with pads_batch, the batch is padded to a power of two.
-    chunk: tokens of a prefill step where nothing else is said (None: prompts as they come).
-    sequence_parallel: ranks share the rows of a prefill between its collectives.  kv_budget: what of a core's
-    memory keys and values get (None: all that is left).
+    chunk: tokens of a prefill step unless another number is given (None: prompts as they come).
+    sequence_parallel: ranks share the rows of a prefill between its collectives.  kv_budget: the part of a
+    core's memory for keys and values (None: all that is left).
     workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
     result_copies: how often the results of such a model are copied on their way to the host.
     beams: sequences that an encoder-decoder generates for each one.
-    expert_parallel: whether experts may be divided among the tensor ranks, and of which batches (None: they
-    may not).
+    expert_parallel: the batches for which experts may be divided among the tensor ranks (None: never).
     constants: by generation of cores, instead of the shipped ones.
-    scales: what steps of the model that a fit measured take beside what is predicted.  refines: the profile
-    that it was before a fit.  narrowed: by kind of figure, the share of its interval's width that a fit
-    leaves.
+    scales: the measured times of a model's steps relative to the predicted ones, from a fit.  refines: the
+    profile that a fit started from.  narrowed: by kind of figure, the share of its interval's width that
+    remains after a fit.
     """
 
     name: str
@@ -166,7 +165,7 @@ class RuntimeProfile:
         return self.refines or self.name
 
     def constants_of(self, version: str) -> Constants:
-        """The constants for cores of `version`."""
+        """Returns the constants for cores of `version`."""
         return dict(self.constants).get(version) or shipped()[version]
 
 
@@ -336,7 +335,7 @@ PROFILES: Mapping[str, RuntimeProfile] = MappingProxyType({p.name: p for p in _A
 
 
 def profile(source: str) -> RuntimeProfile:
-    """The profile called `source`, or the one in the file `source`.  Raises UserError."""
+    """Returns the profile called `source`, or the one in the file `source`.  Raises UserError."""
     if source in PROFILES:
         return PROFILES[source]
     path = Path(source)
@@ -374,7 +373,8 @@ def _share(value: object) -> float:
 
 
 def as_text(profile: RuntimeProfile, base: str, about: Mapping[str, object]) -> str:
-    """A file that `profile` reads: its constants over the profile `base`; `about` is for people."""
+    """Returns a file that `profile` reads: its constants over the profile `base`; `about` is information for
+    people."""
     constants = {version: as_json(constants) for version, constants in profile.constants}
     record = {
         "name": profile.name,

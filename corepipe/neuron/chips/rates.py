@@ -1,4 +1,4 @@
-"""How fast a core is in a deployment: what its data sheet says times what the constants say it sustains."""
+"""Speeds of a core in a deployment: the data sheet's numbers times the efficiencies of the constants."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TILE = 128
 """Rows and columns of the systolic array (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
 
 MIN_CYCLES = 64
-"""Of any instruction of TensorE, VectorE and ScalarE: nki/api/nki/isa."""
+"""Shortest instruction of TensorE, VectorE and ScalarE, in cycles: nki/api/nki/isa."""
 
 PLAIN = AttentionStyle()
-"""One causal kernel for all lengths, and a copy of keys and values that lies token by token."""
+"""One causal kernel for all lengths, and one copy of keys and values, stored token by token."""
 
 STEP_STARTS = 3
 """Semaphores of a step around a ring: receive, reduce, send."""
@@ -26,7 +26,7 @@ STEP_STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class CoreLink:
-    """Between cores: seconds until the first byte arrives, and bytes a second of one core."""
+    """A link between cores: seconds until the first byte arrives, and bytes a second of one core."""
 
     seconds: float
     bytes_per_second: float
@@ -34,7 +34,8 @@ class CoreLink:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Cores that exchange values: how many, how they reach one another, seconds of a way around the ring."""
+    """Cores that exchange values: their number, the link between them, and the seconds of a way around the
+    ring."""
 
     degree: int
     link: CoreLink
@@ -45,11 +46,12 @@ class Mesh:
 class CoreRates:
     """Speeds of one core in one deployment; operations, elements or bytes a second.
 
-    `array`: whether matrices are cut into 128 x 128 tiles; `contraction`: elements of the inner dimension in
-    a tile.  `exponentials`: of VectorE, where it has them (0: it has not).  `read_share`: of the matrices,
-    what a step reads from memory; the rest stays on chip.  `on_chip`: bytes of the core's own memory, where
-    an image's largest map stays, or a prompt's scores (inf: not published).
-    `group` joins the `degree` tensor ranks, `stage` all cores of a stage that has more (None: it has not).
+    `array`: True if matrices are cut into 128 x 128 tiles; `contraction`: elements of the inner dimension in
+    a tile.  `exponentials`: on VectorE (0: it has none).  `read_share`: the share of the matrices that a step
+    reads from memory; the rest stays on chip.  `on_chip`: bytes of the core's own memory, for an image's
+    largest map or a prompt's scores (inf: not published).
+    `group`: the link of the `degree` tensor ranks; `stage`: the mesh of all cores of a stage that has more
+    (None: it has not).
     `style`: how the software runs attention.
     `sequence_parallel`: between the collectives of a prefill a rank has its part of the rows.
     """
@@ -78,17 +80,17 @@ class CoreRates:
 
     @property
     def mesh(self) -> Mesh:
-        """The tensor ranks."""
+        """The mesh of the tensor ranks."""
         return Mesh(self.degree, self.group, self.ring)
 
     def pieces(self, size: int) -> float:
-        """Seconds of a byte that is moved in pieces of `size` bytes."""
+        """Returns the seconds per byte of a transfer in pieces of `size` bytes."""
         return (1 + self.descriptor / size) / self.memory
 
 
 def read_share(instance: Instance, matrix_bytes: int) -> float:
-    """Share of a core's matrices that each step reads from memory: those that do not fit the core's on-chip
-    memory for weights, which inf1 alone has."""
+    """Returns the share of a core's matrices that each step reads from memory: those that do not fit the
+    core's on-chip memory for weights, which inf1 alone has."""
     resident = (instance.chip.core.resident_weight_bytes or 0) * instance.lnc
     return 1 - min(1.0, resident / matrix_bytes) if matrix_bytes else 0.0
 
@@ -103,10 +105,10 @@ def core_rates(
     constants: Constants = IDEAL,
     attention: AttentionStyle = PLAIN,
 ) -> CoreRates:
-    """Speeds of a core of the tensor group `group` (core numbers in the instance).
+    """Returns the speeds of a core of the tensor group `group` (core numbers in the instance).
 
-    `sharing`: cores that draw on the core's memory bank at once, itself included; those that read less than
-    it count in part (`sharing_of`).
+    `sharing`: cores that read from the core's memory bank at the same time, itself included; those that read
+    less than it count in part (`sharing_of`).
     """
     silicon = instance.chip.core
     memory = constants.memory_efficiency * instance.bank_bytes_per_second / sharing
@@ -137,7 +139,8 @@ def core_rates(
 
 
 def stage_mesh(instance: Instance, cores: Sequence[int], memory: float, constants: Constants) -> Mesh:
-    """All cores of a stage, in whose memory a core reads so many bytes a second."""
+    """Returns the mesh of all cores of a stage; `memory`: bytes a second that a core reads from its
+    memory."""
     link = _group_link(instance, cores, memory, constants)
     return Mesh(len(cores), link, _ring_seconds(instance, cores, constants))
 
@@ -148,11 +151,12 @@ def _ring_seconds(instance: Instance, group: Sequence[int], constants: Constants
 
 
 def sharing_of(reads: float, others: Iterable[float]) -> float:
-    """Among how many cores a memory bank's bandwidth is shared, for a core that reads `reads` bytes a step
-    beside `others`, itself not among them.
+    """Returns among how many cores a memory bank's bandwidth is shared, for a core that reads `reads` bytes a
+    step beside `others`, itself not among them.
 
     Bandwidth is shared evenly by those that still read: when a core has read r bytes, every other one has
-    read as many, or all that it wanted.  One that reads nothing draws keys and values beside all readers.
+    read as many, or all that it needs.  A core that reads no weights reads keys and values in parallel with
+    all others that read.
     """
     if not reads:
         return 1.0 + sum(1 for other in others if other)
@@ -160,7 +164,7 @@ def sharing_of(reads: float, others: Iterable[float]) -> float:
 
 
 def _group_link(instance: Instance, group: Sequence[int], memory: float, constants: Constants) -> CoreLink:
-    """A rank's part of the links, and then what it takes to add what has come and to hand it on.
+    """Returns a rank's part of the links, slowed by the time to add received data and to pass it on.
 
     One after the other: neuron-runtime/explore/intranode-collective-comm.rst.
     """
@@ -169,7 +173,7 @@ def _group_link(instance: Instance, group: Sequence[int], memory: float, constan
 
 
 def link(instance: Instance, cores: Sequence[int], on_chip: float) -> CoreLink:
-    """How `cores` reach one another: the longest way, and a core's part of its chip's links.
+    """Returns the link between `cores`: the longest way, and a core's part of its chip's links.
 
     Cores of one chip exchange through its memory, at `on_chip` bytes a second.
     """
@@ -184,7 +188,7 @@ def link(instance: Instance, cores: Sequence[int], on_chip: float) -> CoreLink:
 
 
 def ring_steps(instance: Instance, cores: Sequence[int]) -> int:
-    """Steps of an exchange in which every core passes parts on to its neighbour.
+    """Returns the steps of an exchange in which every core passes parts on to its neighbour.
 
     On a ring of chips one for each further core; on a torus along one dimension after the other.
     """

@@ -1,4 +1,4 @@
-"""What the steps of a model that was measured take beside what is predicted: what `corepipe fit` finds.
+"""Corrections of predicted step times for one measured model, as `corepipe fit` finds them.
 
 A Gaussian process on the logarithm of a step's time (kriging): steps are the more alike the nearer they are,
 and where nothing like them was measured the prediction stays.
@@ -12,14 +12,14 @@ from math import exp, log, log2
 from typing import Any
 
 GENERATION_SPREAD, INSTANCE_SPREAD, SIZE_SPREAD, OWN_SPREAD = 0.1, 0.05, 0.05, 0.05
-"""Standard deviations of what steps have in common: all on one generation of cores; on one instance; of
-nearly so many rows; both.  Half and twice as much fit as well (docs/decisions/2026-11-23-five-rows.md)."""
+"""Standard deviations of the common errors of steps: on one generation of cores; on one instance; with about
+as many rows; both.  Half and twice as much fit as well (docs/decisions/2026-11-23-five-rows.md)."""
 
 REACH = 3.0
 """Doublings of a step's rows over which likeness falls to 1/e."""
 
 MOST_SCALE = 10.0
-"""Beyond it, either way, a fit did not measure what was predicted."""
+"""Largest correction, either way; beyond it the fit measured something else than was predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Site:
             raise ValueError(f"a step has at least one row, not {self.rows}")
 
     def likeness(self, other: Site) -> float:
-        """The covariance of the logarithms of what two steps take beside their predictions."""
+        """Returns the covariance of the log errors of two kinds of steps."""
         if self.decodes is not other.decodes or self.generation != other.generation:
             return 0.0
         near = exp(-abs(log2(self.rows / other.rows)) / REACH)
@@ -47,19 +47,22 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """By how much steps take longer than predicted: those with prompts and others, everywhere; and what was
-    learnt at sites, each with its weight."""
+    """Factors by which steps take longer than predicted.
+
+    prompt, decode: of all steps with prompts, and of all others; learnt: sites of measured steps, each with
+    its weight.
+    """
 
     prompt: float = 1.0
     decode: float = 1.0
     learnt: tuple[tuple[Site, float], ...] = ()
 
     def flat(self, decodes: bool) -> float:
-        """Of all steps that decode, or of all others."""
+        """Returns the factor of all steps that decode, or of all others."""
         return self.decode if decodes else self.prompt
 
     def of(self, site: Site) -> float:
-        """Of a step's time, by which it is multiplied."""
+        """Returns the factor of the time of one kind of step."""
         told = sum(weight * site.likeness(where) for where, weight in self.learnt)
         return self.flat(site.decodes) * exp(min(log(MOST_SCALE), max(-log(MOST_SCALE), told)))
 
@@ -69,11 +72,12 @@ class Scales:
 
 
 UNSCALED = Scales()
-"""Steps take as long as predicted."""
+"""No correction: steps take as long as predicted."""
 
 
 def parse(values: Mapping[str, Any]) -> Scales:
-    """What `as_json` gave, or a part of it.  Raises ValueError, KeyError or TypeError for what it did not."""
+    """Reads the result of `as_json`, or a part of it.  Raises ValueError, KeyError or TypeError for other
+    input."""
     learnt = tuple((_site(one), _number(one["weight"])) for one in values.get("learnt", ()))
     return Scales(_scale(values.get("prompt", 1.0)), _scale(values.get("decode", 1.0)), learnt)
 

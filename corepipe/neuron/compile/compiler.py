@@ -1,10 +1,10 @@
-"""Graph + Placement -> Programs: one for each core of a replica, with the collectives where values cross.
+"""The compiler: from a Graph and a Placement to a Program for each core, with the collectives between cores.
 
-The rules know axes and types of Ops, no architecture.  Pipeline: layers are cut into stages; a value that
-is made in one stage and read in a later one is sent from neighbour to neighbour.  Expert: each core of a
-stage has some experts of each mixture, and a GatherSlots brings their results together.  Tensor: every
-dimension on an axis that is cut takes the rank's part of it; a Linear over a cut axis gives partial sums,
-so an AllReduce follows; the vocabulary's columns are put together by an AllGather.
+The rules know axes and types of Ops, no architecture.  Pipeline: layers are cut into stages; a value that is
+made in one stage and read in a later one is sent from neighbour to neighbour.  Expert: each core of a stage
+has some experts of each mixture, and a GatherSlots combines their results.  Tensor: every dimension on an
+axis that is cut takes the rank's part of it; a Linear over a cut axis gives partial sums, so an AllReduce
+follows; an AllGather joins the vocabulary's columns.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from corepipe.neuron.values import GraphOutput, StateKind, Value, WeightSpec, st
 def compile_graph(
     graph: Graph, placement: Placement, weights_of_layers: Sequence[float] | None = None
 ) -> tuple[Program, ...]:
-    """The Programs of one replica, index stage * cores of a stage + rank.
+    """Returns the Programs of one replica, index stage * cores of a stage + rank.
 
-    `weights_of_layers` balances the pipeline as `placement.cut_layers` takes it: what precedes the layers,
-    each layer, what follows them.  By default the bytes of weights that a step of one token reads.
+    `weights_of_layers` balances the pipeline as `placement.cut_layers` takes it: the part before the layers,
+    each layer, the part after them.  By default the bytes of weights that a step of one token reads.
     Raises UserError for a degree that the graph cannot be cut by, ValueError for a graph that breaks the
     rules of `check`.
     """
@@ -50,7 +50,8 @@ def compile_graph(
 
 
 def _divided(graph: Graph, placement: Placement) -> Graph:
-    """The graph as a placement divides it.  Raises UserError where it cannot."""
+    """Returns the graph with its experts divided as a placement asks for.  Raises UserError where it cannot
+    be cut."""
     if placement.expert > 1:
         if not graph.experts:
             raise UserError(
@@ -63,10 +64,11 @@ def _divided(graph: Graph, placement: Placement) -> Graph:
 
 
 def compile_for_timing(graph: Graph, placement: Placement) -> tuple[Program, ...]:
-    """As `compile_graph`, for readers that look at shapes alone, such as the cost model, and much faster.
+    """Compiles as `compile_graph`, for readers that use shapes alone, such as the cost model, and much
+    faster.
 
-    Ranks whose parts are as wide have the Ops and weights of the first of them.  There may be more ranks than
-    heads: the stack pads them with zero heads.
+    Ranks whose parts are equally wide share the Ops and weights of the first of them.  There may be more
+    ranks than heads: the stack pads them with zero heads.
     """
     if placement.pipeline > 1 or placement.cores_per_stage == 1:
         return compile_graph(graph, placement)
@@ -84,10 +86,10 @@ def compile_for_timing(graph: Graph, placement: Placement) -> tuple[Program, ...
 
 
 def check(graph: Graph) -> None:
-    """What the compiler relies on; raises ValueError where a model's builder broke it.
+    """Raises ValueError where a model's builder broke a rule that the compiler relies on.
 
-    Ops are ordered by layer, a layer has at most one Op that keeps something for each token, every value is
-    made before it is read, and what the graph declares is what its Ops have.
+    Ops are ordered by layer, a layer has at most one Op that keeps data per token, every value is made before
+    it is read, and the graph's declarations are those of its Ops.
     """
     made: set[int] = set()
     layer = -1
@@ -127,7 +129,7 @@ def _check_declarations(graph: Graph) -> None:
 
 
 def _axes(graph: Graph) -> Iterator[Axis]:
-    """Every axis, as often as it occurs."""
+    """Yields every axis, as often as it occurs."""
     for op in graph.ops:
         yield op.out.axis
         for spec in op.weights:
@@ -135,7 +137,7 @@ def _axes(graph: Graph) -> Iterator[Axis]:
 
 
 def bytes_read(graph: Graph) -> list[float]:
-    """Bytes of weights that a step of one token reads: before the layers, in each, after them."""
+    """Returns the bytes of weights that a step of one token reads: before the layers, in each, after them."""
     totals = [0.0] * (graph.num_layers + 2)
     for op in graph.ops:
         totals[op.layer + 1] += op.read_bytes(graph.format)
@@ -143,14 +145,14 @@ def bytes_read(graph: Graph) -> list[float]:
 
 
 def _refuse_uncuttable(graph: Graph) -> None:
-    """Raises UserError for an op that needs the whole of an axis that is cut."""
+    """Raises UserError for an Op that needs the whole of an axis that is cut."""
     for op in graph.ops:
         if (why := op.refuses_cut()) is not None:
             raise UserError(f"--tensor cannot cut {graph.name}: {why}; use --pipeline instead", "tensor")
 
 
 def _deferred_sums(graph: Graph) -> frozenset[int]:
-    """Values that need no all-reduce of their own: partial sums that meet in one Add, and nowhere else."""
+    """Returns the values that need no all-reduce of their own: partial sums read by one Add only."""
     readers = Counter(value.id for op in graph.ops for value in op.values())
     partial = {op.out.id for op in graph.ops if op.sums() and readers[op.out.id] == 1}
     adds = (op for op in graph.ops if isinstance(op, Add) and {op.a.id, op.b.id} <= partial)
@@ -158,11 +160,10 @@ def _deferred_sums(graph: Graph) -> frozenset[int]:
 
 
 class _Plan:
-    """What all cores of a replica share.
+    """The data that all cores of a replica share.
 
     axes: of each core of a stage; stages: layers of each; ops: the graph's of each stage; deferred: values
-    that stay partial sums; carried: the values that go from each stage to the next, in the order they were
-    made.
+    that stay partial sums; carried: the values sent from each stage to the next, in the order they were made.
     """
 
     def __init__(
@@ -196,7 +197,8 @@ class _Plan:
 
 
 def _compile_stage(plan: _Plan, stage: int) -> Iterator[Program]:
-    """The Programs of a tensor group.  Ranks whose parts are as wide run the same ops on other shards."""
+    """Yields the Programs of a stage.  Ranks whose parts are equally wide run the same Ops on other
+    shards."""
     known: dict[tuple[object, ...], Program] = {}
     for rank, axes in enumerate(plan.axes):
         widths = (rank % plan.placement.tensor > 0, *(shard.width for shard in axes.values()))
@@ -208,7 +210,7 @@ def _compile_stage(plan: _Plan, stage: int) -> Iterator[Program]:
 
 
 def _for_rank(program: Program, plan: _Plan, rank: int) -> Program:
-    """The Program of another rank of the same stage, with parts as wide."""
+    """Returns the Program of another rank of the same stage, whose parts are equally wide."""
     ahead, axes = rank - program.rank, plan.axes[rank]
 
     def of_rank(op: Op) -> Op:
@@ -227,7 +229,7 @@ def _for_rank(program: Program, plan: _Plan, rank: int) -> Program:
 
 
 def _shard(spec: WeightSpec, axes: Mapping[Axis, AxisShard]) -> WeightShard:
-    """A rank's part of a weight."""
+    """Returns a rank's part of a weight."""
     return WeightShard(spec, tuple([axes[axis] for axis in spec.axes]))
 
 
@@ -269,7 +271,7 @@ class _CoreCompiler:
         )
 
     def _outputs(self) -> Iterator[GraphOutput]:
-        """The graph's outputs that are made here."""
+        """Yields the graph's outputs that are made in this stage."""
         made = {op.out for op in self._plan.ops[self._stage]}
         for output in self._plan.graph.outputs:
             if output.value in made:
@@ -288,7 +290,8 @@ class _CoreCompiler:
             self._ops.append(Send(layer, local, local, peer))
 
     def _append(self, op: Op) -> None:
-        """The op with local values, its weights' shards, and the collective that completes its result."""
+        """Appends the Op with local values, its weights' shards, and the collective that completes its
+        result."""
         local = op.local(self)
         self._shards.update((spec.name, _shard(spec, self._axes)) for spec in local.weights)
         self._ops.append(local)
@@ -305,29 +308,29 @@ class _CoreCompiler:
         return self._rank % self._plan.placement.tensor
 
     def value(self, value: Value) -> Value:
-        """The core's own of a value of the graph."""
+        """Returns the core's own Value for a Value of the graph."""
         return self._local[value.id]
 
     def new(self, value: Value, width: int) -> Value:
-        """What the core makes next."""
+        """Returns the Value that the core makes next."""
         axis = value.axis if width == value.axis.width else value.axis._replace(width=width)
         self._values.append(Value(len(self._values), axis, value.rows))
         return self._values[-1]
 
     def width(self, axis: Axis) -> int:
-        """Of the core's part of an axis."""
+        """Returns the width of the core's part of an axis."""
         return self._axes[axis].width
 
     def part(self, axis: Axis) -> AxisShard:
-        """The core's of an axis."""
+        """Returns the core's part of an axis."""
         return self._axes[axis]
 
     def heads(self, heads: HeadLayout) -> HeadLayout:
-        """The core's own of an attention's heads."""
+        """Returns the layout of the core's own heads of an attention."""
         return self._plan.heads[heads]
 
     def _gathered(self, local: Experts) -> Value:
-        """The sum of what all cores' experts make."""
+        """Appends the sum of the results of all cores' experts."""
         shares = [axes[local.gate.axes[0]].ranges[0] for axes in self._plan.axes]
         bounds = (0, *(start + count for start, count in shares))
         total = self.new(local.out, local.x.width)
@@ -352,18 +355,19 @@ class _CoreCompiler:
         return out
 
     def _received_width(self, value: Value) -> int:
-        """As wide as what the stage before sends: gathered columns are whole, other values are cut."""
+        """Returns the width of a value that the previous stage sends: gathered columns are whole, other
+        values are cut."""
         return value.width if value.axis.kind is AxisKind.VOCABULARY else self._axes[value.axis].width
 
 
 def _makes_columns(op: Op) -> bool:
-    """Whether each rank makes its columns of the vocabulary."""
+    """Returns True if each rank makes its columns of the vocabulary."""
     kinds = (value.axis.kind for value in op.values())
     return op.out.axis.kind is AxisKind.VOCABULARY and AxisKind.VOCABULARY not in kinds
 
 
 def weight_bytes_by_format(program: Program) -> dict[str, int]:
-    """Bytes of the weights that a core holds, by number format."""
+    """Returns the bytes of the weights that a core holds, by number format."""
     total: Counter[DType] = Counter()
     for shard in program.shards.values():
         total.update(stored_bytes(shard.shape, shard.spec.role, program.format))
@@ -371,11 +375,12 @@ def weight_bytes_by_format(program: Program) -> dict[str, int]:
 
 
 def kv_bytes_per_token(program: Program) -> int:
-    """Bytes of keys and values that a core keeps for one token: all its layers, in the compute format."""
+    """Returns the bytes of keys and values that a core keeps for one token: all its layers, in the compute
+    format."""
     return sum(op.kept for op in program.ops) * program.format.compute.bytes
 
 
 def state_bytes(program: Program) -> int:
-    """Bytes of the states that a core keeps for one sequence, in fp32."""
+    """Returns the bytes of the states that a core keeps for one sequence, in fp32."""
     kept = (op.state.per_sequence for op in program.ops if op.state is not None)
     return sum(kept) * DType.FP32.bytes

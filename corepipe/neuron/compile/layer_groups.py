@@ -1,7 +1,7 @@
-"""Layers in groups of which each has KV blocks of its own: those with a window keep less of a sequence.
+"""Groups of layers, each with KV blocks of its own: layers with a window keep less of a sequence.
 
-All groups take their blocks from one pool, so a block has the same size in each: it is that of `size`
-layers, and a group with fewer leaves the rest unused.
+All groups take their blocks from one pool, so a block has the same size in each: it is that of `size` layers,
+and a group with fewer leaves the rest unused.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from corepipe.neuron.ops.base import Op
 from corepipe.neuron.values import StateKind
 
 KEY_BLOCK = 64
-"""Keys that the kernels of attention take together, at positions that are multiples of it."""
+"""Keys that the attention kernels process together, at positions that are multiples of it."""
 
 MOST_GROUPS = 8
-"""A sequence has a block table for each group, which is made, copied and checked in each step."""
+"""Largest number of groups: each sequence has a block table per group, which every step makes, copies and
+checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
-    """windows: how many of the latest positions the layers of each group need blocks for (None: of all).
+    """The groups of the layers of a model.
+
+    windows: for each group, how many of the latest positions its layers need blocks for (None: all).
     of_layer: the group of each layer that is not in the first one.
-    states: which of a sequence's block tables has the states of recurrent layers."""
+    states: the number of the block table of a sequence that holds the states of recurrent layers.
+    """
 
     windows: tuple[int | None, ...] = (None,)
     of_layer: Mapping[int, int] = field(default_factory=dict)
@@ -39,17 +43,17 @@ class LayerGroups:
 
 
 ONE_GROUP = LayerGroups()
-"""All layers keep whole sequences."""
+"""One group: all layers keep whole sequences."""
 
 HYBRID = LayerGroups(states=1)
-"""All layers with attention do, and beside their blocks there are those of states."""
+"""One group of attention layers that keep whole sequences, and a second block table for states."""
 
 
 def group_layers(graph: Graph) -> LayerGroups:
-    """Layers with one window apart from those with another, in groups of a size that leaves the least unused.
+    """Groups layers by window, in groups of a size that leaves the least memory unused.
 
-    A window that no sequence outgrows is none.  The layers of several groups with one window take turns, so
-    that each stage of a pipeline has about as many of each.
+    A window that no sequence outgrows counts as none.  Layers with one window that fill several groups are
+    dealt to them in turn, so that each stage of a pipeline has about as many of each.
     """
     kinds: dict[int | None, list[int]] = {}
     for op in graph.ops:
@@ -68,14 +72,15 @@ def group_layers(graph: Graph) -> LayerGroups:
 
 
 def _reach(window: int | None, max_positions: int) -> int | None:
-    """Positions that are read: all of a block of keys of which a row sees one."""
+    """Returns the positions that are read: attention reads the whole block of keys of which a row needs
+    one."""
     if window is None or window + KEY_BLOCK > max_positions:
         return None
     return window + KEY_BLOCK - 1
 
 
 def _size(counts: Sequence[int]) -> int:
-    """Layers of a group, where there are so many of each kind."""
+    """Returns the layers per group, for the number of layers of each kind."""
 
     def groups(size: int) -> int:
         return sum(-(-count // size) for count in counts)
@@ -86,24 +91,24 @@ def _size(counts: Sequence[int]) -> int:
 
 
 def block_positions(graph: Graph, asked: int) -> int:
-    """Positions of a block: those asked for, but where nothing is kept for each token it has the state of a
-    whole sequence."""
+    """Returns the positions per block: `asked`, or the longest sequence where nothing is kept per token and a
+    block holds a sequence's state."""
     return graph.max_positions if graph.is_recurrent and not graph.is_hybrid else asked
 
 
 class LayerSlot(NamedTuple):
-    """Of a layer: its group, and its number among those of the group that a cache holds."""
+    """The group of a layer, and the layer's number among those of the group in one cache."""
 
     group: int
     slot: int
 
 
 Heads = tuple[int, int, int]
-"""How many key/value heads, of what size, and how many elements of a key are its value, too."""
+"""Key/value heads, the elements of each, and how many elements of a key are also its value."""
 
 
 def places(program: Program, groups: LayerGroups) -> dict[Heads, dict[int, LayerSlot]]:
-    """Where a core's layers have their keys and values: for each kind of heads, by layer."""
+    """Returns the slots of a core's layers in its caches: for each kind of heads, by layer."""
     taken: Counter[tuple[Heads, int]] = Counter()
     found: dict[Heads, dict[int, LayerSlot]] = {}
     for op in program.ops:
@@ -115,16 +120,17 @@ def places(program: Program, groups: LayerGroups) -> dict[Heads, dict[int, Layer
 
 
 def _pages(op: Op) -> bool:
-    """Whether it keeps something for each token."""
+    """Returns True if the Op keeps data per token."""
     return op.state is not None and op.state.kind is not StateKind.SEQUENCE
 
 
 def slots(layers: Mapping[int, LayerSlot]) -> int:
-    """Layers of a block, where these have one cache: those of the group with most."""
+    """Returns the layers per block of a cache: those of the group with the most."""
     return 1 + max(place.slot for place in layers.values())
 
 
 def bytes_of_position(program: Program, groups: LayerGroups, dtype: DType) -> int:
-    """Bytes of keys and values of one position of a block on a core, used or not, kept as `dtype`."""
+    """Returns the bytes of keys and values of one position of a block on a core, used or not, kept as
+    `dtype`."""
     kept = {op.layer: op.state.nbytes(dtype) for op in program.ops if op.state is not None and _pages(op)}
     return sum(slots(layers) * kept[min(layers)] for layers in places(program, groups).values())

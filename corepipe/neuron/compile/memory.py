@@ -1,4 +1,5 @@
-"""What a deployment needs of each core's device memory, how many KV blocks fit, and what to use if none."""
+"""Device memory: the bytes that a deployment needs on each core, the KV blocks that fit, and what to use if
+it does not fit."""
 
 from __future__ import annotations
 
@@ -21,17 +22,20 @@ from corepipe.neuron.ops.transfers import Transfer
 from corepipe.neuron.values import WANTED, Value
 
 Compile = Callable[[Placement], Sequence[Program]]
-"""The Programs of one replica under a placement, as `compiler.compile_graph` makes them."""
+"""Makes the Programs of one replica under a placement, as `compiler.compile_graph` does."""
 
 
 class CoResidentModel(Protocol):
-    """Another model on the same cores, with as many KV blocks."""
+    """A second model on the same cores, with as many KV blocks."""
 
     def add(
         self, cores: Sequence[CoreMemory], tensor: int, limits: DeploymentLimits
     ) -> tuple[CoreMemory, ...]:
-        """What the cores of a replica hold of both, of which the first stage has `tensor`.  Raises UserError
-        where the model cannot be cut into so many ranks."""
+        """Returns the memory that the cores of a replica need for both models; the first stage has `tensor`
+        cores.
+
+        Raises UserError where the model cannot be cut into so many ranks.
+        """
 
     def check(self, tensor: int) -> None:
         """Raises UserError as `add` does."""
@@ -39,8 +43,11 @@ class CoResidentModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeploymentLimits:
-    """What the deployment must hold at once, as in EngineConfig; `max_blocks` bounds the KV blocks, and so
-    does the software's `kv_budget`, if it has one.  beside: another model that it holds, too."""
+    """The load that a deployment must hold at once, as in EngineConfig.
+
+    `max_blocks` bounds the KV blocks, and so does the `kv_budget` of the software, if it has one.  beside: a
+    second model on the same cores.
+    """
 
     max_model_len: int
     max_num_seqs: int
@@ -58,8 +65,11 @@ class DeploymentLimits:
 
 @dataclass(frozen=True, slots=True)
 class CoreMemory:
-    """Bytes on one core: weights, one KV block of all its layers or a sequence's state, buffers of a step;
-    states of all sequences where there are blocks beside them."""
+    """Bytes on one core.
+
+    block: one KV block of all its layers, or a sequence's state.  buffers: activations of a step.  states:
+    those of all sequences, where there are KV blocks as well.
+    """
 
     weights: int
     block: int
@@ -69,8 +79,10 @@ class CoreMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What fits: `num_blocks` KV blocks a replica, none where nothing is kept in them; `cores` are those of
-    one replica."""
+    """The memory of a deployment that fits.
+
+    num_blocks: KV blocks per replica, 0 where the model keeps nothing in them; cores: those of one replica.
+    """
 
     num_blocks: int
     cores: tuple[CoreMemory, ...]
@@ -88,11 +100,11 @@ def plan_memory(
     limits: DeploymentLimits,
     recompile: Compile | None = None,
 ) -> MemoryPlan:
-    """Lays the deployment out on the instance, its replicas on consecutive cores from core 0.
+    """Plans the memory of a deployment on an instance, its replicas on consecutive cores from core 0.
 
-    `recompile` lets the refusal suggest another tensor degree too.  Raises UserError where the instance
-    has too few cores, or cannot hold one sequence of `max_model_len`: a line that says what to use, and
-    then a table of where the bytes would go.
+    With `recompile` the error can suggest another tensor degree too.  Raises UserError where the instance has
+    too few cores, or cannot hold one sequence of `max_model_len`: a line that says what to use, and then a
+    table of the bytes per core.
     """
     cores = measure(programs, limits)
     if placement.cores <= instance.cores:
@@ -107,7 +119,7 @@ def plan_memory(
 
 
 def measure(programs: Sequence[Program], limits: DeploymentLimits) -> tuple[CoreMemory, ...]:
-    """Bytes needed on each core of a replica."""
+    """Returns the bytes needed on each core of a replica."""
     cores = of_replica(of_each(programs, Footprint.of), limits)
     if limits.beside is None:
         return cores
@@ -115,7 +127,8 @@ def measure(programs: Sequence[Program], limits: DeploymentLimits) -> tuple[Core
 
 
 def of_replica(footprints: Sequence[Footprint], limits: DeploymentLimits) -> tuple[CoreMemory, ...]:
-    """Bytes needed on each core: where any keeps something for each token, states are beside the blocks."""
+    """Returns the bytes needed on each core; where any core keeps data per token, states are kept beside the
+    KV blocks."""
     paged = any(footprint.token for footprint in footprints)
     known = {one: one.core(limits, paged=paged) for one in dict.fromkeys(footprints)}
     return tuple(known[footprint] for footprint in footprints)
@@ -123,11 +136,11 @@ def of_replica(footprints: Sequence[Footprint], limits: DeploymentLimits) -> tup
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a core holds, for any limits.
+    """The memory that a core needs, for any limits.
 
-    token: bytes of keys and values of one token; state: of what recurrent layers keep of a sequence.
-    alive, moved: bytes of activations, alive at once and of one payload that leaves or comes in, as (of each
-    row of logits, of each other row): the most counts.
+    token: bytes of keys and values of one token; state: bytes of a sequence's state in recurrent layers.
+    alive: bytes of the activations that are alive at once; moved: bytes of a payload that is sent or
+    received.  Both are pairs (per row of logits, per other row), and the largest counts.
     """
 
     weights: int
@@ -148,8 +161,11 @@ class Footprint:
         )
 
     def core(self, limits: DeploymentLimits, *, paged: bool = True) -> CoreMemory:
-        """With the most bytes of activations alive at once, and two of the largest payload.  A block is of
-        tokens if `paged`, and else a state."""
+        """Returns the bytes for these limits: the most activations alive at once, plus two of the largest
+        payload.
+
+        A block holds tokens if `paged`, and a state otherwise.
+        """
         rows = limits.max_num_seqs, limits.max_num_batched_tokens
         alive, moved = (
             max((rows[0] * logits + rows[1] * others for logits, others in parts), default=0)
@@ -166,7 +182,8 @@ class Footprint:
 def blocks_that_fit(
     cores: Sequence[CoreMemory], data: int, instance: Instance, budget: KvBudget | None = None
 ) -> int:
-    """KV blocks that each of `data` replicas can have; negative where even weights and buffers do not fit."""
+    """Returns the KV blocks that fit for each of `data` replicas; negative where even weights and buffers do
+    not fit."""
     fixed, weights, growing = Counter[int](), Counter[int](), Counter[int]()
     for i in range(len(cores) * data):
         core, bank = cores[i % len(cores)], instance.bank_of(i)
@@ -182,7 +199,7 @@ def blocks_that_fit(
 
 
 def _alive(program: Program) -> Iterator[tuple[int, int]]:
-    """Bytes of the values that are alive after each Op: of each row of logits, of each other row."""
+    """Yields the bytes of the values that are alive after each Op: per row of logits, per other row."""
     last_use = {value.id: i for i, op in enumerate(program.ops) for value in (op.out, *op.inputs)}
     alive: dict[int, tuple[int, int]] = {}
     logits = others = 0
@@ -198,8 +215,8 @@ def _alive(program: Program) -> Iterator[tuple[int, int]]:
 
 
 def _row_bytes(value: Value, program: Program, width: int | None = None) -> tuple[int, int]:
-    """Bytes of a value, or of so many elements a row, for each row of logits, and for each other row: one of
-    them is 0."""
+    """Returns the bytes of a value, or of so many elements, per row of logits and per other row: one of them
+    is 0."""
     size = (value.width if width is None else width) * value.rows.each * program.format.compute.bytes
     return (size, 0) if value.rows == WANTED else (0, size)
 
@@ -207,7 +224,8 @@ def _row_bytes(value: Value, program: Program, width: int | None = None) -> tupl
 def _advice(
     programs: Sequence[Program], placement: Placement, limits: DeploymentLimits, recompile: Compile | None
 ) -> str:
-    """Flags of the cheapest instance that fits; of several at one price the one with the fewest cores."""
+    """Returns the flags of the cheapest instance that fits; at equal price of the one with the fewest
+    cores."""
 
     @cache
     def measured(candidate: Placement) -> tuple[CoreMemory, ...] | None:
@@ -237,14 +255,14 @@ def _candidates(placement: Placement, instance: Instance) -> Iterator[Placement]
 
 
 def _experts(placement: Placement, tensor: int) -> list[int]:
-    """Among how many cores experts may be divided that are to be: as was asked, or among the tensor ranks."""
+    """Returns the `--expert` degrees to try: the requested one, and one equal to the tensor degree."""
     if placement.expert == 1:
         return [1]
     return sorted(expert for expert in {placement.expert, tensor} - {1} if expert % tensor == 0)
 
 
 def flags(instance: Instance, placement: Placement) -> str:
-    """The flags that ask for this deployment; degrees of 1 are left out."""
+    """Returns the flags of this deployment; degrees of 1 are left out."""
     asked = (f"--{name} {degree}" for name, degree in placement.degrees.items() if degree > 1)
     return " ".join([f"--instance {instance.name}", *asked])
 
@@ -270,7 +288,7 @@ def _too_little_memory(
 def _table(
     cores: Sequence[CoreMemory], data: int, instance: Instance, limits: DeploymentLimits
 ) -> Iterator[str]:
-    """One row a core of the first replica; runs of equal rows become one."""
+    """Yields one line per core of the first replica; runs of equal lines become one."""
     sharing = Counter(instance.bank_of(i) for i in range(len(cores) * data))
     rows = []
     for i, core in enumerate(cores):

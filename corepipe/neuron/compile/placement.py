@@ -1,4 +1,5 @@
-"""Where the parts of a model go: layers to stages, heads and columns to tensor ranks, experts to cores."""
+"""Placement of the parts of a model: layers in stages, heads and columns on tensor ranks, experts on
+cores."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ EVEN_UNITS = (64, 32, 16, 8)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`data` replicas, each cut into `pipeline` stages of `tensor` cores, or of `expert` where that is more.
+    """`data` replicas, each cut into `pipeline` stages of `tensor` cores, or of `expert` cores where that is
+    more.
 
-    expert: cores of a stage that each have some of a mixture's experts, whole (1: every core has its columns
-    of all of them).  All else is cut by `tensor`: neighbouring ranks share it, and where there are more cores
-    than those, each further `tensor` of them have the same parts and compute the same rows.
+    expert: cores of a stage that each hold some of a mixture's experts, whole (1: every core has its columns
+    of all of them).  Everything else is cut by `tensor`: neighbouring ranks share it, and where a stage has
+    more cores, each further group of `tensor` cores has the same parts and computes the same rows.
     Raises UserError, naming the flag, for a degree below 1 and an `expert` that is no multiple of `tensor`.
     """
 
@@ -43,7 +45,7 @@ class Placement:
 
     @property
     def degrees(self) -> dict[str, int]:
-        """By the names of their flags; `expert` where experts are divided."""
+        """The degrees by the names of their flags; `expert` only where experts are divided."""
         named = {"pipeline": self.pipeline, "tensor": self.tensor, "data": self.data}
         return named | ({"expert": self.expert} if self.expert > 1 else {})
 
@@ -60,27 +62,27 @@ class Placement:
         return self.cores_per_replica * self.data
 
     def core(self, stage: int, rank: int) -> int:
-        """Index of a core among its replica's Programs."""
+        """Returns the index of a core among its replica's Programs."""
         return stage * self.cores_per_stage + rank
 
 
 def shard_axes(
     axes: Iterable[Axis], tensor: int, grouped: bool = True, spare_ranks: bool = False, expert: int = 1
 ) -> tuple[dict[Axis, AxisShard], ...]:
-    """For each core of a stage the part it holds of each axis.
+    """Returns for each core of a stage the part that it holds of each axis.
 
     Heads: with H query and G key/value heads on T ranks,
     - G a multiple of T: G / T consecutive groups on each rank;
-    - T a multiple of G: each key/value head is copied to T / G ranks, which divide its query heads
-      (Neuron's REPLICATE_TO_TP_DEGREE);
+    - T a multiple of G: each key/value head is copied to T / G ranks, which divide its query heads (Neuron's
+    REPLICATE_TO_TP_DEGREE);
     - otherwise each query head gets its own copy of its key/value head (Neuron's CONVERT_TO_MHA).
     Ranks with fewer query heads than others are padded with zero heads, so all have one layout.
     Columns and the vocabulary are cut into contiguous parts of whole units (of smaller ones where there are
     fewer of them than ranks), which may differ by one unit.  Unless `grouped`, columns are cut in whichever
     of `EVEN_UNITS` makes the widest part narrowest.
-    Experts are cut into `expert` runs that differ by one at most; of all else each further `tensor` cores
-    have what the first have.
-    Raises UserError where a rank would be left without a part; `spare_ranks`: with zero heads alone it may.
+    Experts are cut into `expert` runs that differ by one at most; for all other axes each further group of
+    `tensor` cores has the parts of the first.
+    Raises UserError where a rank would have no part; with `spare_ranks` it may have zero heads only.
     """
     each = list(dict.fromkeys(axes))
     _refuse_excess(each, tensor, spare_ranks)
@@ -96,14 +98,14 @@ def shard_axes(
 
 
 def _shares(count: int, expert: int) -> list[AxisShard]:
-    """Of so many experts.  Raises UserError where a core would be left without one."""
+    """Returns the parts of an axis of experts.  Raises UserError where a core would have none."""
     if expert > count:
         raise UserError(f"--expert {expert}: the model has {count} experts; choose at most {count}", "expert")
     return _contiguous_parts(count, expert, 1)
 
 
 def _parts(axis: Axis, tensor: int, grouped: bool) -> list[AxisShard]:
-    """Of one axis."""
+    """Returns the parts of one axis."""
     match axis.kind:
         case AxisKind.HEADS | AxisKind.KV_HEADS:
             kv = axis.kind is AxisKind.KV_HEADS
@@ -119,19 +121,19 @@ def _parts(axis: Axis, tensor: int, grouped: bool) -> list[AxisShard]:
 
 
 def _counts(axis: Axis) -> tuple[int, int]:
-    """Query and key/value heads of the layout that an axis of heads belongs to."""
+    """Returns the query and key/value heads of the layout that an axis of heads belongs to."""
     count = axis.width // axis.unit
     return (count * axis.group, count) if axis.kind is AxisKind.KV_HEADS else (count, count // axis.group)
 
 
 def local_heads(heads: HeadLayout, tensor: int) -> HeadLayout:
-    """The layout of one rank's heads, padding included; the same on every rank."""
+    """Returns the layout of one rank's heads, padding included; it is the same on every rank."""
     queries, keys = (len(numbers) for numbers in _assign_heads(heads.heads, heads.kv_heads, tensor)[0])
     return HeadLayout(queries, keys, heads.head_dim, copied=keys * tensor > heads.kv_heads)
 
 
 def whole(width: int) -> AxisShard:
-    """All of an axis."""
+    """Returns a shard with all of an axis."""
     return AxisShard(((0, width),))
 
 
@@ -148,7 +150,8 @@ def _refuse_excess(axes: Iterable[Axis], tensor: int, spare_ranks: bool) -> None
 
 
 def _assign_heads(heads: int, groups: int, tensor: int) -> list[tuple[list[int], list[int]]]:
-    """Query and key/value heads of each rank, by their number in the model; PAD is a zero head."""
+    """Returns the query and key/value heads of each rank, by their number in the model; PAD is a zero
+    head."""
     per_group = heads // groups
     if groups % tensor == 0:
         q = [_even_part(heads, tensor, r) for r in range(tensor)]
@@ -164,13 +167,13 @@ def _assign_heads(heads: int, groups: int, tensor: int) -> list[tuple[list[int],
 
 
 def _even_part(count: int, parts: int, index: int, start: int = 0) -> list[int]:
-    """Part `index` of the `count` numbers from `start`, padded to the size of the largest part."""
+    """Returns part `index` of the `count` numbers from `start`, padded to the size of the largest part."""
     own = range(count * index // parts, count * (index + 1) // parts)
     return [start + i for i in own] + [PAD] * (-(-count // parts) - len(own))
 
 
 def _head_ranges(numbers: Iterable[int], head_dim: int) -> AxisShard:
-    """Ranges of elements; adjacent heads, and adjacent zero heads, become one range."""
+    """Returns ranges of elements; adjacent heads, and adjacent zero heads, become one range."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         start = PAD if number == PAD else number * head_dim
@@ -185,12 +188,12 @@ def _head_ranges(numbers: Iterable[int], head_dim: int) -> AxisShard:
 
 
 def _evenest_unit(width: int, parts: int) -> int:
-    """The largest of the units under which the widest part is narrowest."""
+    """Returns the largest of the units with which the widest part is narrowest."""
     return min(EVEN_UNITS, key=lambda unit: (ceil(ceil(width / unit) / parts) * unit, -unit))
 
 
 def _contiguous_parts(width: int, parts: int, unit: int) -> list[AxisShard]:
-    """Parts of whole units, as even as can be; a last, narrower unit counts as one."""
+    """Returns parts of whole units, as even as possible; a last, narrower unit counts as one."""
     while -(-width // unit) < parts:
         unit //= 2
     units = -(-width // unit)
@@ -199,10 +202,10 @@ def _contiguous_parts(width: int, parts: int, unit: int) -> list[AxisShard]:
 
 
 def cut_layers(weights: Sequence[float], stages: int) -> tuple[range, ...]:
-    """Consecutive layers for each of `stages`, with the heaviest stage as light as it can be.
+    """Returns consecutive layers for each of `stages`, with the heaviest stage as light as possible.
 
-    `weights` has one entry for what precedes the layers (it counts in the first stage), one for each
-    layer, and one for what follows them (in the last).  Each stage gets a layer.
+    `weights` has one entry for the part before the layers (counted in the first stage), one for each layer,
+    and one for the part after them (counted in the last stage).  Each stage gets a layer.
     Raises UserError where there are more stages than layers.
     """
     layers = len(weights) - 2
@@ -217,10 +220,10 @@ def cut_layers(weights: Sequence[float], stages: int) -> tuple[range, ...]:
 
 
 def _lightest_bounds(ends: Sequence[float], stages: int) -> list[int]:
-    """Exact dynamic programme over (stages used, layers placed).
+    """Finds the bounds of the stages by an exact dynamic programme over (stages used, layers placed).
 
-    `ends[i]` is the weight of the first i layers.  Among cuts with an equally heavy heaviest stage, the
-    sum of squares decides.
+    `ends[i]` is the weight of the first i layers.  Among cuts with an equally heavy heaviest stage, the sum
+    of squares decides.
     """
     layers = len(ends) - 1
     best: list[tuple[float, float, list[int]]] = [(end, end * end, [0, i]) for i, end in enumerate(ends)]

@@ -1,4 +1,4 @@
-"""What the compiler makes for one NeuronCore, and what a step feeds to the cores of a replica."""
+"""Programs: the compiler's result for one NeuronCore."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import first_refusal
 from corepipe.neuron.values import GraphOutput, Value, WeightSpec
 
-if TYPE_CHECKING:  # an Op takes a core's part of what is here
+if TYPE_CHECKING:  # an Op uses the classes of this module
     from corepipe.neuron.ops.base import Op
 
 _T = TypeVar("_T")
@@ -37,11 +37,12 @@ class WeightShard:
 class Program:
     """One core's part of a Graph.  Ops have local shapes; collectives stand where values cross cores.
 
-    `core` is the index within the replica: stage * cores of a stage + rank.  `layers` are the decoder
-    layers whose KV cache this core holds.  `shards` maps a weight's name to the part held, `axes` an axis
-    of the graph.  `outputs` are those of the graph that this core has, of a tensor group every core.
-    `tensor`: how many neighbours share heads and columns (None: all of a stage); in a stage with more
-    cores, among which experts are divided, each such group has them all.
+    `core` is the index within the replica: stage * cores of a stage + rank.  `layers` are the decoder layers
+    whose KV cache this core holds.  `shards` maps a weight's name to the core's part of it, `axes` an axis of
+    the graph to the core's part.  `outputs` are the graph's outputs on this core; every core of a tensor
+    group has them.
+    `tensor`: how many neighbours share heads and columns (None: all of a stage); in a stage with more cores,
+    among which experts are divided, each group of so many cores has all heads and columns.
     """
 
     core: int
@@ -58,18 +59,18 @@ class Program:
     tensor: int | None = None
 
     def group(self, cores: int) -> range:
-        """The cores of the core's tensor group, of a stage of so many."""
+        """Returns the cores of the core's tensor group, in a stage of so many cores."""
         size = self.tensor or cores
         first = self.core - self.rank % size
         return range(first, first + size)
 
     def stage_cores(self, cores: int) -> range:
-        """Those of its stage, of so many."""
+        """Returns the cores of its stage, of so many cores."""
         return range(self.core - self.rank, self.core - self.rank + cores)
 
     @property
     def head_layouts(self) -> tuple[HeadLayout, ...]:
-        """The kinds of attention heads that the core has, each once; padding is counted."""
+        """The layouts of attention heads on the core, each once; padding is counted."""
         found = (op.head_layout for op in self.ops)
         return tuple(dict.fromkeys(layout for layout in found if layout is not None))
 
@@ -80,12 +81,13 @@ class Program:
 
 
 def cores_of_a_stage(programs: Sequence[Program]) -> int:
-    """Of one replica's Programs."""
+    """Returns the cores per stage of one replica's Programs."""
     return max(program.rank for program in programs) + 1
 
 
 def of_heads(numbers: Sequence[float], axis: Axis, program: Program) -> npt.NDArray[np.float32]:
-    """Of one number for each head of the model those of a core's heads, 0 for a head that is padding.
+    """Selects the numbers of a core's heads from one number per head of the model; 0 for a head that is
+    padding.
 
     axis: that of the core's queries.
     """
@@ -95,9 +97,9 @@ def of_heads(numbers: Sequence[float], axis: Axis, program: Program) -> npt.NDAr
 
 
 def of_each(programs: Sequence[Program], make: Callable[[Program], _T]) -> list[_T]:
-    """`make` of each Program, called once for all ranks whose parts are as wide: these share their Ops.
+    """Calls `make` for each Program, once for all ranks whose parts are equally wide: these share their Ops.
 
-    So `make` must read no rank, and of weights and axes no more than their widths.
+    So `make` must read no rank, and only the widths of weights and axes.
     """
     made: dict[int, _T] = {}
     for program in programs:

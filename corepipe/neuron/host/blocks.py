@@ -1,4 +1,5 @@
-"""A checkpoint's weights by blocks of rows, on several threads: of a model some megabytes are under way."""
+"""Reads a checkpoint's weights by blocks of rows, on several threads: only some megabytes of a model are in
+memory at a time."""
 
 from __future__ import annotations
 
@@ -19,16 +20,16 @@ from corepipe.neuron.numerics.int4 import ALL, Stored, taken
 from corepipe.neuron.values import WeightRole, WeightSpec
 
 ELEMENTS = 1 << 18
-"""Of a block, where a panel has no more: it and what is made of it on the way fit in a core's L2 cache."""
+"""Elements of a block, unless a panel has more: it and its intermediate arrays fit in a core's L2 cache."""
 KEPT = 1 << 24
-"""Bytes: more than any array has that is made of a block."""
+"""Bytes: more than any array that is made from a block."""
 
 Result = TypeVar("Result")
 Read = Callable[[], Stored]
 
 
 class TensorSource(Protocol):
-    """What a model's files offer: tensors by name, and a fingerprint that changes with their content."""
+    """The files of a model: tensors by name, and a fingerprint that changes with their content."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -36,21 +37,23 @@ class TensorSource(Protocol):
     def read(self, name: str, rows: slice = ALL) -> npt.NDArray[np.float32]: ...
 
     def stored(self, name: str, rows: slice = ALL) -> Stored:
-        """A matrix on the grid of integers that it is on, if that is of four bits; in int8 from any other."""
+        """Returns a matrix in the integers that the file stores, if those have four bits; other integers come
+        as int8."""
 
     def by_rows(self, name: str) -> bool:
-        """Whether some rows are read without the others, also by several threads."""
+        """Returns True if some rows can be read without the others, also by several threads."""
 
 
 def read(checkpoint: TensorSource, graph: Graph, spec: WeightSpec, rows: slice = ALL) -> Stored:
-    """Some rows of a weight, as the graph's format wants them of a checkpoint."""
+    """Returns some rows of a weight, in the form that the graph's format takes from a checkpoint."""
     name = graph.tied.get(spec.name, spec.name)
     by_grid = graph.format.weights is DType.INT4 and spec.role is WeightRole.MATRIX
     return checkpoint.stored(name, rows) if by_grid else checkpoint.read(name, rows)
 
 
 def blocks_of(spec: WeightSpec) -> list[slice]:
-    """The rows of a weight: of a matrix or a table so many whole panels at a time, of a stack one matrix."""
+    """Returns the blocks of rows of a weight: so many whole panels of a matrix or a table, one matrix of a
+    stack."""
     if spec.role is WeightRole.VECTOR:
         return [ALL]
     if spec.is_stack:
@@ -61,7 +64,8 @@ def blocks_of(spec: WeightSpec) -> list[slice]:
 
 
 def readers(checkpoint: TensorSource, graph: Graph, spec: WeightSpec) -> Iterator[Read]:
-    """What gives the blocks of a weight.  One that is not read by rows is read here, as a whole."""
+    """Yields functions that read the blocks of a weight.  A weight that cannot be read by rows is read here,
+    whole."""
     if checkpoint.by_rows(graph.tied.get(spec.name, spec.name)):
         yield from (partial(read, checkpoint, graph, spec, rows) for rows in blocks_of(spec))
     else:
@@ -71,18 +75,22 @@ def readers(checkpoint: TensorSource, graph: Graph, spec: WeightSpec) -> Iterato
 
 
 def _times(rows: slice, each: int) -> slice:
-    """Of matrices that stand one below the other, so many rows each."""
+    """Returns the rows of a range of matrices that stand one below the other, `each` rows per matrix."""
     return rows if rows == ALL else slice(rows.start * each, rows.stop * each)
 
 
 def keep_freed_memory() -> None:
-    """glibc returns what is freed to the system where it is more than the largest array that was freed before
-    (M_MMAP_THRESHOLD in mallopt(3)): every block's arrays would be of pages that the system has to clear."""
+    """Frees one large array, so that glibc keeps the smaller arrays of blocks instead of returning them to
+    the system.
+
+    glibc returns freed memory that is larger than the largest array freed before (M_MMAP_THRESHOLD in
+    mallopt(3)); every block's arrays would then be new pages that the system has to clear.
+    """
     np.empty(KEPT, np.uint8)
 
 
 def in_order(tasks: Iterable[Callable[[], Result]], threads: int) -> Generator[Result, None, None]:
-    """What the tasks return, in their order; few more than there are threads are begun ahead."""
+    """Yields the tasks' results, in their order; few more tasks than threads are started in advance."""
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads, "packing") as pool:
         try:

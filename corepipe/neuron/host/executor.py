@@ -1,7 +1,7 @@
 """The native executor: binds a replica's Programs and their weights to the kernels, and runs batches.
 
-Each core gets its own activations, its own KV cache and only its own shard of the weights; a shard that
-is made of whole panels is a view of the packed matrix, any other is packed anew for the core.
+Each core gets its own activations, its own KV cache and only its own shard of the weights; a shard that is
+made of whole panels is a view of the packed matrix, any other is packed anew for the core.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class NativeCore:
             self._emit(step)
 
     def buffer(self, value: Value) -> int:
-        """Index of the activation buffer that holds `value`."""
+        """Returns the index of the activation buffer that holds `value`."""
         return self._buffers[value.id]
 
     @singledispatchmethod
@@ -146,7 +146,7 @@ class NativeCore:
         step.op.emit(self.native, self)
 
     def state(self, op: Op) -> tuple[_native.StateCache, int]:
-        """Where an Op has its part of the states of sequences."""
+        """Returns the cache and the offset where an Op keeps its part of each sequence's state."""
         return self._states[op.out.id]
 
     @property
@@ -160,28 +160,30 @@ class NativeCore:
         return self._program.stage_cores(self._cores)
 
     def rows(self, spec: WeightSpec) -> npt.NDArray[Any]:
-        """A table as it is stored."""
+        """Returns a table as it is stored."""
         return self._weights[spec.name].rows()
 
     def rope(self, rope: RopeSpec) -> tuple[F32, F32]:
-        """cos and sin of all positions."""
+        """Returns cos and sin of all positions."""
         if rope not in self._tables:
             self._tables[rope] = rope_tables(rope, self._program.max_positions)
         return self._tables[rope]
 
     def _factors(self, tempering: Tempering) -> F32:
-        """Of all positions."""
+        """Returns the tempering factors of all positions."""
         if tempering not in self._tempers:
             self._tempers[tempering] = tempering.factors(np.arange(self._program.max_positions))
         return self._tempers[tempering]
 
     def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
-        """Of one number for each head of the model those of the core's heads."""
+        """Selects the numbers of the core's heads from one number per head of the model."""
         return of_heads(numbers, axis, self._program)
 
     def _biases(self, op: Attention, spec: WeightSpec) -> F32:
-        """Of each head [heads * (2 reach + 1)], by how far a key is ahead, from -reach on, which is more than
-        positions differ by, by a block of keys."""
+        """Returns the biases of each head [heads * (2 reach + 1)], by how far a key is ahead, from -reach on.
+
+        reach is the largest difference of positions plus a block of keys.
+        """
         reach = self._program.max_positions - 1 + KEY_BLOCK
         buckets = distance_buckets(np.arange(-reach, reach + 1), len(self.vector(spec)))
         return np.ascontiguousarray(op.own_biases(self.vector(spec), self)[buckets].T).reshape(-1)
@@ -190,24 +192,24 @@ class NativeCore:
         return self.vector(op.bias) if op.bias else None
 
     def vector(self, spec: WeightSpec) -> npt.NDArray[np.float32]:
-        """The core's part of a vector."""
+        """Returns the core's part of a vector."""
         rows = np.asarray(self._weights[spec.name].rows(), np.float32)
         return np.ascontiguousarray(cut(rows, self._program.shards[spec.name].axes))
 
     def matrices(self, spec: WeightSpec) -> list[_native.Matrix]:
-        """The core's part of each of its matrices of a stack."""
+        """Returns the core's part of each of its matrices of a stack."""
         own, *axes = self._program.shards[spec.name].axes
         (first, count), *_ = own.ranges
         matrices = islice(self._weights[spec.name].matrices(), first, first + count)
         return [bind_matrix(tensor, *axes) for tensor in matrices]
 
     def latents(self, op: Op) -> tuple[_native.KVCache, int, int]:
-        """The cache of an Op's layer, the layer's number there, and the number of its block table."""
+        """Returns the cache of an Op's layer, the layer's number in it, and the number of its block table."""
         return *self.caches[op.layer], self._layer_groups[op.layer]
 
     def of_each_head(self, spec: WeightSpec, heads: int, *, turned: bool) -> list[_native.Matrix]:
-        """The core's part of a matrix [heads * n, k] as one for each head, in the compute format: [n, k], or
-        [k, n] if `turned`."""
+        """Returns the core's part of a matrix [heads * n, k] as one matrix per head, in the compute format:
+        [n, k], or [k, n] if `turned`."""
         kind: DenseKind = "bf16" if self._program.format.compute is DType.BF16 else "fp32"
         whole = cut(dense(self._weights[spec.name]), self._program.shards[spec.name].axes)
         parts = (part.T if turned else part for part in np.split(whole, heads))
@@ -223,10 +225,10 @@ class NativeCore:
 def _caches(
     program: Program, blocks: int, block_size: int, groups: LayerGroups, *, int8: bool
 ) -> dict[int, tuple[_native.KVCache, int]]:
-    """For each layer with attention the cache of its heads, and the layer's number there.
+    """Returns for each layer with attention the cache of its heads, and the layer's number in it.
 
-    Layers whose key/value heads or latents are alike have one cache; of several groups each has its blocks
-    in it.
+    Layers whose key/value heads or latents are alike share a cache; each of several groups has its blocks in
+    it.
     """
     compute = program.format.compute.value
     found: dict[int, tuple[_native.KVCache, int]] = {}
@@ -240,7 +242,8 @@ def _caches(
 def _states(
     program: Program, blocks: int, block_size: int, table: int
 ) -> dict[int, tuple[_native.StateCache, int]]:
-    """For each recurrent Op, by the value that it makes: a cache, and where in a block its part begins."""
+    """Returns for each recurrent Op, by the id of its result: a cache, and the offset of its part in a
+    block."""
     kept = {op.out.id: op.state.per_sequence for op in program.ops if op.state is not None}
     recurrent = {made: size for made, size in kept.items() if size}
     if not recurrent:
@@ -251,7 +254,7 @@ def _states(
 
 
 def bind_matrix(tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard) -> _native.Matrix:
-    """A core's part of a packed matrix [n, k]: a view where panels allow it, else a packed copy."""
+    """Returns a core's part of a packed matrix [n, k]: a view where panels allow it, else a packed copy."""
     n, k = tensor.shape
     if _aligned(n_axis, n, PANEL) and _aligned(k_axis, k, INT8_GROUP):
         matrix: _native.Matrix = native().Matrix(tensor.kind, tensor.data, tensor.scale, n, k)
@@ -263,7 +266,7 @@ def bind_matrix(tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard) -> _
 
 
 def dense(tensor: PackedTensor) -> F32:
-    """The numbers that a packed matrix [n, k] stands for."""
+    """Returns the numbers that a packed matrix [n, k] stands for."""
     for kind in packing.INT4_KINDS:
         if kind == tensor.kind:
             return packed_int4.unpack(kind, tensor.data, *tensor.shape).dense()
@@ -274,7 +277,7 @@ def dense(tensor: PackedTensor) -> F32:
 def _cut_copy(
     tensor: PackedTensor, n_axis: AxisShard, k_axis: AxisShard
 ) -> tuple[Kind, npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
-    """A part that is packed anew: of four bits in int8 where it cuts through a group."""
+    """Packs a part anew: four-bit weights become int8 where the cut goes through a group."""
     n, k = tensor.shape
     for kind in packing.INT4_KINDS:
         if kind == tensor.kind:
@@ -290,7 +293,7 @@ def _cut_copy(
 
 
 def _aligned(axis: AxisShard, size: int, step: int) -> bool:
-    """True where the shard is one range that starts and ends at multiples of `step` (or at the end)."""
+    """Returns True if the shard is one range that starts and ends at multiples of `step` (or at the end)."""
     if not axis.contiguous:
         return False
     start, length = axis.ranges[0]
@@ -298,15 +301,15 @@ def _aligned(axis: AxisShard, size: int, step: int) -> bool:
 
 
 class NativeExecutor:
-    """Runs the Programs of one replica on the host's threads; implements `program.Executor`.
+    """Runs the Programs of one replica on the host's threads; implements `inputs.Executor` and
+    `inputs.ChainingExecutor`.
 
-    `blocks` of `block_size` positions, of the layers of one group each, hold the KV cache of each core, where
-    Programs keep any, in the compute format or as `int8_cache` in int8; a batch has at most `max_rows` rows,
-    and a block table for each group.  `states`: blocks of states, which a sequence has a table of its own for
-    (None: they are among the others).
+    `blocks` blocks of `block_size` positions, each for the layers of one group, hold the KV cache of each
+    core, if Programs keep any, in the compute format or, with `int8_cache`, in int8; a batch has at most
+    `max_rows` rows, and a block table for each group.  `states`: blocks of states, for which a sequence has a
+    separate block table (None: states are in the other blocks).
     Executors that share a `pool` run their batches one after the other, in the order of submission.
-    It implements `program.ChainingExecutor`, too.
-    `same_bits`: results have the bits that they have on every CPU (docs/kernels.md).
+    `same_bits`: results have the same bits on every CPU (docs/kernels.md).
     """
 
     def __init__(  # noqa: PLR0913 -- what a replica is made of
@@ -383,5 +386,5 @@ class NativeExecutor:
         return StepOutput(**{name: result[name] for name in StepOutput.__slots__})
 
     def close(self) -> None:
-        """Ends the pool, and with it all executors that share it; the memory goes with the objects."""
+        """Closes the pool, and with it all executors that share it; memory is freed with the objects."""
         self._pool.close()

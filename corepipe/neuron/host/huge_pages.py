@@ -1,9 +1,9 @@
-"""Weights in huge pages: a step reads them from end to end, and with small pages a lone token takes half as
+"""Weights in huge pages: a step reads them from end to end, and with small pages a single token takes half as
 long again (measured on Zen 4 under virtualisation).
 
-A mapped file has huge pages only where the kernel and the file system keep them in the page cache, which
-also depends on how the file came there.  So the mapping is tried, and where its pages are small the weights
-are copied into anonymous memory, which processes do not share.
+A mapped file has huge pages only where the kernel and the file system keep them in the page cache, which also
+depends on how the file was written or read.  So the mapping is tried, and where its pages are small the
+weights are copied into anonymous memory, which processes do not share.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MADV_POPULATE_READ = 22
 """Linux 5.14: map all pages now (include/uapi/asm-generic/mman-common.h)."""
 
 ENOUGH = 0.5
-"""Share of huge pages from which a mapped file is taken as it is."""
+"""Share of huge pages from which on a mapped file is used as it is."""
 
 AREA = re.compile(rb"^(?:([0-9a-f]+)-([0-9a-f]+) |FilePmdMapped: +(\d+) kB)", re.MULTILINE)
-"""Of /proc/self/smaps, where an area of memory is, and what of it is in huge pages of a file."""
+"""Matches in /proc/self/smaps the address range of a memory area, and its part in huge pages of a file."""
 
 
 def read(file: BufferedReader, mapping: mmap.mmap, nbytes: int) -> npt.NDArray[np.uint8]:
-    """The first `nbytes` of `file`, in huge pages if they can be had: part of its `mapping`, or a copy.
+    """Returns the first `nbytes` of `file`, in huge pages if possible: part of its `mapping`, or a copy.
 
-    Raises ValueError where the file has shrunk.
+    Raises ValueError where the file has become shorter.
     """
     mapped = np.frombuffer(mapping, np.uint8, nbytes)
     if nbytes < HUGE or sys.platform != "linux":
@@ -49,14 +49,14 @@ def read(file: BufferedReader, mapping: mmap.mmap, nbytes: int) -> npt.NDArray[n
 
 
 def forget_mapped(mapping: mmap.mmap, begin: int, nbytes: int) -> None:
-    """Unmaps pages of a file until they are read again: this process no longer counts them as its own."""
+    """Unmaps pages of a file until they are read again: they no longer count as memory of this process."""
     if sys.platform == "linux":
         mapping.madvise(mmap.MADV_DONTNEED, begin, nbytes)
 
 
 def forget_written(file: IO[bytes]) -> None:
-    """Drops a file that is on disk from the page cache: read back it comes in huge pages, as written in small
-    ones."""
+    """Drops a file that is on disk from the page cache: it is read back in huge pages, but was written in
+    small ones."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -68,7 +68,7 @@ def _advise(mapping: mmap.mmap, nbytes: int) -> None:
 
 
 def _huge_share(mapped: npt.NDArray[np.uint8]) -> float:
-    """Share of the mapped bytes that stand in huge pages."""
+    """Returns the share of the mapped bytes that are in huge pages."""
     begin = mapped.ctypes.data
     end, huge, inside = begin + mapped.nbytes, 0, False
     for told in AREA.finditer(Path("/proc/self/smaps").read_bytes()):
@@ -81,7 +81,7 @@ def _huge_share(mapped: npt.NDArray[np.uint8]) -> float:
 
 
 def _on_request() -> bool:
-    """Whether anonymous memory gets huge pages when it asks for them."""
+    """Returns True if anonymous memory gets huge pages on request."""
     try:
         return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(
             encoding="ascii"

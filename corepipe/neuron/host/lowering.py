@@ -1,7 +1,7 @@
-"""The native executor's private lowering: a Program's ops, fused as the host likes them.
+"""The native executor's lowering: fuses a Program's Ops into steps for the host's kernels.
 
-Nothing here changes what is computed: a fused op rounds wherever its parts would.  The cost model
-never sees this; it reads the Program.
+Nothing here changes the results: a fused step rounds wherever its parts would.  The cost model never sees
+this; it reads the Program.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from corepipe.neuron.values import RopeSpec, Value, WeightSpec
 
 @dataclass(frozen=True, slots=True)
 class FusedLinear:
-    """Linears that share an input, with what precedes and follows them, in this order.
+    """Linears that share an input, with the Ops before and after them, in this order.
 
-    `norm` of x; the Linears; `function` of the result, or under `gated` of the first one's, times the
-    second's; the result times `factor`; added to `residual`; that added to `outer`.  What follows goes with
-    one Linear, or a gated pair, and its result is `out`; otherwise each Linear has its own.
+    `norm` of x; the Linears; `function` of the result, or with `gated` of the first one's result, times the
+    second's; the result times `factor`; added to `residual`; that added to `outer`.  The Ops after apply to
+    one Linear, or to a gated pair, whose result is `out`; otherwise each Linear has its own result.
     """
 
     x: Value
@@ -64,7 +64,7 @@ class FusedLinear:
 class FusedAttention:
     """Attention with the per-head norms and rotations of its queries and keys.
 
-    `wanted` says of which rows there are queries and results, where not of all.
+    `wanted` selects the rows of queries and results (None: all).
     """
 
     op: Attention
@@ -90,7 +90,7 @@ class FusedAttention:
 
 @dataclass(frozen=True, slots=True)
 class PatchedLinear:
-    """The product of patches, which have a buffer of their own meanwhile."""
+    """The product of patches, which have a temporary buffer of their own."""
 
     op: PatchEmbed
 
@@ -109,7 +109,7 @@ class PatchedLinear:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """An op that runs as it stands."""
+    """An Op that runs as it stands."""
 
     op: Op
 
@@ -127,7 +127,7 @@ Step = FusedLinear | FusedAttention | PatchedLinear | Plain
 
 @dataclass(slots=True)
 class _Uses:
-    """Who makes a value and who reads it; `kind` of storage of a matrix."""
+    """The maker and the readers of each value; `kind` gives how a matrix is stored."""
 
     ops: tuple[Op, ...]
     kind: Callable[[WeightSpec], str]
@@ -155,7 +155,7 @@ class _Uses:
 
 
 def lower(ops: tuple[Op, ...], kind: Callable[[WeightSpec], str] = lambda _spec: "") -> list[Step]:
-    """Fuses what can be fused and keeps the order of the rest.
+    """Fuses Ops where possible and keeps the order of the rest.
 
     kind: how a matrix is stored; Linears become one step where their matrices are stored alike.
     """
@@ -173,7 +173,8 @@ def lower(ops: tuple[Op, ...], kind: Callable[[WeightSpec], str] = lambda _spec:
 
 
 def _fuse(op: Op, uses: _Uses, absorbed: set[int]) -> tuple[Step | None, list[Op]]:
-    """The step that starts at `op`, or None where a later step takes `op` in; and the ops it absorbs."""
+    """Returns the step that starts at `op`, or None where a later step includes `op`; and the Ops that it
+    includes."""
     if isinstance(op, Linear):
         return _fuse_linear(op, uses, absorbed)
     if isinstance(op, Attention):
@@ -194,7 +195,7 @@ def _is_linear_norm(op: RMSNorm | LayerNorm, uses: _Uses) -> bool:
 
 
 def _fuse_linear(op: Linear, uses: _Uses, absorbed: set[int]) -> tuple[Step, list[Op]]:
-    """A gated pair, a Linear with what follows it, or all Linears of x that nothing follows."""
+    """Fuses a gated pair, a Linear with the Ops after it, or all Linears of x that no such Op follows."""
     maker = uses.maker.get(op.x.id)
     norm = maker if isinstance(maker, (RMSNorm, LayerNorm)) and _is_linear_norm(maker, uses) else None
     plain = FusedLinear(norm.x if norm else op.x, (op,), norm)
@@ -211,13 +212,14 @@ def _fuse_linear(op: Linear, uses: _Uses, absorbed: set[int]) -> tuple[Step, lis
 
 
 def _is_followed(op: Linear, uses: _Uses) -> bool:
-    """Whether the Linear has a step of its own."""
+    """Returns True if the Linear gets a step of its own, with the Ops after it."""
     gate, _ = _gated_pair(op, uses)
     return gate is not None or bool(_with_followers(op, FusedLinear(op.x, (op,)), uses)[1])
 
 
 def _gated_pair(op: Linear, uses: _Uses) -> tuple[GatedActivation | None, tuple[Linear, ...]]:
-    """The gated activation that reads this Linear and another of the same input, and nobody else them."""
+    """Returns the gated activation that is the only reader of this Linear and of another of the same input,
+    and both Linears."""
     gate = uses.only_reader(op.out)
     if not isinstance(gate, GatedActivation) or gate.gate == gate.up:
         return None, ()
@@ -229,7 +231,7 @@ def _gated_pair(op: Linear, uses: _Uses) -> tuple[GatedActivation | None, tuple[
 
 
 def _with_followers(op: Linear, step: FusedLinear, uses: _Uses) -> tuple[FusedLinear, list[Op]]:
-    """The Linear's step with the ops that follow it: a function; or a factor and up to two sums."""
+    """Returns the Linear's step with the Ops after it: a function; or a factor and up to two sums."""
     followers: list[Op] = []
     reader = uses.only_reader(op.out)
     if isinstance(reader, ElementwiseActivation):
@@ -250,7 +252,8 @@ def _with_followers(op: Linear, step: FusedLinear, uses: _Uses) -> tuple[FusedLi
 
 
 def _add_to_earlier(value: Value, op: Linear, uses: _Uses) -> tuple[Add | None, Value]:
-    """The Add that alone reads `value`, and its other operand, if that is made before `op`."""
+    """Returns the Add that is the only reader of `value`, and its other operand, if that is made before
+    `op`."""
     reader = uses.only_reader(value)
     if not isinstance(reader, Add) or reader.a == reader.b:
         return None, value
@@ -259,7 +262,8 @@ def _add_to_earlier(value: Value, op: Linear, uses: _Uses) -> tuple[Add | None, 
 
 
 def _feeds_attention(op: RMSNorm | Rope, uses: _Uses) -> bool:
-    """True where the one reader chain norm -> rope -> attention (or rope -> attention) takes it in."""
+    """Returns True if a chain norm -> rope -> attention (or rope -> attention) of single readers includes
+    `op`."""
     reader = uses.only_reader(op.out)
     if isinstance(op, RMSNorm):
         per_head = isinstance(reader, Rope) and op.gain.shape[0] == reader.head_dim
@@ -301,9 +305,9 @@ def _head_norm(rope: Rope, uses: _Uses) -> RMSNorm | None:
 
 
 def _select_early(steps: list[Step]) -> list[Step]:
-    """Of an attention of which wanted rows alone are read no others are computed, nor their queries.
+    """Moves the selection of rows before an attention whose other rows nobody reads, and before its queries.
 
-    That is the last one: what its queries are made of is selected there, too, but later.
+    That is the last attention: the input of its queries is selected as well, but later.
     """
     ops = [step.op for step in steps if isinstance(step, Plain)]
     selections = {op.x.id: op for op in ops if isinstance(op, SelectRows)}
@@ -326,7 +330,8 @@ def _with_wanted_queries(
     early: SelectRows,
     wanted: SelectRows,
 ) -> Iterator[Step]:
-    """The steps with the attention's queries made of `early`'s rows; keys and values of all as before."""
+    """Yields the steps with the attention's queries made from `early`'s rows; keys and values of all rows as
+    before."""
     made = tuple(op for op in linear.linears if op.out == attention.q)
     others = tuple(op for op in linear.linears if op.out != attention.q)
     queries = replace(linear, x=early.out, linears=made)
@@ -341,11 +346,12 @@ def _with_wanted_queries(
 
 
 def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
-    """Reuses activations' memory: widths of the buffers, and the buffer of each value.
+    """Reuses the memory of activations: returns the widths of the buffers, and the buffer of each value.
 
-    A buffer is free again after the last step that reads its value.  A step never writes a buffer
-    that it reads, because the threads of one step are not ordered; but what nobody reads after it was added
-    gives its buffer to the sum, each element of which needs that element of it alone.
+    A buffer is free again after the last step that reads its value.  A step never writes a buffer that it
+    reads, because the threads of one step are not ordered; except that the result of a sum may take the
+    buffer of a term that nobody reads afterwards, since each element needs only the same element of that
+    term.
     """
     last_read: dict[int, int] = {}
     for i, step in enumerate(steps):
@@ -373,7 +379,7 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
 
 
 def _added_last(step: Step, ended: Mapping[int, Value]) -> Value | None:
-    """What is added to the result of a step that reads it for nothing else, and nobody reads afterwards."""
+    """Returns a term that a step adds to its result, reads for nothing else, and nobody reads afterwards."""
     if not isinstance(step, FusedLinear):
         return None
     return next((value for value in step.added if value != step.x and value.id in ended), None)

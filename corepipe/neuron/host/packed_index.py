@@ -1,7 +1,8 @@
-"""The index of a file of packed weights, and what is checked before a kernel may read by it.
+"""The index of a file of packed weights, and its checks before a kernel may read the file.
 
-The kernels trust sizes and offsets.  So a file is taken only if its index is whole, says of every weight what
-the Graph expects, and points at nothing outside the file; and the content has the checksums of the index.
+The kernels trust sizes and offsets.  So a file is accepted only if its index is complete, describes every
+weight as the Graph expects it, and points at nothing outside the file; and if the content has the checksums
+of the index.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from corepipe.neuron.values import WeightRole, WeightSpec
 
 MAGIC = b"corepipe-packed\n"
 HEAD_BYTES = len(MAGIC) + 8 + 4
-"""Magic, length of the index, CRC-32 of the index; then comes the index, JSON."""
+"""Magic, length of the index, CRC-32 of the index; the index follows, in JSON."""
 ALIGNMENT = 2 * 1024 * 1024
 """Offset of the first tensor: one huge page.  Tensors after it start at multiples of `TENSOR_ALIGNMENT`."""
 TENSOR_ALIGNMENT = 4096
 
 
 class ByteRange(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes of the file."""
+    """A range of bytes of the file."""
 
     offset: int
     nbytes: int
@@ -48,7 +49,8 @@ class PackedEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`nbytes`: of the whole file; from `lookups` on there are embedding tables; `model`: its name."""
+    """The index of a file: its size `nbytes`, the offset `lookups` from which on it holds embedding tables,
+    and the name of its `model`."""
 
     nbytes: int
     lookups: int
@@ -57,15 +59,15 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(index: Index) -> bytes:
-    """The head of a file: what `decode` reads."""
+    """Returns the head of a file, which `decode` reads."""
     body = msgspec.json.encode(index)
     return MAGIC + len(body).to_bytes(8, "little") + zlib.crc32(body).to_bytes(4, "little") + body
 
 
 def decode(head: bytes, nbytes: int, graph: Graph) -> Index:
-    """The index of a file of `nbytes` that starts with `head` (`ALIGNMENT` bytes of it).
+    """Returns the index of a file of `nbytes` that starts with `head` (`ALIGNMENT` bytes of it).
 
-    Raises ValueError for what is not `graph` packed, or not all of it.
+    Raises ValueError for a file that is not `graph` packed, or not all of it.
     """
     index = read(head, nbytes)
     _check(index, graph)
@@ -73,9 +75,9 @@ def decode(head: bytes, nbytes: int, graph: Graph) -> Index:
 
 
 def read(head: bytes, nbytes: int) -> Index:
-    """The same, whatever it is of."""
+    """Returns the index of any file of packed weights; otherwise as `decode`."""
     if head[: len(MAGIC)] != MAGIC:
-        raise ValueError("no packed weights")
+        raise ValueError("it is not a file of packed weights")
     length = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 8], "little")
     body = head[HEAD_BYTES : HEAD_BYTES + length]
     if len(body) != length or zlib.crc32(body) != int.from_bytes(head[HEAD_BYTES - 4 : HEAD_BYTES], "little"):
@@ -87,9 +89,9 @@ def read(head: bytes, nbytes: int) -> Index:
 
 
 def expected(spec: WeightSpec, format: Format) -> tuple[tuple[Kind, int, int], ...]:  # noqa: A002
-    """How a weight may be stored in a format: kinds, with the bytes of their data and of their scale.
+    """Returns the ways to store a weight in a format: kinds, with the bytes of their data and of their scale.
 
-    Of four bits a matrix is what its checkpoint has; otherwise there is one way.
+    For four-bit formats a matrix may be stored as its checkpoint has it; otherwise there is one way.
     """
     if spec.role is not WeightRole.MATRIX:
         kind: Kind = "fp32" if spec.role is WeightRole.VECTOR or format.compute is DType.FP32 else "bf16"
@@ -108,9 +110,9 @@ def expected(spec: WeightSpec, format: Format) -> tuple[tuple[Kind, int, int], .
 
 
 def weights_size(graph: Graph) -> int:
-    """Bytes of all weights of a graph as they are stored, but for what aligns them.
+    """Returns the bytes of all weights of a graph as they are stored, without padding for alignment.
 
-    Where a checkpoint decides (see `expected`) the least: what would fit is not refused.
+    Where the checkpoint decides (see `expected`) the smallest: a model that might fit is not refused.
     """
     return sum(min(sum(way[1:]) for way in expected(spec, graph.format)) for spec in graph.weights())
 
@@ -132,7 +134,7 @@ def _check(index: Index, graph: Graph) -> None:
 
 
 def parts(entry: PackedEntry) -> Iterator[ByteRange]:
-    """The data of an entry and, where there is one, its scale."""
+    """Yields the ranges of an entry: its data and, if it has one, its scale."""
     yield entry.data
     if entry.scale is not None:
         yield entry.scale

@@ -1,8 +1,8 @@
 """The reference executor: runs the Programs of one replica with `arithmetic`, slowly and plainly.
 
 Every core has only its own shard of the weights, its own KV cache and its own activations; values reach
-another core through `collectives.Links` alone.  A matrix is quantised whole and then cut, so that a shard
-has the integers and scales of the unsplit matrix.
+another core through `collectives.Links` alone.  A matrix is quantised whole and then cut, so that a shard has
+the integers and scales of the unsplit matrix.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from corepipe.neuron.ops.base import SequenceRows
 from corepipe.neuron.values import RopeSpec, Value, WeightRole, WeightSpec
 
 ReadTensor = Callable[[str], Stored]
-"""The whole weight of a WeightSpec's name; `read_tied` finds those that share a tensor."""
+"""Reads the whole weight of a WeightSpec's name; `read_tied` finds those that share a tensor."""
 
 Sample = Callable[[F32, SamplingBatch, I32 | None], StepOutput]
-"""Draws tokens from logits [R, V], of masked rows by their masks; its `seconds` are replaced."""
+"""Samples tokens from logits [R, V], for masked rows with their masks; its `seconds` are replaced."""
 
 
 def read_tied(graph: Graph, read: ReadTensor) -> ReadTensor:
-    """`read` of a checkpoint's tensors, for names of the graph's weights."""
+    """Adapts `read`, which takes names of a checkpoint's tensors, to names of the graph's weights."""
     return lambda name: read(graph.tied.get(name, name))
 
 
 def bind_weight(shard: WeightShard, fmt: Format, weight: Stored) -> Matrix | Int4:
-    """What a core stores of one weight, in its number format."""
+    """Returns a core's part of one weight, in its number format."""
     spec = shard.spec
     weight = as_stored(spec, fmt, weight)
     shape = weight.shape if isinstance(weight, np.ndarray) else weight.values.shape
@@ -62,7 +62,7 @@ def bind_weight(shard: WeightShard, fmt: Format, weight: Stored) -> Matrix | Int
 
 
 def bind_stack(shard: WeightShard, fmt: Format, weight: Stored) -> list[Matrix | Int4]:
-    """What a core stores of each of its matrices of a stack."""
+    """Returns a core's part of each of its matrices of a stack."""
     spec = shard.spec
     one = WeightShard(replace(spec, axes=spec.axes[1:]), shard.axes[1:])
     whole = as_stored(spec, fmt, weight)
@@ -72,7 +72,7 @@ def bind_stack(shard: WeightShard, fmt: Format, weight: Stored) -> list[Matrix |
 
 
 def _four_bits(shard: WeightShard, weight: Int4) -> Matrix | Int4:
-    """A part in int8 where it cuts through a group."""
+    """Returns a part of a four-bit weight; in int8 where the cut goes through a group."""
     rows, columns = (axis.indices(size) for axis, size in zip(shard.axes, shard.spec.shape, strict=True))
     part = weight.part(rows, columns)
     if part is not None:
@@ -105,7 +105,7 @@ class _Run:
         return self.next == len(self.core.program.ops)
 
     def advance(self) -> bool:
-        """Runs Ops until one must wait for another core; True when any ran."""
+        """Runs Ops until one must wait for another core; returns True if any ran."""
         start, ops = self.next, self.core.program.ops
         while self.next < len(ops):
             out = ops[self.next].reference(self)
@@ -204,25 +204,25 @@ class ReferenceCore:
         self._rope: dict[RopeSpec, tuple[F32, F32]] = {}
 
     def tables(self, rope: RopeSpec) -> tuple[F32, F32]:
-        """cos and sin of all positions."""
+        """Returns cos and sin of all positions."""
         if rope not in self._rope:
             self._rope[rope] = arithmetic.rope_tables(rope, self.program.max_positions)
         return self._rope[rope]
 
 
 def _caches(program: Program, positions: int, *, int8: bool) -> dict[int, HeadVectors]:
-    """Zeros for each layer with attention."""
+    """Returns a cache of zeros for each layer with attention."""
     kept = ((op.layer, op.state) for op in program.ops if op.state is not None and op.state.per_token)
     return {layer: HeadVectors.zeros(positions, *state.keys, int8=int8) for layer, state in kept}
 
 
 class ReferenceExecutor:
-    """Implements `program.Executor` for one replica; a batch runs when it is submitted, and where it wants
-    masks its tokens are drawn when it has them.
+    """Implements `inputs.Executor` for one replica; a batch runs when it is submitted, and masked batches are
+    sampled when their masks arrive.
 
-    programs: the compiler's, index stage * cores of a stage + rank.  read: the whole weight of a name in the
-    Programs (see `read_tied`).  Each core's cache has `blocks` blocks of `block_size` positions, in the
-    compute format or, as `int8_cache`, in int8.
+    programs: the compiler's, index stage * cores of a stage + rank.  read: reads the whole weight of a name
+    in the Programs (see `read_tied`).  Each core's cache has `blocks` blocks of `block_size` positions, in
+    the compute format or, with `int8_cache`, in int8.
     sample: needed for batches with sampling only (ValueError without it).
     """
 
@@ -257,8 +257,8 @@ class ReferenceExecutor:
         return ticket
 
     def give_masks(self, ticket: int, masks: I32) -> None:
-        """See `program.Executor`.  Raises KeyError for a batch that wants none, or has its masks, and
-        ValueError where these are not as many as it wants."""
+        """Samples a masked batch (see `inputs.Executor`).  Raises KeyError for a batch that needs no masks or
+        has them, and ValueError for another shape."""
         logits, sampling, seconds = self._undrawn.pop(ticket)
         wanted = (int(sampling.masked.max()) + 1, mask_words(logits.shape[1]))
         if masks.shape != wanted:
@@ -266,7 +266,8 @@ class ReferenceExecutor:
         self._outputs[ticket] = replace(self._draw(logits, sampling, masks), seconds=seconds)
 
     def wait(self, ticket: int) -> StepOutput:
-        """The batch's result.  Raises KeyError for a ticket that is unknown, was redeemed, or lacks masks."""
+        """Returns the batch's result.  Raises KeyError for a ticket that is unknown, was redeemed, or lacks
+        masks."""
         return self._outputs.pop(ticket)
 
     def close(self) -> None:
@@ -274,7 +275,7 @@ class ReferenceExecutor:
         self._outputs.clear()
 
     def values(self, inputs: StepInputs) -> F32:
-        """Runs a batch on all cores: the last core's first output [R or M, width].
+        """Runs a batch on all cores; returns the last core's first output [R or M, width].
 
         Raises RuntimeError where every unfinished core waits for another.
         """
@@ -301,29 +302,28 @@ def _unsampled(values: F32) -> StepOutput:
 TENSOR_PARALLEL_UNITS = 4.0
 """Units, relative to the largest logit, that one AllReduce may move the logits by.
 
-Fitted: over 2,000 random models of 1 to 8 layers the largest move was 0.8 of the bound, the median 0.1
-(0.2 in W8A8), and neither grew with the number of layers.
+Fitted: over 2,000 random models of 1 to 8 layers the largest move was 0.8 of the bound, the median 0.1 (0.2
+in W8A8), and neither grew with the number of layers.
 """
 
 RECURRENT_UNITS = 16.0
-"""The same of a model with scans.
+"""The same for a model with scans.
 
-What a scan gives a row is a sum over states that may cancel; the gate makes less of it still, and the norm
-behind brings whatever is left to the size of all rows, with what disturbed it.  Fitted: over 900 prompts of
-60 tokens through Mamba-2 and Bamba in five formats the largest move was 0.7 of the bound, the median row's
-0.07 (fp32, W8A8).
+A scan's result is a sum over states that may cancel; the gate makes it smaller still, and the next norm
+scales the remainder to the size of all rows, with its errors.  Fitted: over 900 prompts of 60 tokens through
+Mamba-2 and Bamba in five formats the largest move was 0.7 of the bound, the median row's 0.07 (fp32, W8A8).
 """
 
 
 def tensor_parallel_bound(programs: Sequence[Program], logits: F32) -> float:
-    """How far a tensor-parallel run's logits may be from the unsplit run's `logits`, absolutely.
+    """Returns how far a tensor-parallel run's logits may be from the unsplit run's `logits`, absolutely.
 
-    `programs` are those of the split run.  Every AllReduce disturbs the residual stream by about one
-    unit, and the head and the final rounding count as one more; disturbances are independent, so they
-    grow with the square root of their number.  The unit is that of the compute format's last place (two
-    for fp32, where the order of a sum counts as much as its rounding).  In W8A8 a disturbed activation
-    may fall to the next of 127 steps, and shards that cut through a group of 64 take other scales: there
-    the unit is 1 / 127.  0 without a split.
+    `programs` are those of the split run.  Every AllReduce disturbs the residual stream by about one unit,
+    and the head and the final rounding count as one more; disturbances are independent, so they grow with the
+    square root of their number.  The unit is that of the compute format's last place (two for fp32, where the
+    order of a sum counts as much as its rounding).  In W8A8 a disturbed activation may be rounded to the next
+    of 127 steps, and shards that cut through a group of 64 have other scales: there the unit is 1 / 127.  0
+    without a split.
     """
     ops = [op for p in programs if p.rank == 0 for op in p.ops]
     reduces = sum(isinstance(op, AllReduce) for op in ops)

@@ -1,9 +1,9 @@
 """Weights packed once for the native kernels, cached on disk, mapped by every process that runs them.
 
-One file holds a whole model in one format, whatever the placement: a core's shard is a view of whole
-panels.  Layout: the index (`packed_index`), then the tensors, each at a multiple of `TENSOR_ALIGNMENT` bytes,
-embedding tables last.  The file appears under its name only when it is complete; one that is damaged since
-then is noticed and made anew.
+One file holds a whole model in one format, whatever the placement: a core's shard is a view of whole panels.
+Layout: the index (`packed_index`), then the tensors, each at a multiple of `TENSOR_ALIGNMENT` bytes,
+embedding tables last.  The file appears under its name only when it is complete; later damage is detected,
+and the file is packed again.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from corepipe.neuron.values import WeightRole, WeightSpec
 
 LAYOUT_VERSION = 3
 PARTIAL = ".packing-"
-"""Names of files that are being written begin so."""
+"""Prefix of the names of files that are being written."""
 SHARED_MODE = 0o644
-"""Other users' processes map the same file; temporary files are their maker's alone."""
+"""File mode for other users' processes, which map the same file; temporary files are readable by their owner
+only."""
 
 ReadTensor = Callable[[str], Stored]
 Progress = Callable[[str, float], None]
@@ -57,11 +58,11 @@ class PackedTensor:
     scale: npt.NDArray[np.float32] | None
 
     def rows(self) -> npt.NDArray[Any]:
-        """A vector or an embedding table: fp32, or bf16 as uint16, in `shape`."""
+        """Returns a vector or an embedding table: fp32, or bf16 as uint16, in `shape`."""
         return self.data.view(np.float32 if self.kind == "fp32" else np.uint16).reshape(self.shape)
 
     def matrices(self) -> Iterator[PackedTensor]:
-        """Each matrix of a stack [count, N, K]."""
+        """Yields each matrix of a stack [count, N, K]."""
         count, *shape = self.shape
         scales = [None] * count if self.scale is None else self.scale.reshape(count, -1)
         for data, scale in zip(self.data.reshape(count, -1), scales, strict=True):
@@ -69,9 +70,9 @@ class PackedTensor:
 
 
 class PackedWeights:
-    """The tensors of one packed file, mapped read-only and shared where that gives huge pages.
+    """The tensors of one packed file, mapped read-only, and shared where the mapping has huge pages.
 
-    Raises UserError for a file that cannot be read, ValueError for one that is not `graph` as it was written.
+    Raises UserError for a file that cannot be read, ValueError for one that is damaged or not of `graph`.
     """
 
     def __init__(self, path: Path, graph: Graph) -> None:
@@ -88,7 +89,7 @@ class PackedWeights:
 
     @property
     def digest(self) -> str:
-        """16 hex digits that stand for all of the content, by its checksums."""
+        """16 hex digits that identify the whole content, by its checksums."""
         said = [(name, each.kind, each.shape, each.crc) for name, each in sorted(self._index.tensors.items())]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
@@ -103,19 +104,20 @@ class PackedWeights:
         return np.frombuffer(self._map, np.uint8, part.nbytes, part.offset)
 
     def _check_content(self) -> None:
-        """CRC-32 runs at some 4 GB/s: it costs less than to bring the weights in from a disk."""
+        """Checks the checksums.  CRC-32 runs at some 4 GB/s: less time than reading the weights from a
+        disk."""
         for name, entry in self._index.tensors.items():
             if _crc(self._bytes(part) for part in packed_index.parts(entry)) != entry.crc:
                 raise ValueError(f"{name} is not what was written")
-        # A step looks up a few rows of the tables: what the check has read of them need not stay.
+        # A step looks up a few rows of the tables: the pages that the check has read need not stay.
         begin = self._index.lookups // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < len(self._map):
             huge_pages.forget_mapped(self._map, begin, len(self._map) - begin)
 
 
 def _hold(file: IO[bytes]) -> None:
-    """Marks a packed file as used now, and as in use while it is mapped: a mapping keeps its file open."""
-    with contextlib.suppress(OSError):  # of somebody else, or where there are no locks
+    """Marks a packed file as just used, and as in use while it is mapped: a mapping keeps its file open."""
+    with contextlib.suppress(OSError):  # another user's file, or a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH)
         os.utime(file.fileno())
 
@@ -130,10 +132,10 @@ def _crc(parts: Iterable[npt.NDArray[Any]]) -> int:
 def packed_weights(
     graph: Graph, checkpoint: TensorSource, cache: Path, progress: Progress | None = None, threads: int = 1
 ) -> PackedWeights:
-    """The packed weights of `graph`, from the cache, or packed into it now on so many threads.
+    """Returns the packed weights of `graph`, from the cache, or packed into it now on so many threads.
 
-    A damaged file is replaced; whoever has mapped it keeps it.  Raises UserError where the cache cannot be
-    written or read.
+    A damaged file is replaced; processes that have mapped it keep it.  Raises UserError where the cache
+    cannot be written or read.
     """
     path = cache / f"{_key(graph, checkpoint)}.packed"
     report = progress or (lambda _what, _done: None)
@@ -142,7 +144,7 @@ def packed_weights(
         try:
             return PackedWeights(path, graph)
         except ValueError as error:
-            report(f"packed weights are damaged and made anew: {path} ({error})", 0.0)
+            report(f"packed weights are damaged and are packed again: {path} ({error})", 0.0)
     try:
         _pack_file(graph, checkpoint, path, report, threads)
         return PackedWeights(path, graph)
@@ -179,30 +181,30 @@ def _pack_file(graph: Graph, checkpoint: TensorSource, path: Path, progress: Pro
 
 
 def _room(graph: Graph) -> int:
-    """Bytes of the file of packed weights."""
+    """Returns the bytes of the file of packed weights."""
     ways = (packed_index.expected(spec, graph.format) for spec in graph.weights())
     return ALIGNMENT + sum(max(map(_room_of, way)) for way in ways)
 
 
 def _room_of(stored: tuple[Kind, int, int]) -> int:
-    """Of a weight that is stored so: data and scale."""
+    """Returns the aligned bytes of a weight's data and scale."""
     return sum(-(-size // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT for size in stored[1:])
 
 
 def _partial_file(folder: Path) -> IO[bytes]:
-    """A new file, locked while it is open: one that is not locked was left by a process that was killed."""
+    """Opens a new file, locked while it is open: an unlocked one was left by a process that was killed."""
     while True:
         file: IO[bytes] = tempfile.NamedTemporaryFile(dir=folder, prefix=PARTIAL, delete=False)  # noqa: SIM115
         fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return file
-        file.close()  # somebody took it for a leftover before it was locked
+        file.close()  # another process removed it as a leftover before it was locked
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Removes what processes that were killed have left; it may be as large as a model."""
+    """Removes the files that killed processes have left; they may be as large as a model."""
     for path in folder.glob(f"{PARTIAL}*"):
-        # Another process may remove it at the same time, or be writing it; or it is not ours to remove.
+        # Another process may remove it at the same time or be writing it, or another user owns it.
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
@@ -234,13 +236,13 @@ def _write_tensors(
 
 
 def reader(graph: Graph, checkpoint: TensorSource) -> ReadTensor:
-    """What a checkpoint has for each weight of `graph`, by the weight's name."""
+    """Returns a function that reads the checkpoint's weight for a name of `graph`."""
     specs = {spec.name: spec for spec in graph.weights()}
     return lambda name: blocks.read(checkpoint, graph, specs[name])
 
 
 def _append(file: IO[bytes], spec: WeightSpec, packed: Iterable[PackedTensor]) -> PackedEntry:
-    """Writes the blocks of a weight at the end, and after them their scales."""
+    """Writes the blocks of a weight at the end of the file, and after them their scales."""
     kinds: set[Kind] = set()
     scales: list[npt.NDArray[np.float32]] = []
     begin, crc = _seek_aligned(file), 0
@@ -258,13 +260,13 @@ def _append(file: IO[bytes], spec: WeightSpec, packed: Iterable[PackedTensor]) -
 
 
 def _write(file: IO[bytes], data: npt.NDArray[Any], crc: int) -> int:
-    """The checksum of what was written, and of what was before."""
+    """Writes data and returns the checksum, continued from `crc`."""
     file.write(data.data)
     return zlib.crc32(data.data, crc)
 
 
 def _seek_aligned(file: IO[bytes]) -> int:
-    """Where the next tensor begins."""
+    """Moves to the offset of the next tensor and returns it."""
     end = -(-file.tell() // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
     return file.seek(end)
 
@@ -274,8 +276,8 @@ def _pack_block(spec: WeightSpec, format: Format, read: blocks.Read) -> PackedTe
 
 
 def pack(spec: WeightSpec, format: Format, weight: Stored) -> PackedTensor:  # noqa: A002
-    """Converts and lays out a weight ([N, K] for a matrix), or some panels of it, as the kernels of `format`
-    want it; of a stack some matrices, one after the other."""
+    """Converts a weight ([N, K] for a matrix), or some of its panels, and lays it out for the kernels of
+    `format`; of a stack some matrices, one after the other."""
     weight = as_stored(spec, format, weight)
     if spec.is_stack:
         return _pack_stack(spec, format, weight)
@@ -305,7 +307,7 @@ def _as_bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 class InMemoryWeights:
-    """Packs on demand and writes nothing: for small graphs and tests."""
+    """Packs weights on demand and writes nothing: for small graphs and tests."""
 
     def __init__(self, graph: Graph, read: ReadTensor) -> None:
         self._graph = graph

@@ -1,14 +1,14 @@
-"""The reference executor's arithmetic: number formats, and what Ops do to whole arrays, in numpy.
+"""The reference executor's arithmetic: number formats, and the Ops' functions of whole arrays, in numpy.
 
-This defines what is right; the native kernels are measured against it.  Each function computes in fp32
-from inputs that are already in their stored formats and rounds its result once, to the compute format.
-It is not batch invariant: numpy's products may give other last bits for another number of rows.
+This is the definition of correct results; the native kernels are measured against it.  Each function computes
+in fp32 from inputs that are already in their stored formats and rounds its result once, to the compute
+format.  It is not batch invariant: numpy's products may give other last bits for another number of rows.
 `corepipe.neuron.host.reference` runs Programs with it.
 
-Under tensor parallelism a sum over a split axis becomes T partial sums, each rounded to the compute
-format, added in rank order and rounded again.  One AllReduce therefore moves an element by at most
+Under tensor parallelism a sum over a split axis becomes T partial sums, each rounded to the compute format,
+added in rank order and rounded again.  One AllReduce therefore moves an element by at most
 `all_reduce_bound`: half a unit in the last place of every partial sum, of the total and of the unsplit
-result.  What becomes of that at the logits depends on the model: `reference.tensor_parallel_bound`.
+result.  The effect on the logits depends on the model: `reference.tensor_parallel_bound`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _GRIDS = {
 
 
 def round_to(x: npt.NDArray[np.floating], dtype: DType, fp8_max: float = 240.0) -> F32:
-    """x rounded to `dtype`, to nearest, ties to even; kept as fp32, in the shape of x.
+    """Rounds x to `dtype`, to nearest, ties to even; returns fp32 in the shape of x.
 
-    fp8 e4m3 saturates at `fp8_max`: 240, or 448 from Trn3 on; in the other formats what is too big becomes
-    infinite.  Raises ValueError for int8, which needs a scale.
+    fp8 e4m3 saturates at `fp8_max`: 240, or 448 from Trn3 on; in the other formats a number that is too large
+    becomes infinite.  Raises ValueError for int8, which needs a scale.
     """
     if dtype is DType.INT8:
         raise ValueError("int8 needs a scale: use quantize_weight or quantize_activations")
@@ -66,10 +66,10 @@ def round_to(x: npt.NDArray[np.floating], dtype: DType, fp8_max: float = 240.0) 
 
 
 def round_stochastically(x: npt.NDArray[np.floating], dtype: DType, seed: int, fp8_max: float = 240.0) -> F32:
-    """x rounded up or down to `dtype` at random, so that the mean of many roundings is x.
+    """Rounds x up or down to `dtype` at random, so that the mean of many roundings is x.
 
-    A number between two neighbours of the format goes to either with a probability proportional to its
-    distance from the other.  The same seed gives the same draws.  Limits and errors as `round_to`.
+    A number between two neighbours of the format is rounded to either with a probability proportional to its
+    distance from the other.  The same seed gives the same numbers.  Limits and errors as `round_to`.
     """
     wide = x.astype(np.float64)
     draws = np.random.default_rng(seed).random(wide.shape)
@@ -80,7 +80,7 @@ def round_stochastically(x: npt.NDArray[np.floating], dtype: DType, seed: int, f
 
 
 def _spacing(x: npt.NDArray[np.floating], dtype: DType) -> npt.NDArray[np.float64]:
-    """Distance between the neighbours of |x| in the format: one unit in the last place."""
+    """Returns the distance between the neighbours of |x| in the format: one unit in the last place."""
     if dtype is DType.INT8:
         raise ValueError("int8 has no exponent: its spacing is its scale")
     grid = _GRIDS[dtype]
@@ -90,7 +90,8 @@ def _spacing(x: npt.NDArray[np.floating], dtype: DType) -> npt.NDArray[np.float6
 
 
 def quantize_weight(weight: F32) -> tuple[I8, F32]:
-    """Symmetric int8 for each output channel: weight [N, K] -> (int8 [N, K], scale fp32 [N]).
+    """Quantises symmetrically to int8 for each output channel: weight [N, K] -> (int8 [N, K], scale fp32
+    [N]).
 
     scale = max |row| / 127 (1 for a row of zeros); the nearest integer, ties to even.
     """
@@ -102,7 +103,8 @@ def quantize_weight(weight: F32) -> tuple[I8, F32]:
 
 
 def quantize_activations(x: F32, group: int = INT8_GROUP) -> tuple[I8, F32]:
-    """Symmetric int8 for each row and group of K: x [M, K] -> (int8 [M, K], scales [M, ceil(K / group)]).
+    """Quantises symmetrically to int8 for each row and group of K: x [M, K] -> (int8 [M, K], scales [M,
+    ceil(K / group)]).
 
     scale = max |group| / 127 in fp32, 0 where that is no normal number; q = rint(x * (1 / scale)), ties to
     even, and 0 where the scale is 0.
@@ -115,7 +117,7 @@ def quantize_activations(x: F32, group: int = INT8_GROUP) -> tuple[I8, F32]:
     scale = np.abs(blocks).max(axis=2) / np.float32(INT8_MAX)
     scale[scale < np.finfo(np.float32).tiny] = 0.0
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
-    with np.errstate(invalid="ignore"):  # NaN and infinity live on in the scale
+    with np.errstate(invalid="ignore"):  # NaN and infinity are kept in the scale
         quantized = np.rint(blocks * inverse[:, :, None]).astype(np.int8)
     return np.ascontiguousarray(quantized.reshape(rows, -1)[:, :width]), scale
 
@@ -129,11 +131,11 @@ class Matrix:
 
 
 def linear(x: F32, weight: Matrix, bias: F32 | None, fmt: Format) -> F32:
-    """x [M, K] times weight.T, plus bias: [M, N].
+    """Computes x [M, K] times weight.T, plus bias: [M, N].
 
-    W8A8 adds up int32 sums over groups of 64 of K, each times its scale, in fp32 and in order of K;
-    otherwise x is rounded to the format's activations.  The weight's scale comes after the sum, the bias
-    after the scale.
+    W8A8 adds up int32 sums over groups of 64 of K, each times its scale, in fp32 and in order of K; otherwise
+    x is rounded to the format's activations.  The weight's scale is applied after the sum, the bias after the
+    scale.
     """
     if fmt.activations is DType.INT8:
         total = _int8_product(x, weight.values)
@@ -147,7 +149,8 @@ def linear(x: F32, weight: Matrix, bias: F32 | None, fmt: Format) -> F32:
 
 
 def _int8_product(x: F32, weight: F32) -> F32:
-    """Group sums are exact in fp32, being integers below 64 * 127 * 127 < 2**24."""
+    """Computes the product in groups, whose sums are exact in fp32, being integers below 64 * 127 * 127 <
+    2**24."""
     quantized, scale = quantize_activations(x)
     total = np.zeros((len(x), len(weight)), np.float32)
     for g in range(scale.shape[1]):
@@ -170,7 +173,7 @@ def layer_norm(
 ) -> F32:
     """(x - mean) / sqrt(variance + eps), times the gain, plus the bias.
 
-    Over each row, or each of `groups` parts of len(gain) elements of it.
+    It runs over each row, or over each of `groups` parts of len(gain) elements of it.
     """
     width = x.shape[1] if gain is None else gain.size
     parts = x.reshape(len(x), x.shape[1] // width, groups, width // groups)
@@ -189,7 +192,7 @@ def normalize(x: F32, eps: float, compute: DType) -> F32:
 
 
 def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[F32, F32]:
-    """cos and sin, each [max_positions, rotary_dim / 2] fp32, times the attention factor.
+    """Returns cos and sin, each [max_positions, rotary_dim / 2] fp32, times the attention factor.
 
     Angles are products in fp32, as transformers computes them; their cosines are the nearest fp32.
     """
@@ -200,7 +203,7 @@ def rope_tables(rope: RopeSpec, max_positions: int) -> tuple[F32, F32]:
 
 
 def rotate(x: F32, head_dim: int, cos: F32, sin: F32, compute: DType) -> F32:
-    """x [M, heads * head_dim] with each head rotated; cos, sin [M, rotary_dim / 2] are the rows' own."""
+    """Rotates each head of x [M, heads * head_dim]; cos, sin [M, rotary_dim / 2] are the rows' own."""
     heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
     half = cos.shape[1]
     a, b, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
@@ -210,7 +213,7 @@ def rotate(x: F32, head_dim: int, cos: F32, sin: F32, compute: DType) -> F32:
 
 
 def apply(function: Function, x: F32) -> F32:
-    """function(x), unrounded.  GELU, tanh and the clamped swish are the nearest fp32 to what they are
+    """Returns function(x), unrounded.  GELU, tanh and the clamped swish are the fp32 nearest to their value
     in float64."""
     wide = x.astype(np.float64)
     out: npt.NDArray[np.floating]
@@ -240,20 +243,20 @@ def activation(x: F32, function: Function, compute: DType) -> F32:
 
 
 def gated(gate: F32, up: F32, function: Function, compute: DType) -> F32:
-    """function(gate) * up; of `clamped_swish` up is held within its limit, and 1 more."""
+    """function(gate) * up; for `clamped_swish` up is first clamped to its limit and increased by 1."""
     if function is Function.CLAMPED_SWISH:
         up = np.clip(up, -SWISH_LIMIT, SWISH_LIMIT) + np.float32(1)
     return round_to(apply(function, gate) * up, compute)
 
 
 def scale(x: F32, factor: float, compute: DType, by: F32 | None = None) -> F32:
-    """x times a factor, which is first multiplied by each row's own, `by` [rows, 1], where there is one."""
+    """x times a factor, which is first multiplied by each row's own factor `by` [rows, 1], if given."""
     own = np.float32(factor) if by is None else np.float32(factor) * by
     return round_to(x * own, compute)
 
 
 def clamp(x: F32, limit: float, compute: DType) -> F32:
-    """x held within -limit .. limit."""
+    """x clamped to -limit .. limit."""
     return round_to(np.clip(x, np.float32(-limit), np.float32(limit)), compute)
 
 
@@ -263,10 +266,10 @@ def add(a: F32, b: F32, compute: DType) -> F32:
 
 
 def all_reduce_bound(parts: Sequence[F32], dtype: DType) -> npt.NDArray[np.float64]:
-    """How far the sum of rounded partial sums may be from the unsplit sum, both rounded to `dtype`.
+    """Returns how far the sum of rounded partial sums may be from the unsplit sum, both rounded to `dtype`.
 
-    parts: the unrounded partial sums, of one shape.  Half a unit in the last place of each of them, of
-    their sum and of the unsplit sum; what fp32 itself loses is left out.
+    parts: the unrounded partial sums, of one shape.  Half a unit in the last place of each of them, of their
+    sum and of the unsplit sum; the rounding of fp32 itself is left out.
     """
     wide = np.asarray(parts, np.float64)
     total = np.abs(wide.sum(axis=0))
@@ -275,5 +278,5 @@ def all_reduce_bound(parts: Sequence[F32], dtype: DType) -> npt.NDArray[np.float
 
 
 def unit(dtype: DType) -> float:
-    """One unit in the last place, relative to a number."""
+    """Returns one unit in the last place, relative to the number."""
     return float(2.0 ** -_GRIDS[dtype].mantissa_bits)

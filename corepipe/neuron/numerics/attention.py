@@ -1,6 +1,6 @@
-"""The reference executor's attention in numpy: what scores are made of, and a cache of keys and values.
+"""The reference executor's attention in numpy: how scores are made, and a cache of keys and values.
 
-As in `numerics`, which it is made of, this defines what is right and is not batch invariant.
+As in `arithmetic`, which it uses, this is the definition of correct results, and it is not batch invariant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from corepipe.neuron.numerics.arithmetic import F32, I32, apply, quantize_activa
 
 @functools.cache
 def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
-    """By how much each head's scores fall a position: 2 ** (-most * i / heads), i from 1 (Press et al. 2022).
+    """Returns how much each head's scores fall per position: 2 ** (-most * i / heads), i from 1 (Press et al.
+    2022).
 
     Where `heads` is no power of two, those of the next smaller one come first, then every second one of the
     next larger one.
@@ -32,13 +33,16 @@ def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
 
 
 MAX_DISTANCE = 128
-"""From so far on all distances share a bucket (T5Config's and MPNet's default)."""
+"""The distance from which on all distances share a bucket (T5Config's and MPNet's default)."""
 
 
 def distance_buckets(ahead: npt.NDArray[np.integer], buckets: int) -> npt.NDArray[np.integer]:
-    """Which of so many biases a key has that lies `ahead` of its row: half of them are of keys behind it; of
-    either half the first half are of single distances, the others of ranges that grow with the logarithm
-    (Raffel et al. 2020; transformers, MPNetEncoder.relative_position_bucket)."""
+    """Returns the bucket of biases for a key that lies `ahead` positions after its row (negative: before it).
+
+    Half of the buckets are for keys before the row; in either half the first half are single distances, the
+    others ranges that grow with the logarithm (Raffel et al. 2020; transformers,
+    MPNetEncoder.relative_position_bucket).
+    """
     half = buckets // 2
     single = half // 2
     away = np.abs(ahead)
@@ -52,14 +56,14 @@ def distance_buckets(ahead: npt.NDArray[np.integer], buckets: int) -> npt.NDArra
 
 
 class Tempering(NamedTuple):
-    """Later queries ask more sharply: a query is multiplied by 1 + by * ln(1 + n), where n is how many times
-    `every` positions have gone by, its own among them (Nakanishi 2025, arXiv 2501.19399; Llama 4)."""
+    """Sharper attention for later queries: a query is multiplied by 1 + by * ln(1 + n), where n is how many
+    times `every` positions have passed, its own among them (Nakanishi 2025, arXiv 2501.19399; Llama 4)."""
 
     every: float
     by: float
 
     def factors(self, positions: npt.NDArray[np.integer]) -> F32:
-        """Of queries at these positions."""
+        """Returns the factors of queries at these positions."""
         times = np.floor((positions.astype(np.float32) + np.float32(1)) / np.float32(self.every))
         # Float64 in between, as in `distance_buckets`.
         logs = np.log1p(times.astype(np.float64)).astype(np.float32)
@@ -68,11 +72,12 @@ class Tempering(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionScores:
-    """What becomes of q.k: times `scale`, capped, less a slope a head times the distance, windowed.
+    """The computation of scores from q.k: times `scale`, capped, less a slope per head times the distance,
+    windowed.
 
-    Not `causal`: keys that come after a row are seen too, in a window as far as those before it.  biases
-    [buckets, heads] are added by distance.  sinks [heads] are scores of nothing: the softmax counts them.
-    `chunked`: what is seen begins at the last multiple of `window`.
+    Not `causal`: a row also attends to later keys, with a window as far as to earlier ones.  biases [buckets,
+    heads] are added by distance.  sinks [heads] are scores without a key: only the softmax counts them.
+    `chunked`: a row attends from the last multiple of `window` on.
     """
 
     scale: float
@@ -85,7 +90,8 @@ class AttentionScores:
     chunked: bool = False
 
     def of(self, products: F32, positions: I32) -> F32:
-        """Scores [heads, M, P] of q.k; -infinity where nothing is seen.  positions [M] of the queries."""
+        """Returns the scores [heads, M, P] of q.k; -infinity where a row does not attend.  positions [M] of
+        the queries."""
         distance = positions[:, None] - np.arange(products.shape[2])
         scores = products * np.float32(self.scale)
         if self.softcap is not None:
@@ -98,11 +104,11 @@ class AttentionScores:
         return np.where(self._hidden(positions, distance), np.float32(-np.inf), scores)
 
     def denominator(self, weights: F32, most: F32) -> F32:
-        """Sums [heads, M, 1] of weights that are relative to each row's largest score, `most`."""
+        """Returns the sums [heads, M, 1] of weights that are relative to each row's largest score, `most`."""
         total: F32 = weights.sum(axis=2, keepdims=True)
         if self.sinks is None:
             return total
-        with np.errstate(over="ignore"):  # beside an infinite sink nothing counts
+        with np.errstate(over="ignore"):  # an infinite sink makes all other weights 0
             return np.asarray(total + np.exp(self.sinks[:, None, None] - most), np.float32)
 
     def _hidden(self, positions: I32, distance: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
@@ -116,18 +122,20 @@ class AttentionScores:
 
 
 HADAMARD_STEP = 16
-"""Elements that `hadamard` adds up one after the other, before it adds and subtracts sums of so many."""
+"""Elements that `hadamard` adds up one after the other, before it adds and subtracts such sums."""
 
 
 def hadamard_order(n: int) -> int:
-    """The largest power of two that divides n: so many of a head's elements are rotated together."""
+    """Returns the largest power of two that divides n: the number of elements of a head that are rotated
+    together."""
     return n & -n
 
 
 def hadamard(x: F32) -> F32:
-    """x [..., n], its parts of `hadamard_order` elements times Sylvester's Hadamard matrix.
+    """Multiplies the parts of `hadamard_order` elements of x [..., n] by Sylvester's Hadamard matrix.
 
-    The matrix has 1 and -1, so lengths grow by the square root of its order, and twice is the order times x.
+    The matrix consists of 1 and -1, so lengths grow by the square root of its order, and applying it twice
+    gives the order times x.
     """
     order = hadamard_order(x.shape[-1])
     near = min(order, HADAMARD_STEP)
@@ -148,19 +156,19 @@ def hadamard(x: F32) -> F32:
 
 @dataclass(frozen=True, slots=True)
 class HeadVectors:
-    """Keys or values of positions [P, kv_heads, head_dim]; of int8 each has a scale [P, kv_heads]."""
+    """Keys or values of positions [P, kv_heads, head_dim]; in int8 each has a scale [P, kv_heads]."""
 
     elements: F32
     scale: F32 | None = None
 
     @classmethod
     def zeros(cls, positions: int, heads: int, head_dim: int, *, int8: bool) -> HeadVectors:
-        """A cache for so many positions."""
+        """Returns a cache for so many positions."""
         elements = np.zeros((positions, heads, head_dim), np.float32)
         return cls(elements, elements[:, :, 0].copy() if int8 else None)
 
     def put(self, positions: npt.NDArray[Any], vectors: F32) -> None:
-        """Keeps vectors [M, kv_heads, head_dim] at these positions: of int8 each with a scale of its own."""
+        """Stores vectors [M, kv_heads, head_dim] at these positions; in int8 each with a scale of its own."""
         if self.scale is None:
             self.elements[positions] = vectors
             return
@@ -170,7 +178,7 @@ class HeadVectors:
         self.scale[positions] = scale.reshape(vectors.shape[:2])
 
     def put_keys(self, positions: npt.NDArray[Any], keys: F32) -> None:
-        """As `put`; of int8 they are `hadamard`'s, whose order their scales are divided by."""
+        """Stores keys as `put` does; in int8 their `hadamard` is stored, with scales divided by its order."""
         if self.scale is None:
             self.put(positions, keys)
             return
@@ -178,15 +186,16 @@ class HeadVectors:
         self.scale[positions] /= np.float32(hadamard_order(keys.shape[2]))
 
     def at(self, positions: npt.NDArray[Any]) -> HeadVectors:
-        """Those of some positions."""
+        """Returns the vectors of some positions."""
         return HeadVectors(self.elements[positions], None if self.scale is None else self.scale[positions])
 
     def first(self, elements: int) -> HeadVectors:
-        """The first so many elements of each."""
+        """Returns the first so many elements of each vector."""
         return HeadVectors(self.elements[:, :, :elements], self.scale)
 
     def for_heads(self, heads: int) -> tuple[F32, F32]:
-        """Of each head that asks: elements [heads, P, head_dim] and scales [heads, 1, P], 1 without any."""
+        """Returns for each query head the elements [heads, P, head_dim] and scales [heads, 1, P]; 1 where
+        there are no scales."""
         positions, kv_heads, _ = self.elements.shape
         scale = np.ones((positions, kv_heads), np.float32) if self.scale is None else self.scale
         group = heads // kv_heads
@@ -204,11 +213,12 @@ def attend(
     *,
     rotated: bool = True,
 ) -> F32:
-    """Attention of one sequence's rows over its keys: [M, heads * the size of a value].
+    """Computes the attention of one sequence's rows over its keys: [M, heads * the size of a value].
 
-    q [M, heads, head_dim]; keys and values of positions 0 .. P - 1.  Scales of keys come after the products;
-    those of values go with the probabilities, which are rounded before they meet the values.  The denominator
-    adds them unrounded and unscaled.  Queries are rotated as keys of int8 are, where those are `rotated`.
+    q [M, heads, head_dim]; keys and values of positions 0 .. P - 1.  Scales of keys are applied after the
+    products; those of values multiply the probabilities, which are rounded before they are multiplied by the
+    values.  The denominator adds them unrounded and unscaled.  Queries are rotated as int8 keys are, where
+    those are `rotated`.
     """
     rows, heads, _ = q.shape
     if keys.scale is not None and rotated:

@@ -1,7 +1,6 @@
-"""What collectives and transfers between the cores of a replica do to values.
+"""Collectives and transfers between the cores of a replica, in numpy.
 
-`Links` carries one batch: cores run one after the other until they must wait, and a core that must wait
-is told so by None.
+`Links` carries one batch: cores run one after the other until they must wait, which None tells them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ F32 = npt.NDArray[np.float32]
 
 
 def all_reduce(parts: Sequence[F32], compute: DType) -> F32:
-    """The sum of equal shapes, added in order in fp32, rounded once."""
+    """Returns the sum of equal shapes, added in order in fp32, rounded once."""
     total = parts[0].astype(np.float32)
     for part in parts[1:]:
         total = total + part
@@ -27,12 +26,12 @@ def all_reduce(parts: Sequence[F32], compute: DType) -> F32:
 
 
 def all_gather(parts: Sequence[F32], widths: Sequence[int]) -> F32:
-    """[M, sum(widths)]: the first widths[i] columns of each part, in order."""
+    """Returns [M, sum(widths)]: the first widths[i] columns of each part, in order."""
     return np.concatenate([part[:, :width] for part, width in zip(parts, widths, strict=True)], axis=1)
 
 
 class Links:
-    """Values under way between the cores of one replica during one batch."""
+    """Values in transit between the cores of one replica during one batch."""
 
     def __init__(self) -> None:
         self._channels: defaultdict[tuple[int, int], deque[F32]] = defaultdict(deque)
@@ -43,14 +42,15 @@ class Links:
         self._channels[source, target].append(x)
 
     def receive(self, source: int, target: int) -> F32 | None:
-        """The oldest value on the way from `source` to `target`, or None if there is none yet."""
+        """Returns the oldest value on the way from `source` to `target`, or None if there is none yet."""
         channel = self._channels[source, target]
         return channel.popleft() if channel else None
 
     def exchange(self, group: range, number: int, core: int, x: F32) -> list[F32] | None:
-        """Adds a core's part to the collective `number` of its group; all parts in rank order, once complete.
+        """Adds a core's part to the collective `number` of its group; returns all parts in rank order, once
+        complete.
 
-        A core that was told to wait asks again with the same part.
+        A core that got None calls again with the same part.
         """
         parts = self._exchanges[group, number]
         parts[core] = x

@@ -1,8 +1,8 @@
 """Cosines, powers and logarithms with the same bits on every machine.
 
 numpy's differ in their last bits between CPUs (it has several ways to compute each), those of C libraries
-between systems.  Here arrays take operations that IEEE 754 defines to the last bit, and single numbers go
-by way of decimals.
+between systems.  Here arrays use operations that IEEE 754 defines to the last bit, and single numbers are
+computed in decimals.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _QUARTER = tuple(map(float.fromhex, ("0x1.921fb544p+0", "0x1.0b4611a6p-34", "0x1
 """pi / 2 in parts, of which the first two have so few bits that up to 2**20 times each is exact."""
 
 _PIECE = 1 << 14
-"""Numbers that are worked on at a time: what is between stays in the second-level cache."""
+"""Numbers that are processed at a time: the intermediate arrays stay in the second-level cache."""
 
 
 def power(base: float, exponent: float) -> float:
-    """base ** exponent of a positive base, to the nearest double."""
+    """Returns base ** exponent of a positive base, to the nearest double."""
     return float(_DECIMAL.power(Decimal(base), Decimal(exponent)))
 
 
 def log(x: float) -> float:
-    """The natural logarithm of a positive number, to the nearest double."""
+    """Returns the natural logarithm of a positive number, to the nearest double."""
     return float(_DECIMAL.ln(Decimal(x)))
 
 
 def cos_sin(angles: F64) -> tuple[F64, F64]:
-    """Cosines and sines, within 1e-15 for angles up to a million."""
+    """Returns cosines and sines, within 1e-15 for angles up to a million."""
     flat = np.ascontiguousarray(angles, np.float64).reshape(-1)
     cos, sin = np.empty_like(flat), np.empty_like(flat)
     for start in range(0, flat.size, _PIECE):
@@ -58,7 +58,8 @@ def _cos_sin(x: F64) -> tuple[F64, F64]:
 
 
 def _series(square: F64, first: int) -> F64:
-    """1 - square / ((first + 1) (first + 2)) + ...: Taylor's of the cosine (0), and of sin(x) / x (1)."""
+    """Returns 1 - square / ((first + 1) (first + 2)) + ...: Taylor's series of the cosine (0), and of sin(x)
+    / x (1)."""
     minus = -square
     total = np.full_like(square, 1 / factorial(first + 18))
     for n in range(first + 16, -1, -2):

@@ -1,7 +1,7 @@
-"""Weights of four bits: what the numbers stand for, how they are made of floats, and rows times them.
+"""Weights of four bits: the numbers that they stand for, their quantisation, and products with them.
 
-A group of 32 or 64 consecutive elements of K has a scale s and maybe an offset o, both fp16; of its numbers
-q, 0 to 15, each stands for
+A group of 32 or 64 consecutive elements of K has a scale s and maybe an offset o, both fp16; each of its
+numbers q, 0 to 15, stands for
 
     (q - 8) s        nothing        GGUF's Q4_0, symmetric GPTQ
     (q + o) s        zeros          GPTQ and AWQ: o is the zero point, negated
@@ -41,18 +41,18 @@ F16 = npt.NDArray[np.float16]
 ALL = slice(None)
 """Every row of a weight."""
 GROUPS = (32, 64)
-"""Elements of K that share a scale."""
+"""Possible numbers of elements of K that share a scale."""
 QUANTIZED_GROUP = 32
-"""Of weights that are quantised here."""
+"""Group of the weights that are quantised here."""
 LEAST = np.array([-8.5, -8.0, -7.5, -7.0, -6.5], np.float32)
-"""What the largest element of a group may become, less 8, when a scale is looked for."""
+"""Candidates for the quantised value of a group's largest element, less 8, when a scale is searched."""
 PIECE = 1 << 18
-"""Weights that are quantised at once: they and what is made of them on the way fit in a core's L2 cache."""
+"""Weights that are quantised at once: they and the intermediate arrays fit in a core's L2 cache."""
 SCALE_MAX = float(np.finfo(np.float16).max)
 
 
 class Int8(NamedTuple):
-    """Integers [N, K], each row with a scale [N]."""
+    """Integers [N, K], with a scale [N] per row."""
 
     values: I8
     scale: F32
@@ -62,7 +62,8 @@ class Int8(NamedTuple):
 class Int4:
     """Numbers [N, K] from 0 to 15; scales and offsets [N, ceil(K / group)], no offsets where they are `none`.
 
-    Raises ValueError for a group or shapes that no kernel has, and for scales or offsets that are not finite.
+    Raises ValueError for a group or shapes that no kernel supports, and for scales or offsets that are not
+    finite.
     """
 
     values: U8
@@ -88,7 +89,8 @@ class Int4:
         return () if self.offset is None else (self.offset,)
 
     def part(self, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> Int4 | None:
-        """Some rows and columns, zeros for -1.  None where a group would be cut or cannot hold zeros."""
+        """Returns some rows and columns, zeros for -1.  None where a group would be cut or cannot hold
+        zeros."""
         width = len(columns)
         padded = np.full(-(-width // self.group) * self.group, -1)
         padded[:width] = columns
@@ -104,7 +106,7 @@ class Int4:
         return part
 
     def _without(self, columns: npt.NDArray[np.bool_]) -> Int4 | None:
-        """Zeros in these columns.  None where no number of a group stands for 0."""
+        """Returns the weight with zeros in these columns.  None where no number of a group stands for 0."""
         if self.offsets == "minima":
             return None
         zero = np.float16(8) if self.offset is None else -self.offset
@@ -128,7 +130,7 @@ class Int4:
         return replace(self, values=values, scale=numbers(self.scale), offset=offset)
 
     def added(self) -> F32:
-        """What is added to q s, [N, groups] fp32: exact."""
+        """Returns the number that is added to q s, [N, groups] fp32: exact."""
         scale = self.scale.astype(np.float32)
         if self.offset is None:
             return np.float32(-8) * scale
@@ -136,7 +138,7 @@ class Int4:
         return offset * scale if self.offsets == "zeros" else offset
 
     def dense(self) -> F32:
-        """The weights [N, K] that it stands for."""
+        """Returns the weights [N, K] that the numbers stand for."""
         width = self.values.shape[1]
         scale, added = self.scale.astype(np.float32), self.added()
         dense = self.values.astype(np.float32)
@@ -146,14 +148,14 @@ class Int4:
 
 
 Stored = F32 | Int8 | Int4
-"""A weight as a checkpoint has it: floats, or a matrix that is on a grid of integers already."""
+"""A weight as a checkpoint stores it: floats, or a matrix of integers with scales."""
 
 
 W = TypeVar("W", bound=Stored)
 
 
 def taken(weight: W, rows: slice | npt.NDArray[np.intp]) -> W:
-    """Some rows of a weight, in this order."""
+    """Returns some rows of a weight, in this order."""
     some: Stored
     if isinstance(weight, np.ndarray):
         some = weight[rows]
@@ -166,10 +168,10 @@ def taken(weight: W, rows: slice | npt.NDArray[np.intp]) -> W:
 
 
 def quantize(weight: F32) -> Int4:
-    """Weights [N, K] in groups of 32 without offsets.
+    """Quantises weights [N, K] in groups of 32 without offsets.
 
-    A group's largest element becomes -8 or near it; of five such scales the one is taken that leaves the
-    least squares of errors, after it has been fitted to its integers and rounded to fp16.
+    A group's largest element becomes -8 or near it; of five such scales the one with the least sum of squared
+    errors is chosen, after it has been fitted to its integers and rounded to fp16.
     Raises ValueError for weights that are too large for such scales.
     """
     if np.abs(weight).max(initial=0.0) > -LEAST[-1] * SCALE_MAX:
@@ -180,7 +182,7 @@ def quantize(weight: F32) -> Int4:
 
 
 def _quantized(weight: F32) -> tuple[U8, F16]:
-    """Numbers and scales of some rows."""
+    """Returns the numbers and scales of some rows."""
     n, k = weight.shape
     groups = -(-k // QUANTIZED_GROUP)
     blocks = np.zeros((n, groups * QUANTIZED_GROUP), np.float32)
@@ -200,14 +202,14 @@ def _quantized(weight: F32) -> tuple[U8, F16]:
 
 
 def _nearest(blocks: F32, scale: F16) -> F32:
-    """The integers of a scale [N, groups, 1], 0 where it is 0."""
+    """Returns the nearest integers under a scale [N, groups, 1], 0 where it is 0."""
     wide = scale.astype(np.float32)
     inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
     return np.clip(np.rint(blocks * inverse), -8, 7)
 
 
 def _fitted(blocks: F32, scale: F32) -> F16:
-    """The scale that fits the integers of a scale best."""
+    """Returns the scale that best fits the integers that a first scale gives."""
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
     integers = np.clip(np.rint(blocks * inverse), -8, 7)
     along = np.einsum("ngk,ngk->ng", blocks, integers)[:, :, None]
@@ -217,7 +219,7 @@ def _fitted(blocks: F32, scale: F32) -> F16:
 
 
 def linear(x: F32, weight: Matrix | Int4, bias: F32 | None, fmt: Format) -> F32:
-    """x [M, K] times a matrix of any format, plus bias: [M, N]."""
+    """Computes x [M, K] times a matrix of any format, plus bias: [M, N]."""
     if isinstance(weight, Matrix):
         return linear_of_matrix(x, weight, bias, fmt)
     total = _product(x, weight)
@@ -225,18 +227,19 @@ def linear(x: F32, weight: Matrix | Int4, bias: F32 | None, fmt: Format) -> F32:
 
 
 def dense(weight: Matrix | Int4) -> F32:
-    """The numbers [N, K] that a matrix of any format stands for."""
+    """Returns the numbers [N, K] that a matrix of any format stands for."""
     if isinstance(weight, Int4):
         return weight.dense()
     return weight.values if weight.scale is None else weight.values * weight.scale[:, None]
 
 
 def _product(x: F32, weight: Int4) -> F32:
-    """For each group of weights, in order of K: t = a S + s p, total += t times the scale of x.
+    """Computes for each group of weights, in order of K: t = a S + s p, total += t times the scale of x.
 
     x is quantised in the same groups.  p, the product of the integers, and S, the sum of x's, are whole
-    numbers that fp32 holds; a is what is added to q s.  Rounded are s p, t and the total, once each: the last
-    two are fused multiply-adds.  Without offsets a is 0, and p of the integers less 8.
+    numbers that fp32 holds; a is the number that is added to q s.  s p, t and the total are rounded, once
+    each: the last two are fused multiply-adds.  Without offsets a is 0, and p is the product of the integers
+    less 8.
     """
     quantized, scale_x = quantize_activations(x, weight.group)
     scale, added, plain = weight.scale.astype(np.float32), weight.added(), weight.offset is None
@@ -253,7 +256,7 @@ def _product(x: F32, weight: Int4) -> F32:
 
 
 def _fused(a: F32, b: F32, c: F32) -> F32:
-    """a b + c, rounded once.
+    """Returns a b + c, rounded once.
 
     fp64 holds the product.  The sum is rounded to odd there, after which rounding it to fp32 is as if it had
     been exact (Boldo and Melquiond, Emulation of a FMA, IEEE Transactions on Computers 57, 2008).
@@ -269,9 +272,11 @@ def _fused(a: F32, b: F32, c: F32) -> F32:
 
 
 def in_groups(values: U8, scale: F32, zero: F32 | None, size: int) -> Int4 | None:
-    """Numbers [N, K] in groups of `size` of K, with a scale and maybe a zero point each, [N, ceil(K / size)],
-    as the kernels' groups: (q - zero) s, or (q - 8) s without.  None where these do not hold them: scales
-    become fp16 where that is nearer than 2^-10 of them.
+    """Converts numbers [N, K] in groups of `size` of K to the kernels' groups.
+
+    Each group has a scale and maybe a zero point, [N, ceil(K / size)]: (q - zero) s, or (q - 8) s without.
+    None where the kernels' groups cannot represent them: scales become fp16 only where that is nearer than
+    2^-10 of them.
     """
     size = min(size, values.shape[1])
     group = next((group for group in reversed(GROUPS) if size % group == 0), 0)
@@ -291,7 +296,7 @@ def in_groups(values: U8, scale: F32, zero: F32 | None, size: int) -> Int4 | Non
 
 
 def as_stored(spec: WeightSpec, fmt: Format, weight: Stored) -> Stored:
-    """A weight as a format stores it, if in integers: a matrix that is none yet is quantised.
+    """Converts a weight to the integers of a format, if it stores integers: a matrix of floats is quantised.
 
     A matrix that makes logits has eight bits where the others have four.  The integers of a stack are those
     of its matrices, one below the other.  Raises UserError for weights that four bits cannot scale.
@@ -311,7 +316,7 @@ def as_stored(spec: WeightSpec, fmt: Format, weight: Stored) -> Stored:
 
 
 def matrices_of(weight: Stored, count: int) -> Iterator[Stored]:
-    """Each matrix of a stack: of integers, one below the other, or of floats [count, N, K]."""
+    """Yields each matrix of a stack: of integers, one below the other, or of floats [count, N, K]."""
     if isinstance(weight, np.ndarray):
         yield from weight
         return
@@ -320,7 +325,8 @@ def matrices_of(weight: Stored, count: int) -> Iterator[Stored]:
 
 
 def stacked(parts: Sequence[Stored]) -> Stored:
-    """Matrices as a stack: in four bits where all are on one kind of grid, in int8 where some are on one."""
+    """Joins matrices into a stack: in four bits where all have one kind of groups, else in int8 where any are
+    integers."""
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.stack([part for part in parts if isinstance(part, np.ndarray)])
     fours = [part for part in parts if isinstance(part, Int4)]

@@ -1,4 +1,4 @@
-"""Ops: what Graphs and Programs are made of; each knows its values, its cost and its kernel."""
+"""Ops: the nodes of Graphs and Programs; each knows its values, its cost and its kernel."""
 
 from corepipe.neuron.formats import Function
 from corepipe.neuron.ops.attention import Attention, CrossAttention, LatentAttention, Rope

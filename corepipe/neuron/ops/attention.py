@@ -1,4 +1,4 @@
-"""Attention, in its kinds, and the rotation of queries and keys."""
+"""Kinds of attention, and the rotation of queries and keys."""
 
 from __future__ import annotations
 
@@ -33,45 +33,47 @@ from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import TOKENS, RopeSpec, StateKind, StateSpec, Value, WeightSpec
 
 MOST_OF_A_KEY = 576
-"""Elements of a latent and of what is rotated beside it (kMaxHeadDim of the kernels)."""
+"""Largest number of elements of a latent and the rotated part beside it (kMaxHeadDim of the kernels)."""
 
 DMA_QUEUES = 16
-"""DMA engines of a core, which start transfers beside one another (DMA guide: nki/deep-dives/)."""
+"""DMA engines of a core, which start transfers in parallel (DMA guide: nki/deep-dives/)."""
 
 REWRITES, PICKS = 7, 3
-"""How often keys and values cross memory where a step of a beam search rewrites them: the beams' are picked,
-by reading and writing all of them, and read; a decoder's own are also appended to and cut to their length,
-each by reading and writing (src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache,
-update_past).
+"""Number of times that keys and values cross memory where a step of a beam search rewrites them.
 
-What is picked is read in pieces of one element: reorder_cache is a torch.gather with an index for each
+The beams' are picked, by reading and writing all of them, and read; a decoder's own are also appended to and
+cut to their length, each by reading and writing
+(src/examples/pytorch/neuronx_distributed/t5-inference/wrapper.py: reorder_cache, update_past).
+
+The picked elements are read in pieces of one element: reorder_cache is a torch.gather with an index for each
 element, which PyTorch/XLA lowers to a gather of single elements on all devices but TPUs
 (torch_xla/csrc/data_ops.cpp: IsSparseGather).
 """
 
 INDEX = 2 * 4 * 4
-"""Bytes that are written and read for each element that is picked: where it lies in [beams, heads, tokens,
+"""Bytes that are written and read for the index of each picked element: its place in [beams, heads, tokens,
 width], a number of 4 bytes each (xla/client/lib/slicing.cc: TorchGather)."""
 
 SCORE_BYTES = 4
-"""A score that lies in memory, as the array has left it in PSUM: fp32."""
+"""Bytes of a score in memory, as the array has left it in PSUM: fp32."""
 
 WRITTEN, READ = 5, 7
-"""How often scores cross memory that on-chip memory cannot hold, where each step is an operation of its own.
+"""Number of times that scores too large for on-chip memory cross memory, where each step is a separate
+operation.
 
 Written by the product, the mask, the difference to the maximum, the exponential and the quotient; read by the
 last four, the maximum, the sum and the product with the values (transformers-neuronx 7a30b42, llama/hlo.py).
 """
 
 WINDOWED = 1
-"""Once more each, for a second mask (mistral/hlo.py)."""
+"""Additional crossings, each way, for a second mask (mistral/hlo.py)."""
 
 SOFTMAX = Passes(one=3, scalar=1)  # plus the mask, maximum, transposed, with the scores in PSUM; exponentials
 
 
 @dataclass(frozen=True, slots=True)
 class Rope(SameWidthOp):
-    """Rotates each head of x by the row's position; elements past the rotary width pass through."""
+    """Rotates each head of x by the row's position; elements past the rotary width are copied."""
 
     x: Value
     head_dim: int
@@ -94,19 +96,19 @@ class Rope(SameWidthOp):
 
 @dataclass(frozen=True, slots=True)
 class Attention(SameWidthOp):
-    """Writes k and v to the layer's paged cache, then causal softmax attention over the cache.
+    """Writes k and v to the layer's paged cache, then computes causal softmax attention over the cache.
 
-    Scores are q.k * scale.  `window` is the number of latest positions seen (None: all of them).  `chunked`:
-    what is seen begins at the last multiple of `window` instead, which is never further back.
+    Scores are q.k * scale.  `window` is the number of latest positions that a row attends to (None: all).
+    `chunked`: a row attends from the last multiple of `window` on instead, which is never further back.
     The cache holds the compute dtype, or int8 with a scale for each head's key and value; probabilities are
-    rounded to the compute dtype before they meet v.
-    Not `causal`: each row attends to all rows of its sequence, in a window to those at most half of it away,
-    and nothing is kept.  `softcap` c: scaled scores become c tanh(score / c).  `alibi`: then they fall with
-    distance, by the slope of each of the model's heads (Press et al. 2022), of which a core has those of its
-    own heads.  `distance_bias` is added to scores by distance, a row a bucket and a column a head of the
-    model (Raffel et al. 2020); `sinks` [1, heads] take part in the softmax alone (gpt-oss).
-    `head_eps`: of the root-mean-square norm over each query and key, without a gain, before they are used;
-    `tempering`: of queries after that (Llama 4).
+    rounded to the compute dtype before they are multiplied by v.
+    Not `causal`: each row attends to all rows of its sequence, with a window to those at most half of it
+    away, and nothing is kept.  `softcap` c: scaled scores become c tanh(score / c).  `alibi`: scores then
+    fall with distance, by the slope of each of the model's heads (Press et al. 2022); a core uses those of
+    its own heads.  `distance_bias` is added to scores by distance, with a row per bucket and a column per
+    head of the model (Raffel et al. 2020); `sinks` [1, heads] are counted in the softmax only (gpt-oss).
+    `head_eps`: epsilon of a root-mean-square norm over each query and key, without a gain, before they are
+    used; `tempering`: scales queries after that (Llama 4).
     """
 
     q: Value
@@ -158,14 +160,14 @@ class Attention(SameWidthOp):
         return self._over_cache(at, kind) if self.causal else self._over_rows(at, kind)
 
     def own_biases(self, table: F32, at: HasHeads) -> F32:
-        """Of the core's heads [buckets, heads], from the table as the core has it."""
+        """Returns the biases of the core's heads [buckets, heads], from the table as the core holds it."""
         spec = self.distance_bias
         if spec is None or spec.axes[1].is_cut:
             return table
         return np.stack([at.of_heads(row.tolist(), self.q.axis) for row in table])
 
     def _over_rows(self, at: ReferenceContext, kind: AttentionScores) -> F32:
-        """Of each sequence over its own rows."""
+        """Computes the attention of each sequence over its own rows."""
         starts, positions = at.inputs.sequence_starts, at.inputs.positions
         q, k, v = (at[x].reshape(len(at[x]), -1, self.heads.head_dim) for x in (self.q, self.k, self.v))
         parts = [slice(a, b) for a, b in pairwise(starts)]
@@ -204,7 +206,7 @@ class Attention(SameWidthOp):
 
 @dataclass(frozen=True, slots=True)
 class CrossAttention(SameWidthOp):
-    """A decoder's attention to the encoder's rows: k and v are made once a sequence, and kept."""
+    """A decoder's attention to the encoder's rows: k and v are made once per sequence, and kept."""
 
     q: Value
     k: Value
@@ -229,14 +231,14 @@ class CrossAttention(SameWidthOp):
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention(NewAxisOp):
-    """Causal attention that keeps one latent a token for all heads (DeepSeek-V2, 2024, section 2.1).
+    """Causal attention that keeps one latent per token for all heads (DeepSeek-V2, 2024, section 2.1).
 
     q: [rows, heads x head_dim]; latent: [rows, rank]; key_rope: [rows, rotary width], rotated, the part of
     the keys that the heads share.  A head's key is its part of key_up @ latent and key_rope; its value is its
-    part of value_up @ latent.  A head of q has its rotated elements first.  key_up is
-    [heads x (head_dim - rotary width), rank], value_up is [heads x value size, rank], out is
-    [rows, heads x value size].  Here, as on a device, q is multiplied by key_up and the result by value_up,
-    and what is attended to are the latents themselves.
+    part of value_up @ latent.  A head of q has its rotated elements first.  key_up is [heads x (head_dim -
+    rotary width), rank], value_up is [heads x value size, rank], out is [rows, heads x value size].  Here, as
+    on a device, q is multiplied by key_up and the result by value_up, and the attention runs over the latents
+    themselves.
     """
 
     q: Value
@@ -260,7 +262,7 @@ class LatentAttention(NewAxisOp):
         return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        """All heads share one key, the latent itself."""
+        """Returns the cost of attention whose heads all share one key, the latent itself."""
         shared = HeadLayout(self.heads.heads, 1, self.state.per_token)
         return _cost(self, shared, fmt, rates, causal=True)
 
@@ -270,10 +272,11 @@ class LatentAttention(NewAxisOp):
         return f"keeps {self.state.per_token} elements of a token; the kernels take {MOST_OF_A_KEY}"
 
     def reference(self, at: ReferenceContext) -> F32:
-        """With the latents themselves, in prompts as in answers: bits hang on no other row.
+        """Computes the attention over the latents themselves, for prompts and answers alike: bits depend on
+        no other row.
 
-        What meets them is rounded, and what they give.  Both matrices are what their stored numbers stand
-        for, rounded.
+        The products with the latents are rounded, on both sides.  Both matrices are converted from their
+        stored numbers and rounded.
         """
         compute, heads = at.format.compute, self.heads.heads
         key_up, value_up = (self._of_each_head(spec, at) for spec in (self.key_up, self.value_up))
@@ -293,7 +296,7 @@ class LatentAttention(NewAxisOp):
         return arithmetic.round_to(out, compute)
 
     def _of_each_head(self, spec: WeightSpec, at: ReferenceContext) -> F32:
-        """[heads, n, rank]."""
+        """Returns a matrix as [heads, n, rank]."""
         values = arithmetic.round_to(int4.dense(at.matrix(spec)), at.format.compute)
         return values.reshape(self.heads.heads, -1, values.shape[1])
 
@@ -312,7 +315,8 @@ class LatentAttention(NewAxisOp):
 
 
 def sequences(at: ReferenceContext) -> Iterator[tuple[slice, npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Of each sequence of the batch its rows, and where the cache keeps them and all that they may see."""
+    """Yields for each sequence of the batch its rows, their slots in the cache, and the slots of all
+    positions up to the last of them."""
     inputs = at.inputs
     for s, table in enumerate(inputs.block_tables):
         rows = slice(inputs.sequence_starts[s], inputs.sequence_starts[s + 1])
@@ -322,7 +326,8 @@ def sequences(at: ReferenceContext) -> Iterator[tuple[slice, npt.NDArray[Any], n
 
 
 def _softmax(queries: int, fmt: Format, rates: CoreRates) -> tuple[float, float]:
-    """Seconds of VectorE and of ScalarE for a key; exponentials are where the pair ends sooner."""
+    """Returns the seconds of VectorE and of ScalarE per key; exponentials run on the engine with which the
+    pair ends sooner."""
     passes, exponentials = queries * SOFTMAX.cycles(fmt) / rates.vector, queries * SOFTMAX.scalar
     apart = passes, exponentials / rates.scalar
     if not rates.exponentials:
@@ -332,7 +337,7 @@ def _softmax(queries: int, fmt: Format, rates: CoreRates) -> tuple[float, float]
 
 
 def _kept(kind: StateKind, heads: HeadLayout, window: int | None = None) -> StateSpec:
-    """Keys and values."""
+    """Returns the state of keys and values."""
     return StateSpec(kind, 2 * heads.kv_heads * heads.head_dim, window, vectors=2 * heads.kv_heads)
 
 
@@ -346,9 +351,9 @@ def _cost(
     window: int | None = None,
     crossings: int = REWRITES,
 ) -> AttentionCost:
-    """The products with keys and values, a softmax, and what is read and kept.
+    """Returns the cost of the products with keys and values, a softmax, and the bytes read and kept.
 
-    crossings: of memory by keys and values, where they are rewritten.
+    crossings: number of times that keys and values cross memory, where they are rewritten.
     """
     queries, keys, width = heads.heads, heads.kv_heads, heads.head_dim
     token = op.kept * fmt.compute.bytes
@@ -382,7 +387,8 @@ def _cost(
 
 
 def _spilling(cost: AttentionCost, queries: int, rates: CoreRates, again: int) -> AttentionCost:
-    """With the scores of long prompts in memory between the steps of their softmax, where those are separate.
+    """Adds the memory traffic of long prompts' scores between the steps of their softmax, where those are
+    separate operations.
 
     They move in pieces of a tile's row.
     """

@@ -1,7 +1,9 @@
-"""What every Op is to those who cut, time and compute Graphs, and what they are to it.
+"""The base class of Ops, and the protocols of the compiler, the reference executor and the native executor
+that its methods receive.
 
-An Op names its fields; which of them are Values and weights follows from their annotations.  Whatever a kind
-of Op does not say is refused, never assumed: a group's file says it, beside what the Op means.
+An Op names its fields; their annotations tell which of them are Values and which are weights.  A rule that a
+kind of Op does not define is refused and never assumed; the file of its group defines it, beside the meaning
+of the Op.
 """
 
 from __future__ import annotations
@@ -26,39 +28,41 @@ from corepipe.neuron.values import GraphInput, InputKind, RopeSpec, StateSpec, V
 
 
 class RankContext(Protocol):
-    """What a rank of a tensor group has of a Graph."""
+    """One rank of a tensor group while the compiler builds its Program: its Values, and its parts of axes and
+    heads."""
 
     @property
     def rank(self) -> int: ...
 
     def value(self, value: Value) -> Value:
-        """The rank's own Value, made earlier."""
+        """Returns the rank's own Value for a Value of the graph; it was made earlier."""
 
     def new(self, value: Value, width: int) -> Value:
-        """The Value that the rank makes next."""
+        """Returns the Value that the rank makes next."""
 
     def width(self, axis: Axis) -> int:
-        """Of the rank's part."""
+        """Returns the width of the rank's part of an axis."""
 
     def part(self, axis: Axis) -> AxisShard:
-        """Which part the rank has."""
+        """Returns the rank's part of an axis."""
 
     def heads(self, heads: HeadLayout) -> HeadLayout:
-        """The rank's own heads."""
+        """Returns the layout of the rank's own heads."""
 
 
 class HasHeads(Protocol):
-    """A core that has some of the model's heads."""
+    """A core that holds some of the model's heads."""
 
     def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
-        """Of one number for each head of the model those of the core's heads, 0 where one is padding.
+        """Selects the numbers of the core's heads from one number per head of the model; 0 for padding.
 
-        axis: the core's queries.
+        axis: the axis of the core's queries.
         """
 
 
 class SequenceRows(NamedTuple):
-    """Rows of a sequence in a batch, and the blocks of its state before them (None: it begins) and after."""
+    """Rows of a sequence in a batch, and the blocks of its state before (None: the sequence begins here) and
+    after these rows."""
 
     rows: slice
     before: int | None
@@ -75,44 +79,46 @@ class ReferenceContext(HasHeads, Protocol):
     def inputs(self) -> StepInputs: ...
 
     def __getitem__(self, value: Value) -> F32:
-        """[rows, width]."""
+        """Returns a value [rows, width]."""
 
     def weight(self, spec: WeightSpec) -> F32:
-        """The core's part of a vector or a table."""
+        """Returns the core's part of a vector or a table."""
 
     def matrix(self, spec: WeightSpec) -> Matrix | Int4:
-        """The core's part of a matrix, as it is stored."""
+        """Returns the core's part of a matrix, as it is stored."""
 
     def matrices(self, spec: WeightSpec) -> Sequence[Matrix | Int4]:
-        """The same of each of a stack."""
+        """Returns the core's part of each matrix of a stack, as it is stored."""
 
     def rotation(self, rope: RopeSpec) -> tuple[F32, F32]:
-        """cos and sin of the rows, [rows, rotary width / 2] each."""
+        """Returns cos and sin of the rows, [rows, rotary width / 2] each."""
 
     def cache(self, layer: int) -> tuple[HeadVectors, HeadVectors]:
-        """Keys and values of a layer, [slots, key/value heads, head size] each, to read and to write."""
+        """Returns keys and values of a layer, [slots, key/value heads, head size] each, to read and to
+        write."""
 
     def slots(self, table: I32, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Where the cache keeps these positions of a sequence with that block table."""
+        """Returns the slots of the cache for these positions of a sequence with that block table."""
 
     def state(self, op: Op, shape: tuple[int, ...]) -> F32:
-        """What an Op keeps of sequences, [blocks, *shape] in fp32, to read and to write."""
+        """Returns the states that an Op keeps of sequences, [blocks, *shape] in fp32, to read and to
+        write."""
 
     def turns(self) -> Iterable[SequenceRows]:
-        """The sequences of the batch, as recurrent Ops take them."""
+        """Yields the sequences of the batch, as recurrent Ops process them."""
 
     def exchange(self, x: Value, *, stage: bool = False) -> list[F32] | None:
-        """x of every rank of the tensor group, or of the stage, in their order; None while one of them has
-        not come so far."""
+        """Returns x of every rank of the tensor group, or of the stage, in rank order; None while one of them
+        has not reached this Op."""
 
     def send(self, peer: int, x: F32) -> None: ...
 
     def receive(self, peer: int) -> F32 | None:
-        """What the peer has sent, None while nothing is there."""
+        """Returns the next value that the peer has sent; None while there is none."""
 
 
 class Bindings(Protocol):
-    """What stands for an Op's Values and weights on a core."""
+    """Buffers, weights and caches of a core, by the Op's Values and weights."""
 
     @property
     def group(self) -> Sequence[int]:
@@ -123,29 +129,29 @@ class Bindings(Protocol):
         """The cores of the stage."""
 
     def buffer(self, value: Value) -> int:
-        """The activation buffer of a value."""
+        """Returns the number of the activation buffer of a value."""
 
     def rows(self, spec: WeightSpec) -> npt.NDArray[Any]:
-        """A table as it is stored."""
+        """Returns a table as it is stored."""
 
     def vector(self, spec: WeightSpec) -> F32:
-        """The core's part of a vector."""
+        """Returns the core's part of a vector."""
 
     def matrices(self, spec: WeightSpec) -> Sequence[Any]:
-        """The core's part of each matrix of a stack, as native code has it."""
+        """Returns the core's part of each matrix of a stack, as native matrices."""
 
     def rope(self, rope: RopeSpec) -> tuple[F32, F32]:
-        """cos and sin of all positions."""
+        """Returns cos and sin of all positions."""
 
     def latents(self, op: Op) -> tuple[Any, int, int]:
-        """The cache of an Op's layer, the layer's number there, and the number of its block table."""
+        """Returns the cache of an Op's layer, the layer's number in it, and the number of its block table."""
 
     def of_each_head(self, spec: WeightSpec, heads: int, *, turned: bool) -> Sequence[Any]:
-        """The core's part of a matrix [heads * n, k] as one for each head, in the compute format: [n, k], or
-        [k, n] if `turned`."""
+        """Returns the core's part of a matrix [heads * n, k] as one matrix per head, in the compute format:
+        [n, k], or [k, n] if `turned`."""
 
     def state(self, op: Op) -> State:
-        """Room for what an Op keeps of each sequence."""
+        """Returns the cache and the offset where an Op keeps its part of each sequence's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ class Op:
     out: Value
 
     def values(self) -> Iterator[Value]:
-        """The Values that the Op reads, in the order of its fields."""
+        """Yields the Values that the Op reads, in the order of its fields."""
         for name in _values_of(type(self)):  # type: ignore[arg-type]  # mypy asks its instances for a hash
             part = getattr(self, name)
             if type(part) is Value:
@@ -169,7 +175,7 @@ class Op:
         return tuple(self.values())
 
     def map_values(self, new: Callable[[Value], Value]) -> Self:
-        """The Op with other Values to read."""
+        """Returns the Op with its input Values replaced by `new` of each."""
         return replace(self, **self._mapped(new))
 
     def _mapped(self, new: Callable[[Value], Value]) -> dict[str, Any]:
@@ -183,7 +189,7 @@ class Op:
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
-        """Its weights, in the order of its fields."""
+        """The weights of the Op, in the order of its fields."""
         found: list[WeightSpec] = []
         for name in _weights_of(type(self)):  # type: ignore[arg-type]  # as above
             part = getattr(self, name)
@@ -195,26 +201,27 @@ class Op:
 
     @property
     def reads(self) -> InputKind | None:
-        """What of the graph's own inputs the Op reads, for the rows of `out`."""
+        """The kind of the graph's own inputs that the Op reads, for the rows of `out` (None: none)."""
         return None
 
     @property
     def input(self) -> GraphInput | None:
-        """The same, with the shape of what is given for a row."""
+        """The graph's input that the Op reads, with the shape of one row (None: none)."""
         return None if self.reads is None else GraphInput(self.reads, self.out.rows)
 
     def given(self) -> int:
-        """Elements that the host sends for each row of `out`: of images; ids are too few to count."""
+        """Returns the elements that the host sends for each row of `out`: those of images; token ids are too
+        few to count."""
         return 0
 
     @property
     def state(self) -> StateSpec | None:
-        """What the Op keeps of a sequence, for the steps to come."""
+        """The data of a sequence that the Op keeps for later steps."""
         return None
 
     @property
     def kept(self) -> int:
-        """Elements that the Op keeps for each token."""
+        """Elements that the Op keeps per token."""
         state = self.state
         return 0 if state is None else state.per_token
 
@@ -224,59 +231,60 @@ class Op:
         return None
 
     def spread(self) -> Self:
-        """The Op where the cores of a stage each have some experts: what an expert has is then whole."""
+        """Returns the Op for stages whose cores each hold some experts: each expert is then whole."""
         return self
 
     def local(self, cut: RankContext) -> Self:
-        """The Op of one rank."""
+        """Returns the Op of one rank."""
         own = self.own_fields(cut)
         return replace(self, out=cut.new(self.out, self.out_width(cut)), **self._mapped(cut.value), **own)
 
     def own_fields(self, _cut: RankContext) -> Mapping[str, Any]:
-        """What a rank has otherwise, beside its Values."""
+        """Returns the fields, beside the Values, that differ on a rank."""
         return {}
 
     def out_width(self, cut: RankContext) -> int:
-        """Of a rank's result: its part of the axis, or as wide as what it reads."""
+        """Returns the width of a rank's result: its part of the axis, or the width of its input."""
         raise NotImplementedError(f"{type(self).__name__} has no rule for tensor parallelism")
 
     def sums(self) -> bool:
-        """Whether the ranks each make a part of the result, which is their sum."""
+        """Returns True if each rank makes a partial sum of the result."""
         return False
 
     def refuses_cut(self) -> str | None:
-        """Why tensor parallelism cannot cut the Op (None: it can)."""
+        """Returns why tensor parallelism cannot cut the Op (None: it can)."""
         whole = not self.out.axis.is_cut and not self.sums()
         cut = next((value.axis.name for value in self.values() if value.axis.is_cut), None)
         return f"{type(self).__name__} needs all of {cut}" if whole and cut else None
 
     def contradiction(self) -> str | None:
-        """What in the Op does not go together (None: all does)."""
+        """Returns which fields of the Op contradict each other (None: none do)."""
         return None
 
     @property
     def device_width(self) -> int:
-        """Elements of a row of the result where a device keeps it."""
+        """Elements of a row of the result in a device's memory."""
         return self.out.width
 
     def read_bytes(self, fmt: Format) -> float:
-        """Bytes of weights that a step of one token reads."""
+        """Returns the bytes of weights that a step of one token reads."""
         return float(sum(weight_bytes(spec.shape, spec.role, fmt) for spec in self.weights))
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        """What the Op costs on a core, for any step."""
+        """Returns the cost of the Op on a core, for any step."""
         raise NotImplementedError(f"{type(self).__name__} has no cost")
 
     def refuses(self, _fmt: Format) -> str | None:
-        """Why the executors do not compute the Op in a format (None: they do)."""
+        """Returns why the executors do not compute the Op in a format (None: they do)."""
         return "has neither a kernel nor a reference implementation"
 
     def reference(self, at: ReferenceContext) -> F32 | None:
-        """The result [rows, width] in numpy; None while another core must come first."""
+        """Computes the result [rows, width] in numpy; None while it must wait for another core."""
         raise NotImplementedError(f"{type(self).__name__} has no reference implementation")
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
-        """Appends the Op to a core's native program; what `lowering` fuses is appended there."""
+        """Appends the Op to a core's native program.  Ops that `lowering` fuses are appended there
+        instead."""
         raise NotImplementedError(f"{type(self).__name__} has no native code")
 
 
@@ -290,7 +298,7 @@ class SameWidthOp(Op):
 
 
 class NewAxisOp(Op):
-    """An Op that makes its result's axis: a rank its part of it."""
+    """An Op whose result has an axis of its own; each rank makes its part of that axis."""
 
     __slots__ = ()
 
@@ -300,17 +308,17 @@ class NewAxisOp(Op):
 
 @cache
 def _values_of(kind: type) -> tuple[str, ...]:
-    """Names of the fields of a kind of Op that are Values to read."""
+    """Returns the names of the fields of a kind of Op that are input Values."""
     return _fields_of(kind, "Value")
 
 
 @cache
 def _weights_of(kind: type) -> tuple[str, ...]:
-    """Names of its fields that are weights."""
+    """Returns the names of the fields of a kind of Op that are weights."""
     return _fields_of(kind, "WeightSpec")
 
 
 def _fields_of(kind: type, what: str) -> tuple[str, ...]:
-    """Those that are annotated as that, as an optional one, or as a tuple of them."""
+    """Returns the names of the fields annotated as `what`, as an optional one, or as a tuple of them."""
     forms = (what, f"{what} | None", f"tuple[{what}, ...]")
     return tuple(field.name for field in fields(kind) if field.type in forms and field.name != "out")

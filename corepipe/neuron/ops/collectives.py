@@ -1,4 +1,4 @@
-"""What goes from core to core, inserted by the compiler.
+"""Collectives and transfers between cores, which the compiler inserts.
 
 Send and Receive cost the core nothing: the DMA engines move activations.
 """
@@ -58,7 +58,7 @@ class AllGather(Transfer):
 
 @dataclass(frozen=True, slots=True)
 class Send(Transfer):
-    """Hands x to core `peer` (an index into the replica's Programs); `out` is x itself."""
+    """Sends x to core `peer` (an index into the replica's Programs); `out` is x itself."""
 
     x: Value
     peer: int
@@ -76,7 +76,7 @@ class Send(Transfer):
 
 @dataclass(frozen=True, slots=True)
 class Receive(Transfer):
-    """Takes the next value that core `peer` sends."""
+    """Receives the next value that core `peer` sends."""
 
     peer: int
 

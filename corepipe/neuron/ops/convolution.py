@@ -1,7 +1,8 @@
-"""Ops on images: convolutions, pooling, and what joins and enlarges maps.  They are timed, not computed yet.
+"""Ops on images: convolutions, pooling, concatenation and upsampling of maps.  They are timed, not computed
+yet.
 
-A map is a Value with a row a pixel and a column a channel; a step counts images.  On the device channels lie
-across the 128 partitions.
+A map is a Value with a row per pixel and a column per channel; a step counts images.  On the device channels
+lie across the 128 partitions.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from corepipe.neuron.ops.base import NewAxisOp
 from corepipe.neuron.ops.costs import Passes, held_elements
 from corepipe.neuron.values import InputKind, Value, WeightRole, WeightSpec, weight_bytes
 
-MULTIPLY_ADD = Passes(two=1)  # a tap of a depthwise convolution (nki/api/nki/isa, tensor_tensor)
+MULTIPLY_ADD = Passes(two=1)  # one tap of a depthwise convolution (nki/api/nki/isa, tensor_tensor)
 
 
 class ImageFunction(StrEnum):
-    """What is made of a convolution's sums: one pass of ScalarE as they leave PSUM (nki/api/nki/isa,
+    """The function of a convolution's sums: one pass of ScalarE as they leave PSUM (nki/api/nki/isa,
     activation)."""
 
     RELU = "relu"
@@ -32,7 +33,7 @@ class ImageFunction(StrEnum):
 
 
 class MapSize(NamedTuple):
-    """Pixels of a map."""
+    """Height and width of a map, in pixels."""
 
     height: int
     width: int
@@ -43,9 +44,10 @@ class MapSize(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What of a map is seen at once, how far it moves, and how many pixels surround the map.
+    """The window of a convolution or a pooling: its size, its stride and the padding around the map, in
+    pixels.
 
-    dilation: pixels from one that is seen to the next.
+    dilation: distance between neighbouring pixels of the window.
     """
 
     kernel: MapSize
@@ -55,12 +57,13 @@ class Window(NamedTuple):
 
     @classmethod
     def square(cls, kernel: int, stride: int = 1, padding: int | None = None, dilation: int = 1) -> Window:
-        """The same both ways; padded so that a stride of 1 keeps the map's size, unless told otherwise."""
+        """Returns a window with the same numbers in both directions; by default padded so that a stride of 1
+        keeps the map's size."""
         around = dilation * (kernel - 1) // 2 if padding is None else padding
         return cls(*(MapSize(n, n) for n in (kernel, stride, around, dilation)))
 
     def over(self, image: MapSize) -> MapSize:
-        """Size of the result: the places that the window takes."""
+        """Returns the size of the result: the number of positions of the window."""
         return MapSize(*(self._places(n, i) for i, n in enumerate(image)))
 
     def _places(self, length: int, axis: int) -> int:
@@ -69,7 +72,7 @@ class Window(NamedTuple):
 
 
 class _OnMaps(NewAxisOp):
-    """What Ops on maps have in common: channels stay together."""
+    """Base of the Ops on maps: their channels stay together."""
 
     __slots__ = ()
 
@@ -77,11 +80,11 @@ class _OnMaps(NewAxisOp):
         return f"{type(self).__name__} is not cut by channels"
 
     def _beside_maps(self, one: OpCost, fmt: Format, rates: CoreRates) -> OpCost:
-        """With what crosses memory of maps that are too large to stay on chip.
+        """Adds the memory traffic of maps that are too large to stay on chip.
 
-        The images of a batch pass one after the other: of ResNet-152's and VGG-11's batches of 64 the maps
-        of all images would not fit either, and they take no longer an image than few.  What is read of a map
-        stays on chip while windows overlap there, so that each is read once.
+        The images of a batch are processed one after the other: for ResNet-152's and VGG-11's batches of 64
+        the maps of all images would not fit either, and they take no longer per image than few.  The part of
+        a map that is read stays on chip while windows overlap there, so that each is read once.
         """
         read = sum(
             size for size in (_map_bytes(value, fmt) for value in self.values()) if size > rates.on_chip
@@ -94,7 +97,7 @@ class _OnMaps(NewAxisOp):
 
 @dataclass(frozen=True, slots=True)
 class Pixels(NewAxisOp):
-    """The images that a step is given: all channels of each pixel."""
+    """The input images of a step: all channels of each pixel."""
 
     @property
     def reads(self) -> InputKind:
@@ -111,12 +114,12 @@ class Pixels(NewAxisOp):
 
 @dataclass(frozen=True, slots=True)
 class Convolution(_OnMaps):
-    """out = function(the window's pixels @ weight.T + bias + residual) at each place that the window takes.
+    """out = function(the window's pixels @ weight.T + bias + residual) at each position of the window.
 
     added_last: function(...) + residual instead.
 
     weight is [channels, height x width of the window x channels of a group]; image is x's size.  A batch norm
-    is folded into weight and bias.  Each of `groups` sees its own channels of x; with one channel each the
+    is folded into weight and bias.  Each of `groups` reads its own channels of x; with one channel each the
     convolution is depthwise.
     """
 
@@ -132,12 +135,12 @@ class Convolution(_OnMaps):
 
     @property
     def contraction(self) -> int:
-        """Elements of x that are summed for one of the result."""
+        """Elements of x that are summed for one element of the result."""
         return self.window.kernel.pixels * self.x.width // self.groups
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is summed by itself, which is no product of matrices."""
+        """True if each channel is summed by itself, which is not a matrix product."""
         return self.groups > 1 and self.contraction == self.window.kernel.pixels
 
     def contradiction(self) -> str | None:
@@ -151,7 +154,8 @@ class Convolution(_OnMaps):
         )
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        """An implicit product: the array's rows are the contraction, its columns pass the places."""
+        """Returns the cost of an implicit product: the array's rows are the contraction, its columns the
+        positions."""
         places, channels = self.out.rows.each, self.out.width
         made = places * _lanes(channels, rates)
         vector = made * (1 if self.residual is None else 2) + self._casts(fmt, rates)
@@ -173,17 +177,17 @@ class Convolution(_OnMaps):
         return self._beside_maps(one, fmt, rates)
 
     def _casts(self, fmt: Format, rates: CoreRates) -> int:
-        """Elements an image that are converted before they meet narrower weights."""
+        """Returns the elements per image that are converted before they meet narrower weights."""
         converted = fmt.compute is DType.FP32 and fmt.multiplied is not DType.FP32
         return self.image.pixels * _lanes(self.x.width, rates) if converted else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Upconvolution(_OnMaps):
-    """Each pixel of x becomes factor x factor of the result, by a matrix of its own for each of them.
+    """Each pixel of x becomes factor x factor pixels of the result, by one matrix for each of them.
 
-    weight is [channels x factor x factor, channels of x]: a transposed convolution whose window moves by its
-    own size.
+    weight is [channels x factor x factor, channels of x]: a transposed convolution whose stride is the size
+    of its window.
     """
 
     x: Value
@@ -214,7 +218,7 @@ class Upconvolution(_OnMaps):
 
 
 class PoolKind(StrEnum):
-    """What is made of the pixels in a window."""
+    """The function of the pixels in a window."""
 
     MAX = "max"
     AVERAGE = "average"
@@ -222,7 +226,7 @@ class PoolKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WindowPool(_OnMaps):
-    """out = the largest or the mean of what the window sees, channel by channel; image is x's size."""
+    """out = the maximum or the mean of the window, channel by channel; image is x's size."""
 
     x: Value
     image: MapSize
@@ -240,7 +244,7 @@ class WindowPool(_OnMaps):
 
 @dataclass(frozen=True, slots=True)
 class Upsample(_OnMaps):
-    """Each pixel of x, factor x factor times."""
+    """Repeats each pixel of x, factor x factor times."""
 
     x: Value
     factor: int = 2
@@ -258,7 +262,7 @@ class Upsample(_OnMaps):
 class Concatenate(_OnMaps):
     """The channels of several maps of one size, one after the other.
 
-    Takes no time of its own: each part is written where it lies in the whole.
+    It takes no time: each part is written to its place in the whole.
     """
 
     parts: tuple[Value, ...]
@@ -273,16 +277,16 @@ class Concatenate(_OnMaps):
 
 
 def _passes(out: Value, elements: int, rates: CoreRates) -> OpCost:
-    """A pass of VectorE over so many elements an image."""
+    """Returns the cost of a pass of VectorE over so many elements per image."""
     vector = (rates.pass_seconds, elements / rates.vector)
     return OpCost(out.rows.number, vector=vector, start=rates.start)
 
 
 def _lanes(channels: int, rates: CoreRates) -> int:
-    """Channels as the engines see them: as many partitions as there are work at once, busy or not."""
+    """Returns the channels rounded up to whole partitions: all partitions work at once, busy or not."""
     return ceil(channels / TILE) * TILE if rates.array else channels
 
 
 def _map_bytes(value: Value, fmt: Format) -> float:
-    """Bytes an image."""
+    """Returns the bytes per image."""
     return float(value.rows.each * value.width * fmt.compute.bytes)

@@ -1,15 +1,15 @@
-"""What the costs of Ops are made of.
+"""Parts of which the costs of Ops are made.
 
-Within an Op the engines work beside one another, so that it takes as long as the busiest of them, after a
-start that nothing hides (a transfer's semaphore; weights are fetched ahead).  Ops follow one another.
-- TensorE: 128 x 128 tiles of the weights, each over max(64, rows) columns (nki/api/nki/isa, nc_matmul); of
-  formats that are multiplied several at a time, tiles of 256 (fp8) or 512 (MX) x 128.
-- VectorE and ScalarE: passes over the elements, one a lane and cycle, max(64, n) cycles each; an operation
-  on two fp32 operands takes two cycles an element (nki/api/nki/isa, tensor_tensor).
-- DMA: weights once a step, less what stays on chip; keys and values of the contexts, embedding rows, in
-  pieces of a head's or a row's size; logits.
-- Collectives: a floor for each exchange, the hops, and what a rank passes on; the links are used in turn,
-  not beside arithmetic.
+Within an Op the engines work in parallel, so an Op takes as long as its busiest engine, after a start-up time
+that nothing hides (a transfer's semaphore; weights are fetched in advance).  Ops follow one another.
+- TensorE: 128 x 128 tiles of the weights, each over max(64, rows) columns (nki/api/nki/isa, nc_matmul); for
+formats that are multiplied several at a time, tiles of 256 (fp8) or 512 (MX) x 128.
+- VectorE and ScalarE: passes over the elements, one element per lane and cycle, max(64, n) cycles each; an
+operation on two fp32 operands takes two cycles per element (nki/api/nki/isa, tensor_tensor).
+- DMA: weights once per step, less those that stay on chip; keys and values of the contexts and embedding
+rows, in pieces of a head's or a row's size; logits.
+- Collectives: a fixed time for each exchange, the hops, and the bytes that a rank passes on; the links are
+used in turn, not in parallel with arithmetic.
 Between the Ops of a Program activations stay on chip.
 """
 
@@ -28,14 +28,15 @@ from corepipe.neuron.values import RowSet, Value, WeightRole, weight_bytes
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Passes of VectorE over an Op's elements: `one` and `two` by their number of operands; of ScalarE."""
+    """Passes over an Op's elements: `one` and `two` on VectorE, by their number of operands; `scalar` on
+    ScalarE."""
 
     one: int = 0
     two: int = 0
     scalar: int = 0
 
     def cycles(self, fmt: Format) -> int:
-        """Cycles of VectorE an element."""
+        """Returns the cycles of VectorE per element."""
         return self.one + self.two * (2 if fmt.compute is DType.FP32 else 1)
 
 
@@ -45,7 +46,8 @@ GATE = Passes(two=2, scalar=1)  # of a gated activation: times the gate, times u
 def matrix_cost(
     rows: RowSet, shape: tuple[int, ...], fmt: Format, rates: CoreRates, *, leaves: bool = False
 ) -> OpCost:
-    """Rows times a matrix [n, k]; results come out of PSUM in a pass, and to memory if they leave.
+    """Returns the cost of rows times a matrix [n, k]; a pass takes results out of PSUM, and to memory if they
+    leave the core.
 
     fp32 activations that meet narrower weights are converted first, and those that are multiplied in a
     microscaling format are quantised, four elements of a partition a cycle (trainium3_arch.rst, QuantizeMX).
@@ -68,19 +70,19 @@ def matrix_cost(
 
 
 def refuses_matrix(fmt: Format) -> str | None:
-    """Why no executor multiplies by a matrix in a format (None: they do)."""
+    """Returns why no executor multiplies by a matrix in a format (None: they do)."""
     return f"is not computed in {fmt.name}" if fmt.name in TIMED_FORMATS.keys() - FORMATS.keys() else None
 
 
 def held_elements(n: int, k: int, rates: CoreRates) -> int:
-    """Elements of a matrix [n, k] as the array holds it, in whole tiles."""
+    """Returns the elements of a matrix [n, k] as the array holds it, in whole tiles."""
     if not rates.array:
         return n * k
     return ceil(n / TILE) * TILE * ceil(k / rates.contraction) * rates.contraction
 
 
 def elementwise_cost(out: Value, passes: Passes, fmt: Format, rates: CoreRates) -> OpCost:
-    """Passes over all elements of a result."""
+    """Returns the cost of passes over all elements of a result."""
     cycles, width = passes.cycles(fmt), out.width * out.rows.each
     return OpCost(
         out.rows.number,
@@ -92,20 +94,22 @@ def elementwise_cost(out: Value, passes: Passes, fmt: Format, rates: CoreRates) 
 
 
 def passes_beside(rows: RowSet, passes: Passes, width: int, fmt: Format, rates: CoreRates) -> OpCost:
-    """Passes over the elements of a step's rows, beside its products."""
+    """Returns the cost of passes over the elements of a step's rows that run in parallel with its
+    products."""
     vector, scalar = passes.cycles(fmt) * width, passes.scalar * width
     return OpCost(rows.number, vector=(0.0, vector / rates.vector), scalar=(0.0, scalar / rates.scalar))
 
 
 def gather_cost(out: Value, fmt: Format, rates: CoreRates) -> OpCost:
-    """A row of a table for each row."""
+    """Returns the cost of reading one row of a table per row."""
     size = out.width * fmt.compute.bytes
     moved = (0.0, size * rates.pieces(size))
     return OpCost(out.rows.number, dma=moved, start=rates.start, read=(0.0, float(size)))
 
 
 def merged(parts: Sequence[OpCost], rates: CoreRates, read: int = 0, written: int = 0) -> OpCost:
-    """Products and passes as one Op, which beside weights reads and writes so many bytes a row."""
+    """Combines products and passes into one Op, which reads and writes so many bytes per row besides
+    weights."""
     return OpCost(
         parts[0].rows,
         tensor=sum(p.tensor for p in parts),

@@ -1,4 +1,4 @@
-"""Ops on the elements of rows, and on which rows there are."""
+"""Ops on the elements of rows, and the selection of rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ElementwiseActivation(SameWidthOp):
 
 @dataclass(frozen=True, slots=True)
 class Clamp(SameWidthOp):
-    """out = x, held within -limit .. limit."""
+    """out = x, limited to -limit .. limit."""
 
     x: Value
     limit: float
@@ -78,7 +78,7 @@ class Clamp(SameWidthOp):
 
 @dataclass(frozen=True, slots=True)
 class ScaleRows(SameWidthOp):
-    """out = x times a constant, and times the row's own factor `by` (of width 1), where there is one."""
+    """out = x times a constant, and times the row's own factor `by` (of width 1), if given."""
 
     x: Value
     factor: float = 1.0
@@ -122,7 +122,7 @@ class Add(SameWidthOp):
 
 @dataclass(frozen=True, slots=True)
 class SelectRows(SameWidthOp):
-    """Keeps the rows whose logits are wanted."""
+    """Keeps the rows whose logits are requested."""
 
     x: Value
 

@@ -1,4 +1,4 @@
-"""What makes rows of a step's inputs: tables that are looked up, and patches of images."""
+"""Ops that make rows of a step's inputs: table lookups, and patches of images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from corepipe.neuron.values import GraphInput, InputKind, Value, WeightSpec
 
 
 class RowIndex(StrEnum):
-    """By what a row of a table is found."""
+    """The index by which a row of a table is looked up."""
 
     POSITION = "position"
     TYPE = "type"  # BERT's first or second text of a pair
@@ -85,10 +85,10 @@ class AddEmbedding(SameWidthOp):
 
 
 def patches_of(image: F32, given: GraphInput) -> F32:
-    """The rows that an image is given as: zeros for the learned vectors, then its square patches, row by row,
+    """Returns the input rows of an image: zeros for the learned vectors, then its square patches, row by row,
     each channel by channel.
 
-    image: [channels, height, width].  [rows, channels x height x width of a patch].
+    image: [channels, height, width].  Returns [rows, channels x height x width of a patch].
     """
     channels, side, _ = given.shape
     _, height, width = image.shape

@@ -25,47 +25,53 @@ from corepipe.neuron.values import Value, WeightSpec
 WEIGH, ADD = Passes(two=1), Passes(two=1)  # an expert's result times its weight, and added to the others'
 
 SUMMED = 1
-"""How often the sum crosses memory, in and out, for each expert of a prompt (NxD's forward_all_experts)."""
+"""Number of times that the sum crosses memory, in and out, for each expert of a prompt (NxD's
+forward_all_experts)."""
 
 
 class Scoring(StrEnum):
-    """What weighs the experts that a row takes."""
+    """The weights of the experts that a row is routed to."""
 
-    OF_ALL = "of_all"  # the softmax of all its scores
-    OF_CHOSEN = "of_chosen"  # that of the scores of the experts that it takes: their shares sum to 1
-    OF_NEAR = "of_near"  # of each by itself, of the scores near its own, without those taken before it
+    OF_ALL = "of_all"  # the softmax over all scores of the row
+    OF_CHOSEN = "of_chosen"  # the softmax over the scores of the chosen experts: the weights sum to 1
+    OF_NEAR = "of_near"  # for each, the softmax over the scores near its own, without those chosen before
     SIGMOID = "sigmoid"  # each score's sigmoid
-    SIGMOID_SHARES = "sigmoid_shares"  # that by the sum of those of the experts that it takes
-    INPUT_SIGMOID = "input_sigmoid"  # each score's sigmoid, of what the expert takes instead of what it makes
+    SIGMOID_SHARES = "sigmoid_shares"  # each sigmoid divided by the sum of those of the chosen experts
+    INPUT_SIGMOID = "input_sigmoid"  # each score's sigmoid, which multiplies the expert's input
 
     @property
     def by_sigmoid(self) -> bool:
-        """Whether sigmoids say which experts a row takes."""
+        """True if sigmoids of the scores decide which experts a row is routed to."""
         return self in (Scoring.SIGMOID, Scoring.SIGMOID_SHARES)
 
 
 LEAST_SUM = np.float32(1e-20)
-"""Added to a sum of sigmoids that others are divided by (DeepSeek-V3's modeling code)."""
+"""Added to the sum of sigmoids that each of them is divided by (DeepSeek-V3's modeling code)."""
 
 
 class Groups(NamedTuple):
-    """Equal groups of experts, and of how many a row takes its own: of those with the largest score, or, of
-    sigmoids, with the two that are largest together."""
+    """Equal groups of experts; a row chooses among the experts of `taken` groups.
+
+    Those are the groups with the largest score or, for sigmoids, with the largest sum of their two largest.
+    """
 
     number: int
     taken: int
 
 
 class ExpertRange(NamedTuple):
-    """Consecutive experts: the number of the first, and how many they are."""
+    """Consecutive experts: the number of the first, and their count."""
 
     first: int
     size: int
 
 
 def summing(weighed: OpCost, added: OpCost, rates: CoreRates, result: int) -> tuple[OpCost, ...]:
-    """What NxD does with each expert's results of `result` bytes a row, after its products: one operation
-    weighs them, and one adds that to the sum (`output += mlp_output[e] * affinities[:, e]`)."""
+    """Returns the cost of summing the experts' results of `result` bytes per row, after an expert's products.
+
+    As in NxD: one operation weights an expert's result, and one adds it to the sum (`output += mlp_output[e]
+    * affinities[:, e]`).
+    """
     return (
         merged((weighed,), rates, read=result, written=result),
         merged((added,), rates, read=(1 + SUMMED) * result, written=SUMMED * result),
@@ -74,22 +80,22 @@ def summing(weighed: OpCost, added: OpCost, rates: CoreRates, result: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Experts(SameWidthOp):
-    """A mixture of experts: each row goes to the `top_k` experts that its routing scores are highest for.
+    """A mixture of experts: each row is routed to the `top_k` experts with its highest routing scores.
 
-    out = sum over those experts of weight x down(function(gate(x)) * up(x)), in the order of their scores, of
-    equal ones in that of the experts.  By `INPUT_SIGMOID` weights are of what the experts take, weight x
-    instead of x, and what they make is added as it is.  However many rows one expert gets, it takes them all.
-    A row whose scores are not all finite becomes NaN.
-    routing: [rows, experts], a Linear's result; `scoring` makes weights of them.  gate and up are
-    [experts, ffn, hidden], down is [experts, hidden, ffn]; `biases`, if any, are those of the three,
-    [experts, ffn] twice and [experts, hidden].  `ffn` is the part of an expert's middle that the core has.
-    `nearness`: of `of_near`, by what part of the larger of both sizes a score may be less than the expert's
+    out = sum over those experts of weight x down(function(gate(x)) * up(x)), in the order of their scores,
+    and for equal scores in the order of the experts.  With `INPUT_SIGMOID` the weights multiply the experts'
+    inputs, weight x instead of x, and the results are added unweighted.  An expert accepts any number of
+    rows.  A row whose scores are not all finite becomes NaN.
+    routing: [rows, experts], a Linear's result; `scoring` makes weights of them.  gate and up are [experts,
+    ffn, hidden], down is [experts, hidden, ffn]; `biases`, if any, are those of the three, [experts, ffn]
+    twice and [experts, hidden].  `ffn` is the core's part of an expert's middle width.
+    `nearness`: for `of_near`, by which part of the larger of both sizes a score may be less than the expert's
     (SparseMixer's: Liu et al. 2024, arXiv 2409.12136).  `correction` [experts] is added to sigmoids for the
-    choice alone; `groups`: a row chooses among the experts of some (DeepSeek-V3, 2024, section 2.1.2);
-    `factor`: what all weights are multiplied by.
-    own: of a core that has some of the experts, which; its result [rows, top_k * width] then has what these
-    make, neither weighed nor added, a row's for each of the experts that it takes, in their order; what other
-    cores' experts make has zeros there.  `GatherSlots` makes the sum.
+    choice alone; `groups`: a row chooses among the experts of some groups (DeepSeek-V3, 2024, section 2.1.2);
+    `factor` multiplies all weights.
+    own: the experts of a core that holds only some.  Its result [rows, top_k * width] then holds, for each
+    row, the results of the experts that it is routed to, in their order, neither weighted nor added, with
+    zeros for the experts of other cores.  `GatherSlots` makes the sum.
     """
 
     x: Value
@@ -113,18 +119,19 @@ class Experts(SameWidthOp):
         return self.gate.shape[0]
 
     def spread(self) -> Self:
-        """With experts that are cut along no other axis."""
+        """Returns the Op with experts that are cut along no other axis."""
         gate, up, down = (_whole_middle(spec, self.gate.axes[1]) for spec in (self.gate, self.up, self.down))
         biases = tuple(_whole_middle(spec, self.gate.axes[1]) for spec in self.biases)
         return replace(self, gate=gate, up=up, down=down, biases=biases)
 
     def share(self, part: AxisShard) -> ExpertRange | None:
-        """The experts of a core that has this part of them (None: all)."""
+        """Returns the experts of a core with this part of them (None: all)."""
         (start, count), *_ = part.ranges
         return None if count == self.experts else ExpertRange(start, count)
 
     def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
-        """The sum over ranks must add the last bias once."""
+        """Returns a rank's fields; only the first rank has the last bias, since the sum over ranks must add
+        it once."""
         once = self.biases[: 2 if cut.rank and self.sums() else None]
         return {
             "ffn": cut.width(self.gate.axes[1]),
@@ -143,14 +150,16 @@ class Experts(SameWidthOp):
         return self.top_k / self.experts * Op.read_bytes(self, fmt)
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        """An expert's three matrices and its gate; its result is weighted and added to the others'.
+        """Returns the cost of an expert's three matrices and its gate, and of weighting and adding its
+        result.
 
-        Where all experts take all rows, the results of their first two products and of the third are tensors
-        of [experts, rows, 2 x ffn] and [experts, rows, hidden] (NxD's ExpertMLPs.forward_all_experts): no
-        on-chip memory holds those of a prompt, so that each is written to memory and read by the next step.
-        Nor does it hold the sum, to which one expert's weighted result is added after the other's.
-        A core that has some of the experts takes all rows through all of them, however few they are, and adds
-        up what they make itself (ExpertMLPsV2.forward_all_experts_EP: no other path is for expert parallel).
+        Where all experts process all rows, the results of their first two products and of the third are
+        tensors of [experts, rows, 2 x ffn] and [experts, rows, hidden] (NxD's
+        ExpertMLPs.forward_all_experts): no on-chip memory holds those of a prompt, so each is written to
+        memory and read by the next step.  The sum does not fit either; one expert's weighted result is added
+        to it after the other's.
+        A core that has some of the experts passes all rows through all of them, however few they are, and
+        sums their results itself (ExpertMLPsV2.forward_all_experts_EP: expert parallelism has no other path).
         """
         rows, ffn, hidden = self.out.rows, self.ffn, self.x.width
         gate, up, down = (
@@ -171,14 +180,15 @@ class Experts(SameWidthOp):
 
     @property
     def device_width(self) -> int:
-        """A device adds up what a core's experts make."""
+        """Width of the result on a device, which sums the results of a core's experts."""
         return self.x.width
 
     def refuses(self, fmt: Format) -> str | None:
         return refuses_matrix(fmt)
 
     def reference(self, at: ReferenceContext) -> F32:
-        """Each product and each expert's result are rounded; their sum is once."""
+        """Computes the sum in numpy: each product and each expert's result are rounded; their sum is rounded
+        once."""
         x, fmt = at[self.x], at.format
         correction = None if self.correction is None else at.weight(self.correction)
         chosen, weights = self.routed(at[self.routing], correction)
@@ -204,8 +214,8 @@ class Experts(SameWidthOp):
         return self.scoring is Scoring.INPUT_SIGMOID
 
     def weighed_sum(self, results: F32, weights: F32, fmt: Format) -> F32:
-        """Of results [rows, places, width] by weights [rows, places], where inputs were not weighed before;
-        added in the order of places, rounded once."""
+        """Sums results [rows, places, width] by weights [rows, places], unless the inputs were weighted
+        before; added in the order of places, rounded once."""
         if self.weighs_inputs:
             weights = np.where(np.isnan(weights), weights, np.float32(1))
         total = np.zeros((len(results), results.shape[2]), np.float32)
@@ -214,7 +224,7 @@ class Experts(SameWidthOp):
         return arithmetic.round_to(total, fmt.compute)
 
     def routed(self, scores: F32, correction: F32 | None = None) -> tuple[npt.NDArray[np.intp], F32]:
-        """Which experts each row takes, and their weights: [rows, top_k] each."""
+        """Returns the experts that each row is routed to, and their weights: [rows, top_k] each."""
         with np.errstate(invalid="ignore"):  # scores that are not finite make NaN
             judged = self._judged(scores, correction)
             chosen = np.argsort(-judged, axis=1, kind="stable")[:, : self.top_k]
@@ -222,7 +232,8 @@ class Experts(SameWidthOp):
         return chosen, np.where(np.isfinite(scores).all(axis=1, keepdims=True), shares, np.float32(np.nan))
 
     def _judged(self, scores: F32, correction: F32 | None) -> F32:
-        """What experts are chosen by, -inf in groups that a row takes none of: [rows, experts]."""
+        """Returns the scores by which experts are chosen, -inf in groups that a row does not choose from:
+        [rows, experts]."""
         by_sigmoid = self.scoring.by_sigmoid
         judged = arithmetic.apply(Function.SIGMOID, scores) if by_sigmoid else scores
         if correction is not None:
@@ -237,7 +248,7 @@ class Experts(SameWidthOp):
         return left.reshape(judged.shape)
 
     def _weighed(self, scores: F32, chosen: npt.NDArray[np.intp]) -> F32:
-        """The weights of the experts that each row takes, but for the factor of all."""
+        """Returns the weights of the experts of each row, before `factor`."""
         taken = np.take_along_axis(scores, chosen, axis=1)
         match self.scoring:
             case Scoring.OF_NEAR:
@@ -256,8 +267,8 @@ class Experts(SameWidthOp):
         return np.asarray(np.exp(taken - most) / total, np.float32)
 
     def _of_near(self, scores: F32, chosen: npt.NDArray[np.intp]) -> F32:
-        """Of each expert that a row takes the softmax, without those that it took before and without what is
-        far below it."""
+        """Returns for each expert of a row its share of the softmax, without the experts chosen before it and
+        without scores far below its own."""
         left, shares = scores.copy(), np.empty(chosen.shape, np.float32)
         for place in range(self.top_k):
             own = chosen[:, place, None]
@@ -268,7 +279,8 @@ class Experts(SameWidthOp):
         return shares
 
     def routing_fields(self, at: Bindings) -> dict[str, Any]:
-        """By what native code has rows choose and weigh experts."""
+        """Returns the arguments by which the native program routes rows to experts and weights their
+        results."""
         return {
             "top_k": self.top_k,
             "scoring": self.scoring.value,
@@ -299,13 +311,13 @@ def _whole_middle(spec: WeightSpec, middle: Axis) -> WeightSpec:
 
 @dataclass(frozen=True, slots=True)
 class GatherSlots(Transfer):
-    """The sum that a mixture makes, where each core of a stage has some of the experts.
+    """The sum of a mixture whose experts are divided among the cores of a stage.
 
-    Of what the experts make that a row takes, each comes from the core that has the expert; every core then
-    weighs and adds them in the order of `Experts`, so that the bits are those of one core.  Timed is what
-    Neuron's software does instead: an all-reduce of sums, a prompt's as a reduce-scatter and an all-gather.
+    Each expert's result comes from the core that holds the expert; every core then weights and adds them in
+    the order of `Experts`, so that the bits are those of one core.  The cost is that of Neuron's software,
+    which does an all-reduce of sums instead, for a prompt as a reduce-scatter and an all-gather.
     x: [rows, top_k * width] of `mixture`; bounds: the first expert of each core, and the end of the last
-    one's.
+    core's.
     """
 
     x: Value
@@ -342,5 +354,5 @@ NO_BIASES = (None, None, None)
 
 
 def _own(biases: F32 | None, expert: int) -> F32 | None:
-    """An expert's."""
+    """Returns the bias of one expert."""
     return None if biases is None else biases[expert]

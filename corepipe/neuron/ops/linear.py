@@ -1,4 +1,4 @@
-"""Matrices that rows are multiplied by."""
+"""Multiplication of rows by matrices."""
 
 from __future__ import annotations
 

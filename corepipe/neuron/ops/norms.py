@@ -19,7 +19,8 @@ from corepipe.neuron.values import Value, WeightSpec
 
 
 def _own_groups(gain: WeightSpec | None, groups: int | None, cut: RankContext) -> Mapping[str, Any]:
-    """The groups of a norm that a core has.  Raises UserError where they are not whole."""
+    """Returns the field `groups` of a norm on a core.  Raises UserError where a core would hold a part of a
+    group."""
     if groups is None or gain is None:
         return {}
     width, group = cut.width(gain.axes[0]), gain.shape[0] // groups
@@ -37,8 +38,7 @@ class RMSNorm(SameWidthOp):
     """Root-mean-square norm over each group of `len(gain)` consecutive elements, times the gain.
 
     With a gain as wide as x this is the layer's norm; with one head's width it is Qwen3's q/k norm.
-    `groups`: equal parts of what is as wide as the gain, of which each is normalised by itself (Mamba-2);
-    None: it has no parts.
+    `groups`: number of equal parts of the gain's width, each normalised by itself (Mamba-2); None: one part.
     """
 
     x: Value
@@ -52,7 +52,7 @@ class RMSNorm(SameWidthOp):
         return f"{self.gain.name} normalises over all of {axis.name}" if whole else None
 
     def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
-        """Whole groups, of what is cut.  Raises UserError where they are not."""
+        """Returns the core's whole groups.  Raises UserError where the cut would split a group."""
         return _own_groups(self.gain, self.groups, cut)
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
@@ -98,10 +98,11 @@ class L2Norm(SameWidthOp):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(SameWidthOp):
-    """(x - mean) / sqrt(variance + eps), times the gain, plus the bias, where there are any.
+    """(x - mean) / sqrt(variance + eps), times the gain, plus the bias, if given.
 
-    Over all of x, or over each part of it as wide as the gain, with one head's width (Phi); of `groups` equal
-    parts of a gain each is normalised by itself, with a gain for each head (Cohere); None: it has no parts.
+    It runs over all of x, or over each part of x as wide as the gain, with one head's width (Phi).  `groups`:
+    number of equal parts of the gain, each normalised by itself, with a gain per head (Cohere); None: one
+    part.
     """
 
     x: Value
@@ -117,7 +118,7 @@ class LayerNorm(SameWidthOp):
         return f"{what} normalises over all of {axis.name}" if whole else None
 
     def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
-        """As an `RMSNorm`'s."""
+        """Returns the same as `RMSNorm.own_fields`."""
         return _own_groups(self.gain, self.groups, cut)
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
@@ -132,7 +133,7 @@ class LayerNorm(SameWidthOp):
         return arithmetic.layer_norm(at[self.x], gain, bias, self.eps, at.format.compute, self.groups or 1)
 
     def bound(self, at: Bindings) -> tuple[F32 | None, F32 | None, float]:
-        """Gain, bias and epsilon, as native code takes them."""
+        """Returns gain, bias and epsilon, as the native program takes them."""
         gain, bias = (None if spec is None else at.vector(spec) for spec in (self.gain, self.bias))
         return gain, bias, self.eps
 

@@ -1,4 +1,4 @@
-"""What makes one row of all rows of a sequence."""
+"""Pooling of all rows of a sequence into one row."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from corepipe.neuron.values import TOKENS, WANTED, Value
 
 
 class PoolingMode(StrEnum):
-    """What is made of the rows, special tokens included: as sentence-transformers' modes that are named."""
+    """The modes of pooling, as in sentence-transformers; special tokens are included."""
 
     FIRST = "first"  # cls
-    SECOND = "second"  # DeiT's distillation token; of one row alone that
+    SECOND = "second"  # DeiT's distillation token; the only row if there is one
     LAST = "last"  # lasttoken
     MEAN = "mean"
     MAX = "max"
-    MEAN_SQRT_LEN = "mean_sqrt_len"  # the sum by the root of their number
-    WEIGHTED_MEAN = "weighted_mean"  # the mean, weighed by their place from 1
+    MEAN_SQRT_LEN = "mean_sqrt_len"  # the sum divided by the root of their number
+    WEIGHTED_MEAN = "weighted_mean"  # the mean, weighted by position from 1
 
 
 @dataclass(frozen=True, slots=True)
 class SequencePooling(SameWidthOp):
-    """One row of each sequence, added up in fp32 and in the order of its rows, so that bits do not depend on
-    the batch.
+    """Pools the rows of each sequence into one, in fp32 and in the order of its rows, so that bits do not
+    depend on the batch.
 
-    x has a row a token, `out` one a sequence: a batch wants one row of each, and all of a sequence's rows are
-    in it.
+    x has a row per token, `out` one per sequence: a batch requests one row of each, and holds all rows of a
+    sequence.
     """
 
     x: Value
@@ -62,7 +62,7 @@ class SequencePooling(SameWidthOp):
 
 
 def pooled(x: F32, mode: PoolingMode) -> F32:
-    """One row [width] of a sequence's [rows, width], unrounded."""
+    """Returns one row [width] of a sequence's [rows, width], unrounded."""
     count = np.float32(len(x))
     places = np.arange(1, len(x) + 1, dtype=np.float32)
     match mode:

@@ -1,7 +1,7 @@
-"""Recurrent layers: what they keep is a state a sequence, however long it is.
+"""Recurrent layers, which keep a state of fixed size per sequence, however long the sequence is.
 
 The host runs the plain recurrence, token after token, for prompts and answers alike: its bits do not depend
-on how a prompt is cut, so that what is computed anew is what was.  A device computes prompts in chunks, by
+on how a prompt is cut, so a recomputed prompt gives the same bits.  A device computes prompts in chunks, by
 products of matrices (Dao & Gu 2024, Mamba-2, section 6), the same up to rounding; the cost is that form's.
 """
 
@@ -26,21 +26,22 @@ from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import StateKind, StateSpec, Value, WeightSpec
 
 CHUNK = TILE
-"""Tokens of a prompt that a device takes together: as many as fill a side of its array."""
+"""Tokens of a prompt that a device processes together: as many as fill a side of its array."""
 
 STEP = Passes(one=1, two=2).one + 2 * Passes(one=1, two=2).two
-"""Cycles of VectorE for an element of a state at a token of an answer: times its decay, which is a number a
-partition; plus what comes in; times c, summed.  The last two have two fp32 operands."""
+"""Cycles of VectorE for an element of a state at a token of an answer: times its decay, which is one number
+per partition; plus the new input; times c, summed.  The last two have two fp32 operands."""
 
 LANES = 16
-"""A head's elements that native code takes together."""
+"""Elements of a head that the native kernels process together."""
 
 
 @dataclass(frozen=True, slots=True)
 class CausalConvolution(SameWidthOp):
     """out[t] = function(bias + the sum over k of weight[:, 0, k] * x[t - (taps - 1) + k]), by channel.
 
-    weight: [channels, 1, taps].  Rows before the first are zeros; the last taps - 1 of a sequence are kept.
+    weight: [channels, 1, taps].  Rows before the first are zeros; the last taps - 1 rows of a sequence are
+    kept.
     """
 
     x: Value
@@ -54,7 +55,7 @@ class CausalConvolution(SameWidthOp):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of what is kept."""
+        """The shape of the state of a sequence."""
         return self.taps - 1, self.x.width
 
     @property
@@ -130,7 +131,7 @@ class SelectiveScan(SameWidthOp):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of what is kept."""
+        """The shape of the state of a sequence."""
         return self.heads.heads, self.heads.head_dim, self.states
 
     @property
@@ -141,9 +142,12 @@ class SelectiveScan(SameWidthOp):
         return {"heads": cut.heads(self.heads)}
 
     def cost(self, _fmt: Format, rates: CoreRates) -> Cost:
-        """Of a token of an answer what each element of the state takes; of a chunk of a prompt, for each
-        group c b^T, and for each head that, masked by how far the state decays in between, times x, c times
-        the state so far, and what x and b make of the next state."""
+        """Returns the cost of the recurrence for answers and of the chunked form for prompts.
+
+        A token of an answer costs the passes over each element of the state.  A chunk of a prompt costs, for
+        each group, c b^T; and for each head that product, masked by the decay of the state in between, times
+        x, c times the state so far, and the part of the next state that x and b make.
+        """
         (heads, width, states), groups = self.shape, self.heads.kv_heads
         step = Engines(vector=STEP * prod(self.shape) / rates.vector, flops=6.0 * prod(self.shape))
         products = groups * CHUNK * held_elements(CHUNK, states, rates) + heads * (
@@ -199,7 +203,7 @@ class SelectiveScan(SameWidthOp):
 def _scan_cost(
     out: Value, state: StateSpec, step: Engines, chunk: int, whole: Engines, rates: CoreRates
 ) -> ScanCost:
-    """With the state read and written, once a step for each sequence."""
+    """Returns the cost of a scan, with each sequence's state read and written once per step."""
     size = state.per_sequence * DType.FP32.bytes
     moved = Engines(dma=2 * size / rates.memory, read=float(size), written=float(size))
     return ScanCost(out.rows.number, replace(step, start=rates.start), chunk, whole, moved)

@@ -1,4 +1,4 @@
-"""What Ops that other cores take part in have in common, and what exchanges cost."""
+"""The base of Ops between cores, and the cost of exchanges."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MESH_BYTES = 1 << 20
 
 
 class Transfer(Op):
-    """An Op that other cores take part in, by its Value."""
+    """An Op that exchanges its Value with other cores."""
 
     __slots__ = ()
 
@@ -22,8 +22,11 @@ class Transfer(Op):
 
 
 def exchanges(count: int, out: Value, fmt: Format, rates: CoreRates, mesh: Mesh) -> OpCost:
-    """In each a rank passes on (degree - 1) / degree of the payload.  Small payloads go to all ranks at
-    once, large ones from neighbour to neighbour; between the two the steps are counted in part."""
+    """Returns the cost of `count` exchanges; in each, a rank passes on (degree - 1) / degree of the payload.
+
+    Small payloads go to all ranks at once, large ones from neighbour to neighbour; between the two the steps
+    are counted in part.
+    """
     payload = out.width * fmt.compute.bytes
     moved = payload * (mesh.degree - 1) / mesh.degree
     return OpCost(

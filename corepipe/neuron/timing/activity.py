@@ -1,8 +1,8 @@
-"""What the engines of the cores have done: estimated while serving, from one step in many.
+"""Activity of the cores' engines, estimated while serving from one step in many.
 
-To take each step apart would cost as much as to schedule it.  Of the steps between two looks one is chosen,
-with a chance in proportion to its time, and stands for the busy time of all of them: what is reported grows
-as the exact sum does, and an engine is never busier than its core.
+To time each step Op by Op would cost as much as to schedule it.  Of the steps between two reads one is
+chosen, with a chance in proportion to its time, and stands for the busy time of all of them: the reported
+numbers grow as the exact sums do, and an engine is never busier than its core.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from corepipe.neuron.step import StepShape
 
 
 class Costs(Protocol):
-    """What times the steps: `cost.CostModel`."""
+    """The times of steps: `cost.CostModel`."""
 
     @property
     def stages(self) -> int: ...
@@ -31,9 +31,9 @@ class Costs(Protocol):
 
 @dataclass(slots=True)
 class StageActivity:
-    """What a core of a stage has done: seconds of each engine, in the order of `hardware.ENGINES`.
+    """The activity of a core of a stage: seconds of each engine, in the order of `hardware.ENGINES`.
 
-    `memory_bytes` went to and from device memory.
+    `memory_bytes` were read from and written to device memory.
     """
 
     engines: list[float]
@@ -41,7 +41,7 @@ class StageActivity:
     memory_bytes: float = 0.0
 
     def add(self, busy: float, seconds: float, totals: Engines) -> None:
-        """`busy` seconds of steps like one that takes `seconds` and does `totals`."""
+        """Adds `busy` seconds of steps like one that takes `seconds` and does `totals`."""
         times = busy / seconds
         for at, name in enumerate(ENGINES):
             self.engines[at] += times * getattr(totals, name, 0.0)
@@ -50,7 +50,7 @@ class StageActivity:
 
 
 class Activity:
-    """Of one replica.  The cores of a stage do the same: its first stands for all."""
+    """The activity of one replica.  The cores of a stage do the same: its first stands for all."""
 
     def __init__(self, cost: Costs) -> None:
         self._cost = cost
@@ -61,13 +61,14 @@ class Activity:
         self._chosen: StepShape | None = None
 
     def add(self, shape: StepShape, seconds: float) -> None:
-        """A step has run, its stages for `seconds` in all."""
+        """Counts a step that has run, its stages for `seconds` in all."""
         self._seconds += seconds
         if self._chosen is None or self._random.random() * self._seconds < seconds:
             self._chosen = shape
 
     def look(self, busy: tuple[float, ...]) -> list[StageActivity]:
-        """Of each stage since the start, where `busy` is how long each core of the replica has worked."""
+        """Returns the activity of each stage since the start; `busy` is how long each core of the replica has
+        worked."""
         if self._chosen is not None:
             for stage, (seconds, totals) in enumerate(self._cost.stage_totals(self._chosen)):
                 done = busy[stage * self._cost.tensor]

@@ -1,4 +1,4 @@
-"""What each part of a graph takes on a core, to balance the stages of a pipeline by."""
+"""Predicted times of the parts of a graph, to balance the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DECODE = StepShape.decode(sequences=1, context=256)
 def stage_weights(
     graph: Graph, instance: Instance, profile: RuntimeProfile, stages: int = 1, shape: StepShape = DECODE
 ) -> tuple[float, ...]:
-    """Predicted seconds of a step on one core for each part of the graph, to balance a pipeline by.
+    """Returns predicted seconds of a step on one core for each part of the graph, to balance a pipeline by.
 
-    As `placement.cut_layers` takes them: what precedes the layers, each layer, what follows them.  A layer
-    shares its core with the others of an even part of the layers; what follows them has its own.
+    As `placement.cut_layers` takes them: the part before the layers, each layer, the part after them.  A
+    layer shares its core with an even part of the layers; the part after them has its own core.
     """
     parts: dict[int, list[Op]] = {layer: [] for layer in range(-1, graph.num_layers + 1)}
     for op in graph.ops:
@@ -51,7 +51,8 @@ def _part_seconds(
     known: dict[frozenset[tuple[Cost, int]], float],
     sharing: int,
 ) -> float:
-    """Seconds of consecutive Ops on a core that holds `sharing` such parts; those alike are timed once."""
+    """Returns seconds of consecutive Ops on a core that holds `sharing` such parts; equal parts are timed
+    once."""
     matrices = [spec for op in ops for spec in op.weights if spec.role is WeightRole.MATRIX]
     held = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in matrices)
     share = read_share(instance, sharing * held)

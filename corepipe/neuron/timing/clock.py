@@ -1,7 +1,7 @@
 """Host, paced and virtual time behind one interface.
 
-What runs under them is the same: a clock says all in which they differ.  Times are seconds since the clock
-was made; those of the emulated device, where it sets the pace.
+The same code runs with each of them: only the clock differs.  Times are seconds since the clock was made;
+those of the emulated device, where it sets the pace.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ SPIN_SECONDS = 2e-4
 
 
 LATE_SECONDS = 1e-3
-"""What waking up and bookkeeping may take of the host's time.  A host that cannot keep up falls behind by
-more: what it is late with one step comes on top of the next."""
+"""Host time that waking up and bookkeeping may take.  A host that cannot keep up falls behind by more: its
+delay in one step is added to the next."""
 
 
 class Clock(Protocol):
-    """Whose time it is.
+    """The source of time of a loop.
 
     paced: the device decides when a result may leave; otherwise it leaves when the host has it, and the
-    device's time runs beside.
-    virtual: what the host does takes no time.
+    device's time is only reported.
+    virtual: the host's work takes no time.
     """
 
     @property
@@ -35,20 +35,21 @@ class Clock(Protocol):
     def virtual(self) -> bool: ...
 
     def now(self) -> float:
-        """Seconds since the start; never falls."""
+        """Returns seconds since the start; never falls."""
 
     def wait_until(self, t: float) -> None:
-        """Returns when what the device finishes at `t` may be used."""
+        """Returns when a result that the device finishes at `t` may be used."""
 
     def host_seconds_until(self, t: float) -> float:
-        """How long the host waits for what happens at `t`."""
+        """Returns the host seconds to wait for an event at `t`."""
 
     def behind(self, t: float) -> float | None:
-        """Host seconds by which what the device finishes at `t` is overdue; None where it never can be."""
+        """Returns the host seconds by which a result due at `t` on the device is late; None where it never
+        can be."""
 
 
 class HostClock:
-    """As fast as the host can: the device's times are reported, never waited for."""
+    """Runs as fast as the host can: the device's times are reported, never waited for."""
 
     paced = False
     virtual = False
@@ -67,11 +68,11 @@ class HostClock:
         return max(0.0, t - self.now())
 
     def behind(self, t: float) -> None:
-        """The host sets the pace."""
+        """Returns None: the host sets the pace."""
 
 
 class PacedClock:
-    """Each step lasts as long as on the device; `scale` host seconds pass for one second of the device.
+    """Makes each step last as long as on the device; `scale` host seconds pass for one second of the device.
 
     Raises ValueError for a scale that is not positive and finite.
     """
@@ -110,7 +111,7 @@ class PacedClock:
 
 
 class VirtualClock:
-    """Nothing waits: time is what was last waited for."""
+    """Never waits: the time is the last one that was waited for."""
 
     paced = True
     virtual = True
@@ -128,4 +129,4 @@ class VirtualClock:
         return 0.0
 
     def behind(self, t: float) -> None:
-        """The host takes no time."""
+        """Returns None: the host takes no time."""

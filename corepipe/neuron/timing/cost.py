@@ -1,6 +1,6 @@
-"""The cost model: how long a step takes on each emulated core, what bounds it, what it costs.
+"""The cost model: how long a step takes on each emulated core, what limits it, what it costs.
 
-`ops` have the formulas, `constants` what is fitted, `profiles` what the software adds.  A Program is
+`ops` have the formulas, `constants` the fitted numbers, `profiles` the time of the software.  A Program is
 compiled once into a small table of distinct costs, so that a step's time is a few look-ups.
 """
 
@@ -61,10 +61,10 @@ class CostModel:
     """Times the Programs of one replica on an instance.
 
     programs: the compiler's, index stage * cores of a stage + rank.  profile: the software; its constants, or
-    `constants` instead of them.  data: replicas in the deployment, placed on consecutive cores; replica:
-    which of them this is.  batch: the sequences that decode graphs are compiled for, where the profile
-    pads to them (None: as many as a step has); longest: tokens of the longest sequence that they are compiled
-    for (None: the Programs' own).  `lone` times the same replica where one batch alone is in its pipe.
+    `constants` instead of them.  data: replicas in the deployment, placed on consecutive cores; replica: the
+    index of this one.  batch: the sequences that decode graphs are compiled for, where the profile pads to
+    them (None: as many as a step has); longest: tokens of the longest sequence that they are compiled for
+    (None: the Programs' own).  `lone` times the same replica when only one batch is in its pipeline.
     Raises ValueError where the instance has too few cores.
     """
 
@@ -101,21 +101,22 @@ class CostModel:
         self._use(constants or profile.constants_of(instance.chip.core.version))
 
     def with_constants(self, constants: Constants) -> CostModel:
-        """The same deployment with other constants: far quicker than a new CostModel."""
+        """Returns the same deployment with other constants: far quicker than a new CostModel."""
         other = copy(self)
         other._use(constants)
         return other
 
     def with_scales(self, scales: Scales) -> CostModel:
-        """The same whose steps take so many times as long, copies included."""
+        """Returns the same model with step times, copies included, multiplied by these scales."""
         other = copy(self)
         other._scales, other._graphs, other._graph_totals = scales, {}, {}
         other.lone = other if self.lone is self else self.lone.with_scales(scales)
         return other
 
     def with_batch(self, batch: int | None, chunk: int | None = None) -> CostModel:
-        """The same deployment with graphs for other batches, and for prefill steps of `chunk` tokens where
-        the profile computes prompts in chunks (None: the profile's): far quicker than a new CostModel."""
+        """Returns the same deployment with graphs for other batches, and for prefill steps of `chunk` tokens
+        where the profile computes prompts in chunks (None: the profile's): far quicker than a new
+        CostModel."""
         other = copy(self)
         other._batch = batch
         if chunk is not None:
@@ -124,14 +125,16 @@ class CostModel:
         return other
 
     def on_replica(self, replica: int) -> CostModel:
-        """The same on the cores of another replica: where they are as fast, the two share times of steps."""
+        """Returns the same model on the cores of another replica: where they are as fast, the two share times
+        of steps."""
         other = copy(self)
         other._place = (self._place[0], replica)
         other._use(self._constants)
         return other
 
     def same_times(self, other: CostModel) -> bool:
-        """Whether every stage of every step takes as long in both, as on replicas whose cores are as fast."""
+        """Returns True if every stage of every step takes as long in both, as on replicas whose cores are as
+        fast."""
         graphs = self._batch == other._batch and self._padding == other._padding
         return graphs and self._graphs is other._graphs
 
@@ -155,11 +158,12 @@ class CostModel:
         self._graph_totals: dict[StepShape, list[tuple[float, Engines]]] = {}
 
     def padded(self, shape: StepShape) -> StepShape:
-        """The step that the device runs for a batch: padded to the graphs that the profile compiles."""
+        """Returns the step that the device runs for a batch: padded to the graphs that the profile
+        compiles."""
         return pad(shape, self._padding, self._longest, self._batch, self.instance.lnc)
 
     def site(self, shape: StepShape) -> Site:
-        """Where a step stands among those that a fit has measured."""
+        """Returns the kind of a step, as a fit distinguishes them."""
         return self._site(self.padded(shape))
 
     def _site(self, padded: StepShape) -> Site:
@@ -167,18 +171,19 @@ class CostModel:
         return Site(padded.decodes, version, self.instance.name, max(1, padded.rows))
 
     def _scale(self, padded: StepShape) -> float:
-        """What a step takes beside what its Ops do."""
+        """Returns the correction of a step's predicted time."""
         if not self._scales.learnt:
             return self._scales.flat(padded.decodes)
         return self._scales.of(self._site(padded))
 
     def seconds(self, core: int, shape: StepShape) -> float:
-        """Time of a step on core `core` of the replica, without the transfer from the stage before."""
+        """Returns the time of a step on core `core` of the replica, without the transfer from the stage
+        before."""
         padded = self.padded(shape)
         return self._tables[core].seconds(padded) * self._scale(padded)
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
-        """Time of a step on each stage: that of its slowest core."""
+        """Returns the time of a step on each stage: that of its slowest core."""
         padded = self.padded(shape)
         if padded is shape:
             return self._stage_seconds(shape)
@@ -187,7 +192,7 @@ class CostModel:
         return self._graphs[padded]
 
     def _stage_seconds(self, shape: StepShape) -> list[float]:
-        """Of a step that is padded."""
+        """Returns the same for a step that is padded."""
         scale = self._scale(shape)
         known: dict[CostTable, float] = {}
         for tables in self._distinct:
@@ -197,8 +202,8 @@ class CostModel:
         return [scale * max(known[t] for t in tables) for tables in self._distinct]
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """[stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of context
-        in all of them; the same numbers to the last bit."""
+        """Returns [stages, n]: `stage_seconds` of n decode steps of `sequences`, with kv_tokens[i] tokens of
+        context in all of them; the same numbers to the last bit."""
         running, contexts = pad_contexts(sequences, kv_tokens, self.profile, self._longest, self._batch)
         known: dict[CostTable, npt.NDArray[np.float64]] = {}
         for tables in self._distinct:
@@ -209,16 +214,16 @@ class CostModel:
         return self._scale(StepShape.decode(running, 1)) * np.stack(list(slowest))
 
     def transfer_seconds(self, stage: int, shape: StepShape) -> float:
-        """Time for the activations of `stage - 1` to reach `stage`; 0 for the first."""
+        """Returns the time for the activations of `stage - 1` to reach `stage`; 0 for the first."""
         return self.transfers(shape)[stage]
 
     def transfers(self, shape: StepShape) -> list[float]:
-        """`transfer_seconds` of each stage."""
+        """Returns `transfer_seconds` of each stage."""
         rows = self.padded(shape).rows if self.stages > 1 else 0
         return [transfer.fixed + transfer.row * rows for transfer in self._transfers]
 
     def sampling_seconds(self, shape: StepShape) -> float:
-        """Time from a step's logits to its tokens, where they are drawn on the host."""
+        """Returns the time from a step's logits to its tokens, where they are sampled on the host."""
         if self.profile.sampling is SamplingLocation.DEVICE or not shape.logit_rows:
             return 0.0
         width = sum(o.value.width for o in self._outputs if o.kind is OutputKind.LOGITS)
@@ -226,7 +231,7 @@ class CostModel:
         return logits * (4 / HOST_LINK_BYTES_PER_SECOND + self.profile.host_seconds_per_logit)
 
     def input_seconds(self, shape: StepShape) -> float:
-        """Time to copy a step's inputs to the device: images; the ids of tokens take none."""
+        """Returns the time to copy a step's inputs to the device: images; token ids take none."""
         if not self._given:
             return 0.0
         elements = sum(shape.rows_of(rows.number) * rows.each * width for rows, width in self._given)
@@ -234,8 +239,8 @@ class CostModel:
         return self._scale(self.padded(shape)) * size / HOST_LINK_BYTES_PER_SECOND
 
     def output_seconds(self, shape: StepShape) -> float:
-        """Time to copy to the host what a model returns that is run once over its input: the first output,
-        and others of its kind."""
+        """Returns the time to copy to the host the outputs of a model that runs once over its input: the
+        first output, and others of its kind."""
         kind = self._outputs[0].kind
         returned = [output.value for output in self._outputs if output.kind is kind]
         elements = sum(shape.rows_of(v.rows.number) * v.rows.each * v.width for v in returned)
@@ -243,23 +248,24 @@ class CostModel:
         return self._scale(self.padded(shape)) * size / HOST_LINK_BYTES_PER_SECOND
 
     def result_seconds(self, shape: StepShape) -> float:
-        """Time until the host has what a step gives, of a model that is run once over its input; else 0."""
+        """Returns the time until the host has the outputs of a model that runs once over its input; else
+        0."""
         return 0.0 if self._keeps else self.output_seconds(shape)
 
     def latency(self, shape: StepShape) -> float:
-        """Time of a step through all stages of an idle replica, without the host."""
+        """Returns the time of a step through all stages of an idle replica, without the host."""
         return sum(self.lone.stage_seconds(shape)) + sum(self.transfers(shape))
 
     def explain(self, core: int, shape: StepShape) -> Breakdown:
-        """Where the time of `seconds(core, shape)` goes."""
+        """Returns the parts of the time of `seconds(core, shape)`."""
         return self._tables[core].explain(self.padded(shape))
 
     def engine_seconds(self, core: int, shape: StepShape) -> dict[str, float]:
-        """How long each engine of core `core` works in a step."""
+        """Returns how long each engine of core `core` works in a step."""
         return self._tables[core].engine_seconds(self.padded(shape))
 
     def stage_totals(self, shape: StepShape) -> list[tuple[float, Engines]]:
-        """Of the first core of each stage: its time of a step, and what its engines do in it."""
+        """Returns for the first core of each stage its time of a step, and the work of its engines in it."""
         padded = self.padded(shape)
         if padded is shape:
             return self._stage_totals(shape)
@@ -268,24 +274,24 @@ class CostModel:
         return self._graph_totals[padded]
 
     def _stage_totals(self, padded: StepShape) -> list[tuple[float, Engines]]:
-        """Of a step that is padded."""
+        """Returns the same for a step that is padded."""
         firsts = self._tables[:: self.tensor]
         scale = self._scale(padded)
         known = {t: (scale * t.seconds(padded), t.totals(padded)) for t in dict.fromkeys(firsts)}
         return [known[table] for table in firsts]
 
     def op_times(self, core: int, shape: StepShape) -> list[OpTime]:
-        """What each Op of core `core` takes in a step, in the order of its Program."""
+        """Returns the time of each Op of core `core` in a step, in the order of its Program."""
         padded = self.padded(shape)
         program, rates = self._programs[core], self._rates[core]
         costs = ((op, op.cost(program.format, rates).engines(padded)) for op in program.ops)
         return list(one_after_another(costs))
 
     def _core_rates(self, constants: Constants, lone: bool = False) -> list[CoreRates]:
-        """Speeds of the cores of one replica, beside the others.
+        """Returns the speeds of the cores of one replica, with the other replicas at work.
 
         The cores of a memory bank that read weights at each step share its bandwidth, as if they always
-        worked at the same time; of a `lone` batch the stages of a replica take turns.
+        worked at the same time; with a `lone` batch the stages of a replica take turns.
         """
         instance, programs = self.instance, self._programs
         first = self._place[1] * len(programs)
@@ -316,11 +322,12 @@ class CostModel:
         return rates
 
     def _joined(self, program: Program) -> tuple[range, range]:
-        """The cores of its tensor group, and of its stage."""
+        """Returns the cores of its tensor group, and of its stage."""
         return program.group(self.tensor), program.stage_cores(self.tensor)
 
     def _demands(self, shares: Sequence[float], lone: bool) -> dict[int, dict[int, float]]:
-        """Bytes of weights that a step reads from each memory bank, by those that read at the same time."""
+        """Returns the bytes of weights that a step reads from each memory bank, by cores that read at the
+        same time."""
         demands: defaultdict[int, dict[int, float]] = defaultdict(dict)
         reads = [share * size for share, size in zip(shares, self._matrices, strict=True)]
         for core, wanted in enumerate(reads * self._place[0]):
@@ -329,7 +336,8 @@ class CostModel:
         return demands
 
     def _turn(self, core: int, lone: bool) -> int:
-        """A number that is the same for cores that wait for one another: the stages of a lone batch."""
+        """Returns a number that is the same for cores that wait for one another: the stages of a lone
+        batch."""
         if not lone:
             return core
         replica, within = divmod(core, len(self._programs))
@@ -350,7 +358,7 @@ class CostModel:
 
 
 def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longest: int) -> RuntimeProfile:
-    """The profile with plain attention, where its flash kernel does not take the model's heads."""
+    """Returns the profile with plain attention, where its flash kernel does not support the model's heads."""
     if profile.prefill_buckets is not Buckets.CHUNKS:
         return profile
     layouts = {layout for program in programs for layout in program.head_layouts}
@@ -360,7 +368,7 @@ def _with_its_kernel(profile: RuntimeProfile, programs: Sequence[Program], longe
 
 
 def _matrix_bytes(program: Program) -> int:
-    """Bytes of the matrices of a Program."""
+    """Returns the bytes of the matrices of a Program."""
     shards = (s for s in program.shards.values() if s.spec.role is WeightRole.MATRIX)
     return sum(weight_bytes(s.shape, s.spec.role, program.format) for s in shards)
 
@@ -376,7 +384,8 @@ def _transfer(program: Program, rate: CoreRates, instance: Instance, first: int)
 
 
 def dollars_per_million_tokens(price_per_hour: float, tokens_per_second: float) -> float:
-    """Dollars for a million tokens at a price in dollars an hour.  Raises ValueError for no tokens."""
+    """Returns dollars for a million tokens at a price in dollars an hour.  Raises ValueError for no
+    tokens."""
     if not tokens_per_second > 0:
         raise ValueError(f"tokens_per_second must be positive, not {tokens_per_second}")
     return 1e6 / tokens_per_second * price_per_hour / 3600

@@ -1,4 +1,4 @@
-"""What each core of a replica holds, as /v1/placement reports it."""
+"""The contents of each core of a replica, as /v1/placement reports them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from corepipe.neuron.ops import Experts
 
 
 def describe(programs: Sequence[Program]) -> list[dict[str, object]]:
-    """What each core of a replica holds, as /v1/placement reports it.
+    """Returns the contents of each core of a replica, as /v1/placement reports them.
 
-    `layers` are the first and the last; heads are the core's own, padding included, where layers differ those
-    of the layer that has most; sizes in bytes.
+    `layers` are the first and the last; heads are the core's own, padding included, those of the layer with
+    the most where layers differ; sizes in bytes.
     """
     held = of_each(programs, _held)
     return [_describe_core(program) | sizes for program, sizes in zip(programs, held, strict=True)]
 
 
 def _experts_of(program: Program) -> dict[str, list[int]]:
-    """The first and the last, of a core that has some of them."""
+    """Returns the first and the last expert, for a core that has some of them."""
     shares = (op.own for op in program.ops if isinstance(op, Experts) and op.own is not None)
     own = next(shares, None)
     return {} if own is None else {"experts": [own.first, own.first + own.size - 1]}
@@ -39,7 +39,7 @@ def _describe_core(program: Program) -> dict[str, object]:
 
 
 def _held(program: Program) -> dict[str, object]:
-    """The bytes that a core holds, by the keys of /v1/placement."""
+    """Returns the bytes that a core holds, by the keys of /v1/placement."""
     return {
         "weight_bytes": weight_bytes_by_format(program),
         "kv_bytes_per_token": kv_bytes_per_token(program),

@@ -1,8 +1,8 @@
-"""A draft model on the device: a smaller one that guesses how sequences go on.
+"""A draft model on the device: a smaller model that drafts the next tokens of sequences.
 
-It is whole on the cores of each replica's first stage, cut into as many tensor ranks as the model that it
-guesses for: its passes follow one another, and each would have the hand-overs between stages.  Its keys and
-values are in as many blocks of as many positions as that model's.
+It is whole on the cores of each replica's first stage, cut into as many tensor ranks as the main model: its
+passes follow one another, and each would otherwise include the transfers between stages.  Its keys and values
+are in as many blocks of as many positions as those of the main model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from corepipe.neuron.graph import Graph
 
 
 class Draft:
-    """A draft model, for any number of tensor ranks; implements `memory.Beside`."""
+    """A draft model, for any number of tensor ranks; implements `memory.CoResidentModel`."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -39,7 +39,8 @@ class Draft:
         self.programs(tensor)
 
     def _compile(self, tensor: int) -> tuple[Program, ...]:
-        """Those of one replica.  Raises UserError where the model cannot be cut so."""
+        """Returns the Programs of one replica.  Raises UserError where the model cannot be cut into so many
+        ranks."""
         try:
             return compile_graph(self.graph, Placement(tensor=tensor))
         except UserError as error:

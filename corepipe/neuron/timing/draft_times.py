@@ -1,4 +1,4 @@
-"""How long a draft model takes on the device beside the model that it guesses for."""
+"""The device time of a draft model beside the main model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from corepipe.neuron.timing.cost import CostModel
 
 @dataclass(frozen=True, slots=True)
 class DraftTimes:
-    """What a draft model takes beside the steps of the model that it guesses for; cost: its own."""
+    """The time of a draft model beside the steps of the main model; cost: the draft model's own."""
 
     cost: CostModel
 
     def seconds(self, shape: StepShape) -> float:
-        """Before a step with guesses a pass for each guess of a sequence, one after the other, with a row a
-        sequence; beside a step with prompts one with the same rows, of which nothing is drawn; else none.
+        """Returns the time of the draft model's passes for a step of the main model.
 
-        Where tokens are drawn on the device, passes follow one another there, as in a graph that the compiler
-        has fused; else the host takes its time for each.
+        Before a step with drafts: a pass for each draft of a sequence, one after the other, with a row per
+        sequence.  With a step that has prompts: one pass with the same rows, without sampling.  Otherwise
+        none.
+
+        Where tokens are sampled on the device, passes follow one another there, as in a graph that the
+        compiler has fused; otherwise the host takes its time for each.
         """
         if shape.each > 1:
             step = StepShape.decoding(shape.sequences, shape.kv_tokens - shape.sequences)

@@ -7,7 +7,7 @@ import json
 from corepipe.neuron.chips.hardware import GIB, Instance, hypothetical
 
 NOT_EMULATED = "-"
-"""Stands where a real instance shows PCI addresses, CPUs and NUMA nodes."""
+"""Shown where a real instance shows PCI addresses, CPUs and NUMA nodes."""
 
 _HEADERS = (
     ("NEURON", "DEVICE"),
@@ -22,7 +22,7 @@ _HEADERS = (
 
 
 def table(instance: Instance) -> str:
-    """The text that neuron-ls prints, labelled as emulated."""
+    """Returns the text that neuron-ls prints, labelled as emulated."""
     rows = [_cells(instance, chip) for chip in range(instance.chips)]
     columns = zip(*rows, strict=True)
     widths = [max(map(len, (*header, *cells))) for header, cells in zip(_HEADERS, columns, strict=True)]
@@ -33,7 +33,7 @@ def table(instance: Instance) -> str:
 
 
 def as_json(instance: Instance) -> str:
-    """The array that `neuron-ls --json-output` prints, with `"emulated": true` in each device."""
+    """Returns the array that `neuron-ls --json-output` prints, with `"emulated": true` in each device."""
     return json.dumps([_device(instance, chip) for chip in range(instance.chips)], indent=4)
 
 

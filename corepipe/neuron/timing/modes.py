@@ -1,14 +1,14 @@
-"""`--mode latency | throughput | auto` and the degrees that were given, resolved to a Placement.
+"""Choice of a Placement for `--mode latency | throughput | auto` and the degrees that were given.
 
-- latency: the shortest time per token of a lone request on one replica.  Considered are the tensor
-  degrees that the instance accepts and, where cores keep weights on chip (inf1), pipelines: each stage
-  keeps a part of them; elsewhere a pipeline cuts no token's time.
+- latency: the shortest time per token of a single request on one replica.  Candidates are the tensor degrees
+that the instance accepts and, where cores keep weights on chip (inf1), pipelines: each stage keeps a part of
+them; elsewhere a pipeline shortens no token's time.
 - throughput: as many replicas as there are cores for, each on the fewest cores that hold it.
 - auto: the fewest cores within 10 % of latency's time per token, on one replica.
 
-Degrees that were given are kept, and experts are divided where `--expert` asks for it alone: that costs a
-token by itself time on any Neuron stack, which takes it through all experts of a core.  The mode chooses the
-others.  Every choice must fit the memory; where nothing fits, the plain placement is returned for
+Degrees that were given are kept, and experts are divided only where `--expert` is given: that makes a single
+request's token slower on any Neuron stack, which passes it through all experts of a core.  The mode chooses
+the other degrees.  Every choice must fit the memory; where nothing fits, the plain placement is returned for
 `memory.plan_memory` to refuse with its table.
 """
 
@@ -38,7 +38,7 @@ from corepipe.neuron.values import InputKind, weight_bytes
 Mode = Literal["latency", "throughput", "auto"]
 
 NEAR_BEST = 1.10
-"""auto spends more cores only for more than this gain in time per token."""
+"""auto uses more cores only for more than this gain in time per token."""
 
 CONTEXT = 512
 """Tokens of context at which placements are compared, or half of max_model_len if that is less."""
@@ -56,9 +56,11 @@ class RequestedDegrees:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A placement with its predicted time per token alone, and its tokens a second when busy.
+    """A placement with its predicted time per token of a single request, and its tokens a second under full
+    load.
 
-    counts: what stands for tokens, of a model that is run once over its input.  of: what each of them is.
+    counts: the unit in place of tokens, for a model that runs once over its input.  of: the size of each of
+    them.
     """
 
     placement: Placement
@@ -82,7 +84,7 @@ def resolve(
     profile: RuntimeProfile,
     given: RequestedDegrees = RequestedDegrees(),
 ) -> tuple[Placement, str]:
-    """The placement, and a line that says why and what the other mode would have given.
+    """Returns the placement, and a line with the reason and with the choice of the other modes.
 
     Raises UserError for a degree that the model cannot be cut by.
     """
@@ -117,7 +119,8 @@ def resolve(
 def refuses_experts(
     graph: Graph, placement: Placement, profile: RuntimeProfile, sequences: int
 ) -> str | None:
-    """Why the software does not divide experts so, for batches of so many sequences (None: it does)."""
+    """Returns why the software does not divide experts so, for batches of so many sequences (None: it
+    does)."""
     if placement.expert == 1:
         return None
     if profile.expert_parallel is None:
@@ -148,7 +151,8 @@ def _fewest_cores_near(fastest: Estimate, replicas: list[Estimate]) -> Estimate:
 def compiler(
     graph: Graph, instance: Instance, profile: RuntimeProfile
 ) -> Callable[[Placement], tuple[Program, ...]]:
-    """Compiles the graph for a placement, with stages balanced by predicted time on the instance."""
+    """Returns a function that compiles the graph for a placement, with stages balanced by predicted time on
+    the instance."""
 
     def compile_for(placement: Placement) -> tuple[Program, ...]:
         return compile_graph(graph, placement, stage_weights(graph, instance, profile, placement.pipeline))
@@ -157,7 +161,7 @@ def compiler(
 
 
 class _Chooser:
-    """The placements worth trying for one model on one instance, and what they would give."""
+    """The candidate placements of one model on one instance, and their estimates."""
 
     def __init__(
         self,
@@ -176,17 +180,17 @@ class _Chooser:
         self._compile = cache(compiler(graph, instance, profile))
 
     def plain(self) -> Placement:
-        """The given degrees, and 1 for the others."""
+        """Returns the given degrees, and 1 for the others."""
         given = self._given
         return Placement(given.pipeline or 1, given.tensor or 1, given.data or 1, given.expert or 1)
 
     def replicas(self) -> list[Estimate]:
-        """What fits of the placements worth trying, with the given number of replicas, or one."""
+        """Returns estimates of the candidates that fit, with the given number of replicas, or one."""
         usual = list(self._fitting(self._shapes()))
         return usual or list(islice(self._fitting(self._large_shapes()), 1))
 
     def widest(self, replicas: list[Estimate]) -> Estimate:
-        """As many replicas as fit, each on the fewest cores."""
+        """Returns the estimate with as many replicas as fit, each on the fewest cores."""
         one = min(replicas, key=lambda e: (e.placement.cores, e.seconds_per_token))
         if self._given.data:
             return one
@@ -201,7 +205,7 @@ class _Chooser:
                 yield self._shape(pipeline, tensor)
 
     def _large_shapes(self) -> Iterator[Placement]:
-        """Where no usual shape fits: ever more cores, for capacity."""
+        """Yields placements on ever more cores, for capacity, where no usual one fits."""
         most = min(self._graph.num_layers, self._instance.cores)
         pipelines = [self._given.pipeline] if self._given.pipeline else [*range(2, most + 1)]
         shapes = [self._shape(p, t) for p in pipelines for t in self._tensors()]
@@ -236,12 +240,14 @@ class _Chooser:
                     yield self._estimate(shape)
 
     def _holds_weights(self, shape: Placement) -> bool:
-        """Whether the weights fit the memory of the cores, however they are cut: spares hopeless compiles."""
+        """Returns True if the weights fit the memory of the cores, however they are cut: avoids compiling in
+        vain."""
         banks = self._instance.bank_of(shape.cores - 1) + 1
         return shape.data * self._weights <= banks * self._instance.bank_bytes
 
     def _can_be_cut(self, shape: Placement) -> bool:
-        """Whether the model can be; who asks for the degree hears why it cannot."""
+        """Returns True if the model can be cut so.  A degree that the user gave passes: its error is reported
+        later."""
         if self._given.tensor or self._given.expert:
             return True
         try:
@@ -256,7 +262,8 @@ class _Chooser:
         return self._compile(replace(shape, data=1))
 
     def _estimate(self, shape: Placement) -> Estimate:
-        """All seats taken, in the micro-batches that suit the pipeline, for the tokens a second."""
+        """Estimates a placement; for the tokens a second with all sequences running, in the best number of
+        micro-batches."""
         sequences = self._limits.max_num_seqs
         cost = CostModel(self._programs(shape), self._instance, self._profile, shape.data, batch=sequences)
         if not self._graph.causal:

@@ -1,8 +1,8 @@
-"""A `trace.Trace` in Perfetto's format: protobuf's wire format, and the few messages that are needed.
+"""A `trace.PerfettoTrace` in Perfetto's format: protobuf's wire format, and the few messages that are needed.
 
-Numbers of fields and enumerators are those of Perfetto's protos/perfetto/trace: TracePacket,
-TrackDescriptor, TrackEvent, DebugAnnotation, InternedData.  Names are interned: events carry their numbers.
-Times are whole nanoseconds, each boundary rounded by itself, so that what nests or touches still does.
+Numbers of fields and enumerators are those of Perfetto's protos/perfetto/trace: TracePacket, TrackDescriptor,
+TrackEvent, DebugAnnotation, InternedData.  Names are interned: events carry their numbers.  Times are whole
+nanoseconds, each boundary rounded by itself, so that nested or adjacent slices stay so.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from corepipe.neuron.timing.trace import Arg, PerfettoTrace, Slice, TraceCounter, TraceProcess
 
 SEQUENCE = 1
-"""All packets are of one writer; interned names are the writer's."""
+"""The number of the only writer; interned names are the writer's."""
 
 
 def varint(number: int) -> bytes:
-    """Base 128, least significant part first.  `number` is not negative."""
+    """Encodes a number in base 128, least significant part first.  `number` is not negative."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -44,7 +44,7 @@ def _text(field: int, content: str) -> bytes:
 
 
 def encode(trace: PerfettoTrace) -> Iterator[bytes]:
-    """The packets of a trace; a file is all of them, one after the other."""
+    """Yields the packets of a trace; a file is all of them, one after the other."""
     writer = _Writer()
     body = [
         packet for pid, process in enumerate(trace.processes, 1) for packet in writer.process(pid, process)
@@ -69,14 +69,14 @@ class _Writer:
         self._closing = _number(10, SEQUENCE) + _number(13, 2)  # SEQ_NEEDS_INCREMENTAL_STATE
 
     def interned(self) -> bytes:
-        """The packet that comes first: forget earlier names, these are the numbers of ours."""
+        """Returns the first packet: it clears earlier names and gives the numbers of these."""
         names = b"".join(_bytes(2, _number(1, n) + _text(2, name)) for name, n in self._names.items())
         args = b"".join(_bytes(3, _number(1, n) + _text(2, name)) for name, n in self._arg_names.items())
         cleared = _number(10, SEQUENCE) + _number(13, 1)  # SEQ_INCREMENTAL_STATE_CLEARED
         return _bytes(1, cleared + _bytes(12, names + args))
 
     def process(self, pid: int, process: TraceProcess) -> Iterator[bytes]:
-        """A process with a thread a track; the thread that has the process's number is shown first."""
+        """Yields a process with a thread per track; the thread with the process's number is shown first."""
         root = pid << 20
         yield self._packet(_bytes(60, _number(1, root) + _bytes(3, _number(1, pid) + _text(6, process.name))))
         for i, track in enumerate(process.tracks):
@@ -94,14 +94,14 @@ class _Writer:
         return self._packet(_bytes(60, _number(1, uuid) + _number(5, parent) + kind))
 
     def _events(self, slices: Sequence[Slice], begin: bytes, end: bytes) -> Iterator[bytes]:
-        """Begins and ends, those of children within their parent's."""
+        """Yields begin and end events, those of children within their parent's."""
         for piece in slices:
             yield self._event(_nanoseconds(piece.start), begin + self._described(piece))
             yield from self._events(piece.children, begin, end)
             yield self._event(_nanoseconds(piece.end), end)
 
     def _described(self, piece: Slice) -> bytes:
-        """Name, annotations and flows; layers and cores repeat the first two."""
+        """Returns name, annotations and flows; layers and cores share the first two."""
         key = (piece.name, *((name, type(value), value) for name, value in piece.args.items()))
         if key not in self._known:
             name = self._names.setdefault(piece.name, len(self._names) + 1)

@@ -1,7 +1,7 @@
-"""In how many batches a replica's work best goes through its pipeline.
+"""The best number of batches in which a replica's sequences go through its pipeline.
 
 In a round every sequence that generates gets one token.  Decoding is bound by reading weights, which each
-batch does anew, so that more batches than keep the stages busy only make the round longer.
+batch does anew, so more batches than keep the stages busy only make the round longer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import CostModel
 
 CONTEXT_STEPS = 8
-"""Contexts are told apart in so many steps between a power of two and the next."""
+"""Steps to which contexts are rounded between a power of two and the next."""
 
 AS_QUICK = 1.002
-"""Rounds that take up to so many times as long as the quickest are as quick."""
+"""Factor up to which a round counts as quick as the quickest."""
 
 AS_LONG = 1.02
-"""As AS_QUICK, for what is rare."""
+"""The same as AS_QUICK, for rare cases."""
 
 
 class Round(NamedTuple):
@@ -31,7 +31,7 @@ class Round(NamedTuple):
 
 
 class _BatchGroup(NamedTuple):
-    """`number` batches of `shape`; `stages`: seconds in each stage while others are under way too."""
+    """`number` batches of `shape`; `stages`: seconds in each stage while other batches are in flight."""
 
     shape: StepShape
     number: int
@@ -49,12 +49,13 @@ class Rounds:
         self._with_prompts: dict[tuple[int, int, int], int] = {}
 
     def generating_batches(self, sequences: int, tokens: int) -> int:
-        """In how many `sequences`, with `tokens` tokens of context in all, get a token each the soonest."""
+        """Returns the number of batches in which `sequences`, with `tokens` tokens of context in all, get a
+        token each the soonest."""
         return self.best(sequences, _rounded(-(-tokens // sequences))).batches
 
     def batches_with_prompts(self, sequences: int, tokens: int, prompt: int) -> int:
-        """How many are best under way where so many sequences generate, or none, and a batch could take
-        `prompt` tokens of prompts."""
+        """Returns the best number of batches in flight where so many sequences generate, or none, and a batch
+        could hold `prompt` tokens of prompts."""
         context = _rounded(-(-tokens // sequences)) if sequences else 0
         key = (sequences, context, _rounded(prompt))
         if key not in self._with_prompts:
@@ -66,12 +67,12 @@ class Rounds:
         return self._with_prompts[key]
 
     def best(self, sequences: int, context: int) -> Round:
-        """The quickest round of `sequences` with `context` tokens each; of those that are as
-        quick the one with the fewest batches, as a prompt holds up whatever is behind it.
+        """Returns the quickest round of `sequences` with `context` tokens each; of equally quick ones the one
+        with the fewest batches, since a prompt delays every batch behind it.
 
-        One batch for each stage is quickest as a rule, as their cores share arithmetic and KV cache; one more
-        where the host's share, which nothing else covers, is longer than another batch.  One batch in all is
-        never slower than a single stage but for the hand-overs.
+        One batch per stage is quickest as a rule, as their cores share arithmetic and KV cache; one more
+        where the host's time, which nothing else hides, is longer than another batch.  One batch in all is
+        never slower than a single stage except for the transfers.
         """
         if (sequences, context) not in self._rounds:
             rounds = [
@@ -83,13 +84,14 @@ class Rounds:
         return self._rounds[sequences, context]
 
     def _prompts(self, tokens: int) -> int:
-        """The number of batches under way, of so many tokens each, with which the most get done."""
+        """Returns the number of batches in flight, of so many tokens each, with the highest throughput."""
         prompt = self._kind(StepShape.of([(0, tokens)], logit_rows=1))
         return min(range(1, self._most + 1), key=lambda n: self._seconds([prompt._replace(number=n)]) / n)
 
     def _apart(self, sequences: int, context: int, tokens: int) -> bool:
-        """Whether a prompt's tokens in a batch of their own hold those who generate up no longer than among
-        them: cores that share a memory read weights more slowly where more than one batch is under way."""
+        """Returns True if a prompt's tokens in a batch of their own delay generating sequences no longer than
+        in their batches: cores that share a memory read weights more slowly where more than one batch is
+        in flight."""
         batches = self._generating(self.best(sequences, context).batches, sequences, context)
         first, others = batches[0], [batches[0]._replace(number=batches[0].number - 1), *batches[1:]]
         among = self._kind(_beside(first.shape, max(0, tokens - first.shape.rows)))
@@ -97,7 +99,7 @@ class Rounds:
         return self._seconds([*batches, apart]) <= AS_LONG * self._seconds([among, *others])
 
     def _generating(self, batches: int, sequences: int, context: int) -> list[_BatchGroup]:
-        """Batches of the same size, or of sizes that differ by one, the larger first."""
+        """Returns batches of the same size, or of sizes that differ by one, the larger first."""
         smaller, larger = divmod(sequences, batches)
         kinds = [self._kind(StepShape.decode(smaller, context), batches - larger)]
         return [self._kind(StepShape.decode(smaller + 1, context), larger), *kinds] if larger else kinds
@@ -106,8 +108,8 @@ class Rounds:
         return _BatchGroup(shape, number, self._cost.stage_seconds(shape))
 
     def _seconds(self, kinds: Sequence[_BatchGroup]) -> float:
-        """Of batches that go round and round: they follow one another at the pace of the slowest stage or of
-        the host, and none starts again before it is back."""
+        """Returns the seconds of a round: batches follow one another at the pace of the slowest stage or of
+        the host, and none starts again before it has ended."""
         count = sum(kind.number for kind in kinds)
         if count == 1:
             return max(
@@ -118,13 +120,13 @@ class Rounds:
         return max(way, count * self._host_seconds, *map(sum, stages))
 
     def _way(self, kind: _BatchGroup, stages: Sequence[float]) -> float:
-        """Seconds from the host's turn to the tokens."""
+        """Returns the seconds from the host's work on a batch to its tokens."""
         moved = sum(self._cost.transfers(kind.shape))
         return self._host_seconds + moved + sum(stages) + self._cost.sampling_seconds(kind.shape)
 
 
 def _beside(batch: StepShape, prompt: int) -> StepShape:
-    """A batch of generating sequences with so many tokens of a prompt beside them."""
+    """Returns a batch of generating sequences with so many tokens of a prompt added."""
     return StepShape(
         (batch.rows + prompt, batch.logit_rows + 1),
         batch.sequences + 1,
@@ -134,6 +136,6 @@ def _beside(batch: StepShape, prompt: int) -> StepShape:
 
 
 def _rounded(context: int) -> int:
-    """Up to the next of CONTEXT_STEPS steps between powers of two."""
+    """Rounds up to the next of CONTEXT_STEPS steps between powers of two."""
     step = max(1, (1 << (context - 1).bit_length()) // (2 * CONTEXT_STEPS))
     return -(-context // step) * step

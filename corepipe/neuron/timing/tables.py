@@ -1,4 +1,4 @@
-"""The Ops of a Program as the cost model keeps them: one of each kind and size, and how many of it."""
+"""The Ops of a Program as the cost model keeps them: one of each kind and size, with its count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _parts: Callable[[Engines], tuple[float, ...]] = attrgetter(*(field.name for fie
 
 
 class LimitingResource(StrEnum):
-    """What a core spends its time on."""
+    """The resource that limits the time of a core."""
 
     COMPUTE = "compute"
     WEIGHTS = "weights memory"
@@ -34,7 +34,7 @@ class LimitingResource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Seconds of a step on one core by what bounds each Op."""
+    """Seconds of a step on one core by the resource that limits each Op."""
 
     seconds: dict[LimitingResource, float]
 
@@ -49,7 +49,7 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class OpTime:
-    """One Op in a step: seconds from the step's start on the core, and what each engine does meanwhile.
+    """One Op in a step: seconds from the step's start on the core, and the work of each engine meanwhile.
 
     The Ops of a core follow one another, so that the last one's `end` is the core's time.  `engines` has
     (start, end) of those that work; `bound_by` is the one that the Op waits for, None where none works.
@@ -84,7 +84,7 @@ PROBE = CoreRates(
     style=AttentionStyle(fuses_rope=True),
     sequence_parallel=True,
 )
-"""A core that no chip has: for telling Ops apart by what they cost."""
+"""The speeds of an imaginary core, to tell Ops apart by their costs."""
 
 
 class CostTable:
@@ -106,7 +106,8 @@ class CostTable:
         return total
 
     def plain_seconds(self, shape: StepShape) -> float:
-        """Of the Ops whose time depends on no context, but on rows and on how many sequences have them."""
+        """Returns the seconds of the Ops whose time depends on no context, but on rows and the number of
+        their sequences."""
         key = (*shape.counts, shape.sequences) if self._by_sequence else shape.counts
         found = self._known.get(key)
         if found is None:
@@ -115,14 +116,14 @@ class CostTable:
         return found
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """`seconds` of decode steps of `sequences` with these contexts in all."""
+        """Returns `seconds` of decode steps of `sequences` with these totals of context tokens."""
         total = np.full(len(kv_tokens), self.plain_seconds(StepShape.decode(sequences, 1)))
         for cost, count in self.attention.items():
             total += count * cost.decode_seconds(sequences, kv_tokens)
         return total
 
     def totals(self, shape: StepShape) -> Engines:
-        """What the engines do in all Ops of a step together."""
+        """Returns the work of the engines in all Ops of a step together."""
         sums = [0.0] * len(fields(Engines))
         for cost, count in self.costs.items():
             sums = [
@@ -184,9 +185,9 @@ def one_after_another(costs: Iterable[tuple[Op, Engines]]) -> Iterator[OpTime]:
 
 
 def groups(programs: Sequence[Program]) -> list[list[tuple[Op, int]]]:
-    """Of each Program one Op of each kind and size, and how many there are of it.
+    """Returns for each Program one Op of each kind and size, with its count.
 
-    Ops are alike if they cost the same on a core whose speeds have nothing in common.
+    Ops are alike if they cost the same on a core whose speeds have no common factor.
     """
     return of_each(programs, _grouped)
 
@@ -201,7 +202,7 @@ def _grouped(program: Program) -> list[tuple[Op, int]]:
 def shared_tables(
     programs: Sequence[Program], grouped: Sequence[list[tuple[Op, int]]], rates: Sequence[CoreRates]
 ) -> list[CostTable]:
-    """One table for each core; cores with the same costs share theirs."""
+    """Returns one table for each core; cores with the same costs share theirs."""
     known: dict[frozenset[tuple[Cost, int]], CostTable] = {}
     made: dict[tuple[int, CoreRates], CostTable] = {}
     for program, group, rate in zip(programs, grouped, rates, strict=True):

@@ -11,13 +11,13 @@ from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.rounds import Rounds
 
 
-@dataclass(slots=True)  # not frozen, as one is made for each step
+@dataclass(slots=True)  # not frozen, since one is made for each step
 class Timing:
-    """When a batch runs, in seconds of device time.
+    """The times of a batch, in seconds of device time.
 
-    submitted_at: the scheduler hands it over; starts_at: the first stage begins; accepts_at: the earliest
-    moment at which to submit the next batch so that it starts without delay; ready_at: the last stage is done
-    and the tokens are drawn.
+    submitted_at: the scheduler submits it; starts_at: the first stage begins; accepts_at: the earliest moment
+    at which to submit the next batch so that it starts without delay; ready_at: the last stage is done and
+    the tokens are sampled.
     stages: (start, end) of each; `tensor` cores run it.
     """
 
@@ -30,7 +30,7 @@ class Timing:
 
     @property
     def spans(self) -> tuple[tuple[int, float, float], ...]:
-        """(core, start, end), one a core, by core."""
+        """(core, start, end), one per core, by core."""
         cores = (span for span in self.stages for _ in range(self.tensor))
         return tuple((core, start, end) for core, (start, end) in enumerate(cores))
 
@@ -38,11 +38,11 @@ class Timing:
 class Timeline:
     """Runs batches through the stages in the order in which they are submitted.
 
-    A stage begins when its cores are free and the activations of the stage before have arrived.  The
-    cores of a stage run together and wait for the slowest.  A batch that finds the pipe empty is timed as a
-    lone one.  The host takes the profile's time for each
-    batch, one after the other, beside the device's work on earlier ones.  `draft`: of a draft model, whose
-    passes the first stage runs before those of a batch.
+    A stage begins when its cores are free and the activations of the stage before have arrived.  The cores of
+    a stage run together and wait for the slowest.  A batch that finds the pipeline empty is timed as a lone
+    one.  The host takes the profile's time for each batch, one after the other, in parallel with the device's
+    work on earlier ones.  `draft`: the times of a draft model, whose passes the first stage runs before those
+    of a batch.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Timeline:
         self._decoding = 0
 
     def submit(self, shape: StepShape, now: float) -> Timing:
-        """Places a batch that the scheduler hands over at `now`; never moves what is already placed."""
+        """Schedules a batch submitted at `now`; never moves batches that are already scheduled."""
         host = self._host_seconds(shape, self._decoding)
         self._decoding = shape.sequences if shape.decodes else 0
         self._host_free = max(self._host_free, now) + host
@@ -91,13 +91,14 @@ class Timeline:
         return Timing(now, starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
 
     def _drafting(self, draft: DraftTimes, shape: StepShape) -> float:
-        """Seconds of the first stage for the draft model."""
+        """Returns the seconds of the first stage for the draft model."""
         seconds = draft.seconds(shape)
         self.draft_seconds += seconds
         return seconds
 
     def _on_one_stage(self, shape: StepShape, now: float, host: float, seconds: float) -> Timing:
-        """As `submit`, once the host has it: there is nothing to hand over, and what is busy is all of it."""
+        """Schedules a batch on a single stage, without transfers between stages, once the host is done with
+        it."""
         start = max(self._host_free, self._free[0])
         self._free[0] = end = start + seconds
         worked = end - start
@@ -109,10 +110,11 @@ class Timeline:
         return Timing(now, start, accepts_at, ready_at, ((start, end),), self._cost.tensor)
 
     def _host_seconds(self, shape: StepShape, before: int) -> float:
-        """Of the host for the next batch, before the device has all of it: more where its sequences are not
-        those of the one before, in which so many generated and nobody else was.
+        """Returns the host time for the next batch, before the device has all of it.
 
-        As many sequences that generate are taken to be the same ones: whoever joins has had a prompt between.
+        It is longer where the batch's sequences are not those of the one before, which had `before`
+        generating sequences and no other.  As many generating sequences are taken to be the same ones: a new
+        sequence has had a prompt step in between.
         """
         sent, changed = self._cost.input_seconds(shape), self._profile.change_seconds
         if changed is None or (shape.decodes and before == shape.sequences):
@@ -121,22 +123,22 @@ class Timeline:
 
     @property
     def cost(self) -> CostModel:
-        """What times the steps."""
+        """The cost model of the steps."""
         return self._cost
 
     @property
     def profile(self) -> RuntimeProfile:
-        """What the host takes."""
+        """The runtime profile, with the host's times."""
         return self._profile
 
     def ran(self, busy: float, overlap: float, work: float) -> None:
-        """Of a single stage: it has run, in its place, what takes so many seconds of it, of all stages at
-        once, and of time in which there is anything to do."""
+        """Sets the times of a single stage that ran elsewhere: busy, all stages busy at once, and with work
+        to do."""
         self._busy, self._overlap.seconds, self._work_seconds = [busy], overlap, work
 
     @property
     def rounds(self) -> Rounds:
-        """How long it takes to give every sequence a token."""
+        """The rounds in which every sequence gets a token."""
         return self._rounds
 
     @property
@@ -146,12 +148,12 @@ class Timeline:
 
     @property
     def hand_over_seconds(self) -> float:
-        """Time in which batches were between stages, all told."""
+        """Total time in which batches were in transit between stages."""
         return self._hand_over_seconds
 
     @property
     def work_seconds(self) -> float:
-        """Time in which at least one batch was in the pipe."""
+        """Time in which at least one batch was in the pipeline."""
         return self._work_seconds
 
     @property
@@ -194,7 +196,7 @@ class _Overlap:
             self._take()
 
     def _take(self) -> None:
-        """Counts what the oldest span of each stage has in common, and drops the one that ends first."""
+        """Counts the common time of the oldest spans of all stages, and drops the one that ends first."""
         end = min(self._ends)
         self.seconds += max(0.0, end - max(self._starts))
         stage = self._ends.index(end)

@@ -1,4 +1,4 @@
-"""What a timeline shows: processes with tracks of nested slices, and counters.  `perfetto` writes it."""
+"""The contents of a timeline: processes with tracks of nested slices, and counters.  `perfetto` writes it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Arg = bool | int | float | str
-"""What a slice can be annotated with; integers are not negative."""
+"""A value of a slice's annotation; integers are not negative."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Something that takes [start, end) seconds, `children` within it one after the other.
+    """A period of [start, end) seconds, with `children` within it one after the other.
 
     `sends` and `receives` are numbers of flows: an arrow goes from the slice that sends to the one that
     receives.
@@ -45,7 +45,7 @@ class TraceCounter:
 
 @dataclass(frozen=True, slots=True)
 class TraceProcess:
-    """What belongs together, such as a core with its engines; the first track is shown on top."""
+    """A group of tracks, such as a core with its engines; the first track is shown on top."""
 
     name: str
     tracks: Sequence[Track]
@@ -54,6 +54,6 @@ class TraceProcess:
 
 @dataclass(frozen=True, slots=True)
 class PerfettoTrace:
-    """All that is shown."""
+    """The processes of a trace file."""
 
     processes: Sequence[TraceProcess]

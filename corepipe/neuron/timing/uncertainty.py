@@ -1,13 +1,14 @@
-"""How far a measurement may be from a predicted figure: 90 % intervals, from the errors of earlier ones.
+"""Prediction intervals: how far a measurement may be from a predicted figure, at 90 %, from the errors of
+earlier ones.
 
-`residuals.json` has the errors of published measurements, each family of models predicted with constants
-that were fitted to the other families (benchmarks/residuals.py writes it).  An interval is the spread of the
-errors of figures of its kind.  It grows with each step by which a case lies outside of what was measured:
+`residuals.json` has the errors of published measurements, each family of models predicted with constants that
+were fitted to the other families (benchmarks/residuals.py writes it).  An interval is the spread of the
+errors of figures of its kind.  It grows with each step by which a case lies outside of the measured cases:
 another instance, generation, software stack or kind of model; each doubling beyond the longest sequence and
 the most tensor ranks.
 
-Errors are logarithms of measured / predicted *time*: above 0 the device was slower.  A rate's is the other
-way round.
+Errors are logarithms of measured / predicted *time*: above 0 the device was slower.  For a rate it is the
+other way round.
 """
 
 from __future__ import annotations
@@ -31,29 +32,31 @@ from corepipe.neuron.values import SOURCE, InputKind
 FILE = Path(__file__).with_name("residuals.json")
 
 LEVEL = 0.9
-"""Of an interval, unless another is asked for."""
+"""Default probability of an interval."""
 
 LEAST_SCALE = 0.02
-"""Of an error: repeats of a measurement are no nearer to one another."""
+"""Smallest size of an error: repeated measurements differ by as much."""
 
 FAR = log(5.0)
-"""Errors beyond it count as this for the size of others: such rows are mistaken about what was measured."""
+"""Largest size of an error; larger ones count as this, since such rows are mistaken about what was
+measured."""
 
 SEEN = 3
 """Runs from which on an instance, a stack or a kind of model counts as measured."""
 
 GUESSED = ", guessed"
-"""Behind the profile of a case of which not all is known."""
+"""Suffix of the profile of a case of which not everything is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Widths:
     """The parameters of intervals, chosen by interval score (docs/decisions/2026-11-22-intervals.md).
 
-    growth: times that a width grows (on a logarithm) with each step away from what was measured.
+    growth: factor of a width (on a logarithm) for each step away from the measured cases.
     own_families: a stack's own errors count as much as all stacks' together when they are of so many families
-    of models.  others: how many of its own errors the shape of all kinds' errors counts as, for a kind (its
-    tails apart) with few.
+    of models.
+    others: how many of a kind's own errors the shape of all kinds' errors counts as, for a kind (its tails
+    apart) with few.
     """
 
     growth: float
@@ -62,8 +65,8 @@ class Widths:
 
 
 class Figure(StrEnum):
-    """What a figure is of: a step between tokens, a time to a first one, a whole answer or so many of them a
-    second, an encoder's batch."""
+    """The quantity of a figure: the time between tokens, the time to the first token, a whole answer or
+    answers a second, an encoder's batch."""
 
     DECODE = "decode"
     FIRST_TOKEN = "first token"  # noqa: S105
@@ -72,7 +75,7 @@ class Figure(StrEnum):
 
 
 class ModelKind(StrEnum):
-    """Models whose errors are alike."""
+    """Kinds of models whose errors are alike."""
 
     DECODER = "decoder"
     MIXTURE = "mixture of experts"
@@ -84,13 +87,13 @@ class ModelKind(StrEnum):
 
 
 APART = frozenset({ModelKind.ENCODER_DECODER, ModelKind.CONVOLUTION})
-"""Those whose figures, whatever they are of, are a kind of their own."""
+"""Kinds of models whose figures, whatever their quantity, are a kind of their own."""
 
 UNDER_LOAD = ", under load"
 
 
 def architecture_of(graph: Graph) -> ModelKind:
-    """What a graph is, by what it declares: its inputs, rows, states and weights."""
+    """Returns the kind of model of a graph, from its declared inputs, rows, states and weights."""
     read = {given.kind for given in graph.inputs}
     if InputKind.PIXELS in read:
         return ModelKind.CONVOLUTION
@@ -106,14 +109,17 @@ def architecture_of(graph: Graph) -> ModelKind:
 
 
 def kind_of(figure: Figure, architecture: ModelKind, *, load: bool = False) -> str:
-    """The kind of a figure: whose errors are its own."""
+    """Returns the kind of a figure; each kind has its own errors."""
     return str(architecture) if architecture in APART else figure + (UNDER_LOAD if load else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a figure stands.  tail: a percentile above the median; tokens: of a whole sequence; divided:
-    cores divide the experts of a mixture."""
+    """The case of a figure.
+
+    tail: a percentile above the median; tokens: of a whole sequence; divided: cores divide the experts of a
+    mixture.
+    """
 
     kind: str
     instance: str
@@ -126,12 +132,13 @@ class Point:
 
     @property
     def shape(self) -> tuple[str, bool]:
-        """Whose errors are spread alike, by their size: of tails more are far off than of medians."""
+        """The group whose errors have one distribution, relative to their size: more tails are far off than
+        medians."""
         return self.kind, self.tail
 
     @property
     def generation(self) -> str:
-        """Of its cores; empty for an instance that is not in the catalogue."""
+        """The generation of its cores; empty for an instance that is not in the catalogue."""
         return _generation(self.instance)
 
 
@@ -147,8 +154,8 @@ def _generation(instance: str) -> str:
 class Residual:
     """The error of a run's figures of one kind: of the one that was predicted worst.
 
-    predicted, unit: that figure, in seconds or a second.  score: the error by the spread that the other
-    families' errors say.
+    predicted, unit: that figure, in seconds or a second.  score: the error relative to the spread that the
+    other families' errors give.
     """
 
     point: Point
@@ -162,9 +169,9 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """By which factors of the predicted *time* a measured one may be off.
+    """The factors of the predicted *time* within which a measurement is expected.
 
-    steps: how far from what was measured; measured: runs that it is known from.
+    steps: distance from the measured cases; measured: number of runs that it is known from.
     """
 
     low: float
@@ -174,12 +181,12 @@ class Interval:
     level: float = LEVEL
 
     def around(self, value: float, *, rate: bool = False) -> tuple[float, float]:
-        """The least and the most that a figure may turn out to be."""
+        """Returns the smallest and the largest expected value of a figure."""
         return (value / self.high, value / self.low) if rate else (value * self.low, value * self.high)
 
     @property
     def basis(self) -> str:
-        """What it is known from, in words."""
+        """The runs that the interval is known from, in words."""
         away = f", {self.steps:.2g} steps from them" if self.steps else ""
         return f"{self.measured} measured runs{away}"
 
@@ -194,7 +201,7 @@ class Interval:
 
 
 class _KindErrors:
-    """What was measured of one kind of figure, and how large its errors are."""
+    """The measured cases of one kind of figure, and the size of its errors."""
 
     def __init__(self, residuals: Sequence[Residual]) -> None:
         points = [one.point for one in residuals]
@@ -213,11 +220,11 @@ class _KindErrors:
         self._own = {key: _size(group) for key, group in own.items()}
 
     def own(self, point: Point) -> tuple[float, int]:
-        """Mean size of the errors of a point's stack, and of how many families they are."""
+        """Returns the mean size of the errors of a point's stack, and the number of families they are of."""
         return self._own.get((point.profile, point.tail), (0.0, 0))
 
     def steps(self, point: Point) -> float:
-        """How far a point lies outside of what was measured."""
+        """Returns how far a point lies outside of the measured cases."""
         unseen = (
             point.instance not in self.instances,
             point.generation not in self.generations,
@@ -230,20 +237,20 @@ class _KindErrors:
 
 
 def _seen(values: Iterable[Hashable]) -> set[Hashable]:
-    """Those that enough runs had."""
+    """Returns the values that enough runs had."""
     return {value for value, runs in Counter(values).items() if runs >= SEEN}
 
 
 def _size(residuals: Sequence[Residual]) -> tuple[float, int]:
-    """Mean size of the errors, and of how many families they are."""
+    """Returns the mean size of the errors, and the number of families they are of."""
     errors = [min(FAR, abs(one.error)) for one in residuals]
     return max(LEAST_SCALE, sum(errors) / len(errors)), len({one.family for one in residuals})
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large errors were at a point: on its stack, of so many families; of all of its kind; and how many
-    steps away the point is from them."""
+    """Sizes of errors at a point: on its stack, with the number of families; of all of its kind; and the
+    steps from the measured cases to the point."""
 
     own: float
     families: int
@@ -251,14 +258,14 @@ class Sizes:
     steps: float
 
     def with_widths(self, widths: Widths) -> float:
-        """The size of an error there."""
+        """Returns the size of an error at the point."""
         families, drawn = self.families, widths.own_families
         near = (families * self.own + drawn * self.kind) / (families + drawn)
         return near * float(widths.growth**self.steps)
 
 
 class Spread:
-    """How large errors are, at any point, by those of some families.  Raises ValueError for none."""
+    """The size of errors at any point, from those of some families.  Raises ValueError for none."""
 
     def __init__(self, residuals: Sequence[Residual]) -> None:
         kinds: defaultdict[str, list[Residual]] = defaultdict(list)
@@ -268,19 +275,20 @@ class Spread:
         self._all = _KindErrors(residuals)
 
     def at(self, point: Point) -> Sizes:
-        """Of errors there."""
+        """Returns the sizes of errors at a point."""
         known = self._kinds.get(point.kind)
         if known is None:  # no figure of its kind was ever measured
             return Sizes(0.0, 0, self._all.scale, 1 + self._all.steps(point))
         return Sizes(*known.own(point), known.scale, known.steps(point))
 
     def runs(self, kind: str) -> int:
-        """That were measured of a kind."""
+        """Returns the number of measured runs of a kind."""
         return self._kinds[kind].runs if kind in self._kinds else 0
 
 
 def scored(residuals: Sequence[Residual], widths: Widths) -> list[Residual]:
-    """With the score of each: its error by the spread of the other families' errors."""
+    """Returns the residuals with their scores: each error relative to the spread of the other families'
+    errors."""
     found = []
     for family in dict.fromkeys(one.family for one in residuals):
         others = [one for one in residuals if one.family != family]
@@ -308,8 +316,8 @@ class Uncertainty:
         self._quantile = cache(self._find_quantile)
 
     def interval(self, point: Point, level: float = LEVEL, narrowed: float = 1.0) -> Interval:
-        """Where a measured figure is with a probability of `level`: as much above as below, on a logarithm,
-        since to which side a family lies says little of the next.
+        """Returns the interval that holds a measured figure with a probability of `level`: as much above as
+        below, on a logarithm, since the side on which one family lies says little about the next.
 
         narrowed: the share of its width that is left where such figures of this very model were measured.
         """
@@ -323,7 +331,7 @@ class Uncertainty:
 
 
 def exceeded(scores: Sequence[float], own: Sequence[bool], others: float, level: float) -> float:
-    """The size of scores that no more of a kind exceed than the level leaves.
+    """Returns the size of scores that is exceeded by no larger share of a kind than the level allows.
 
     scores: of all kinds, the largest first; own: which are the kind's; others: how many of these all the
     others count as.
@@ -341,7 +349,8 @@ def exceeded(scores: Sequence[float], own: Sequence[bool], others: float, level:
 
 
 def interval(point: Point, profile: RuntimeProfile, level: float = LEVEL) -> Interval:
-    """Of a figure that is predicted with a profile: narrower where that was fitted to such figures."""
+    """Returns the interval of a figure that is predicted with a profile: narrower where that was fitted to
+    such figures."""
     return shipped_uncertainty().interval(point, level, dict(profile.narrowed).get(point.kind, 1.0))
 
 
@@ -352,7 +361,7 @@ COLUMNS = (
 
 
 def as_rows(residuals: Iterable[Residual]) -> list[list[object]]:
-    """The residuals for a file, in the order of COLUMNS."""
+    """Returns the residuals for a file, in the order of COLUMNS."""
     return [
         [*(getattr(one.point, name) for name in COLUMNS[:7]), one.family, one.run, round(one.error, 5),
          float(f"{one.predicted:.5g}"), one.unit, round(one.score, 4)]
@@ -361,24 +370,24 @@ def as_rows(residuals: Iterable[Residual]) -> list[list[object]]:
 
 
 def from_rows(rows: Iterable[Sequence[Any]]) -> list[Residual]:
-    """What `as_rows` wrote."""
+    """Reads the result of `as_rows`."""
     return [Residual(Point(*row[:7]), *row[7:]) for row in rows]
 
 
 @cache
 def record() -> dict[str, Any]:
-    """The whole file that comes with corepipe."""
+    """Returns the whole file that comes with corepipe."""
     found: dict[str, Any] = json.loads(FILE.read_text())
     return found
 
 
 def fold_widths() -> dict[str, Widths]:
-    """By family of models, what the others alone chose of intervals."""
+    """Returns by family of models the widths that were chosen from the other families alone."""
     return {family: Widths(*values) for family, values in record()["fold_widths"].items()}
 
 
 @cache
 def shipped_uncertainty() -> Uncertainty:
-    """That of the constants and rules that come with corepipe."""
+    """Returns the uncertainty of the constants and rules that come with corepipe."""
     found = record()
     return Uncertainty(from_rows(found["residuals"]), Widths(**found["widths"]))
