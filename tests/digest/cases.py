@@ -1,4 +1,5 @@
-"""What was asked when the digest was frozen.  The parts say so themselves: this is for writing them alone."""
+"""The requests for which the digest was frozen.  The parts repeat them: this module is for writing them
+only."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ PLACEMENTS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 8))
 COMPUTED_THEN = {"llama", "mistral", "qwen2", "qwen3"}
 """The families that were computed when the digest was frozen."""
 FORMATS_THEN = ("fp32", "bf16", "int8", "int8-weights")
-"""The formats that there were; those of later have no frozen answers, and move none."""
+"""The formats that existed then; later ones have no frozen answers, and change none."""
 HELD = 1.25
-"""Memory for each byte of weights that the tensor degree of a timed deployment is chosen for."""
+"""Memory per byte of weights for which the tensor degree of a timed deployment is chosen."""
 
 
 def twins() -> dict[str, str]:
-    """Every published model, and the tiny ones that tests compute; each with the first that is alike."""
+    """Returns every published model, and the tiny ones that tests compute; each with the first model of the
+    same config."""
     tiny = (str(path.parent.relative_to(ROOT)) for path in TINY.glob("*/config.json"))
     first: dict[str, str] = {}
     return {
@@ -36,7 +38,8 @@ def twins() -> dict[str, str]:
 
 
 def replicas(model: str) -> Json:
-    """bf16 in every placement; int8, whose groups are cut otherwise, in some; of computed families all."""
+    """Returns the replicas of a model: bf16 in every placement; int8, whose groups are cut otherwise, in
+    some; all formats for computed families."""
     computed = family(model) in COMPUTED_THEN
     asked = [("bf16", *place) for place in PLACEMENTS] + [
         ("int8", *place) for place in ((1, 1), (2, 1), (1, 8))
@@ -51,7 +54,7 @@ def replicas(model: str) -> Json:
 
 
 def timed(model: str) -> Json:
-    """Deployments and steps: every generation of chips, each with software of its own."""
+    """Returns deployments and steps: every generation of chips, each with software of its own."""
     found = architecture(source(model))
     inf2, trn1, trn2 = (_tensor(found, name) for name in ("inf2.48xlarge", "trn1.32xlarge", "trn2.48xlarge"))
     layers = found.graph(FORMATS["bf16"]).num_layers
@@ -82,7 +85,7 @@ def _title(deployment: Json) -> str:
 
 
 def _tensor(model: Architecture, name: str) -> int:
-    """The smallest degree whose memory holds the weights in bf16, or the largest that there is."""
+    """Returns the smallest degree whose memory holds the weights in bf16, or the largest degree."""
     found: Instance = find_instance(name)
     graph = model.graph(FORMATS["bf16"])
     wanted = HELD * sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in graph.weights())
@@ -121,7 +124,7 @@ def _rows(shape: StepShape) -> list[int]:
 
 
 def answered() -> dict[str, Json]:
-    """Every computed family, on every kind of placement, in every format."""
+    """Returns every computed family, on every kind of placement, in every format."""
     places = {"plain": (1, 1, 1), "pipeline 2": (2, 1, 1), "tensor 2": (1, 2, 1), "data 2": (1, 1, 2)}
     entries = {}
     for path, fmt, place in product(sorted(TINY.glob("*/golden.json")), FORMATS_THEN, places):

@@ -1,4 +1,4 @@
-"""Which entries are compared where: some in every run of the tests, all of them by `make digest`."""
+"""Selection of the entries to compare: some in every run of the tests, all of them by `make digest`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.digest.models import alike, family
 from tests.digest.parts import Part, latest, numbers
 
 SLICES = 32
-"""Parts of equal size that the full form is compared in, side by side."""
+"""Parts of equal size in which the full form is compared, side by side."""
 
 MOST_LAYERS = 24
-"""Of a model that exceptions cover, for it to be compared in every run of the tests."""
+"""Most layers of a model with exceptions that every run of the tests compares."""
 
 LAYERS = re.compile(r'"layers":(\d+)')
 
 
 @cache
 def part(kind: str) -> Part:
-    """The part that holds; one without entries before it is written."""
+    """Returns the latest part; one without entries before it is written."""
     return latest(kind) if numbers(kind) else Part(kind, 0, "", {})
 
 
@@ -48,9 +48,9 @@ def read_times(model: str, frozen: Json) -> Json:
 
 
 def one_a_family(kind: str) -> list[str]:
-    """The model of each family that is read soonest, and the tiny ones.
+    """Returns the model of each family that is read soonest, and the tiny ones.
 
-    That is the one of the fewest layers or, where entries say nothing of them, of the shortest entry.
+    That is the one with the fewest layers or, where entries do not state them, the shortest entry.
     """
     entries = {name: text for name, text in part(kind).entries.items() if not text.startswith('{"as"')}
     first: dict[str, str] = {}
@@ -60,9 +60,10 @@ def one_a_family(kind: str) -> list[str]:
 
 
 def of_each_family(kind: str) -> list[object]:
-    """Parameters of the tests that every run has: `one_a_family`, but the long ones by `make digest` alone.
+    """Returns the parameters of the tests in every run: `one_a_family`, with the long ones by `make digest`
+    only.
 
-    A model that exceptions cover is written out layer by layer, on every core; of few layers some remain.
+    A model with exceptions is written out layer by layer, on every core; some with few layers remain.
     """
     covered = {one.entry for one in exceptions() if one.part == kind}
     return [
@@ -78,12 +79,13 @@ def _layers(entry: str) -> int:
 
 
 def differences(kind: str, names: list[str]) -> list[str]:
-    """A line for each of these entries that differs."""
+    """Returns a line for each of these entries that differs."""
     return [line for name in names if (line := comparison(kind).difference(name)) is not None]
 
 
 def other_machine() -> dict[str, str]:
-    """An environment in which numpy and its BLAS use the oldest instructions, and sets have another order."""
+    """Returns an environment in which numpy and its BLAS use the oldest instructions, and sets have another
+    order."""
     used = [name for name in numpy_core.__cpu_dispatch__ if numpy_core.__cpu_features__[name]]
     disabled = " ".join(used)
     return {"NPY_DISABLE_CPU_FEATURES": disabled, "OPENBLAS_CORETYPE": "Nehalem", "PYTHONHASHSEED": "1"}
@@ -97,14 +99,15 @@ def check_slice(kind: str, number: int) -> None:
 
 
 PLACED = ("bf16 pipeline 2 tensor 2", "int8 pipeline 1 tensor 8")
-"""Replicas that are compared of each family in every run of the tests: stages with ranks, ranks that get
-unequal parts or none, and two formats."""
+"""Replicas of each family that every run of the tests compares: stages with ranks, ranks with unequal parts
+or none, and two formats."""
 
 
 def some(kind: str, name: str) -> Json:
-    """An entry with what every run compares of it: these replicas and one other, or two deployments of five.
+    """Returns an entry reduced to the part that every run compares: these replicas and one other, or two
+    deployments of five.
 
-    Which others differs from model to model.
+    The other ones differ from model to model.
     """
     entry, number = part(kind).entry(name), crc32(name.encode())
     if kind == "programs":

@@ -1,7 +1,8 @@
-"""Names the first difference between what was frozen and what the code makes now, and knows what is intended.
+"""Finds the first difference between the frozen digest and the code's present results, and knows intended
+ones.
 
-A difference is named by a path into an unpacked entry, an exception by one in which `*` is any step, `5|11`
-one of two, and `* experts` any Op of that kind.
+A difference is named by a path into an unpacked entry, an exception by a path in which `*` is any step,
+`5|11` one of two, and `* experts` any Op of that kind.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.digest.parts import DATA, KINDS, Part
 
 EXCEPTIONS = DATA / "exceptions.json"
 ABSENT = "(absent)"
-"""Stands, in a difference and in an exception, for a field or an item that is not there."""
+"""Marks, in a difference and in an exception, a field or an item that does not exist."""
 LONGEST = 200
 """Characters of a value in a line of text."""
 
@@ -27,7 +28,7 @@ Path_ = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two values first differ, and what is there."""
+    """The first place at which two values differ, and the values there."""
 
     path: Path_
     old: Json
@@ -47,7 +48,8 @@ def _shown(value: Json) -> str:
 
 
 def first_difference(old: Json, new: Json) -> Difference | None:
-    """Depth first, in the order of what was frozen; None where the two are one text."""
+    """Returns the first difference, depth first, in the order of the frozen value; None where the two are one
+    text."""
     if canonical(old) == canonical(new):
         return None
     return next(_differences(old, new, ()))
@@ -67,7 +69,7 @@ def _differences(old: Json, new: Json, path: Path_) -> Iterator[Difference]:
 
 
 def _title(number: int, item: Json) -> str:
-    """Which item of a list; of an Op its kind too."""
+    """Returns the title of an item of a list, with the kind of an Op."""
     return f"{number} {item['op']}" if isinstance(item, dict) and "op" in item else str(number)
 
 
@@ -82,9 +84,9 @@ class ExceptionFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Intended:
-    """One row of exceptions.json: in which part and entry (`*`: all), where in it, old, new, and the proof.
+    """One row of exceptions.json: its part and entry (`*`: all), the path in it, old, new, and the proof.
 
-    evidence: something outside this project that says that `new` is right, and where it is found.
+    evidence: a source outside this project that proves `new`, and where it is found.
     """
 
     part: str
@@ -102,7 +104,8 @@ class Intended:
 
 
 def exceptions(path: Path = EXCEPTIONS) -> tuple[Intended, ...]:
-    """The rows of the file.  Raises ExceptionFault for one with a field missing or without evidence."""
+    """Returns the rows of the file.  Raises ExceptionFault for one with a field missing or without
+    evidence."""
     return tuple(map(_intended, json.loads(path.read_text(encoding="utf-8"))))
 
 
@@ -131,7 +134,7 @@ def apply(intended: Intended, frozen: Json) -> int:
 
 
 def _places(intended: Intended, frozen: Json) -> Iterator[tuple[Json, Any]]:
-    """Where the path leads to `old`."""
+    """Yields the places at which the path leads to `old`."""
     *way, last = intended.at
     old = canonical(intended.old)
     for parent in _parents(frozen, way):
@@ -148,7 +151,7 @@ def _parents(value: Json, way: Sequence[str]) -> Iterator[Json]:
 
 
 def _keys(value: Json, step: str) -> list[Any]:
-    """Which keys or places of `value` a step of a path means."""
+    """Returns the keys or places of `value` that a step of a path matches."""
     if isinstance(value, dict):
         return list(value) if step == "*" else step.split("|")
     if isinstance(value, list):
@@ -175,7 +178,7 @@ def _put(parent: Json, key: Any, new: Json) -> None:
 
 
 Read = Callable[[str, Json], Json]
-"""Makes an entry anew: from its name, and from what was asked when it was frozen."""
+"""Computes an entry again: from its name, and from the request when it was frozen."""
 
 
 def _unlike(_name: str, _other: str) -> bool:
@@ -183,9 +186,9 @@ def _unlike(_name: str, _other: str) -> bool:
 
 
 class Comparison:
-    """Compares entries of a part with what the code makes of them now.
+    """Compares entries of a part with the code's present results.
 
-    alike: whether two models are one under two names, so that one of them need not be read.
+    alike: whether two models have the same config under two names, so that one of them need not be read.
     """
 
     def __init__(
@@ -202,7 +205,8 @@ class Comparison:
         self._unpacked = forms.unpacked if part.kind == "programs" else _as_is
 
     def difference(self, name: str) -> str | None:
-        """A line that names the entry's first difference that no exception covers; None if there is none."""
+        """Returns a line that names the entry's first difference that no exception covers; None if there is
+        none."""
         frozen = self._part.entry(name)
         if twin := frozen.get("as"):
             if self._alike(name, twin):
@@ -220,9 +224,10 @@ class Comparison:
         return None if found is None else f"{self._part.kind}: {name}: {found}"
 
     def unused(self) -> list[str]:
-        """Exceptions that cover no place of any entry of the part.
+        """Returns the exceptions that cover no place of any entry of the part.
 
-        One that names its entry is looked for there by `difference`; here, that there is such an entry.
+        `difference` reports this for an exception that names its entry; here only the existence of that entry
+        is checked.
         """
         named = [one for one in self._intended if one.entry not in ("*", *self._part.entries)]
         left = [one for one in self._intended if one.entry == "*"]

@@ -1,11 +1,11 @@
 """The neutral form of a model's Programs, packed: each distinct layer once, and which core runs it how often.
 
 Knows nothing of corepipe: plain JSON-able data in and out.  An entry is
-- model: what the whole graph says of itself;
+- model: the properties of the whole graph;
 - rotations: rotary tables by the hash of their content;
 - blocks: lists of Ops by the hash of their content; in tensors' names `*` stands for a layer's number;
 - replicas: by format and placement, the cores with their `runs`: [block, first layer, how many layers, number
-  in the names of the first layer's tensors (null: none), by how much it grows].
+in the names of the first layer's tensors (null: none), by how much it grows].
 
 An Op is {op, out, the values it reads, its weights, its other parameters}.  A value that is read was made by
 the Op so many `back` on the same core, or, further than a layer away, by the core's Op of number `op`.  A
@@ -25,7 +25,7 @@ from itertools import groupby
 from typing import Any
 
 Json = Any
-"""What JSON can say: dicts with strings as keys, lists, strings, numbers, booleans, None."""
+"""A JSON value: dicts with strings as keys, lists, strings, numbers, booleans, None."""
 
 TRANSFERS = ("send", "receive")
 
@@ -36,18 +36,19 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 
 
 def canonical(value: Json) -> str:
-    """The one text of a value; floats are written so that they read back to the bit."""
+    """Returns the one text of a value; floats are written so that they read back to the bit."""
     return _ENCODER.encode(value)
 
 
 def content_id(value: Json) -> str:
-    """A short name for a value, by its content."""
+    """Returns a short name for a value, by its content."""
     return _content_id(marshal.dumps(value, WITHOUT_REFERENCES))
 
 
 @cache
 def _content_id(marshalled: bytes) -> str:
-    """Layers and rotary tables recur, and their text costs more than these bytes."""
+    """Returns the name, cached by marshalled bytes: layers and rotary tables recur, and their text costs more
+    than these bytes."""
     return hashlib.sha256(canonical(marshal.loads(marshalled)).encode()).hexdigest()[:12]
 
 
@@ -59,7 +60,7 @@ class Blocks:
         self.rotations: dict[str, Json] = {}
 
     def rotation(self, table: Json) -> str:
-        """Keeps a rotary table, and returns its name."""
+        """Stores a rotary table, and returns its name."""
         name = content_id(table)
         self.rotations[name] = table
         return name
@@ -91,7 +92,7 @@ def _prolonged(run: list[Json], name: str, layer: int, number: int | None) -> bo
 
 
 def tensors(ops: Iterable[Json]) -> Iterator[Json]:
-    """All weights of Ops: whatever in them has a tensor's name."""
+    """Yields all weights of Ops: every part of them with a tensor's name."""
     for op in ops:
         for part in op.values():
             for weight in part if isinstance(part, list) else [part]:
@@ -100,7 +101,7 @@ def tensors(ops: Iterable[Json]) -> Iterator[Json]:
 
 
 def _starred(ops: list[Json]) -> tuple[list[Json], int | None]:
-    """The Ops with * for the number that most of their tensors' names have, and that number."""
+    """Returns the Ops with * for the number that most of their tensors' names have, and that number."""
     numbers = Counter(n for weight in tensors(ops) if (n := _number(weight["tensor"])) is not None)
     if not numbers:
         return ops, None
@@ -117,14 +118,14 @@ def _number(tensor: str) -> int | None:
 
 
 def _replaced(tensor: str, old: str, new: str) -> str:
-    """With its first part `old` replaced."""
+    """Returns the name with its first part `old` replaced."""
     parts = tensor.split(".")
     parts[parts.index(old)] = new
     return ".".join(parts)
 
 
 def reduced(entry: Mapping[str, Json], names: Iterable[str]) -> Json:
-    """The entry with some of its replicas alone."""
+    """Returns the entry with only some of its replicas."""
     replicas = {name: entry["replicas"][name] for name in names}
     runs = [run for replica in replicas.values() for core in replica.get("cores", ()) for run in core["runs"]]
     blocks = {name: entry["blocks"][name] for name, *_ in runs}
@@ -134,7 +135,7 @@ def reduced(entry: Mapping[str, Json], names: Iterable[str]) -> Json:
 
 
 def unpacked(entry: Mapping[str, Json]) -> Json:
-    """The entry with every core's layers written out: what differences and exceptions are named by."""
+    """Returns the entry with every core's layers written out, which differences and exceptions refer to."""
     replicas = {}
     for name, replica in entry["replicas"].items():
         cores = [_core(entry, core) for core in replica.get("cores", ())]
@@ -154,7 +155,7 @@ def _core(entry: Mapping[str, Json], core: Mapping[str, Json]) -> dict[str, Json
 
 
 def _op(entry: Mapping[str, Json], core: Mapping[str, Json], op: Json, number: int | None) -> Json:
-    """An Op of one layer of one core: numbers in names, ranges and rotations where they are referred to."""
+    """Returns an Op of one layer of one core, with numbers in names, ranges and rotations written out."""
     whole = marshal.loads(marshal.dumps(op))  # a copy, sooner than by JSON
     for weight in tensors([whole]):
         if number is not None and "*" in weight["tensor"].split("."):

@@ -13,21 +13,22 @@ TINY = ROOT / "tests" / "data" / "tiny"
 
 
 def source(model: str) -> str:
-    """What `registry.architecture` takes for an entry's name: a published name, or a directory."""
+    """Returns the argument of `registry.architecture` for an entry's name: a published name, or a
+    directory."""
     return str(ROOT / model) if model.startswith("tests/") else model
 
 
 def alike(name: str, other: str) -> bool:
-    """Whether two models have the same config."""
+    """Returns True if two models have the same config."""
     return config(name) == config(other)
 
 
 def config(model: str) -> Json:
-    """As a config.json has it."""
+    """Returns the config.json of a model."""
     file = Path(source(model)) / "config.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else published.config(model)
 
 
 def family(model: str) -> str:
-    """Hugging Face's model_type."""
+    """Returns Hugging Face's model_type."""
     return str(config(model)["model_type"])

@@ -1,4 +1,4 @@
-"""What the digest calls the code's Ops, their fields, axes and whatever else the code names: names.tsv."""
+"""The digest's names of the code's Ops, their fields, axes and other names: names.tsv."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ NAMES = Path(__file__).parents[1] / "data" / "digest" / "names.tsv"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """One row: a kind of name, ours, the digest's, and why ours is no longer what it was (empty: it is)."""
+    """One row: a kind of name, the code's name, the digest's, and the reason if the code's name has changed
+    (empty: it has not)."""
 
     kind: str
     ours: str
@@ -21,7 +22,7 @@ class Name:
 
 
 def rows(path: Path = NAMES) -> tuple[Name, ...]:
-    """All rows of the mapping file, in its order."""
+    """Returns all rows of the mapping file, in its order."""
     with path.open(encoding="utf-8", newline="") as file:
         return tuple(Name(**row) for row in csv.DictReader(file, delimiter="\t"))
 
@@ -33,7 +34,7 @@ def _known() -> dict[tuple[str, str], str]:
 
 @cache
 def neutral(kind: str, ours: str) -> str:
-    """The digest's name.  Raises KeyError, naming the file, for a name that has no row."""
+    """Returns the digest's name.  Raises KeyError, naming the file, for a name that has no row."""
     if (kind, ours) not in _known():
         raise KeyError(
             f"{NAMES.name} has no row for {kind} {ours}: add one, or mend the one it was renamed from"

@@ -1,8 +1,8 @@
 """The digest's files: one part each for Programs, times and tokens, written once and pinned by their sha256.
 
-A part is lines of text, compressed by xz: what it is, then its entries by name: name, tab, canonical JSON.
-An entry {"as": another} is of a model that is published under two names.  Times may get a newer part, which
-is then the one that holds: times-3 after times-2.
+A part is lines of text, compressed by xz: its description, then its entries by name: name, tab, canonical
+JSON.  An entry {"as": another} is of a model that is published under two names.  Times may get a newer part,
+which then replaces the older: times-3 after times-2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[1] / "data" / "digest"
 SUMS = "SHA256SUMS"
 KINDS = ("programs", "times", "tokens")
 MOST_BYTES = 5_000_000
-"""Of all parts together."""
+"""Largest size of all parts together."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Part:
 
 
 class PartExists(Exception):
-    """A part is never written again."""
+    """The error for a part that exists: a part is never written again."""
 
 
 def path_of(kind: str, number: int, directory: Path = DATA) -> Path:
@@ -49,13 +49,13 @@ def path_of(kind: str, number: int, directory: Path = DATA) -> Path:
 
 
 def numbers(kind: str, directory: Path = DATA) -> list[int]:
-    """Of the parts of a kind that there are, ascending."""
+    """Returns the numbers of the existing parts of a kind, ascending."""
     files = directory.glob(f"{kind}-*.jsonl.xz")
     return sorted(int(file.name.removeprefix(f"{kind}-").partition(".")[0]) for file in files)
 
 
 def latest(kind: str, directory: Path = DATA) -> Part:
-    """The part that holds.  Raises FileNotFoundError where there is none."""
+    """Returns the latest part.  Raises FileNotFoundError where there is none."""
     there = numbers(kind, directory)
     if not there:
         raise FileNotFoundError(f"{directory} has no part for {kind}")
@@ -66,9 +66,9 @@ def latest(kind: str, directory: Path = DATA) -> Part:
 
 
 def next_number(kind: str, reason: str, directory: Path = DATA) -> int:
-    """The number that a new part may have.
+    """Returns the number of a new part.
 
-    Raises PartExists where the kind has its part: only times, for a reason that is given, get another.
+    Raises PartExists where the kind has its part: only times get another, for a reason that is given.
     """
     there = numbers(kind, directory)
     if there and not (kind == "times" and reason):
@@ -80,7 +80,8 @@ def next_number(kind: str, reason: str, directory: Path = DATA) -> int:
 
 
 def write(part: Part, directory: Path = DATA) -> Path:
-    """Writes a part that does not exist yet, and its line of SHA256SUMS; the same entries, the same bytes."""
+    """Writes a part that does not exist yet, and its line of SHA256SUMS; the same entries give the same
+    bytes."""
     if part.number != next_number(part.kind, part.reason, directory):
         raise PartExists(f"{part.kind} {part.number} is not the next part")
     about = {"part": part.kind, "number": part.number, "reason": part.reason, "names": part.names}
@@ -97,6 +98,6 @@ def write(part: Part, directory: Path = DATA) -> Path:
 
 
 def sums(directory: Path = DATA) -> dict[str, str]:
-    """File name -> sha256, as SHA256SUMS states them."""
+    """Returns file name -> sha256, as SHA256SUMS states them."""
     lines = (directory / SUMS).read_text(encoding="ascii").splitlines()
     return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}

@@ -22,11 +22,12 @@ from tests.digest.models import source
 from tests.digest.names import neutral
 
 SEQUENCES, TOKENS, BLOCK = 32, 2048, 32
-"""Of the step that a core's buffers are measured for, and positions of a KV block."""
+"""Sequences and tokens of the step that a core's buffers are measured for, and positions of a KV block."""
 
 
 def read(model: str, replicas: Mapping[str, Json]) -> Json:
-    """The entry of a model: its Programs for each {format, pipeline, tensor} that `replicas` names."""
+    """Returns the entry of a model: its Programs for each {format, pipeline, tensor} that `replicas`
+    names."""
     found = architecture(source(model))
     blocks = Blocks()
     read_replicas = {name: _replica(found, blocks, asked) for name, asked in replicas.items()}
@@ -49,7 +50,7 @@ def _model(graph: Graph) -> Json:
 
 
 def _replica(model: Architecture, blocks: Blocks, asked: Json) -> Json:
-    """One replica's cores; {"refused": the flag} where the model cannot be cut so."""
+    """Returns one replica's cores; {"refused": the flag} where the model cannot be cut so."""
     kept = {key: asked[key] for key in ("format", "pipeline", "tensor")}
     graph = model.graph(FORMATS[asked["format"]])
     try:
@@ -64,7 +65,7 @@ def _replica(model: Architecture, blocks: Blocks, asked: Json) -> Json:
 
 
 def _format(fmt: Format) -> Json:
-    """What weights are stored in, what meets them, and what all else is kept in."""
+    """Returns the number formats of weights, of activations, of products and of all other values."""
     return {
         "weights": fmt.weights.value,
         "activations": fmt.activations.value,
@@ -92,7 +93,7 @@ def _core(program: Program, memory: CoreMemory, blocks: Blocks) -> Json:
 
 
 class _Ops:
-    """Reads the Ops of one Program, in their order; notes in `cuts` which part of an axis the core has."""
+    """Reads the Ops of one Program, in their order; notes in `cuts` the core's parts of axes."""
 
     def __init__(self, program: Program, blocks: Blocks, cuts: dict[str, Json]) -> None:
         self._program = program
@@ -118,7 +119,7 @@ class _Ops:
         return neutral_op
 
     def _part(self, number: int, op: Op, part: object) -> Json:
-        """A field of an Op."""
+        """Returns the neutral form of a field of an Op."""
         match part:
             case Value():
                 maker, layer = self._makers[part.id]

@@ -1,4 +1,4 @@
-"""An intended difference stands in exceptions.json: it is exact, and something outside proves it."""
+"""An intended difference is listed in exceptions.json: it is exact, and an outside source proves it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_each_that_is_listed_covers_something(kind: str) -> None:
 
 
 def test_what_was_intended_beside_the_first_times_is_in_the_part_that_holds() -> None:
-    """A new part of times has the new values, so that the exceptions end with the part that they were for."""
+    """A new part of times has the new values, so the exceptions end with the part that they were for."""
     part = latest("times")
     for was in exceptions(DATA / "exceptions-times-1.json"):
         back = Intended(was.part, was.entry, was.at, was.new, was.old, was.evidence)

@@ -1,4 +1,4 @@
-"""names.tsv has a row for whatever the code names, and no other; a row that was changed says why."""
+"""names.tsv has a row for each name of the code, and no other; a row that was changed says why."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def kinds_of_op() -> set[type[Op]]:
 
 
 def axes() -> set[str]:
-    """Every axis that a model of one of the families has."""
+    """Returns every axis that a model of one of the families has."""
     graphs = [architecture(source(name)).graph(FORMATS["bf16"]) for name in one_a_family("programs")]
     made = {op.out.axis.name for graph in graphs for op in graph.ops}
     return made | {axis.name for graph in graphs for spec in graph.weights() for axis in spec.axes}
 
 
 def ours() -> set[tuple[str, str]]:
-    """Every name of the code that the digest has another for."""
+    """Returns every name of the code that has another one in the digest."""
     named = {("op", kind.__name__) for kind in kinds_of_op()}
     for kind in kinds_of_op():
         named |= {
@@ -54,7 +54,7 @@ def test_every_name_of_the_code_has_one_row() -> None:
 
 
 def test_no_two_names_become_one() -> None:
-    """Fields are told apart within their Op."""
+    """Fields are unique within their Op."""
     counted = Counter(
         (row.kind, row.ours.partition(".")[0] if row.kind == "field" else "", row.neutral) for row in rows()
     )

@@ -1,4 +1,4 @@
-"""The digest's files are those that were written once: pinned, small, and not to be written again."""
+"""The digest's files are those that were written once: pinned, small, and not writable again."""
 
 from __future__ import annotations
 

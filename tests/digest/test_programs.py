@@ -45,7 +45,8 @@ def compiled(model: str, placement: Placement) -> tuple[Program, ...]:
 
 
 def examples() -> Iterator[tuple[Program, int]]:
-    """A Program with each kind of Op, and where in it; with as many of its fields set as can be had."""
+    """Returns a Program with each kind of Op, and its place in it; with as many of its fields set as
+    possible."""
     sources = {
         "gpt-oss-20b": Placement(2, 2),
         "llama-4-scout": Placement(),
@@ -72,7 +73,7 @@ def examples() -> Iterator[tuple[Program, int]]:
 
 
 def ops_text(program: Program, changed: dict[int, Op]) -> str:
-    """The neutral form of a Program with some Ops changed."""
+    """Returns the neutral form of a Program with some Ops changed."""
     blocks = Blocks()
     reader = programs._Ops(program, blocks, cuts := {})
     read = [(op.layer, reader.read(i, changed.get(i, op))) for i, op in enumerate(program.ops)]
@@ -80,7 +81,7 @@ def ops_text(program: Program, changed: dict[int, Op]) -> str:
 
 
 def altered(part: Any, program: Program) -> Any:
-    """Another value that the field could have."""
+    """Returns another value that the field could have."""
     match part:
         case Value():
             return part._replace(axis=part.axis._replace(width=part.width + 1))
@@ -102,7 +103,7 @@ def altered(part: Any, program: Program) -> Any:
 
 
 def test_each_kind_of_op_is_among_the_examples() -> None:
-    """But for those on images, of vectors, of states, of divided experts and Clamp, which came later."""
+    """Except those on images, of vectors, of states, of divided experts and Clamp, which came later."""
     kinds = {kind for kind in vars(ops).values() if isinstance(kind, type) and issubclass(kind, Op)} - {Op}
     later = {convolution.__name__, scans.__name__}
     known = {kind for kind in kinds if kind.__module__ not in later} - {
@@ -115,7 +116,7 @@ def test_each_kind_of_op_is_among_the_examples() -> None:
 
 
 def test_no_field_of_any_op_is_overlooked() -> None:
-    """Each is changed, one at a time; a value that is read becomes another one."""
+    """Each field is changed, one at a time; a value that is read is replaced by another one."""
     seen: set[tuple[str, str]] = set()
     for program, number in examples():
         op, before = program.ops[number], ops_text(program, {})
@@ -141,7 +142,7 @@ def frozen(replicas: dict[str, Any] = REPLICA) -> Comparison:
 
 
 def change_program(monkeypatch: pytest.MonkeyPatch, core: int, **changes: object) -> None:
-    """From now on the compiler makes one core's Program otherwise."""
+    """Makes the compiler return a different Program for one core from now on."""
 
     def compile_otherwise(*args: Any) -> tuple[Program, ...]:
         made = list(compile_graph(*args))

@@ -17,7 +17,7 @@ FAMILY = "qwen3"
 
 
 def asked(entries: dict[str, Json]) -> dict[str, Json]:
-    """The entries without their answers."""
+    """Returns the entries without their answers."""
     return {name: {k: v for k, v in e.items() if k not in ("isa", "answers")} for name, e in entries.items()}
 
 
@@ -33,7 +33,8 @@ def frozen() -> dict[str, Json]:
 
 
 def some() -> dict[str, Json]:
-    """Of each model every format and every placement once, of one family all placements of one format."""
+    """Returns each model with every format and every placement once, and one family with all placements of
+    one format."""
     entries = frozen()
     names = [name for number, name in enumerate(entries) if (number // 4 + number // 16) % 4 == number % 4]
     family = [name for name in entries if name.startswith(f"{FAMILY} int8 ")]
@@ -73,7 +74,7 @@ def test_pipeline_and_data_parallel_answers_are_the_plain_ones(answers: dict[str
 
 
 def changed(answers: dict[str, Json], place: str) -> tuple[dict[str, Json], Json]:
-    """A copy, and its answer to the second prompt at one placement."""
+    """Returns a changed copy, and its answer to the second prompt at one placement."""
     copy = json.loads(canonical(answers))
     return copy, copy[f"{FAMILY} int8 {place}"]["answers"][1]
 

@@ -1,4 +1,5 @@
-"""Reads today's cost model into plain data: the one file to rewrite when it is asked another way."""
+"""Reads today's cost model into plain data: the one file to rewrite when the cost model's interface
+changes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.digest.names import neutral
 
 
 def read(model: str, cases: Mapping[str, Json]) -> Json:
-    """The entry of a model: the steps of each deployment that `cases` describe."""
+    """Returns the entry of a model: the steps of each deployment that `cases` describe."""
     found = architecture(source(model))
     graphs: dict[str, Graph] = {}
     for case in cases.values():
@@ -32,7 +33,8 @@ def read(model: str, cases: Mapping[str, Json]) -> Json:
 
 
 def _case(graph: Graph, case: Json) -> Json:
-    """One deployment; {"refused": the flag} in place of its times where the model cannot be cut so."""
+    """Returns one deployment; {"refused": the flag} in place of its times where the model cannot be cut
+    so."""
     asked = case["deployment"]
     place = Placement(asked["pipeline"], asked["tensor"], asked["data"])
     instance, profile = find_instance(asked["instance"]), PROFILES[asked["profile"]]
@@ -55,21 +57,22 @@ def _case(graph: Graph, case: Json) -> Json:
 def _shape(
     rows: int, sequences: int, kv_tokens: int, attended: int, logit_rows: int, source: int
 ) -> StepShape:
-    """The step that an entry's `rows` describe, in their order."""
+    """Returns the step that an entry's `rows` describe, in their order."""
     return StepShape((rows, logit_rows, source), sequences, kv_tokens, attended)
 
 
 def _programs(
     graph: Graph, instance: Instance, profile: RuntimeProfile, placement: Placement
 ) -> Sequence[Program]:
-    """Pipelines are balanced by predicted times, as a deployment's are."""
+    """Compiles the Programs; pipelines are balanced by predicted times, as a deployment's are."""
     if placement.pipeline == 1:
         return compile_for_timing(graph, placement)
     return modes.compiler(graph, instance, profile)(placement)
 
 
 def _step(cost: CostModel, shape: StepShape, place: Placement) -> Json:
-    """Seconds of one step, by stage; what its first cores wait for and what their engines do."""
+    """Returns the seconds of one step, by stage; the limiting resource and the engines' work of its first
+    cores."""
     stages = range(cost.stages)
     firsts = [stage * place.tensor for stage in stages]
     found = {
@@ -98,7 +101,7 @@ def _engines(cost: CostModel, core: int, shape: StepShape) -> Json:
 
 
 def _dollars(cost: CostModel, shape: StepShape, replicas: int) -> float | None:
-    """Of decode steps that follow one another on all replicas; None without a price."""
+    """Returns the dollars of consecutive decode steps on all replicas; None without a price."""
     price = cost.instance.price_per_hour
     if price is None or not shape.decodes:
         return None

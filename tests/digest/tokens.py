@@ -23,13 +23,14 @@ from tests.digest.models import ROOT
 ISA = "portable"
 NEW_TOKENS = 24
 TOP = 3
-"""Alternatives whose logprobs are kept beside each token's."""
+"""Number of alternatives whose logprobs are kept for each token."""
 INSTANCE = "trn1.32xlarge"
 MAX_MODEL_LEN = 128
 
 
 def read(asked: Mapping[str, Json], threads: int = 2, environment: Mapping[str, str] | None = None) -> Json:
-    """Answers in a process of its own, on portable kernels.  Raises CalledProcessError with its stderr."""
+    """Computes answers in a process of its own, on portable kernels.  Raises CalledProcessError with its
+    stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.digest.tokens", str(threads)],
         input=json.dumps(asked),
@@ -43,7 +44,7 @@ def read(asked: Mapping[str, Json], threads: int = 2, environment: Mapping[str, 
 
 
 def answer(asked: Json, threads: int) -> Json:
-    """One entry, computed in this process."""
+    """Computes one entry in this process."""
     model = ROOT / asked["model"]
     options = {key: asked[key] for key in ("format", "pipeline", "tensor", "data")}
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, logprobs=TOP)

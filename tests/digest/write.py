@@ -30,7 +30,7 @@ def time_entry(model: str) -> tuple[str, str]:
 
 
 def entries(kind: str) -> dict[str, str]:
-    """All entries of a kind, by name."""
+    """Returns all entries of a kind, by name."""
     if kind == "tokens":
         return {name: canonical(entry) for name, entry in tokens.read(cases.answered()).items()}
     entry: Callable[[str], tuple[str, str]] = program_entry if kind == "programs" else time_entry

@@ -1,4 +1,4 @@
-"""Small programs around single Ops: values are put into the core's memory and read from it."""
+"""Small programs of single Ops: values are put into the core's memory and read from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from corepipe.neuron.numerics.attention import hadamard, hadamard_order
 
 
 def bf16(x: np.ndarray) -> np.ndarray:
-    """x rounded to bf16, as fp32."""
+    """Returns x rounded to bf16, as fp32."""
     return x.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
@@ -28,7 +28,7 @@ def i32(*values: int) -> np.ndarray:
 
 
 def value(program: _native.Program, index: int) -> np.ndarray:
-    """The program's value as fp32 [max_rows, width]; writing to it changes the program's memory."""
+    """Returns the program's value as fp32 [max_rows, width]; writing to it changes the program's memory."""
     return program.memory()[index].view(np.float32)
 
 
@@ -43,20 +43,21 @@ needs_portable = pytest.mark.skipif("portable" not in _native.isas(), reason=NO_
 
 
 def elsewhere(values: Sequence[T], few: Sequence[T]) -> Sequence[T]:
-    """The values of a parameter: all of them, but `few` in the short form of tests.
+    """Returns the values of a parameter: all of them, but `few` in the short form of tests.
 
-    Loops, sizes and indices are one template for all ISAs; what differs is what is done with a vector, with a
-    part of one, and from one segment or tile to the next.  `few` has each of these, the long form all values.
+    Loops, sizes and indices are one template for all ISAs; they differ in the operations on a vector, on a
+    part of one, and at the transitions between segments or tiles.  `few` has each of these, the long form all
+    values.
     """
     assert set(map(str, few)) <= set(map(str, values))
     return few if FEW in os.environ else values
 
 
 def in_turn(*axes: Sequence[object]) -> list[object]:
-    """Each combination of the axes' values as a parameter; all but some by `make test-slow`.
+    """Returns each combination of the axes' values as a parameter; some only in `make test-slow`.
 
-    Of the last axis the values are taken in turn: all combinations of the others are there, and each of its
-    values with each of theirs where the others are as many.
+    The values of the last axis are used in turn: the short form has all combinations of the other axes, and
+    each value of the last with each of theirs if there are enough combinations.
     """
     return [
         pytest.param(
@@ -68,14 +69,14 @@ def in_turn(*axes: Sequence[object]) -> list[object]:
 
 
 def crossed(*axes: Sequence[object]) -> list[object]:
-    """Each combination of the axes' values as a parameter; in the short form of tests as `in_turn`."""
+    """Returns each combination of the axes' values as a parameter; in the short form of tests as
+    `in_turn`."""
     return in_turn(*axes) if FEW in os.environ else list(itertools.product(*axes))
 
 
 def in_formats(values: Sequence[object]) -> list[object]:
-    """Parameters (value, format): each in fp32, whose bounds are the tightest, and in another format in turn;
-    in all of them by `make test-slow`.  In the short form of tests each is in one format.
-    """
+    """Returns parameters (value, format): each in fp32, whose bounds are the tightest, and in one other
+    format in turn; in all of them by `make test-slow`.  In the short form of tests each is in one format."""
     if FEW in os.environ:
         return in_turn(values, list(FORMATS))
     others = [fmt for fmt in FORMATS if fmt != "fp32"]
@@ -100,13 +101,13 @@ class Sequence_:
 
 
 def int8(x: np.ndarray) -> np.ndarray:
-    """Vectors as a cache of int8 keeps them, each with a scale of its own."""
+    """Returns vectors as an int8 cache stores them, each with a scale of its own."""
     scale = (np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)).astype(np.float32)
     return np.rint(x * (np.float32(1) / scale)).astype(np.float64) * scale
 
 
 def turned_back(rotated: np.ndarray) -> np.ndarray:
-    """What `hadamard` made the vectors of."""
+    """Returns the vectors from which `hadamard` made these."""
     return hadamard(rotated.astype(np.float64)) / hadamard_order(rotated.shape[-1])
 
 
@@ -145,7 +146,7 @@ class AttentionRig:
         self.executor = _native.Executor(self.pool, [self.program], 3, heads * head_dim)
 
     def _rounded(self, x: np.ndarray) -> np.ndarray:
-        """As it is computed with."""
+        """Returns the vectors in the dtype of the computation."""
         return x if self.dtype.endswith("fp32") else bf16(x)
 
     def sequence(self, rng: np.random.Generator, length: int, blocks: Sequence[int]) -> Sequence_:
@@ -157,7 +158,7 @@ class AttentionRig:
         return Sequence_(q, k, v, list(blocks))
 
     def step(self, *chunks: tuple[Sequence_, int, int]) -> list[np.ndarray]:
-        """Computes tokens [begin, end) of each sequence in one batch; their outputs."""
+        """Computes tokens [begin, end) of each sequence in one batch; returns their outputs."""
         views = [value(self.program, i) for i in range(4)]
         starts, positions = [0], []
         for seq, begin, end in chunks:
@@ -176,7 +177,7 @@ class AttentionRig:
         return [out[a:b] for a, b in itertools.pairwise(starts)]
 
     def run(self, seq: Sequence_, *chunks: int) -> np.ndarray:
-        """The outputs of the whole sequence in chunks of these sizes, over and over."""
+        """Returns the outputs of the whole sequence in chunks of these sizes, repeated."""
         outputs, begin = [], 0
         for size in itertools.cycle(chunks):
             end = min(begin + size, len(seq.q))
@@ -187,7 +188,8 @@ class AttentionRig:
         raise ValueError("no chunks")
 
     def expected(self, seq: Sequence_) -> tuple[np.ndarray, np.ndarray]:
-        """The result in double precision, and the same with |v|, which bounds the effect of rounding."""
+        """Returns the result in double precision, and the same with |v|, which bounds the effect of
+        rounding."""
         length, group = len(seq.q), self.heads // self.kv_heads
         q = seq.q.reshape(length, self.kv_heads, group, self.head_dim).astype(np.float64)
         k, v = (x.reshape(length, self.kv_heads, self.head_dim) for x in (seq.k, seq.v))
@@ -220,7 +222,7 @@ class AttentionRig:
 
 
 def sampling(rows: int, **fields: object) -> SamplingBatch:
-    """Greedy and plain, but for the fields given: a scalar stands for all rows."""
+    """Returns plain greedy sampling, except for the given fields: a scalar stands for all rows."""
     kinds = {
         "temperature": (np.float32, 0.0), "top_k": (np.int32, 0), "top_p": (np.float32, 1.0),
         "min_p": (np.float32, 0.0), "repetition": (np.float32, 1.0), "presence": (np.float32, 0.0),

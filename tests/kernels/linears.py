@@ -1,4 +1,4 @@
-"""Runs single Linears through the binding, and says in numpy what they should give.
+"""Runs single Linears through the binding, and computes the expected results in numpy.
 
 The functions are called in a process of each ISA, so they take and return plain arrays.
 """
@@ -38,7 +38,7 @@ class Weights:
         return native().Matrix(self.kind, packing.pack(self.kind, self.values), self.scale, n, k)
 
     def dense(self) -> npt.NDArray[np.float64]:
-        """What the stored matrix stands for."""
+        """Returns the numbers that the stored matrix stands for."""
         if self.kind in packing.INT4_KINDS:
             return self.int4().dense().astype(np.float64)
         values = round_bf16(self.values) if self.kind == "bf16" else self.values
@@ -49,7 +49,7 @@ class Weights:
         return Int4(self.values, self.scale, *packing.int4_form(self.kind), self.offset)
 
     def part(self, rows: slice, columns: slice) -> Weights:
-        """Columns from the start of a group on."""
+        """Returns the columns from the start of a group on."""
         if self.kind in packing.INT4_KINDS:
             n, k = (np.arange(size) for size in self.values.shape)
             part = self.int4().part(n[rows], k[columns])
@@ -60,7 +60,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Case:
-    """x [M, k] times each of `weights`, with what is fused around it; `views` are (n0, n, k0, k)."""
+    """x [M, k] times each of `weights`, with the fused Ops around it; `views` are (n0, n, k0, k)."""
 
     x: F32
     weights: tuple[Weights, ...]
@@ -73,7 +73,7 @@ class Case:
 
 
 def use_isa(name: str) -> None:
-    """Before the first call into the kernels of this process."""
+    """Selects an ISA before the first call into the kernels of this process."""
     os.environ["COREPIPE_ISA"] = name
 
 
@@ -98,7 +98,7 @@ def round_bf16(x: npt.NDArray[Any]) -> F32:
 
 
 def quantize(x: F32, group: int = INT8_GROUP) -> tuple[npt.NDArray[np.int8], F32]:
-    """q [M, groups, group] and scales [M, groups], in fp32 as the kernels state it."""
+    """Returns q [M, groups, group] and scales [M, groups], in fp32 as the kernels define it."""
     m, k = x.shape
     groups = np.pad(x, ((0, 0), (0, -k % group))).reshape(m, -1, group)
     scale = np.abs(groups).max(axis=2) / np.float32(127)
@@ -108,7 +108,7 @@ def quantize(x: F32, group: int = INT8_GROUP) -> tuple[npt.NDArray[np.int8], F32
 
 
 def converted(kind: packing.Kind, x: F32) -> npt.NDArray[np.float64]:
-    """x as the product sees it."""
+    """Returns x in the form that the product multiplies."""
     if kind == "int8" or kind in packing.INT4_KINDS:
         q, scale = quantize(x, INT8_GROUP if kind == "int8" else packing.int4_form(kind)[0])
         wide = q.astype(np.float64) * scale[:, :, None].astype(np.float64)
@@ -117,7 +117,7 @@ def converted(kind: packing.Kind, x: F32) -> npt.NDArray[np.float64]:
 
 
 def run(case: Case, threads: int = 1) -> list[F32]:
-    """The outputs [M, n] of the fused Linear."""
+    """Returns the outputs [M, n] of the fused Linear."""
     program, outputs = _program(case)
     _execute(program, len(case.x), threads)
     return [_read(program, value, len(case.x)) for value in outputs]
@@ -132,7 +132,7 @@ def run_rms_norm(x: F32, gain: F32, eps: float, *, rounded: bool) -> F32:
 
 
 def run_pairwise(op: str, a: F32, b: F32, *, rounded: bool) -> F32:
-    """The unfused "add" or "glu"."""
+    """Runs the unfused "add" or "glu"."""
     program = native().Program([a.shape[1]] * 3, len(a), rounded)
     program.embed(0, a)
     program.embed(1, b)
@@ -201,7 +201,7 @@ def random_chain(kind: packing.Kind, rows: int, wide: int, inner: int) -> Chain:
 
 
 def run_chain(chain: Chain, rows: slice, threads: int = 1) -> list[F32]:
-    """What each Linear gives for some of the rows: o, gate times up, down, and the two heads."""
+    """Returns the result of each Linear for some of the rows: o, gate times up, down, and the two heads."""
     x = np.ascontiguousarray(chain.x[rows])
     wide, inner = chain.o.values.shape[1], chain.gate.values.shape[0]
     program = native().Program([wide, wide, inner, wide, 70, 33], len(x), round_bf16=False)
@@ -218,7 +218,7 @@ def run_chain(chain: Chain, rows: slice, threads: int = 1) -> list[F32]:
 
 
 def expected_chain(chain: Chain, got: list[F32]) -> list[npt.NDArray[np.float64]]:
-    """The same in numpy, each Linear of what the kernels made of the one before."""
+    """Computes the same in numpy, each Linear from the kernels' result of the one before."""
     o, gated, down, *_ = (values.astype(np.float32) for values in got)
 
     def times(x: F32, weights: Weights) -> npt.NDArray[np.float64]:
@@ -237,7 +237,7 @@ def expected_chain(chain: Chain, got: list[F32]) -> list[npt.NDArray[np.float64]
 
 
 def run_in_place(x: F32, base: F32, weights: Weights, threads: int, times: int) -> list[F32]:
-    """base + x @ w.T, written to where base was: a panel that is taken twice is added twice."""
+    """Computes base + x @ w.T in the place of base: a panel that is processed twice is added twice."""
     n, k = weights.values.shape
     program = native().Program([k, n], len(x), round_bf16=False)
     program.embed(0, x)

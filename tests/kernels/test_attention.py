@@ -19,8 +19,8 @@ SHAPES = [  # heads, kv_heads, head_dim
 ]
 
 ROUNDING = {"bf16": 2.0**-8 + 2e-5, "fp32": 2e-5, "int8": 2.0**-8 + 2e-5, "int8-fp32": 2e-5}
-"""bf16: each probability is off by 2^-8 at most, relatively; fp32: by the score's rounding.  What int8 loses
-is lost before."""
+"""bf16: each probability is off by 2^-8 at most, relatively; fp32: by the score's rounding.  The loss of int8
+happens before."""
 DTYPES = tuple(ROUNDING)
 
 
@@ -72,7 +72,7 @@ def test_chunking_changes_no_bit(dtype: str, window: int | None, rng: np.random.
     ("dtype", "size"), crossed(DTYPES, elsewhere([1, 33, 64, 96, 130, 512, 700], [33, 512]))
 )
 def test_chunks_of_positions_equal_numpy_in_any_cut(dtype: str, size: int, rng: np.random.Generator) -> None:
-    """That end within a block of keys and at one's end, within a segment, over one and at its end."""
+    """The chunks end within a block of keys and at its end, within a segment, after it and at its end."""
     rigs = [AttentionRig(3, 1, dtype=dtype, window=size, chunked=True, threads=n) for n in (2, 1)]
     seq = rigs[0].sequence(rng, 540, rng.permutation(80)[:34])
     expected, magnitude = rigs[0].expected(seq)
@@ -115,7 +115,7 @@ def test_other_head_sizes_in_groups_of_seven(
 
 @pytest.mark.parametrize(("dtype", "window"), in_turn(DTYPES, elsewhere([1025, 1100, 1537], [1100])))
 def test_windows_over_three_segments(dtype: str, window: int, rng: np.random.Generator) -> None:
-    """Sums of 512 keys are built apart; a window may begin and end anywhere in the first and the last."""
+    """Sums of 512 keys are computed apart; a window may begin and end anywhere in the first and the last."""
     length = elsewhere([1700, 1300], [1300])[0]
     rig = AttentionRig(2, 1, 16, dtype, window=window, blocks=120, max_rows=length)
     seq = rig.sequence(rng, length, rng.permutation(120)[: -(-length // 16)])
@@ -133,7 +133,7 @@ def test_windows_over_three_segments(dtype: str, window: int, rng: np.random.Gen
 
 SLOPES = np.float32([1, 0.25, 2.0**-8, 0.3, 0.01, 0, 2.0**-3])
 SINKS = np.float32([3, -2, 0.5, 40, -200, 1, 0])
-"""Scores of nothing that count for more than all keys, for less than any, and between."""
+"""Scores without a key that count for more than all keys, for less than any, and between."""
 BENDS = {
     "capped": {"softcap": 3.0},
     "falling": {"slopes": SLOPES},
@@ -261,7 +261,7 @@ def test_nan_that_left_the_window_stays_out(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_nan_of_earlier_chunks_stays_out(dtype: str, rng: np.random.Generator) -> None:
-    """Also of a block of keys in which a chunk begins."""
+    """Also a NaN in the block of keys in which a chunk begins."""
     rig = AttentionRig(dtype=dtype, window=40, chunked=True)
     seq = rig.sequence(rng, 130, range(9))
     expected = rig.run(seq, 130)
@@ -284,7 +284,7 @@ def test_chunks_that_do_not_fit_are_refused(arguments: dict[str, object]) -> Non
 def test_norms_after_rotation_and_tempers_equal_separate_ops(
     round_bf16: bool, rng: np.random.Generator
 ) -> None:
-    """In prompts and in answers; a norm after the rotation is one before it, but for what is rounded."""
+    """In prompts and in answers; a norm after the rotation equals one before it, except for rounding."""
     heads, kv_heads, d, rows = 4, 2, 40, 70
     angles = np.outer(np.arange(rows), 0.7 ** np.arange(20)).astype(np.float32)
     cos, sin = np.cos(angles), np.sin(angles)
@@ -363,7 +363,7 @@ def test_cache_refuses_what_it_cannot_hold() -> None:
 
 @pytest.mark.parametrize("head_dim", [33, 64, 80])
 def test_what_a_cache_of_int8_holds_equals_the_twins(head_dim: int, rng: np.random.Generator) -> None:
-    """Integers and scales, to the last bit, on every table."""
+    """Integers and scales are equal to the last bit, on every table."""
     length, heads = 70, 3
     rig = AttentionRig(heads, heads, head_dim, "int8-fp32", blocks=5)
     seq = rig.sequence(rng, length, range(5))

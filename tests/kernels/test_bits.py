@@ -1,6 +1,6 @@
-"""Whose bits each table of kernels has, on x86-64 and on ARM, by the C++ program in `bits`.
+"""Classes of tables of kernels with equal bits, on x86-64 and on ARM, by the C++ program in `bits`.
 
-ARM's tables are cross-compiled and run by QEMU's user emulation, where both are there: `make arm`.
+ARM's tables are cross-compiled and run by QEMU's user emulation, if both are installed: `make arm`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BUILDS = HERE.parents[1] / "build" / "bits"
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
 PACKAGES = "g++-aarch64-linux-gnu and qemu-user-static"
-"""Debian's names."""
+"""Names of the Debian packages."""
 
 ARM = ("neon-i8mm", "neon-dotprod", "portable")
 TARGET = (
@@ -30,7 +30,7 @@ TARGET = (
 )
 
 Digests = dict[str, str]
-"""By the name of a piece."""
+"""Digests by the name of a piece."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,7 +48,8 @@ def run(*command: str | Path) -> str:
 
 
 def tool(*names: str) -> str:
-    """The first of them that is there, beside the interpreter or on the path; a skip where none is."""
+    """Returns the first of these tools that is installed, beside the interpreter or on the path; skips the
+    test if none is."""
     for name in names:
         if found := shutil.which(name, path=Path(sys.executable).parent) or shutil.which(name):
             return found
@@ -68,7 +69,7 @@ def digests(*command: str | Path) -> Digests:
 
 @pytest.fixture(scope="module")
 def x86() -> dict[str, Digests]:
-    """By the name of each table that this CPU has."""
+    """Returns the digests by the name of each table that this CPU has."""
     program = built("x86_64")
     return {table: digests(program, table) for table in run(program).split()}
 
@@ -88,7 +89,7 @@ def differing(one: Digests, other: Digests) -> set[str]:
 
 
 def equal_pieces(tables: Iterable[Digests]) -> set[str]:
-    """Of which all have the same."""
+    """Returns the pieces that have the same digest in all tables."""
     first, *others = tables
     return set(first) - set().union(*(differing(first, other) for other in others))
 

@@ -1,4 +1,4 @@
-"""How a Linear's panels and rows are divided among threads: counted, as no test machine has so many."""
+"""The division of a Linear's panels and rows among threads: counted, since no test machine has so many."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WIDTHS = {
 """Columns of a layer's Linears: queries, keys and values; attention's output; gate and up together; down."""
 THREADS = (4, 8, 16, 32, 64)
 ROWS_OF_A_BLOCK = 7
-"""As most tables have it for many rows."""
+"""Rows of a block in most tables, for many rows."""
 
 
 def most(panels: int, blocks: int, threads: int, parts: int) -> int:
-    """Blocks that the busiest thread multiplies."""
+    """Returns the blocks that the busiest thread multiplies."""
     return ceil(panels * parts / threads) * ceil(blocks / parts)
 
 
@@ -44,7 +44,7 @@ def test_idle_threads_are_fewer_by_a_tenth_or_panels_stay_whole(
 @pytest.mark.parametrize("model", WIDTHS)
 @pytest.mark.parametrize("threads", THREADS)
 def test_a_layer_of_a_batch_leaves_less_idle(model: str, threads: int) -> None:
-    """Threads multiply for at least four fifths of the time; a single block is as it was."""
+    """Threads multiply for at least four fifths of the time; a single block is divided as before."""
     for rows in (32, 128):
         blocks = ceil(rows / ROWS_OF_A_BLOCK)
         busy = total = 0

@@ -34,7 +34,7 @@ def program(values: int = 3, *, round_bf16: bool = False, width: int = WIDTH) ->
 
 
 def submit(executor: _native.Executor, tokens: list[int], rows: list[int], /, **changes: object) -> int:
-    """One sequence from position 0."""
+    """Submits one sequence from position 0."""
     arguments = {
         "tokens": i32(*tokens),
         "positions": np.arange(len(tokens), dtype=np.int32),
@@ -429,7 +429,7 @@ def test_each_attention_goes_by_its_own_block_table(
     second_layer: int, second_table: list[list[int]], table: np.ndarray, pool: _native.Pool
 ) -> None:
     """The second sequence reads what the first writes in the same batch.  Layers with other tables and blocks
-    can have one place in a cache."""
+    can share a place in a cache."""
 
     def executor(which: int, layer: int) -> _native.Executor:
         p = _native.Program([WIDTH] * 4, 32, round_bf16=False)
@@ -505,7 +505,7 @@ LARGEST = 2**31 - 1
     ids=["matrix", "scaled", "cache", "caches", "program", "rows"],
 )
 def test_sizes_that_overflow_are_refused(build: Callable[[], object]) -> None:
-    """Modulo 2^64 some of them are small, and what is written would go anywhere."""
+    """Modulo 2^64 some of them are small, and writes would go to any address."""
     with pytest.raises((ValueError, MemoryError)):
         build()
 

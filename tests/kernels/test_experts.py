@@ -35,13 +35,13 @@ STORED: dict[packing.Kind, str] = {
 }
 """Kinds of matrices, each with its format."""
 BOUND = {"fp32": 2e-6, "bf16": 2.0**-7}
-"""Of a result, relative to the largest, by what results are rounded to: sums have another order, and what
-lies between two bf16 may become either."""
+"""Largest difference of a result, relative to the largest, by the format that results are rounded to: sums
+have another order, and a number between two bf16 may become either."""
 MOST = 70
 
 
 class Rig:
-    """One mixture, native and as the reference executor has it."""
+    """One mixture, in the native and in the reference executor."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Rig:
         self.matrices = [tuple(one.matrix() for one in expert) for expert in self.weights]
 
     def rows(self, count: int) -> tuple[F32, F32]:
-        """Inputs and scores, as they are stored."""
+        """Returns inputs and scores, as they are stored."""
         made = (self.rng.standard_normal((count, value.width)) for value in (self.op.x, self.op.routing))
         x, scores = (round_to(array.astype(np.float32), self.format.compute) for array in made)
         return x, scores
@@ -115,11 +115,11 @@ class Rig:
         return program
 
     def scratch_bytes(self, x: F32, scores: F32) -> int:
-        """What one step takes of working memory, in a pool that made no other."""
+        """Returns the working memory of one step, in a pool that ran no other step."""
         return int(one_step([self.program(x, scores)], x, scores, 2, 2)["scratch_bytes"])
 
     def divided(self, x: F32, scores: F32, bounds: Sequence[int], threads: int = 2) -> list[F32]:
-        """What each of several programs has in the end that have the experts between two bounds."""
+        """Returns the final results of several programs; each has the experts between two bounds."""
         op, width = self.op, x.shape[1]
         routing = {
             "top_k": op.top_k,
@@ -156,7 +156,7 @@ def run(program: _native.Program, x: F32, scores: F32, threads: int = 2) -> F32:
 
 
 def run_all(programs: Sequence[_native.Program], x: F32, scores: F32, out: int, threads: int) -> list[F32]:
-    """What each of the programs of one replica has in a buffer."""
+    """Returns a buffer of each of the programs of one replica."""
     one_step(programs, x, scores, out, threads)
     return [value(program, out)[: len(x), : x.shape[1]].copy() for program in programs]
 
@@ -164,7 +164,7 @@ def run_all(programs: Sequence[_native.Program], x: F32, scores: F32, out: int, 
 def one_step(
     programs: Sequence[_native.Program], x: F32, scores: F32, out: int, threads: int
 ) -> dict[str, Any]:
-    """What a pool of its own tells of it."""
+    """Returns the result of one step in a pool of its own."""
     for program in programs:
         for number, rows in enumerate((x, scores)):
             value(program, number)[: len(rows), : rows.shape[1]] = rows
@@ -178,7 +178,7 @@ def one_step(
 
 
 class _Context:
-    """What the reference executor of one Op asks for."""
+    """The context of one Op for the reference executor."""
 
     def __init__(self, rig: Rig, values: dict[int, F32]) -> None:
         self._rig, self._values, self.format = rig, values, rig.format
@@ -224,7 +224,7 @@ def test_it_is_the_twin(kind: packing.Kind, scoring: Scoring, shape: tuple[int, 
 @pytest.mark.parametrize("function", [Function.SILU, Function.CLAMPED_SWISH])
 @pytest.mark.parametrize("kind", STORED)
 def test_biases_and_bounds_are_the_twins(kind: packing.Kind, function: Function, biases: int) -> None:
-    """A rank that another one's sum is added to has the first two biases alone."""
+    """A rank whose sum is added to another's has only the first two biases."""
     rig = Rig(kind, 5, 2, biases=biases, function=function)
     x, scores = rig.rows(30)
     x *= 8  # gates reach beyond their bounds
@@ -251,7 +251,8 @@ def test_groups_are_the_routers(
     scoring: Scoring,
     correction: Sequence[float] | None,
 ) -> None:
-    """As transformers' DeepseekV2TopkRouter and DeepseekV3TopkRouter choose and weigh, in their own words."""
+    """The choice and the weights are those of transformers' DeepseekV2TopkRouter and DeepseekV3TopkRouter,
+    rewritten here in numpy."""
     rig = Rig(kind, 12, top_k, scoring=scoring, groups=Groups(*groups), correction=correction, factor=2.5)
     x, logits = rig.rows(40)
     if scoring is Scoring.OF_ALL:
@@ -290,7 +291,7 @@ def test_a_router_of_sigmoids_that_gives_no_number_makes_none(scoring: Scoring) 
 
 
 def test_near_scores_share_an_expert_s_weight() -> None:
-    """As transformers' sparsemixer has it, in its own words."""
+    """The weights are those of transformers' sparsemixer, rewritten here in numpy."""
     rig = Rig("fp32", 6, 2, scoring=Scoring.OF_NEAR)
     x, _ = rig.rows(5)
     scores = np.float32(
@@ -321,8 +322,8 @@ def test_near_scores_share_an_expert_s_weight() -> None:
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_inputs_are_weighed_as_llama_4_has_them(top_k: int) -> None:
-    """As transformers' Llama4TextMoe, in its own words: all experts take all rows, most of them as zeros.
-    Scores whose sigmoids are 1, all of them, say which experts are taken."""
+    """The results are those of transformers' Llama4TextMoe, rewritten here in numpy: all experts process all
+    rows, most of them as zeros.  Scores whose sigmoids are all 1 still decide which experts are chosen."""
     rig = Rig("fp32", 5, top_k, scoring=Scoring.INPUT_SIGMOID)
     x, scores = rig.rows(30)
     scores[:4] += 30
@@ -344,7 +345,7 @@ def test_inputs_are_weighed_as_llama_4_has_them(top_k: int) -> None:
 @pytest.mark.parametrize("biases", [0, 3])
 @pytest.mark.parametrize("kind", STORED)
 def test_no_row_is_dropped_and_each_has_the_bits_that_it_has_alone(kind: packing.Kind, biases: int) -> None:
-    """Most rows want the same two experts, some others, and three experts nobody."""
+    """Most rows choose the same two experts, some others, and no row three of the experts."""
     function = Function.CLAMPED_SWISH if biases else Function.SILU
     scoring = Scoring.INPUT_SIGMOID if biases else Scoring.OF_CHOSEN
     rig = Rig(kind, 9, 2, biases=biases, function=function, scoring=scoring)
@@ -364,7 +365,7 @@ def test_no_row_is_dropped_and_each_has_the_bits_that_it_has_alone(kind: packing
     in_turn(elsewhere(list(STORED), ["bf16", "int8"]), [(0, 4, 7), (0, 1, 6, 7), (0, 3, 5, 6, 7), range(8)]),
 )
 def test_experts_of_several_cores_have_the_bits_of_one(kind: packing.Kind, bounds: Sequence[int]) -> None:
-    """However uneven the shares are; in rows of which some want one expert, some no number, some the same."""
+    """For any uneven shares; rows choose one expert, have NaN scores, or choose the same experts."""
     groups = {"groups": None, "factor": 2.5, "biases": 3} if len(bounds) % 2 else {}
     for scoring in Scoring:
         rig = Rig(kind, 7, 3, scoring=scoring, **groups)
@@ -379,7 +380,7 @@ def test_experts_of_several_cores_have_the_bits_of_one(kind: packing.Kind, bound
 
 
 def test_cores_whose_experts_nobody_takes_have_the_sum_as_well() -> None:
-    """All rows take the first two experts; grouped sigmoids with a correction choose them."""
+    """All rows choose the first two experts, by grouped sigmoids with a correction."""
     rig = Rig(
         *("fp32", 8, 2), scoring=Scoring.SIGMOID_SHARES, groups=Groups(4, 1), correction=[9, 9, *[0] * 6]
     )
@@ -447,7 +448,7 @@ def test_inputs_that_are_not_finite_spoil_their_row_alone() -> None:
 @once
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc says which pages were read")
 def test_what_is_read_are_the_experts_that_are_taken(tmp_path: Path) -> None:
-    """Of a file of weights a step of one row maps the pages of its experts, and some around them."""
+    """In a file of weights a step of one row maps the pages of its experts, and some around them."""
     count, top_k, width, ffn = 16, 2, 256, 1024
     matrix = packing.packed_bytes("fp32", ffn, width)
     file = tmp_path / "weights"
@@ -469,9 +470,8 @@ def test_what_is_read_are_the_experts_that_are_taken(tmp_path: Path) -> None:
 
 @once
 def test_memory_does_not_depend_on_which_experts_rows_take() -> None:
-    """It grows with the rows and with how many experts each takes: all rows on the same experts need no more
-    than rows that spread.
-    """
+    """It grows with the rows and with the experts per row: all rows on the same experts need no more than
+    rows that spread."""
     rig = Rig("int8", 32, 4, width=1024, ffn=512)
     x, scores = rig.rows(MOST)
     spread = rig.scratch_bytes(x, scores)
@@ -482,7 +482,7 @@ def test_memory_does_not_depend_on_which_experts_rows_take() -> None:
 
 
 def _resident(file: Path) -> int:
-    """Bytes of a mapped file that the process has read."""
+    """Returns the bytes of a mapped file that the process has read."""
     sections = Path("/proc/self/smaps").read_text(encoding="utf-8").split(f"{file}\n")
     return sum(1024 * int(re.search(r"Rss:\s+(\d+) kB", section)[1]) for section in sections[1:])
 

@@ -1,4 +1,4 @@
-"""A batch that goes on from another: what it computes, and where it does not start."""
+"""A batch that follows another by itself: its results, and the cases in which it does not start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = i32()
 
 @pytest.fixture
 def table() -> np.ndarray:
-    """The likeliest token behind t is t + 1."""
+    """Returns a table with which the likeliest token after t is t + 1."""
     noise = np.random.default_rng(1).standard_normal((VOCAB, WIDTH)).astype(np.float32)
     return noise + 20 * np.roll(np.eye(VOCAB, dtype=np.float32), 1, axis=1)
 
@@ -39,7 +39,7 @@ def executor(table: np.ndarray, pool: _native.Pool) -> _native.Executor:
 
 
 def submit(executor: _native.Executor, *sequences: list[int], **changes: object) -> int:
-    """Each from position 0, its last row draws; greedily where nothing else is said."""
+    """Submits sequences from position 0, whose last row samples; greedily by default."""
     ends = np.cumsum([0, *map(len, sequences)], dtype=np.int32)
     arguments = {
         "tokens": i32(*(token for tokens in sequences for token in tokens)),

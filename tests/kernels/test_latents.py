@@ -1,4 +1,4 @@
-"""Attention over latents against the form in which it was published: keys and values of each head."""
+"""Attention over latents equals the published form with keys and values of each head."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ SHAPES = [  # heads, part, rotary, latent, value
 SMALL = SHAPES[1]
 KINDS = ("fp32", "bf16", "int8-fp32", "int8")
 BOUND = {"fp32": 4e-6, "bf16": 0.02, "int8-fp32": 4e-6, "int8": 0.02}
-"""Of a result, relative to the largest: what meets latents, and what they give, is rounded to bf16."""
+"""Largest difference of a result, relative to the largest: the products with latents are rounded to bf16 on
+both sides."""
 
 
 class Rig:
-    """One Op with weights of its own; kind: what is computed, and what latents are kept as."""
+    """One Op with weights of its own; kind: the dtype of the computation, and that of the stored latents."""
 
     def __init__(
         self,
@@ -66,13 +67,13 @@ class Rig:
         return bf16(x.astype(np.float32)) if self.rounded else x.astype(np.float32)
 
     def sequence(self, seed: int, length: int) -> list[F32]:
-        """q, latents and what is rotated beside them."""
+        """Returns q, latents and the rotated parts beside them."""
         rng = np.random.default_rng(seed)
         widths = (self.heads * (self.rotary + self.part), self.rank, self.rotary)
         return [self.stored(rng.standard_normal((length, width))) for width in widths]
 
     def step(self, *chunks: tuple[Sequence[F32], int, int, Sequence[int]]) -> list[F32]:
-        """Rows [begin, end) of each sequence, whose blocks follow, in one batch."""
+        """Computes rows [begin, end) of each sequence, whose blocks follow, in one batch."""
         starts = np.cumsum([0, *(end - begin for _, begin, end, _ in chunks)]).astype(np.int32)
         for number in range(3):
             rows = np.concatenate([arrays[number][begin:end] for arrays, begin, end, _ in chunks])
@@ -90,7 +91,7 @@ class Rig:
         return np.concatenate([self.step((sequence, a, b, blocks))[0] for a, b in pairwise(ends) if b > a])
 
     def expected(self, sequence: Sequence[F32]) -> npt.NDArray[np.float64]:
-        """With keys and values of each head, in float64."""
+        """Computes the result with keys and values of each head, in float64."""
         q, latent, key_rope = sequence
         if "int8" in self.kind:
             kept = int8(np.concatenate((latent, key_rope), axis=1))
@@ -139,7 +140,7 @@ def test_bits_do_not_depend_on_cuts_company_threads_and_blocks(shape: tuple[int,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_token_costs_its_latent_once(kind: str) -> None:
-    """Not a key and a value, and not one of each head: 576 numbers with DeepSeek-V2's sizes."""
+    """It has no key and value, nor one for each head: 576 numbers with DeepSeek-V2's sizes."""
     bytes_of_number = {"fp32": 4, "bf16": 2}.get(kind, 1)
     scale = 4 if "int8" in kind else 0
     rig = Rig(SHAPES[0], kind, blocks=3, block_size=32)

@@ -1,4 +1,4 @@
-"""Every kind on every ISA against numpy, and the contract: a row's bits depend on that row alone."""
+"""Every kind on every ISA equals numpy, and the contract holds: a row's bits depend on that row alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLERANCE = dict.fromkeys(packing.INT4_KINDS, 1e-5) | {
     "bf16": 2e-5,
     "fp32": 1e-5,
 }
-"""Of values near 1."""
+"""Tolerance for values near 1."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,7 +54,7 @@ def test_a_row_is_independent_of_other_rows_and_threads(kind: packing.Kind) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_rows_have_the_bits_of_few(kind: packing.Kind) -> None:
-    """Each thread takes some of many rows through the op; of few rows, some of the columns."""
+    """With many rows each thread takes some of them through the Op; with few rows, some of the columns."""
     rng = np.random.default_rng(11)
     x, base = (rng.standard_normal((283, w)).astype(np.float32) for w in (330, 70))
     gain = rng.standard_normal(330).astype(np.float32)
@@ -70,7 +70,8 @@ def test_many_rows_have_the_bits_of_few(kind: packing.Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chain_of_linears_has_the_bits_of_single_rows(kind: packing.Kind) -> None:
-    """From 56 rows for each thread on (28 or more, as an ISA says) it takes its rows through all of them."""
+    """From 56 rows per thread on (28 or more, depending on the ISA) a thread takes its rows through all
+    Linears."""
     chain = linears.random_chain(kind, 530, 130, 190)
     whole = linears.run_chain(chain, slice(None), 2)
     want = linears.expected_chain(chain, whole)
@@ -86,7 +87,7 @@ def test_a_chain_of_linears_has_the_bits_of_single_rows(kind: packing.Kind) -> N
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("panels", elsewhere([1, 3, 5, 9], [1, 5]))
 def test_panels_that_are_stolen_are_taken_once(kind: packing.Kind, panels: int) -> None:
-    """More threads than cores, some with nothing of their own to begin with: these take from the others."""
+    """There are more threads than cores, some without work at the start: these take from the others."""
     rng = np.random.default_rng(panels)
     x, base = (rng.standard_normal((3, w)).astype(np.float32) for w in (2000, 32 * panels - 5))
     weights = random_weights(rng, kind, 32 * panels - 5, 2000)
@@ -179,7 +180,8 @@ def test_the_largest_int8_sums_of_many_groups(sign: int, weight: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_rows_have_the_bits_of_several(kind: packing.Kind) -> None:
-    """Numbers of rows on both sides of where an ISA changes its instructions, and of its blocks."""
+    """Numbers of rows on both sides of the point at which an ISA changes its instructions, and of its
+    blocks."""
     rng = np.random.default_rng(12)
     x = rng.standard_normal((70, 200)).astype(np.float32)
     weights = random_weights(rng, kind, 70, 200)
@@ -252,7 +254,7 @@ def test_kernels_that_were_left_out_are_named_with_the_command_that_builds_them(
 @pytest.mark.parametrize("kind", packing.INT4_KINDS)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (50, 63), (65, 130), (70, 576), (33, 2000)])
 def test_four_bits_have_the_bits_of_the_twin(kind: packing.Int4Kind, n: int, k: int) -> None:
-    """On every ISA, and so the same on all of them."""
+    """On every ISA, so the bits are the same on all of them."""
     rng = np.random.default_rng(k)
     x = (rng.standard_normal((41, k)) * rng.uniform(1e-3, 1e3, (41, 1))).astype(np.float32)
     x[3], x[4, : k // 2] = 0, 0

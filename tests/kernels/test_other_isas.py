@@ -1,4 +1,4 @@
-"""Every other table of kernels that this build has: the tests that enter its loops, in a process each."""
+"""Every other table of kernels of this build: the tests that run its loops, in a process each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernels.harness import FEW, NO_OTHER
 
 ROOT = Path(__file__).parents[2]
 OTHERS = [isa for isa in _native.isas() if isa != _native.isa() and "COREPIPE_ISA" not in os.environ]
-"""None in a process of another table."""
+"""Names of the other tables; empty in a process of another table."""
 
 KERNELS = tuple(
     f"tests/kernels/test_{name}.py"
@@ -36,7 +36,8 @@ SHORT = (
     f"{DECODERS}::test_kernels_agree_with_the_twin",
     f"{DECODERS}::test_fusion_changes_no_bit",
 )
-"""Cuts of a model, and what is refused, are the same everywhere."""
+"""Tests of the short form, without those of cuts of a model and of refusals, which are the same
+everywhere."""
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["short", "whole"])

@@ -69,7 +69,7 @@ print("went on")
 
 
 def in_a_child(code: str, *arguments: object) -> str:
-    """What the code prints in a process of its own, which must end well."""
+    """Returns the output of code in a process of its own, which must exit with 0."""
     done = subprocess.run(
         [sys.executable, "-c", PREAMBLE + code, *map(str, arguments)],
         cwd=Path(__file__).parents[2],
@@ -94,7 +94,7 @@ def test_an_attention_that_finds_no_memory_is_an_error_and_no_more() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_AS")
 def test_threads_that_do_not_start_are_an_error_that_leaves_none() -> None:
-    """Each thread's stack takes address space, of which there is some for a few and not for all."""
+    """Each thread's stack takes address space, which suffices for a few threads and not for all."""
     code = """
 before = threads()
 limit(64 << 20)

@@ -19,7 +19,7 @@ WIDTHS = [1, 15, 16, 33, 80, 256, 577]
 
 
 def program(append: Append, values: list[np.ndarray | int], rounded: bool = False) -> _native.Program:
-    """A program that has run, with these values: arrays that it starts with, or widths."""
+    """Returns a program that has run, with these values: arrays that it starts with, or widths."""
     rows = max(len(x) for x in values if isinstance(x, np.ndarray))
     widths = [x if isinstance(x, int) else x.shape[1] for x in values]
     made = _native.Program(widths, rows, rounded)
@@ -47,7 +47,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("function", Function)
 def test_functions_are_the_twins(function: Function) -> None:
-    """Over all of where they bend, and close to 0."""
+    """Over all of their curved range, and close to 0."""
     x = np.linspace(-30, 30, 20 * 997, dtype=np.float32).reshape(20, 997)
     got = result(lambda p: p.activation(function.value, 0, 1), [x, 997], 1)
     expected = arithmetic.apply(function, x)
@@ -88,7 +88,7 @@ def test_norms_are_the_twins(width: int, rounded: bool) -> None:
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_norms_of_heads_are_the_twins(width: int, rounded: bool) -> None:
-    """With one gain for all heads, and with a gain for each; each head as if it were alone."""
+    """With one gain for all heads, and with a gain per head; each head as if it were alone."""
     x, compute = normal(7, 3 * width) * np.float32(3), DType.BF16 if rounded else DType.FP32
     for groups in (1, 3):
         gain, bias = normal(groups * width, seed=1), normal(groups * width, seed=2)

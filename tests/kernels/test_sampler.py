@@ -85,7 +85,7 @@ def test_ties_take_the_lowest_id() -> None:
 
 
 COLD = (1e-45, 1e-42, 5e-39, 1.1754942e-38, 1.1754944e-38, 1.2e-38, 1e-37, 1e-34, 9e-31)
-"""Temperatures below every normal fp32 number, around the least of them, and up to where greedy ends."""
+"""Temperatures below every normal fp32 number, around the smallest of them, and up to the greedy limit."""
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,8 @@ def test_any_temperature_of_fp32(bits: int, exponent: int, tie: bool, top_k: int
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-2, 0.1, 0.3])
 def test_logits_that_overflow_when_divided_are_greedy(temperature: float) -> None:
-    """The lowest of all that overflow was taken once, which need not be the largest."""
+    """An earlier version took the lowest index of all logits that overflow, which need not be the largest
+    logit."""
     logits = np.array([[2e38, 1e38, 3e38, 3e38, -3e38], [-1e38, -3e38, -3e38, -3e38, -2e38]], np.float32)
     tokens = check(logits, temperature=temperature, position=[1, 2])["tokens"]
     assert tokens.tolist() == [2, 0]
@@ -272,7 +273,8 @@ def test_refuses_other_shapes(logits: np.ndarray) -> None:
 
 
 def random_masks(rng: np.random.Generator, rows: int, vocab: int = VOCAB) -> np.ndarray:
-    """Each allows another share of the tokens: one token, few, about as many as are gathered, most."""
+    """Returns masks that each allow another share of the tokens: one token, few, about as many as are
+    gathered, most."""
     shares = np.resize([0.0, 1e-3, 0.02, 0.06, 0.065, 0.5, 0.97, 1.0], rows)
     allowed = rng.random((rows, vocab)) < shares[:, None]
     allowed[np.arange(rows), rng.integers(0, vocab, rows)] = True

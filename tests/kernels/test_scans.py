@@ -1,4 +1,4 @@
-"""Recurrent layers against what they are equal to: a convolution, and a product of matrices."""
+"""Recurrent layers equal a convolution, and a product of matrices."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ INNER, SHARED = HEADS * WIDTH, GROUPS * STATES
 MOST = 200
 LIMITS = (0.05, 1.5)
 BOUND = 3e-6
-"""Of a result in fp32, relative to the largest."""
+"""Largest difference of a result in fp32, relative to the largest."""
 
 
 class Rig:
-    """A convolution of what a scan reads as x, and the scan, over blocks of `block_size` positions."""
+    """A convolution that makes a scan's x, and the scan, over blocks of `block_size` positions."""
 
     def __init__(self, blocks: int, block_size: int, *, rounded: bool = False, threads: int = 2) -> None:
         rng = np.random.default_rng(3)
@@ -40,7 +40,7 @@ class Rig:
         self.executor = _native.Executor(self.pool, [self.program], 5, INNER)
 
     def run(self, parts: Sequence[tuple[Sequence[F32], int]], tables: Sequence[Sequence[int]]) -> list[F32]:
-        """What is made of these rows of sequences, each from a position on."""
+        """Returns the results of these rows of sequences, each from a position on."""
         counts = [len(rows[0]) for rows, _ in parts]
         starts = np.cumsum([0, *counts])
         for number in range(4):
@@ -56,13 +56,13 @@ class Rig:
         return [values[a:b].copy() for a, b in pairwise(starts)]
 
     def convolved(self, x: F32) -> F32:
-        """In float64."""
+        """Computes the convolution in float64."""
         rows = np.concatenate((np.zeros((TAPS - 1, INNER)), x))
         sums = self.bias + sum(self.taps[k].astype(float) * rows[k : k + len(x)] for k in range(TAPS))
         return sums / (1 + np.exp(-sums))
 
     def scanned(self, rows: Sequence[F32]) -> F32:
-        """By the product of matrices that it is equal to (Dao & Gu 2024, section 3), in float64."""
+        """Computes the scan as a product of matrices (Dao & Gu 2024, section 3), in float64."""
         x, b, c, dt = (array.astype(float) for array in rows)
         x, found = self.convolved(x), np.empty((len(x), INNER))
         steps = np.clip(np.logaddexp(0, dt + self.dt_bias), *LIMITS)
@@ -117,7 +117,7 @@ def test_bits_do_not_depend_on_cuts_company_threads_and_blocks(rounded: bool) ->
 
 
 def test_a_state_is_read_from_one_block_and_written_to_the_next() -> None:
-    """So that the first stays what it was: another sequence may go on from it."""
+    """The first block is unchanged: another sequence may continue from it."""
     rows, others = rows_of(1, 100), rows_of(2, 36)
     rig = Rig(4, 64)
     rig.run([(cut(rows, 0, 64), 0)], [[3, 0]])

@@ -1,4 +1,4 @@
-"""Which tables of kernels a CPU gets, and whose bits each has: what docs/kernels.md says of them."""
+"""The choice of a CPU's table of kernels, and the tables with equal bits, as docs/kernels.md states them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.kernels.harness import NO_OTHER, AttentionRig
 from tests.kernels.linears import Case, random_weights
 
 FUSED = [isa for isa in native().isas() if isa != "portable"]
-"""Those that round a multiply-add once.  SSE2, of which portable makes do on x86-64, rounds it twice."""
+"""Tables that round a multiply-add once.  SSE2, which portable uses on x86-64, rounds it twice."""
 
 IN_ORDER_OF_K = [isa for isa in FUSED if isa not in {"amx", "avx512"}]
-"""Those that multiply bf16 in fp32, one element after the other, and not by an instruction for pairs."""
+"""Tables that multiply bf16 in fp32, one element after the other, and not by an instruction for pairs."""
 
 VNNI_512 = {"avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}
 NEEDS = {
@@ -32,7 +32,8 @@ NEEDS = {
     "avx2-vnni": {"avx2", "fma", "avx_vnni"},
     "avx2": {"avx2", "fma"},
 }
-"""Linux's names of what a table takes: what the system lets a process use.  (AMX must be asked for.)"""
+"""Linux's names of the CPU features of a table: those that the system lets a process use.  (AMX must be
+requested.)"""
 
 Call = Callable[..., Any]
 
@@ -74,7 +75,7 @@ def test_linears_have_the_same_bits(on: Call, kind: packing.Kind, isas: list[str
 
 
 def test_int8_of_what_is_no_number_has_the_same_bits(on: Call) -> None:
-    """Of an infinity the quantised values are any integers, and the scale is infinite."""
+    """For an infinity the quantised values are any integers, and the scale is infinite."""
     rng = np.random.default_rng(6)
     x = rng.standard_normal((9, 200)).astype(np.float32)
     x[2, 70], x[4, 3], x[7, 130] = np.inf, np.nan, -np.inf
@@ -95,7 +96,7 @@ def test_attention_has_the_same_bits(on: Call, dtype: str, isas: list[str]) -> N
 
 
 def attended(dtype: str) -> Any:
-    """Many rows and single ones, more keys than a segment has, and a window."""
+    """Runs an attention with many rows and single ones, more keys than a segment has, and a window."""
     rig = AttentionRig(dtype=dtype, round_bf16=dtype in ("bf16", "int8"), window=550)
     seq = rig.sequence(np.random.default_rng(7), 640, range(40))
     return np.concatenate([rig.run(seq, 640), rig.run(seq, 1, 7, 100)])

@@ -117,7 +117,7 @@ def whole(graph: Graph) -> tuple[Program, ...]:
 
 
 def pipeline(graph: Graph, stages: int) -> tuple[Program, ...]:
-    """Programs of stages with equally many layers each."""
+    """Returns the Programs of stages with equally many layers each."""
     bounds = [graph.num_layers * s // stages for s in range(stages + 1)]
     return tuple(_stage(graph, s, range(bounds[s], bounds[s + 1]), stages) for s in range(stages))
 
@@ -149,7 +149,7 @@ def _program(graph: Graph, core: int, ops: tuple[Op, ...], layers: range) -> Pro
 
 
 def with_all_reduce(programs: tuple[Program, ...], width: int, degree: int) -> tuple[Program, ...]:
-    """`degree` ranks that each run the single Program with an all-reduce appended to it."""
+    """Returns the Programs of `degree` ranks that each run the single Program with an all-reduce appended."""
     (program,) = programs
     x = Value(10_000, hidden(width))
     ops = (*program.ops, AllReduce(0, x, x))

@@ -1,4 +1,4 @@
-"""Random encoders, weights and batches for the tests of what computes them: whole sequences, nothing kept."""
+"""Random encoders, weights and batches for the tests of both executors: whole sequences, nothing kept."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ VOCAB, MAX_POSITIONS = 60, 560
 
 @dataclass(frozen=True)
 class Encoder:
-    """What makes one random encoder differ from another; `pooling` None: a row of scores a token."""
+    """The features of one random encoder; `pooling` None: a row of scores per token."""
 
     heads: HeadLayout
     layers: int = 2
@@ -65,7 +65,7 @@ class Encoder:
     """Learned biases by distance."""
     norm_first: bool = False
     early: bool = False
-    """The first row of each sequence goes on alone after the last attention."""
+    """Only the first row of each sequence is computed after the last attention."""
     function: Function = Function.GELU
 
 
@@ -108,7 +108,7 @@ class _Builder:
 
 
 def _block(b: _Builder, e: Encoder, x: Value, layer: int) -> Value:
-    """One layer, its norms before or after."""
+    """Appends one layer, with its norms before or after."""
     b.layer, name, heads, stream = layer, f"layers.{layer}", e.heads, x.axis
     read = b.norm(x, f"{name}.norm1") if e.norm_first else x
     q = b.linear(read, f"{name}.q", heads.queries())
@@ -133,7 +133,7 @@ def _block(b: _Builder, e: Encoder, x: Value, layer: int) -> Value:
 
 
 def build(e: Encoder, fmt: str) -> Graph:
-    """The Graph of an encoder with these features."""
+    """Returns the Graph of an encoder with these features."""
     b = _Builder()
     width = hidden(e.embedding or e.hidden)
     table = WeightSpec("embed.weight", (fixed("tokens", VOCAB), width), WeightRole.EMBEDDING)
@@ -181,7 +181,8 @@ class Text:
 
 
 def step_inputs(graph: Graph, texts: Sequence[Text]) -> StepInputs:
-    """The batch of all texts, the first row of each wanted; types only where the graph reads any."""
+    """Returns the batch of all texts, with the first row of each requested; types only where the graph reads
+    any."""
     lengths = [text.length for text in texts]
     starts = np.cumsum([0, *lengths]).astype(np.int32)
     typed = any(given.kind is InputKind.TYPES for given in graph.inputs)

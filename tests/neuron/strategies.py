@@ -1,6 +1,6 @@
 """Random Graphs, weights and batches for the tests of the reference executor and of the kernels.
 
-`graphs()` draws small Llama-like models and odd relatives of them; `read_weights` gives them weights that
+`graphs()` draws small Llama-like models and unusual relatives of them; `read_weights` gives them weights that
 keep activations near 1; `step_inputs` lays sequences out in a paged cache.
 """
 
@@ -59,7 +59,7 @@ SMALL_HEADS = HeadLayout(4, 2, 16)
 
 @dataclass(frozen=True)
 class Features:
-    """What makes one random model differ from another."""
+    """The features of one random model."""
 
     layers: int = 2
     hidden: int = 32
@@ -84,7 +84,7 @@ class Features:
     layer_heads: tuple[HeadLayout, ...] = ()
     """The heads of each layer, where they differ."""
     norms: str = "rms"
-    """Or "layer", "layer without bias", "layer without gain"."""
+    """The other values are "layer", "layer without bias" and "layer without gain"."""
     function: Function = Function.SILU
     gated: bool = True
     offset: int | None = None
@@ -100,10 +100,10 @@ class Features:
     wide_norm: bool = False
     """One norm over the queries of all heads, and one over the keys, as in OLMo 2; ranks can't cut it."""
     scales: tuple[float, float, float] | None = None
-    """Factors of the embedding, of what is added to the residual stream, and of the logits."""
+    """Factors of the embedding, of the terms added to the residual stream, and of the logits."""
     logit_cap: float | None = None
     early: bool = False
-    """The wanted rows go on alone after the last layer's attention, as in all families."""
+    """Only the requested rows are computed after the last layer's attention, as in all families."""
 
     def heads_of(self, layer: int) -> HeadLayout:
         return self.layer_heads[layer] if self.layer_heads else self.heads
@@ -139,7 +139,7 @@ class _Builder:
         return self.add(ScaleRows(self.layer, self.like(x), x, factor))
 
     def wanted(self, x: Value) -> Value:
-        """x's rows as they go on after the layer's attention."""
+        """Returns the rows of x that are computed after the layer's attention."""
         if not self.features.early or self.layer + 1 < self.features.layers:
             return x
         return self.select(x)
@@ -192,7 +192,7 @@ class _Builder:
         return self.linear(out, f"{prefix}.down", hidden(f.hidden), f.out_bias)
 
     def finished(self, x: Value, name: str) -> Value:
-        """What is added to the residual stream, of a block's result."""
+        """Returns the term that a block's result adds to the residual stream."""
         if self.features.norm_after:
             x = self.norm(x, name)
         return self.scale(x, self.features.scales[1]) if self.features.scales else x
@@ -224,7 +224,7 @@ class _Builder:
 
 
 def build(features: Features, fmt: str = "bf16") -> Graph:
-    """The Graph of a model with these features."""
+    """Returns the Graph of a model with these features."""
     f, b = features, _Builder(features)
     stream = hidden(f.hidden)
     table = WeightSpec("embed.weight", (fixed("tokens", f.vocab), stream), WeightRole.EMBEDDING)
@@ -295,12 +295,12 @@ def features(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Features]:
 
 
 def graphs(formats: Sequence[str] = tuple(FORMATS)) -> st.SearchStrategy[Graph]:
-    """Random valid Graphs in one of the formats."""
+    """Draws random valid Graphs in one of the formats."""
     return st.builds(build, features(), st.sampled_from(list(formats)))
 
 
 def decoders(formats: Sequence[str] = tuple(FORMATS), cuttable: bool = True) -> st.SearchStrategy[Graph]:
-    """As `graphs`, with all that dense decoders have; `cuttable`: tensor ranks can share them."""
+    """Draws as `graphs`, with all features of dense decoders; `cuttable`: tensor ranks can share them."""
     more = features(
         norms=st.sampled_from(["rms", "layer", "layer without bias", "layer without gain"]),
         function=st.sampled_from(Function),
@@ -320,7 +320,7 @@ def decoders(formats: Sequence[str] = tuple(FORMATS), cuttable: bool = True) -> 
 
 
 def read_weights(graph: Graph, seed: int = 0) -> Callable[[str], F32]:
-    """Random weights by the names of `graph`, tied ones equal; the same seed gives the same."""
+    """Returns random weights by the names of `graph`, tied ones equal; the same seed gives the same."""
     rng = np.random.default_rng(seed)
     tensors: dict[str, F32] = {}
     for spec in graph.weights():
@@ -343,7 +343,7 @@ class Chunk:
 
 
 def step_inputs(graph: Graph, chunks: Sequence[Chunk], seed: int = 0) -> StepInputs:
-    """A batch of chunks that wants every row's logits.
+    """Returns a batch of chunks that requests every row's logits.
 
     Sequence s has random tokens of its own and the cache blocks s, s + 8, ... in descending order.
     """
@@ -366,5 +366,5 @@ BLOCKS = 8 * (MAX_POSITIONS // BLOCK_SIZE)
 
 
 def sequence_tokens(graph: Graph, sequence: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """The MAX_POSITIONS tokens of a sequence."""
+    """Returns the MAX_POSITIONS tokens of a sequence."""
     return np.random.default_rng([seed, sequence]).integers(0, graph.vocab_size, MAX_POSITIONS)

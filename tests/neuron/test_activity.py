@@ -1,4 +1,4 @@
-"""What engines have done, estimated from one step in many."""
+"""The engines' activity, estimated from one step in many."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ ASYNC = PROFILES["async"]
 
 @dataclass(frozen=True)
 class TwoKinds:
-    """Short steps take 1 s, all of it TensorE's; long ones 9 s, on later stages 1 s, all of it DMA."""
+    """A cost model with two kinds of steps: short ones take 1 s, all on TensorE; long ones 9 s, on later
+    stages 1 s, all DMA."""
 
     stages: int = 1
     tensor: int = 1
@@ -58,7 +59,7 @@ def test_a_look_without_a_step_changes_nothing_and_loses_nothing():
 
 
 def test_the_estimate_grows_as_the_sum_does():
-    """Of each ten steps one is long: half of the time or a little more is DMA's."""
+    """One of ten steps is long: half of the time or a little more is DMA's."""
     activity = Activity(TwoKinds())
     busy = 0.0
     for _ in range(2000):

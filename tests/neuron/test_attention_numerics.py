@@ -49,7 +49,7 @@ def test_attention_against_loops(window, chunked, slopes, softcap):
 
 
 def sylvester(order: int) -> np.ndarray:
-    """By its definition: 1 or -1 by the common bits of row and column."""
+    """Returns Sylvester's matrix by its definition: 1 or -1 by the common bits of row and column."""
     return np.array([[(-1) ** (i & j).bit_count() for j in range(order)] for i in range(order)], np.float64)
 
 
@@ -64,7 +64,7 @@ def test_parts_of_a_head_are_rotated(size, order):
 
 
 def kept(vectors, *, keys):
-    """In a cache of int8, and what its integers stand for."""
+    """Returns an int8 cache with these vectors, and the numbers that its integers stand for."""
     cache = HeadVectors.zeros(*vectors.shape, int8=True)
     (cache.put_keys if keys else cache.put)(np.arange(len(vectors)), vectors)
     found = cache.elements * cache.scale[..., None]
@@ -72,7 +72,7 @@ def kept(vectors, *, keys):
 
 
 def test_an_outlier_does_not_take_the_steps_of_a_keys_other_elements():
-    """They are 0.010 off, which would be 0.045 without a rotation."""
+    """The others are 0.010 off, which would be 0.045 without a rotation."""
     vectors = normal(500, 1, 64)
     vectors[..., 7] *= 20
     others = np.arange(64) != 7
@@ -82,7 +82,8 @@ def test_an_outlier_does_not_take_the_steps_of_a_keys_other_elements():
 
 @pytest.mark.parametrize("head_dim", [33, 64, 80])
 def test_a_cache_of_int8_loses_half_a_step_of_each_element(head_dim):
-    """And attention over it is that over what the integers stand for, with queries that are not rotated."""
+    """Attention over the cache equals attention over the dequantised numbers, with queries that are not
+    rotated."""
     q, keys, values = normal(3, 4, head_dim), normal(6, 2, head_dim, seed=1), normal(6, 2, head_dim, seed=2)
     positions, kind = np.array([3, 4, 5], np.int32), AttentionScores(0.5)
     (own_keys, k), (own_values, v) = kept(keys, keys=True), kept(values, keys=False)
@@ -96,7 +97,7 @@ def test_a_cache_of_int8_loses_half_a_step_of_each_element(head_dim):
 
 
 def test_probabilities_are_rounded_for_the_values_only():
-    """Two keys with weights 1 and p: the value of the second is taken round(p) / (1 + p) times."""
+    """Two keys with weights 1 and p: the value of the second counts round(p) / (1 + p) times."""
     score = np.linspace(-2, -0.1, 50, dtype=np.float32)[:, None]  # one for each head
     p = np.exp(score)
     q, values = np.ones((1, 50, 1), np.float32), np.stack([0 * score, 1 + 0 * score])

@@ -1,4 +1,4 @@
-"""Every number has its source, the topology is that of neuron-ls, and names are helped along."""
+"""Every number has its source, the topology is that of neuron-ls, and an unknown name gets suggestions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_which_chip_has_which_format():
 
 
 def test_which_chip_has_which_format_of_devices_alone():
-    """What v4 multiplies in plain FP8 is not listed; MXFP4 is widened, so that it needs MXFP8 too."""
+    """Plain FP8 on v4 is not listed; MXFP4 is widened, so it needs MXFP8 too."""
     native = {
         name: {
             f for f in ("fp8", "mxfp8", "mxfp4") if instance(name).support(TIMED_FORMATS[f]) is Support.NATIVE

@@ -1,4 +1,4 @@
-"""The three clocks, on a hand-driven watch where a watch is read."""
+"""The three clocks, on a hand-driven watch where they read a watch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from corepipe.neuron.timing.clock import Clock, HostClock, PacedClock, VirtualCl
 
 
 class Watch:
-    """Host time that passes only in sleep, each of which oversleeps a little."""
+    """A watch whose time passes only in sleep; each sleep takes a little too long."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -57,7 +57,7 @@ def test_paced_waits_in_device_time(scale):
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 40.0])
 def test_paced_errors_do_not_add_up(scale):
-    """Each wait oversleeps a little; the next ends at its own time all the same."""
+    """Each wait oversleeps a little; the next still ends at its own time."""
     watch = Watch()
     clock = PacedClock(scale, watch.read, watch.sleep)
     for step in range(1, 1001):
@@ -75,7 +75,7 @@ def test_paced_does_not_wait_for_what_is_past():
 
 
 def test_an_interrupted_wait_can_be_taken_up_again():
-    """Ctrl-C ends the sleep; the time to wait for stays what it was."""
+    """Ctrl-C ends the sleep; the time to wait for is unchanged."""
     watch = Watch()
     interrupts = [0.4]
 

@@ -1,4 +1,4 @@
-"""Collectives on values: order, rounding, waiting; and what splitting a sum can cost."""
+"""Collectives on values: order, rounding, waiting; and the error of splitting a sum."""
 
 from __future__ import annotations
 

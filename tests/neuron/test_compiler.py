@@ -1,4 +1,5 @@
-"""Programs hold together: values are made before they are read, transfers match, shards cover the weights."""
+"""Programs are consistent: values are made before they are read, transfers match, shards cover the
+weights."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def collectives(program: Program) -> list[tuple]:
 @given(CASES)
 @settings(derandomize=True, deadline=None, max_examples=25)
 def test_shards_cover_every_weight(case):
-    """Weights with a split axis once over the ranks, others on every rank, KV heads where they are used."""
+    """Weights with a split axis occur once over the ranks, others on every rank, KV heads where they are
+    used."""
     graph, placement = case
     programs = compile_graph(graph, placement)
     for spec in graph.weights():

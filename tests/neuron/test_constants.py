@@ -1,4 +1,4 @@
-"""Few constants, sound ones, and where they come from."""
+"""The constants are few and sound, and their provenance is recorded."""
 
 from __future__ import annotations
 

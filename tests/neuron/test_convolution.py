@@ -1,4 +1,4 @@
-"""What convolutions, pools and joined maps cost, and what is refused."""
+"""Costs of convolutions, pools and joined maps, and the graphs that are refused."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_implicit_product_by_hand():
 
 
 def test_what_else_passes_over_the_elements():
-    """fp32 maps that meet bf16 weights are converted; a residual is one pass more."""
+    """fp32 maps that meet bf16 weights are converted; a residual is one more pass."""
     plain = convolution(function=None)
     assert plain.cost(BF16, RATES).engines(images(1)).scalar == 0
     mixed = plain.cost(MIXED, RATES).engines(images(1))

@@ -1,4 +1,4 @@
-"""The cost model against hand-computed times, and what must hold whatever its numbers are."""
+"""The cost model equals hand-computed times, and keeps its laws whatever its numbers are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from corepipe.neuron.values import TOKENS
 INF2 = instance("inf2.48xlarge")
 ASYNC = PROFILES["async"]
 SHARE = 410 * GIB
-"""Bytes a second of an inf2 core's memory, by its data sheet."""
+"""Bytes per second of an inf2 core's memory, by its data sheet."""
 
 SHAPES = st.builds(
     StepShape.of,
@@ -108,7 +108,7 @@ def test_a_collective_has_a_floor():
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
 def test_the_table_agrees_with_the_ops(machine, fmt):
-    """`explain` adds the Ops up one by one, `seconds` looks them up."""
+    """`explain` adds the Ops one by one, `seconds` looks them up."""
     model = CostModel(
         whole(llama(Sizes(3, 576, SMOLLM2.heads, 1536, 49152, window=100), fmt)), machine, ASYNC
     )
@@ -156,14 +156,15 @@ def test_more_bandwidth_is_never_slower(shape, factor):
 @settings(max_examples=40, deadline=None)
 @given(SHAPES)
 def test_more_stages_never_slow_the_slowest(shape):
-    """inf2's cores have their own memory, so that what a core does does not slow another."""
+    """Each inf2 core has its own memory, so the work of one core does not slow another."""
     graph = llama(TINY)
     slowest = [max(CostModel(pipeline(graph, n), INF2, ASYNC).stage_seconds(shape)) for n in (1, 2, 4, 8)]
     assert slowest == sorted(slowest, reverse=True)
 
 
 def test_replicas_share_the_memory_of_an_inf1_chip():
-    """One core alone draws less than the whole bank; four share it evenly, and so do eight on two chips."""
+    """One core alone reads less than the whole bank's bandwidth; four share it evenly, and so do eight on two
+    chips."""
     programs, machine = whole(llama(LLAMA_70B)), instance("inf1.6xlarge")
     bank, core = 0.9 * machine.bank_bytes_per_second, 20e9
     shape = StepShape.decode(1, 1)
@@ -179,7 +180,7 @@ def test_replicas_share_the_memory_of_an_inf1_chip():
 
 
 def test_inf1_reads_what_does_not_stay_on_chip():
-    """A layer of SmolLM2-135M has 3.5M weights: one stays on chip, of two at bf16 three tenths do not."""
+    """A layer of SmolLM2-135M has 3.5M weights: one stays on chip; of two in bf16 three tenths do not."""
     machine, shape = instance("inf1.24xlarge"), StepShape.decode(1, 1)
     sizes = replace(SMOLLM2, layers=32)
 
@@ -203,7 +204,8 @@ def test_read_share():
 
 
 def test_bandwidth_is_shared_by_those_that_still_read():
-    """Beside one who reads a quarter as much: a quarter of the bytes at half the speed, the rest alone."""
+    """Beside a core that reads a quarter as much: a quarter of the bytes at half the speed, the rest at full
+    speed."""
     assert sharing_of(4.0, []) == 1
     assert sharing_of(4.0, [4.0, 4.0]) == 3
     assert sharing_of(4.0, [1.0, 0.0]) == pytest.approx(1.25)
@@ -270,7 +272,7 @@ def test_a_stage_is_as_slow_as_its_slowest_rank():
 
 
 def test_few_rows_take_as_long_as_the_array_needs_at_least():
-    """Weights on chip: what is left is arithmetic, and the array passes over 64 rows or more."""
+    """Weights on chip: only arithmetic remains, and the array processes at least 64 rows."""
     programs = pipeline(llama(replace(SMOLLM2, layers=32)), 32)
     model = CostModel(programs, instance("inf1.24xlarge"), ASYNC, constants=IDEAL)
     one, full = (model.seconds(1, StepShape.of([(0, rows)], 0)) for rows in (1, 64))
@@ -414,7 +416,7 @@ def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
 
 
 def test_steps_of_all_experts_wait_for_one_another():
-    """So that a prompt takes longer than its busiest engine: the products, then the sums."""
+    """A prompt therefore takes longer than its busiest engine: the products, then the sums."""
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     cost = experts(count=8, top_k=2, width=4096, ffn=768).cost(FORMATS["bf16"], rates)
     shape = StepShape.of([(0, 4096)], 1)
@@ -424,14 +426,14 @@ def test_steps_of_all_experts_wait_for_one_another():
 
 
 def divided(op, first, size):
-    """The Op of a core that has some of the experts."""
+    """Returns the Op of a core that has some of the experts."""
     wide = op.out._replace(axis=hidden(op.top_k * op.x.width))
     return replace(op, own=ExpertRange(first, size), out=wide)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64])
 def test_a_core_takes_all_rows_through_its_own_experts_however_few_there_are(rows):
-    """NxD's forward_all_experts_EP: bytes of its experts, and of what they make of every row."""
+    """NxD's forward_all_experts_EP: bytes of its experts, and of their results for every row."""
     rates = core_rates(INF2, FORMATS["bf16"], (0, 1), sharing=1, read_share=1.0)
     own = divided(experts(count=8, top_k=2, width=256, ffn=128), 3, 3)
     engines = own.cost(FORMATS["bf16"], rates).engines(StepShape.decode(rows, 10))
@@ -440,7 +442,7 @@ def test_a_core_takes_all_rows_through_its_own_experts_however_few_there_are(row
 
 
 def test_results_of_experts_are_added_up_as_those_of_ranks_are():
-    """Two exchanges of sums; a stage of more cores than tensor ranks exchanges among all of them."""
+    """Two exchanges of sums; a stage with more cores than tensor ranks exchanges among all of them."""
     op = experts(count=8, top_k=2, width=256, ffn=128)
     own, shape = divided(op, 0, 4), StepShape.decode(4, 10)
     gather = GatherSlots(0, op.x, own.out, op.routing, op, (0, 4, 8))
@@ -456,7 +458,7 @@ def test_results_of_experts_are_added_up_as_those_of_ranks_are():
 @pytest.mark.parametrize("pipeline", [1, 2])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_more_cores_for_experts_never_slow_a_cores_own_work(tensor, pipeline):
-    """Without what they exchange: each has fewer experts, and the same of all else."""
+    """Without the exchanges: each core has fewer experts, and the same share of all else."""
     graph = architecture("mixtral-8x7b").graph(FORMATS["bf16"], 4096)
     machine = instance("trn2.48xlarge")
     placements = [Placement(pipeline, tensor, expert=expert) for expert in (2, 4, 8)]
@@ -473,7 +475,7 @@ def test_more_cores_for_experts_never_slow_a_cores_own_work(tensor, pipeline):
 
 
 WIDE = Sizes(4, 4100, HeadLayout(32, 8, 128), 11030, 50000)
-"""A hundredth more of a width needs no further tile."""
+"""A width that can grow by a hundredth without a further tile."""
 
 
 @pytest.mark.parametrize("width", ["hidden", "ffn", "vocab"])
@@ -564,7 +566,7 @@ def test_copied_heads_are_read_once_a_query_head():
 
 
 def test_timing_needs_one_program_of_each_width():
-    """What `compile_for_timing` makes costs what `compile_graph` makes."""
+    """The Programs of `compile_for_timing` cost the same as those of `compile_graph`."""
     graph, shape = llama(), StepShape.decode(3, 100)
     for tensor in (1, 3, 5):
         placement = Placement(tensor=tensor)
@@ -583,8 +585,8 @@ def test_steps_around_a_ring_and_a_torus(name, cores, steps):
 @pytest.mark.parametrize("profile", ["async", "vllm-neuron", "nxdi"])
 @pytest.mark.parametrize("context", [200, 4000])
 def test_guesses_are_rows_of_a_decode_step_and_no_prompt(profile, context):
-    """Weights, and the keys and values of each context, are read once for all rows of a sequence: four
-    guesses cost more than none, and far less than four steps."""
+    """Weights, and the keys and values of each context, are read once for all rows of a sequence: four drafts
+    cost more than none, and far less than four steps."""
     model = CostModel(
         compile_graph(llama(LLAMA_70B), Placement(tensor=8)), INF2, PROFILES[profile], batch=8, longest=8192
     )

@@ -1,4 +1,4 @@
-"""A draft model on the device: its passes, where they are, and what it holds."""
+"""A draft model on the device: its passes, its place and its memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_first_stage_runs_its_passes_before_its_own_part() -> None:
 
 
 def test_the_first_stages_cores_hold_it() -> None:
-    """Weights and KV blocks are added, buffers are used in turn."""
+    """Weights and KV blocks are added, buffers are shared."""
     programs = compile_graph(GRAPH, Placement(2, 2))
     alone, both = measure(programs, LIMITS), measure(programs, replace(LIMITS, beside=DRAFT))
     own = measure(DRAFT.programs(2), LIMITS)
@@ -77,7 +77,7 @@ def test_the_first_stages_cores_hold_it() -> None:
 
 
 def test_a_placement_has_room_for_both() -> None:
-    """A draft model as large as the model that it guesses for: on so many cores fewer replicas fit."""
+    """With a draft model as large as the main model fewer replicas fit on the same cores."""
     machine, profile = instance("trn1.32xlarge"), PROFILES["vllm-neuron"]
     limits, found = DeploymentLimits(1024, 4, 512, 32, 128), []
     for beside in (None, Draft(GRAPH)):

@@ -1,4 +1,4 @@
-"""Cosines, powers and logarithms against the C library's, and against themselves on another CPU."""
+"""Cosines, powers and logarithms equal the C library's, and have the same bits on another CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_they_do_not_depend_on_numpys_instructions() -> None:
 
 
 def test_a_turns_parts_are_exact() -> None:
-    """Of as many quarters as a million needs; together they are pi / 2 to 1e-36."""
+    """The parts are exact for as many quarters as a million needs; together they are pi / 2 to 1e-36."""
     first, second, third = elementary._QUARTER
     most = Fraction(2**20 - 1)
     assert all(Fraction(float(most) * part) == most * Fraction(part) for part in (first, second))

@@ -74,7 +74,7 @@ def run(executor: NativeExecutor, inputs: StepInputs) -> F32:
 
 
 def by_text(found: F32, texts: Sequence[Text], graph: Graph) -> list[F32]:
-    """The rows of each text: one, or one a token."""
+    """Returns the rows of each text: one, or one per token."""
     rows = [1 if len(found) == len(texts) else text.length for text in texts]
     return np.split(found, np.cumsum(rows)[:-1])
 
@@ -130,7 +130,7 @@ def test_every_way_of_pooling(pool, mode, fmt):
 
 
 def test_what_pooling_makes_of_three_rows() -> None:
-    """Against the definitions, by hand."""
+    """The results equal the definitions, computed by hand."""
     rows = np.float32([[1, -2], [3, 4], [8, 1]])
     found = {mode.value: pooled(rows, mode).tolist() for mode in PoolingMode}
     assert found == {
@@ -152,7 +152,8 @@ def test_normalized_rows_have_length_one(pool, fmt):
 
 
 def test_distances_fall_into_buckets() -> None:
-    """As transformers' MPNetEncoder.relative_position_bucket has them: 16 behind a row, 16 ahead of it."""
+    """The buckets are those of transformers' MPNetEncoder.relative_position_bucket: 16 behind a row, 16 ahead
+    of it."""
     ahead = np.array([0, -1, -7, -8, -15, -16, -32, -64, -127, -128, -500, 1, 7, 8, 500])
     found = distance_buckets(ahead, 32).tolist()
     assert found == [0, 1, 7, 8, 9, 10, 12, 14, 15, 15, 15, 17, 23, 24, 31]
@@ -167,7 +168,7 @@ def test_types_reach_the_result(pool) -> None:
 
 
 def test_a_poisoned_text_leaves_its_neighbours_alone(pool) -> None:
-    """A row that is no number reaches its own sequence, whose memory the next batch uses again."""
+    """A NaN row affects only its own sequence, whose memory the next batch uses again."""
     graph = build(Encoder(HeadLayout(2, 2, 32), types=2), "bf16")
     read = read_weights(graph)
     poison = read("types.weight").copy()

@@ -57,12 +57,12 @@ BOUND = {
 }
 """Largest difference of a logit, relative to the largest of its row.
 
-Both add in fp32, in another order, so their sums differ in the last bits.  In fp32 that is all: 24 units
-in the last place were the most over 400 random models.  Elsewhere a sum that lies between two bf16
-numbers may be rounded to either, one bf16 unit apart, and what follows starts from there: 1.1 units of the
-row's largest logit were the most for up to four layers (most models have no such element at all).  In W8A8
-an activation so moved may also fall to the next of its 127 steps: 3.5 steps were the most.  So may a key or
-a value in a cache of int8, in every format.
+Both add in fp32, in another order, so their sums differ in the last bits.  In fp32 that is all: 24 units in
+the last place were the most over 400 random models.  In other formats a sum that lies between two bf16
+numbers may be rounded to either, one bf16 unit apart, and later Ops start from there: 1.1 units of the row's
+largest logit were the most for up to four layers (most models have no such element at all).  In W8A8 an
+activation that moved so may also be rounded to the next of its 127 steps: 3.5 steps were the most.  The same
+holds for a key or a value in an int8 cache, in every format.
 """
 
 some = settings(derandomize=True, deadline=None, max_examples=elsewhere([40, 8], [8])[0])
@@ -105,7 +105,7 @@ def test_kernels_agree_with_the_twin(pool, graph, data):
 
 
 def unfused(ops: tuple[Op, ...], _kind: object = None) -> list[Step]:
-    """Every op by itself, in the order of the Program."""
+    """Returns each Op as a step of its own, in the order of the Program."""
 
     def alone(op: Op) -> Step:
         if isinstance(op, Linear):
@@ -174,7 +174,7 @@ def test_a_pipeline_and_chunks_give_the_same_bits(pool, graph, data):
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_odd_shards_are_packed_anew_with_the_same_numbers(pool, fmt):
-    """Heads of 16 cut by 3: ranges that are no whole panels, and padding for the head that lacks."""
+    """Heads of 16 cut by 3: ranges that are no whole panels, and padding for the missing head."""
     graph = build(Features(heads=HeadLayout(4, 2, 16), ffn=40, vocab=33, qkv_bias=True), fmt)
     programs = compile_graph(graph, Placement(tensor=3))
     assert not all(part.contiguous for p in programs for part in p.axes.values())
@@ -225,7 +225,7 @@ MIXTURE = {
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_stream_reads_the_weights_of_the_experts_that_it_takes(pool, fmt):
-    """As native code counts them: each panel once, and of a mixture those of `top_k` experts."""
+    """Native code counts each panel once, and of a mixture the panels of `top_k` experts."""
     graph = Architecture("mixture", Fields(Path("config.json"), MIXTURE)).graph(FORMATS[fmt], MAX_POSITIONS)
     weights = InMemoryWeights(graph, read_weights(graph))
     executor = NativeExecutor(compile_graph(graph, ONE_CORE), weights, BLOCKS, BLOCK_SIZE, MAX_ROWS, pool)

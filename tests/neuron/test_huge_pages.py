@@ -1,4 +1,4 @@
-"""Weights in huge pages: the same bytes, whichever way they come."""
+"""Weights in huge pages: the bytes are the same in each way of reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of four bits: what they stand for, how near they are to floats, and what their product is."""
+"""Weights of four bits: their numbers, their distance from the floats, and their products."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def random_int4(kind: packing.Int4Kind, n: int, k: int, seed: int = 0) -> Int4:
 @given(st.integers(1, 40), st.integers(1, 130), st.integers(-20, 3), st.integers(0, 99))
 @some
 def test_what_is_quantised_is_nearer_than_plain_rounding(n: int, k: int, exponent: int, seed: int) -> None:
-    """Plain rounding: a group's largest becomes -8, the others the nearest number; none is further off."""
+    """Plain rounding: a group's largest becomes -8, the others the nearest number; no weight is further
+    off."""
     weight = normal(n, k, seed) * np.float32(2.0**exponent)
     found = int4.quantize(weight)
     for start in range(0, k, 32):
@@ -87,7 +88,7 @@ def test_a_product_is_that_of_what_they_stand_for(kind: packing.Int4Kind) -> Non
 
 
 def test_a_fused_multiply_add_is_rounded_once() -> None:
-    """A sum that fp64 would round to a tie of fp32 goes where the exact one lies."""
+    """A sum that fp64 would round to a tie of fp32 is rounded as the exact sum."""
     a = np.full((1, 3), 1 + 2.0**-12, np.float32)
     c = np.array([2.0**-60, 0, -(2.0**-60)], np.float32)
     want = 1 + 2.0**-11 + np.array([2.0**-23, 0, 0])
@@ -162,7 +163,7 @@ def test_parts_are_those_of_what_they_stand_for() -> None:
 
 
 def test_columns_that_are_left_out_are_zeros() -> None:
-    """Between others, too: what a rank has in the place of heads that it has not is multiplied by numbers."""
+    """Also between other columns: a rank multiplies its padding heads by numbers."""
     rows, columns = np.arange(10), np.r_[0:16, np.full(16, -1), 32:60, np.full(4, -1), np.full(32, -1)]
     points = -(np.arange(30) % 16).astype(np.float16).reshape(10, 3)
     zeros = replace(random_int4("int4g32z", 10, 96), offset=points)
@@ -211,7 +212,7 @@ MIXED: tuple[packing.Int4Kind | None, ...] = ("int4g32m", None, "int4g64z", "int
 
 
 def mixed(graph: Graph) -> dict[str, Stored]:
-    """Matrices of one layer in different grids, as GGUF files mix them: None is int8."""
+    """Returns matrices of one layer in different formats, as GGUF files mix them: None is int8."""
     read, found = read_weights(graph), {}
     for number, spec in enumerate(graph.weights()):
         weight = read(spec.name)

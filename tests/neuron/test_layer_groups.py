@@ -1,4 +1,4 @@
-"""Layers in groups that have KV blocks of one size."""
+"""Groups of layers whose KV blocks have one size."""
 
 from __future__ import annotations
 

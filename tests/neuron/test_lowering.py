@@ -1,4 +1,4 @@
-"""What the host fuses, what it must not, and whose memory a value takes."""
+"""Fusions that the host does and must not do, and the buffers of values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kinds(steps: list[Step]) -> list[type]:
 
 
 def parts(step: Step, program: Program) -> list[Op]:
-    """The ops that a step computes."""
+    """Returns the Ops that a step computes."""
     if isinstance(step, Plain):
         return [step.op]
     if isinstance(step, FusedLinear):
@@ -57,7 +57,7 @@ def parts(step: Step, program: Program) -> list[Op]:
 
 
 def followers(step: FusedLinear, program: Program) -> list[Op]:
-    """The ops from the Linear's result to the step's."""
+    """Returns the Ops from the Linear's result to the step's."""
     found: list[Op] = []
     value = step.linears[0].out
     while step.out is not None and value != step.out:
@@ -214,7 +214,7 @@ def test_what_follows_a_linear_is_its_steps():
 
 @pytest.mark.parametrize("two_norms", [False, True])
 def test_a_layer_of_parallel_blocks_is_five_steps(two_norms):
-    """As in Phi and GPT-NeoX: no op of theirs runs alone, and x is added where the last sum is made."""
+    """In Phi and GPT-NeoX none of their Ops runs alone, and x is added with the last sum."""
     features = Features(layers=3, norms="layer", gated=False, function=Function.GELU, side_by_side=True)
     steps = lower(one_program(replace(features, two_norms=two_norms)).ops)
     assert kinds(steps) == [
@@ -228,7 +228,7 @@ def test_a_layer_of_parallel_blocks_is_five_steps(two_norms):
 
 
 def test_constants_go_with_the_linears():
-    """As in Granite: but for the embedding's, factors cost no pass over the values."""
+    """In Granite factors cost no pass over the values, except for the embedding's."""
     steps = lower(one_program(Features(layers=2, scales=(2.0, 0.5, 0.25))).ops)
     assert kinds(steps) == [
         *[TokenEmbedding, ScaleRows],
@@ -240,7 +240,7 @@ def test_constants_go_with_the_linears():
 
 
 def attention_ops(**changes: object) -> list[Op]:
-    """q, k, v from x; q and k rotated; attention."""
+    """Returns q, k, v from x; q and k rotated; attention."""
     heads = HeadLayout(2, 2, 4)
     q, k, v = (linear(i, X) for i in (1, 2, 3))
     turned_q, turned_k = (Rope(0, value(i), op.out, 4, ROPE) for i, op in ((4, q), (5, k)))
@@ -259,7 +259,7 @@ def test_rotations_go_into_the_attention():
 
 
 def test_of_the_last_attention_wanted_rows_alone_are_computed():
-    """As in all families: its result and x are read by no one but who selects of them."""
+    """In all families only the selection of rows reads its result and x."""
     first = norm(20, X)
     q, k, v, *rest = attention_ops()
     projections = [replace(op, x=first.out) for op in (q, k, v)]

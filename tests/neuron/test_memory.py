@@ -1,4 +1,4 @@
-"""The memory plan against the sizes of SmolLM2-135M worked out by hand, and its refusals."""
+"""The memory plan equals the sizes of SmolLM2-135M computed by hand, and refuses with advice."""
 
 from __future__ import annotations
 

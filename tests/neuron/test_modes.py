@@ -1,4 +1,4 @@
-"""What each mode picks, that it fits, and that degrees which were given are kept."""
+"""Each mode's choice of a placement: it fits, and keeps the degrees that were given."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MODES = ("latency", "throughput", "auto")
 
 @cache
 def picked(mode: str, machine: str) -> tuple[Placement, str]:
-    """For SMALL, which several tests ask about."""
+    """Returns the placement for SMALL, which several tests use."""
     return resolve(mode, SMALL, instance(machine), LIMITS, ASYNC)
 
 
 def test_latency_is_the_best_pipeline_on_inf1():
-    """Of all depths, though not all are tried."""
+    """The best of all depths is chosen, though not all are tried."""
     machine = instance("inf1.24xlarge")
     placement, reason = picked("latency", machine.name)
     shape, compiled = StepShape.decode(1, 512), compiler(SMALL, machine, ASYNC)
@@ -49,7 +49,7 @@ def test_latency_is_the_best_pipeline_on_inf1():
 
 @pytest.mark.parametrize("name", ["inf2.48xlarge", "trn1.32xlarge"])
 def test_latency_is_tensor_parallel_elsewhere(name):
-    """Of a model whose weights outweigh the collectives' floor."""
+    """For a model whose weights take longer than the fixed time of the collectives."""
     graph = llama(replace(LLAMA_70B, layers=8))
     placement, _ = resolve("latency", graph, instance(name), LIMITS, ASYNC)
     assert placement.tensor > 1
@@ -197,7 +197,7 @@ def test_experts_are_divided_where_that_is_asked_for_alone(mode):
     ],
 )
 def test_what_the_software_does_not_divide_is_labelled(profile, placement, sequences, why):
-    """A token of Mixtral takes two of eight experts."""
+    """A token of Mixtral is routed to two of eight experts."""
     found = refuses_experts(MIXTURE, placement, PROFILES[profile], sequences)
     assert (found is None) is (why is None)
     limits = replace(LIMITS, max_num_seqs=sequences)

@@ -1,5 +1,5 @@
-"""What can only help never worsens a prediction, for any instance, software and step; and times have the unit
-that they are said to have."""
+"""Improvements never worsen a prediction, for any instance, software and step; and times have the documented
+units."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SIZES = Sizes(6, 1024, replace(SMOLLM2.heads, heads=16, kv_heads=8, head_dim=64)
 
 @st.composite
 def steps(draw: st.DrawFn) -> StepShape:
-    """Decode steps, and chunks of a prompt."""
+    """Draws decode steps, and chunks of a prompt."""
     if draw(st.booleans()):
         return StepShape.decode(draw(SEQUENCES), draw(CONTEXTS))
     count = draw(st.integers(2, 2048))
@@ -99,7 +99,7 @@ def test_a_smaller_batch_is_never_slower(machine, software, fmt, some, others, c
 @settings(max_examples=40)
 @given(MACHINES, SOFTWARE, SEQUENCES, SEQUENCES, CONTEXTS)
 def test_graphs_for_fewer_sequences_are_never_slower(machine, software, some, others, context):
-    """Where a step fits both."""
+    """For steps that fit both graphs."""
     fewer, more = sorted((some, others))
     step, fmt = StepShape.decode(fewer, context), TIMED_FORMATS["bf16"]
     few = seconds(machine, software, fmt, step, batch=fewer)
@@ -142,7 +142,7 @@ def test_fewer_replicas_beside_it_never_slow_one(machine, software, step, some, 
     ],
 )
 def test_more_cores_never_slow_the_best_placement(few, many):
-    """What the smaller instance can do, the larger one can."""
+    """The larger instance can run every placement of the smaller one."""
     graph, software = llama(replace(SIZES, layers=4)), PROFILES["async"]
     limits = DeploymentLimits(1024, 4, 512, 32, 128)
     step = StepShape.decode(1, 512)
@@ -155,7 +155,7 @@ def test_more_cores_never_slow_the_best_placement(few, many):
 
 
 def faster(machine: Instance, factor: float) -> Instance:
-    """Every rate of the machine so many times as high."""
+    """Returns the machine with every rate multiplied by a factor."""
     core = machine.chip.core
     tensor = replace(core.tensor, peak={name: rate * factor for name, rate in core.tensor.peak.items()})
     engines = {
@@ -180,7 +180,7 @@ def test_times_are_quantities_over_rates(machine, fmt, step, factor):
 @settings(max_examples=20)
 @given(steps(), st.integers(1, 4))
 def test_stages_add_up(step, stages):
-    """Seconds of a pipeline without hand-overs are those of its parts."""
+    """The seconds of a pipeline without transfers are the sum of its stages."""
     machine = faster(instance("inf2.48xlarge"), 1.0)
     model = CostModel(
         pipeline(llama(replace(TINY, layers=4)), stages), machine, PROFILES["ideal"], constants=IDEAL
@@ -191,7 +191,7 @@ def test_stages_add_up(step, stages):
 
 @given(st.floats(0.01, 100), st.floats(0.1, 1e5), st.floats(1, 10))
 def test_dollars_for_a_million_tokens(price, tokens, factor):
-    """An hour has 3600 seconds; what costs more costs more, and what is faster costs less."""
+    """An hour has 3600 seconds; the cost grows with the price and falls with the speed."""
     cost = dollars_per_million_tokens(price, tokens)
     assert cost * tokens * 3600 / 1e6 == pytest.approx(price)
     assert dollars_per_million_tokens(price * factor, tokens) >= cost

@@ -1,4 +1,4 @@
-"""The native vLLM plugin's rules, against what its documentation says of them (see native_plugin)."""
+"""The native vLLM plugin's rules, as its documentation states them (see native_plugin)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRN2 = instance("trn2.48xlarge")
 
 
 def chunked(tokens: int) -> RuntimeProfile:
-    """The profile with so many tokens of a prefill step."""
+    """Returns the profile with so many tokens per prefill step."""
     return replace(NATIVE, chunk=tokens)
 
 
@@ -55,8 +55,8 @@ def test_the_profile_is_the_documented_one():
     ],
 )
 def test_prefill_graphs(longest, chunk, tensor, buckets):
-    """One bucket where prompts come in chunks; else powers of two and the longest, above the tensor degree
-    and divisible by it."""
+    """One bucket where prompts come in chunks; otherwise powers of two and the longest, above the tensor
+    degree and divisible by it."""
     assert prefill_buckets(longest, chunk, tensor) == buckets
 
 
@@ -74,7 +74,8 @@ def test_a_step_runs_the_smallest_graph_that_holds_it(sequences, most):
 
 
 def test_a_chunk_fills_its_graph_and_walks_whole_segments():
-    """The second chunk of 2100 tokens in chunks of 2048 has 52 of them, and pays for 2048 beside 2048."""
+    """The second chunk of 2100 tokens in chunks of 2048 has 52 of them, and costs 2048 with a context of
+    2048."""
     tail = StepShape.of([(2048, 52)], 1)
     assert pad(tail, chunked(2048), 8192, 8) == StepShape.of([(2048, 2048)], 1)
     middle = StepShape.of([(1000, 100)], 0)
@@ -111,7 +112,7 @@ def test_the_flash_kernel_takes_what_it_takes():
 
 
 def test_plain_attention_computes_the_whole_square():
-    """Heads of 256 elements are none of the flash kernel's."""
+    """The flash kernel does not support heads of 256 elements."""
     wide = replace(SMOLLM2, heads=replace(SMOLLM2.heads, head_dim=256))
     shape = StepShape.of([(0, 512)], 1)
     models = [CostModel(whole(llama(sizes)), TRN2, NATIVE, longest=512) for sizes in (SMOLLM2, wide)]
@@ -123,7 +124,7 @@ def test_plain_attention_computes_the_whole_square():
     [(0.0, 0.27 * 24), (0.7 * 24, 0.2 * 24), (0.85 * 24, 0.05 * 24), (0.89 * 24, 1.0)],
 )
 def test_memory_for_keys_and_values(weights, budget):
-    """The less of what 90 % leave beside the weights and 27 % of all, and never less than 1 GiB."""
+    """The smaller of 90 % of the memory less the weights and 27 % of all, and never less than 1 GiB."""
     found = KvBudget().bytes(24 * GIB, int(weights * GIB))
     assert found == pytest.approx(budget * GIB, rel=1e-6)
 
@@ -160,7 +161,7 @@ def test_ranks_share_the_rows_of_a_prefill_and_not_of_a_decode_step():
 
 
 def test_a_step_is_synchronous_where_its_sequences_change():
-    """After a prompt, and where one has left: 437 us of the host instead of 28."""
+    """After a prompt, and after a sequence has ended: 437 us of the host instead of 28."""
     timeline = Timeline(CostModel(whole(llama()), TRN2, NATIVE, batch=8, longest=2048))
     now, host = 0.0, []
     for shape in (

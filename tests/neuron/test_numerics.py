@@ -1,4 +1,4 @@
-"""The reference executor's arithmetic against definitions written another way: float64, integers, loops."""
+"""The reference executor's arithmetic equals definitions written another way: float64, integers, loops."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_int8_linear_against_integers():
 
 
 def test_int8_groups_keep_their_scale_when_cut_between_groups():
-    """So a row-parallel Linear adds up the group sums of the unsplit one."""
+    """A row-parallel Linear therefore adds the group sums of the unsplit one."""
     x = normal(4, 192)
     whole_q, whole_scale = arithmetic.quantize_activations(x)
     for part in (slice(0, 64), slice(64, 192)):

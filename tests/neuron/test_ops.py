@@ -1,4 +1,4 @@
-"""An Op says of itself what it reads, keeps, costs and refuses; what it does not say is refused."""
+"""An Op defines its inputs, state, cost and refusals; rules that it does not define are refused."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ KINDS = [kind for kind in KINDS if issubclass(kind, Op)]
 
 @dataclass(frozen=True, slots=True)
 class Concat(SameWidthOp):
-    """An Op that reads as many values as there are: any new one may."""
+    """An Op that reads any number of values, as a new one may."""
 
     xs: tuple[Value, ...]
     by: Value | None = None
 
 
 def graph(*inner: Op, out: Value | None = None) -> Graph:
-    """A graph of one layer that starts with an embedding, value 0."""
+    """Returns a graph of one layer that starts with an embedding, value 0."""
     table = WeightSpec("embed", (fixed("tokens", 8), STREAM), WeightRole.EMBEDDING)
     made = (TokenEmbedding(-1, Value(0, STREAM), table), *inner)
     return Graph(
@@ -67,7 +67,7 @@ def linear(number: int, x: Value, axis: object) -> Linear:
 
 
 def test_values_in_tuples_are_made_local_too() -> None:
-    """The compiler gives each rank's Op the rank's Values, wherever in its fields they stand."""
+    """The compiler gives each rank's Op the rank's Values, in whichever fields they are."""
     start = Value(0, STREAM)
     halves = [linear(n, start, columns("ffn", 256)) for n in (1, 2)]
     both = Concat(0, Value(3, columns("ffn", 256)), (halves[0].out, halves[1].out), halves[0].out)
@@ -81,14 +81,14 @@ def test_values_in_tuples_are_made_local_too() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_what_an_op_reads_follows_from_its_fields(kind: type[Op]) -> None:
-    """Every field whose annotation speaks of Values or weights is one that is looked at."""
+    """Every field whose annotation names Values or weights is read."""
     for what, found in (("Value", _values_of(kind)), ("WeightSpec", _weights_of(kind))):
         named = [f.name for f in fields(kind) if re.search(rf"\b{what}\b", str(f.type)) and f.name != "out"]
         assert list(found) == named
 
 
 def examples() -> Iterator[Op]:
-    """An Op of each kind that a published model has."""
+    """Returns an Op of each kind that occurs in a published model."""
     seen: set[type[Op]] = set()
     names = (
         "llama-4-scout",
@@ -167,7 +167,7 @@ def test_an_op_that_loses_a_cut_axis_must_say_that_it_sums() -> None:
 
 
 LESS_THAN_A_BYTE = {DType.MXFP8, DType.MXFP4, DType.INT4}
-"""Or a scale for some of them beside."""
+"""Formats whose elements take less than a byte, or have a scale for some of them."""
 
 
 @pytest.mark.parametrize("dtype", [d for d in DType if d not in LESS_THAN_A_BYTE])
@@ -178,7 +178,8 @@ def test_every_number_format_has_a_size(dtype: DType) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 def test_bytes_of_weights(fmt) -> None:
-    """A matrix in the format, a scale a row of int8; tables, and what no core holds, as what is computed."""
+    """A matrix has the bytes of its format, in int8 with a scale per row; tables, and formats that no core
+    holds, have those of the compute dtype."""
     scales = 3 * 4 if fmt.weights is DType.INT8 else 0
     each = fmt.compute.bytes if fmt.weights is DType.INT4 else fmt.weights.bytes
     assert weight_bytes((3, 4), WeightRole.MATRIX, fmt) == 12 * each + scales
@@ -188,7 +189,7 @@ def test_bytes_of_weights(fmt) -> None:
 
 
 def test_a_layer_reads_its_chosen_experts_alone() -> None:
-    """Mixtral takes 2 of 8 experts."""
+    """Mixtral uses 2 of 8 experts."""
     for op in architecture("mixtral-8x7b").graph(FORMATS["bf16"]).ops:
         if type(op).__name__ == "Experts":
             assert op.read_bytes(FORMATS["bf16"]) == 2 * 3 * 4096 * 14336 * 2

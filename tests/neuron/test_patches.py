@@ -53,7 +53,7 @@ def pool() -> Iterator[Any]:
 
 
 def graph_of(shape: str, fmt: str) -> Graph:
-    """With classes; those of DeiT are the mean of two heads."""
+    """Returns a graph with classes; DeiT's are the mean of two heads."""
     config = {"num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80, **SHAPES[shape]}
     task = TaskInfo(Task.CLASSIFY, 0, CLASSES, head=ClassScores(CLASSES, taught=shape == "deit"))
     return Architecture(shape, Fields(Path("config.json"), config)).graph(FORMATS[fmt], None, task)
@@ -127,7 +127,7 @@ def test_two_tensor_ranks_stay_within_the_bound(pool, fmt: str) -> None:
 
 
 def test_patches_are_cut_as_a_convolution_reads_them() -> None:
-    """Row by row of the image; of each patch channel by channel, row by row."""
+    """Row by row of the image; in each patch channel by channel, row by row."""
     given = GraphInput(InputKind.PATCHES, graph_of("vit", "fp32").inputs[0].rows, (2, 2, 2), 1)
     image = np.arange(2 * 4 * 4, dtype=np.float32).reshape(2, 4, 4)
     assert patches_of(image, given).astype(int).tolist() == [

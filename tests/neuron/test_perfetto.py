@@ -1,4 +1,4 @@
-"""What is written, read back with Perfetto's own protobuf classes."""
+"""Trace files, read back with Perfetto's own protobuf classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_varint_is_protobufs(number):
 
 
 def nested(depth: int = 3) -> st.SearchStrategy[list]:
-    """Trees of (gap before, name, children): a leaf takes one second, "b" none."""
+    """Draws trees of (gap before, name, children): a leaf takes one second, "b" none."""
     leaf = st.tuples(st.integers(0, 2), st.sampled_from("abc"), st.just([]))
     if depth == 0:
         return st.lists(leaf, max_size=3)
@@ -29,7 +29,7 @@ def nested(depth: int = 3) -> st.SearchStrategy[list]:
 
 
 def laid_out(tree: list, at: float) -> tuple[list[Slice], float]:
-    """Slices, and when the last one ends."""
+    """Returns slices, and the end of the last one."""
     slices = []
     for gap, name, children in tree:
         inner, end = laid_out(children, at + gap)
@@ -40,7 +40,7 @@ def laid_out(tree: list, at: float) -> tuple[list[Slice], float]:
 
 
 def flat(slices: list[Slice], depth: int = 0) -> list[tuple[str, float, float, int]]:
-    """Name, start and end in nanoseconds, and depth; parents first."""
+    """Returns name, start and end in nanoseconds, and depth; parents first."""
     second = 10**9
     return [
         entry

@@ -1,4 +1,5 @@
-"""Every head and column goes to exactly one rank, every layer to one stage, and what cannot be is refused."""
+"""Every head and column is on exactly one rank, every layer in one stage, and impossible degrees are
+refused."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def axes_of(layout: HeadLayout, ffn: int = 1536, vocab: int = 49152) -> list[Axi
 
 
 def head_numbers(shard: AxisShard, head_dim: int) -> list[int]:
-    """The model's number of each local head, PAD for zeros."""
+    """Returns the model's number of each local head, PAD for zeros."""
     numbers = []
     for start, length in shard.ranges:
         for i in range(length // head_dim):
@@ -69,7 +70,7 @@ def test_ranks_that_cannot_all_have_experts_are_refused(tensor, expert):
 @settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 4), st.integers(1, 64))
 def test_each_expert_has_one_core_and_the_rest_is_cut_as_without(count, tensor, groups):
-    """Shares are contiguous and differ by one; further groups of ranks have what the first has."""
+    """Shares are contiguous and differ by one; further groups of ranks have the parts of the first."""
     expert = tensor * groups
     assume(1 < expert <= count)
     layout = HeadLayout(8, 4, 16)
@@ -229,5 +230,5 @@ def test_more_stages_than_layers_are_refused():
 
 
 def test_a_rank_has_whole_packed_panels_of_the_head() -> None:
-    """The graph's number does without what is packed: it must go on being the kernels'."""
+    """The graph's constant does not import the kernels': the two must stay equal."""
     assert VOCABULARY_PANEL % PANEL == 0

@@ -1,4 +1,5 @@
-"""The laws of docs/placement-physics.md on the cost model, and the page as its script computes it now."""
+"""The laws of docs/placement-physics.md hold for the cost model, and the page is what its script computes
+now."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ BATCH = StepShape.decode(8, 256)
 
 @cache
 def curves() -> ModuleType:
-    """benchmarks/placement_curves.py as a module."""
+    """Returns benchmarks/placement_curves.py as a module."""
     spec = importlib.util.spec_from_file_location("placement_curves", ROOT / "benchmarks/placement_curves.py")
     assert spec
     assert spec.loader
@@ -57,7 +58,7 @@ def hand_over(model: CostModel, shape: StepShape) -> float:
     ("model", "fmt"), [("smollm2-135m", "int8"), pytest.param("smollm2-135m", "bf16", marks=pytest.mark.slow)]
 )
 def test_on_inf1_a_pipeline_cuts_the_time_of_a_token_until_hand_over_dominates(model, fmt):
-    """Each stage keeps more on chip, until all but the output head stays there; then hand-over counts."""
+    """Each stage keeps more on chip, until all but the output head stays there; then transfers dominate."""
     layers = architecture(model).graph(FORMATS[fmt]).num_layers
     models = [cost(model, fmt, "inf1.24xlarge", depth) for depth in range(1, layers + 1)]
     times = [m.latency(ALONE) for m in models]
@@ -81,7 +82,8 @@ def test_elsewhere_a_pipeline_only_adds_hand_over(where):
 @pytest.mark.parametrize("where", ["inf2.48xlarge", "trn1.32xlarge"])
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_throughput_of_a_core_falls_with_the_bubble(where, stages):
-    """n batches in flight on P stages: at most n / P of the throughput of a full pipe, and nearly that."""
+    """n batches in flight on P stages: at most n / P of the throughput of a full pipeline, and nearly
+    that."""
     model = cost("tinyllama-1.1b", "bf16", where, stages)
     slowest = max(model.stage_seconds(BATCH))
     speeds = [curves().closed_loop(model, BATCH, flying)[0] for flying in range(1, 2 * stages + 1)]
@@ -95,8 +97,8 @@ def test_throughput_of_a_core_falls_with_the_bubble(where, stages):
 @pytest.mark.parametrize("where", ["inf2.48xlarge", "trn1.32xlarge"])
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_more_batches_than_stages_read_weights_in_vain(where, stages):
-    """The same sequences in more and more batches: up to about one a stage they gain, then each further one
-    costs another reading of the weights."""
+    """The same sequences in more and more batches: up to about one per stage they gain; each further one
+    reads the weights once more."""
     model = cost("tinyllama-1.1b", "bf16", where, stages)
     speeds = [
         curves().closed_loop(model, StepShape.decode(64 // flying, 256), flying)[0]
@@ -109,7 +111,8 @@ def test_more_batches_than_stages_read_weights_in_vain(where, stages):
 
 @pytest.mark.parametrize("stages", [1, 4])
 def test_a_batch_split_over_a_pipeline_too_small_wastes_cores(stages):
-    """Eight sequences, in one batch or one each in flight: a core of a deeper pipeline yields less."""
+    """Eight sequences, in one batch or one each in flight: a core of a deeper pipeline has a lower
+    throughput."""
     shallow = curves().closed_loop(cost("smollm2-135m", "bf16", "inf2.48xlarge", 1), BATCH, 1)[0]
     parts = StepShape.decode(8 // stages, 256)
     deep = curves().closed_loop(cost("smollm2-135m", "bf16", "inf2.48xlarge", stages), parts, stages)[0]
@@ -148,7 +151,7 @@ def test_data_parallel_scales_throughput_and_not_latency(where, tensor):
 
 
 def test_the_page_and_its_charts_are_what_the_script_computes_now():
-    """`make docs-curves` writes them anew."""
+    """`make docs-curves` writes them again."""
     old = [str(path) for path, content in curves().files().items() if path.read_text() != content]
     assert old == []
 

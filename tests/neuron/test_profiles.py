@@ -77,7 +77,7 @@ def test_decode_runs_the_sequences_of_its_graph():
 
 
 def test_a_prompt_fills_its_bucket():
-    """Its causal kernel leaves out what is masked; a square one does not."""
+    """Its causal kernel skips masked scores; a square one does not."""
     shape = StepShape.of([(0, 1000)], 1)
     assert pad(shape, PROFILES["nxdi"], 4096, None, lnc=2) == StepShape.of([(0, 1024)], 1)
     square = pad(shape, PROFILES["transformers-neuronx"], 4096, None)

@@ -1,4 +1,4 @@
-"""The reference executor: right against other forward passes, and the same however a graph is cut."""
+"""The reference executor equals other forward passes, and gives the same results however a graph is cut."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def executor(graph: Graph, placement: Placement = ONE_CORE, seed: int = 0) -> Re
 
 
 def plain_llama(f: Features, read, tokens: np.ndarray) -> np.ndarray:
-    """Logits of every position of one sequence: fp32, no cache, one head after the other."""
+    """Computes the logits of every position of one sequence: fp32, no cache, one head after the other."""
 
     def norm(x, name):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * read(f"{name}.weight")
@@ -131,12 +131,13 @@ def test_tensor_parallelism_stays_within_its_bound(graph, data):
 
 
 UNEQUAL = (HeadLayout(6, 2, 16), HeadLayout(4, 4, 32), HeadLayout(8, 1, 8), HeadLayout(6, 3, 16))
-"""Layers with heads of their own: as many bytes, other groups; other sizes."""
+"""Layers with different heads: other groups with as many bytes; other sizes."""
 
 
 @pytest.mark.parametrize(("tensor", "fmt"), in_formats([1, 2, 3, 4]))
 def test_layers_may_differ_in_heads(tensor, fmt):
-    """On a pipeline bit for bit, on tensor ranks within their bound; a rank keeps what its heads need."""
+    """Equal bit for bit on a pipeline, within their bound on tensor ranks; a rank keeps only its heads'
+    data."""
     graph = build(Features(layers=4, layer_heads=UNEQUAL, head_norm=True, qkv_bias=True), fmt)
     inputs = step_inputs(graph, PROMPTS)
     whole = executor(graph).values(inputs)
@@ -200,7 +201,7 @@ def test_a_core_reads_nothing_outside_its_shards(graph, data):
 
 
 def only(shard: WeightShard, weight: np.ndarray) -> np.ndarray:
-    """The weight with NaN wherever the shard does not reach."""
+    """Returns the weight with NaN outside the shard."""
     numbers = np.arange(weight.size).reshape(weight.shape) + 1
     held = cut(numbers, shard.axes)
     out = np.full(weight.size, np.nan, np.float32)

@@ -1,4 +1,4 @@
-"""Predicted rounds against the same rounds on a timeline."""
+"""Predicted rounds equal the same rounds on a timeline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def deployed(model: str, where: str, tensor: int, stages: int, profile: str, bat
 
 
 def seconds(cost: CostModel, sequences: int, batches: int, rounds: int = 60) -> float:
-    """Of a round, once the pipe is in its stride."""
+    """Returns the seconds of a round in the steady state."""
     timeline, now = Timeline(cost), 0.0
     smaller, larger = divmod(sequences, batches)
     shapes = [StepShape.decode(smaller + (n < larger), CONTEXT) for n in range(batches)]
@@ -65,7 +65,7 @@ def test_what_is_chosen_is_as_quick_as_any_number_on_the_timeline(setting, seque
 
 
 def test_one_more_batch_than_stages_covers_a_slow_host():
-    """Where a step's time is that of its rows, an extra batch is cheap, and hides the host."""
+    """If a step's time is proportional to its rows, an extra batch is cheap, and hides the host's time."""
     cost = Cost(stages=2, fixed=0.1, row=1.0)
     rounds = {host: Rounds(cost, replace(PROFILES["ideal"], host_seconds=host)) for host in (0.0, 10.0)}
     assert {host: r.best(64, CONTEXT).batches for host, r in rounds.items()} == {0.0: 2, 10.0: 3}
@@ -83,7 +83,7 @@ def test_prompts_fill_the_stages_where_nobody_generates():
 
 
 def test_prompts_go_among_those_who_generate_where_cores_share_a_memory():
-    """Four cores of an inf1 chip have a quarter of its bandwidth each while others are under way."""
+    """Four cores of an inf1 chip have a quarter of its bandwidth each while other batches are in flight."""
     cost = deployed("gpt2", "inf1.24xlarge", 2, 2, "ideal", batch=32)
     rounds = Rounds(cost, cost.profile)
     assert rounds.generating_batches(32, 32 * 800) == 1

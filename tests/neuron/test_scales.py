@@ -1,4 +1,4 @@
-"""What a fit learns of steps: likeness is a covariance, falls with distance, and survives its file."""
+"""Corrections from a fit: likeness is a covariance, falls with distance, and survives its file."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from corepipe.planning.calibration.stacks import profile_of
 
 INF2 = instance("inf2.48xlarge")
 MEMORY = 410 * GIB
-"""Bytes a second of an inf2 core's memory, by its data sheet."""
+"""Bytes per second of an inf2 core's memory, by its data sheet."""
 
 TWO_HEADS = replace(TINY, heads=HeadLayout(2, 2, 128))
 SEPARATE = AttentionStyle(kernel=AttentionKernel.SEPARATE, causal_from=(1 << 40, 1 << 40), gathers_kv=False)
@@ -35,7 +35,7 @@ FUSED = replace(SEPARATE, kernel=AttentionKernel.SQUARE)
 
 
 def attention(graph: Graph, style: AttentionStyle, shape: StepShape, descriptor: float = 0.0) -> Engines:
-    """What the engines of a lone inf2 core do in the first attention."""
+    """Returns the engines' work in the first attention of a single inf2 core."""
     op = next(op for op in graph.ops if isinstance(op, Attention))
     constants = replace(IDEAL, descriptor_bytes=descriptor)
     rates = core_rates(INF2, graph.format, (0,), sharing=1, read_share=1.0, constants=constants)
@@ -43,7 +43,7 @@ def attention(graph: Graph, style: AttentionStyle, shape: StepShape, descriptor:
 
 
 def square(sequences: int, length: int) -> StepShape:
-    """Prompts of this length with all scores of their squares."""
+    """Returns prompts of this length with the full square of scores."""
     rows = sequences * length
     return StepShape((rows, sequences), sequences, rows, rows * length)
 
@@ -96,7 +96,7 @@ def test_a_window_that_is_a_mask_spares_nothing():
     ],
 )
 def test_the_causal_kernel_begins_at_a_bucket(profile, bucket, lnc, causal):
-    """And leaves out the scores above the diagonal."""
+    """From that bucket on the scores above the diagonal are left out."""
     longest = 4096 if profile.startswith("optimum") else 16384
     padded = pad(StepShape.of([(0, bucket)], 1), PROFILES[profile], longest, None, lnc=lnc)
     assert padded.rows == bucket
@@ -121,7 +121,8 @@ def test_the_release_says_how_transformers_neuronx_attends(sdk, name):
 
 
 def test_what_comes_over_a_link_is_then_added():
-    """Both of a chip's cores share its links; a rank adds and hands on at its own speed, after the link's."""
+    """Both of a chip's cores share its links; after the link's time, a rank adds and passes on at its own
+    speed."""
     speed, way = 100e9, 192 * GIB / 2
     rates = core_rates(
         INF2,
@@ -135,7 +136,7 @@ def test_what_comes_over_a_link_is_then_added():
 
 
 def test_several_prompts_with_the_batch_innermost_are_kept_element_by_element():
-    """Keys and values of 2 heads of 128: a piece a head, and one for each of their 512 elements."""
+    """Keys and values of 2 heads of 128: one piece per head, or one for each of their 512 elements."""
     graph, style = llama(TWO_HEADS), replace(FUSED, batch_innermost=True)
     token = 2 * 2 * 128 * 2
     for shape, pieces in ((square(1, 512), 4), (square(8, 512), 512), (StepShape.decode(8, 1), 4)):
@@ -145,7 +146,7 @@ def test_several_prompts_with_the_batch_innermost_are_kept_element_by_element():
 
 
 def test_beams_keys_and_values_are_picked_element_by_element():
-    """Of a token 512 elements are read one by one, each as long as 64 more bytes take; then they are written,
+    """512 elements of a token are read one by one, each at the cost of 64 more bytes; then they are written,
     read, and twice read and written again.  For each of them an index of 16 bytes is written and read."""
     graph, style = llama(TWO_HEADS), replace(FUSED, rewrites_kv=True)
     short, long = (attention(graph, style, StepShape.decode(4, n), 64.0) for n in (100, 228))
@@ -170,8 +171,8 @@ def test_prompt_buckets_are_halves_of_those_for_tokens(length, longest, bucket):
 
 
 def test_the_sum_over_experts_goes_through_memory():
-    """Of each expert: what its first two products make out and in, its result out and in, that times its
-    weight out and in, and the sum in and out again."""
+    """For each expert these cross memory out and in: the results of its first two products, its result, that
+    times its weight, and the sum."""
     rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
     cost = experts(count=4, top_k=1, width=256, ffn=64).cost(FORMATS["bf16"], rates)
     rows = 1000
@@ -184,7 +185,7 @@ def test_the_sum_over_experts_goes_through_memory():
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(PROFILES)), st.integers(1, 9000), st.integers(1, 9000), st.sampled_from([1, 2]))
 def test_a_longer_prompt_never_attends_to_less(name, a, b, lnc):
-    """Also where a kernel that leaves out half of the scores begins."""
+    """Also at the length from which on a kernel leaves out half of the scores."""
     short, long = sorted((a, b))
     padded = [pad(StepShape.of([(0, n)], 1), PROFILES[name], 16384, None, lnc=lnc) for n in (short, long)]
     assert padded[0].rows <= padded[1].rows

@@ -1,4 +1,5 @@
-"""Device time: never backwards, never faster than the stages, full when enough batches are in flight."""
+"""Device time never runs backwards, is never shorter than the stages, and is full with enough batches in
+flight."""
 
 from __future__ import annotations
 
@@ -19,12 +20,13 @@ INF2 = instance("inf2.48xlarge")
 ASYNC = PROFILES["async"]
 IDEAL = PROFILES["ideal"]
 EVEN = llama(replace(TINY, layers=16, hidden=512, ffn=2048, vocab=8))
-"""So wide that a layer outweighs the embedding and the head, and the stages take nearly the same time."""
+"""A model so wide that a layer outweighs the embedding and the head, and the stages take nearly the same
+time."""
 STEP = StepShape.decode(8, 100)
 
 
 def _run(stages: int, in_flight: int, batches: int = 400) -> tuple[Timeline, list[Span]]:
-    """A closed loop that keeps `in_flight` batches in the pipe, as the driver does."""
+    """Runs a closed loop that keeps `in_flight` batches in the pipeline, as the driver does."""
     timeline = Timeline(CostModel(pipeline(EVEN, stages), INF2, ASYNC), IDEAL)
     spans, ready, now = [], [], 0.0
     for number in range(batches):

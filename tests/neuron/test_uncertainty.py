@@ -1,4 +1,4 @@
-"""Intervals: they hold what they should of models that they know nothing of, and grow with distance."""
+"""Intervals hold the promised share of figures of unseen models, and grow with distance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed weights: what is written is what is read, once, and never half."""
+"""Packed weights: the file holds what was written, is packed once, and is never used incomplete."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_nothing_has_its_name_before_it_is_whole(tmp_path):
 
 
 def test_two_that_pack_at_once_do_not_harm_each_other(tmp_path):
-    """The other one finishes while this one reads its first tensor."""
+    """The other process finishes while this one reads its first tensor."""
     graph = build(FEATURES)
     source = read_weights(graph)
     others: list[PackedWeights] = []
@@ -193,7 +193,7 @@ def test_a_cache_that_cannot_be_written_is_the_users_to_mend(tmp_path):
 
 
 def damaged_index(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
-    """A file whose index was changed by somebody who knows how to write one."""
+    """Returns a file whose index was changed and given a valid checksum."""
 
     def damage(data: bytes) -> bytes:
         index = json.loads(data[packed_index.HEAD_BYTES : ALIGNMENT].rstrip(b"\0"))
@@ -318,7 +318,7 @@ def test_a_shard_is_the_same_as_a_view_or_packed_anew(fmt, n_ranges, k_ranges):
 
 
 def product(matrix: Any, x: np.ndarray, fmt: str) -> np.ndarray:
-    """x times a native matrix: [len(x), n]."""
+    """Returns x times a native matrix: [len(x), n]."""
     program = native().Program([matrix.k, matrix.n, matrix.n], len(x), fmt != "fp32")
     program.embed(0, x)
     program.linear(0, [(matrix, None, 1)])

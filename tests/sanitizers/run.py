@@ -1,10 +1,10 @@
 """The kernels' tests under sanitizers: `make sanitize`, or `make sanitize-thread` for one of the builds.
 
-In their short form, as on another ISA: every loop with its ends, and not each product of shapes and formats
-again; `make sanitize WHOLE=1` runs them all.
+They run in their short form, as on another ISA: every loop with its ends, and not each product of shapes and
+formats again; `make sanitize WHOLE=1` runs them all.
 
-ASan and UBSan are one build, TSan is another.  Prints what they report and how long it took; exit code 1
-where they do, where a test fails, or where one of them says nothing of a fault that was made for it.
+ASan and UBSan are one build, TSan is another.  Prints their reports and how long it took; exit code 1 where
+there is a report, where a test fails, or where a sanitizer does not report a deliberate fault.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ BUILDS = ROOT / "build" / "sanitize"
 FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer")
 
 LIMITED = "memory or threads_that_do_not_start"
-"""Tests that limit the address space (pytest's -k), of which two runtimes map terabytes for themselves."""
+"""Tests that limit the address space (pytest's -k): the runtimes of two sanitizers map terabytes for
+themselves."""
 
 KERNELS = ("tests/kernels",)
 WITH_THREADS = tuple(
     f"{KERNELS[0]}/test_{what}.py" for what in ("attention", "executor", "going_on", "linear", "pool", "rows")
 )
-"""Those in which more threads run than the test's own; an executor runs the sampler, too."""
+"""Tests that run more threads than the test's own; an executor runs the sampler, too."""
 
 ENCODERS = "tests/neuron/test_encoders.py"
 CHAINS = (
     f"{ENCODERS}::test_a_pipeline_gives_the_same_bits",
     f"{ENCODERS}::test_a_text_has_the_same_bits_alone_and_in_any_company",
 )
-"""Threads that take rows, and in the last whole sequences, through several Ops each by itself."""
+"""Tests in which threads take rows, and in the last whole sequences, through several Ops each by itself."""
 
 TWINS = "tests/simulation/test_native_fleet.py"
-"""Native replicas of simulations: tables and packed bytes, in one thread."""
+"""Tests of the native schedulers of simulations: tables and packed bytes, in one thread."""
 
 OTHER_ISAS = "test_other_isas"
-"""What differs with them is what a thread does, not what it does beside others."""
+"""Tests of other ISAs, which differ in the work of one thread, not in its synchronisation with others."""
 
 
 @dataclass(frozen=True)
 class Sanitizer:
     """One build.  flags: GCC's.  library: its runtime, loaded before all else.  options: by variable.
 
-    faults: functions of faults.cpp, and what each is given, that it must not be silent about.  less: flags of
+    faults: functions of faults.cpp and their arguments, which the sanitizer must report.  less: flags of
     AVX-512's tables besides.  tables: of kernels, as COREPIPE_TABLES has them; in the long form all that this
     CPU runs.
     """
@@ -74,7 +75,7 @@ class Sanitizer:
 
     @property
     def reports(self) -> list[Path]:
-        """A file for each process that had something to report."""
+        """Returns a file for each process that had something to report."""
         return sorted(self.build.glob("report.*"))
 
 
@@ -134,7 +135,8 @@ def main() -> None:
 
 
 def is_clean(sanitizer: Sanitizer, *, whole: bool) -> bool:
-    """Builds, tries faults, runs the tests, and tells."""
+    """Builds, tries deliberate faults, runs the tests, and prints the results; returns True without any
+    report."""
     begin = time.monotonic()
     module = build(sanitizer, "runnable" if whole else sanitizer.tables)
     silent = silent_about(sanitizer)
@@ -161,7 +163,7 @@ def remove_reports(sanitizer: Sanitizer) -> None:
 
 
 def build(sanitizer: Sanitizer, tables: str) -> Path:
-    """The module with the sanitizer in it."""
+    """Builds the module with the sanitizer in it."""
     tools = Path(sys.executable).parent
     configure = [
         tools / "cmake", "-G", "Ninja", "-S", ROOT, "-B", sanitizer.build,
@@ -185,7 +187,7 @@ def build(sanitizer: Sanitizer, tables: str) -> Path:
 
 
 def silent_about(sanitizer: Sanitizer) -> list[str]:
-    """Faults that are not told in a file, or whose process ends well."""
+    """Returns the deliberate faults that were not reported in a file, or whose process exited with 0."""
     library = sanitizer.build / "libfaults.so"
     compiler = os.environ.get("CXX", "c++")
     flags = (*FLAGS, *sanitizer.flags, "-fPIC", "-shared", "-pthread")
@@ -207,8 +209,11 @@ def is_told(sanitizer: Sanitizer, library: Path, fault: str, given: int) -> bool
 
 
 def environment(sanitizer: Sanitizer, module: Path) -> dict[str, str]:
-    """The interpreter is not built with the sanitizer, nor in C++: the runtime has to be loaded before
-    all else, and looks for the functions that throw in libstdc++."""
+    """Returns the environment that loads the runtime.
+
+    The interpreter is not built with the sanitizer, nor in C++: the runtime has to be loaded before all else,
+    and looks for the functions that throw in libstdc++.
+    """
     path = f"log_path={sanitizer.build / 'report'}"
     return {
         **os.environ,
@@ -221,7 +226,7 @@ def environment(sanitizer: Sanitizer, module: Path) -> dict[str, str]:
 
 
 def found(library: str) -> str:
-    """Where the compiler has it."""
+    """Returns the path of a library of the compiler."""
     compiler = os.environ.get("CXX", "c++")
     command = [compiler, f"-print-file-name={library}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -233,7 +238,7 @@ def plain_addresses() -> list[str]:
 
 
 def tests(sanitizer: Sanitizer) -> list[str]:
-    """The tests that a sanitizer is to see."""
+    """Returns the tests that run under a sanitizer."""
     workers = ["--numprocesses", os.environ.get("WORKERS", "2"), "--dist", "loadfile"]
     chosen = ["-k", f"not ({sanitizer.skipped})"] if sanitizer.skipped else []
     return [*plain_addresses(), sys.executable, "-m", "pytest", *workers, *sanitizer.tests, *chosen]

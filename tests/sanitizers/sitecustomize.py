@@ -1,4 +1,4 @@
-"""Puts another build of the kernels, or another tree of modules, in the place of what is installed.
+"""Replaces the installed kernels or modules by another build of the kernels, or by another tree of modules.
 
 Python imports it at its start where this directory is on PYTHONPATH (docs.python.org/3/library/site.html);
 then the kernels are at `COREPIPE_NATIVE`, in a process and its children.  tests/planted has copies of it in
@@ -17,9 +17,9 @@ NATIVE = f"{PACKAGE}.kernels._native"
 
 
 class Replacement:
-    """Finds modules before any other finder.  native: the kernels' file.  tree: where the package is.
+    """Finds modules before any other finder.  native: the kernels' file.  tree: the package's directory.
 
-    What is not given is found by those that come after, an editable install's for one.
+    Modules that are not given are found by the later finders, for example an editable install's.
     """
 
     def __init__(self, native: str = "", tree: str = "") -> None:
