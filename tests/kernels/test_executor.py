@@ -10,8 +10,8 @@ import pytest
 
 from corepipe.kernels import _native
 from corepipe.kernels.packing import pack
-from corepipe.models.sampler import sample_reference
 from tests.kernels.harness import bf16, i32, sampling, value
+from tests.kernels.sampling_reference import sample_reference
 from tests.servers import until
 
 VOCAB, WIDTH, ROWS = 50, 24, 16

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.kernels import _native
-from corepipe.models.sampler import log_softmax, sample_reference, uniform
 from tests.kernels.harness import elsewhere, in_turn, sampling
+from tests.kernels.sampling_reference import log_softmax, sample_reference, uniform
 
 VOCAB = 5003
 

@@ -1,4 +1,4 @@
-// Draws tokens from logits.  corepipe/models/sampler.py defines the result.
+// Draws tokens from logits.  tests/kernels/sampling_reference.py defines the result.
 #pragma once
 
 #include <memory>
