@@ -45,7 +45,7 @@ TIMED: dict[str, Any] = {"timing_model": "llama-3.1-8b", "instance": "inf2.xlarg
     ids=["roomy", "preempted", "pipeline", "replicas", "host's pace"],
 )
 def test_answers_are_those_without(options: dict[str, Any]) -> None:
-    """Greedy, drawn, with penalties, biases, logprobs and grammars, up to the one that ends with an error."""
+    """Answers are greedy, drawn, with penalties, biases, logprobs and grammars; one ends with an error."""
     driver = engine(speculative_config=GUESSES, **{"clock": "virtual", **options})
     for submit in submits():
         driver.handle(submit)
@@ -157,7 +157,7 @@ def test_acceptance_in_is_acceptance_out() -> None:
 
 
 def test_a_length_stands_for_the_rates_that_vary_least() -> None:
-    """vLLM's examples (tests/v1/spec_decode, `_acceptance_length_to_rates`)."""
+    """The rates are those of vLLM's examples (tests/v1/spec_decode, `_acceptance_length_to_rates`)."""
     for length, most, rates in (
         (2.6, 3, [1.0, 0.6, 0.0]),
         (1.0, 3, [0.0, 0.0, 0.0]),

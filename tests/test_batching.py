@@ -1,4 +1,5 @@
-"""An answer does not depend on its company: SmolLM2, many requests at once, against each alone."""
+"""An answer does not depend on the other requests: SmolLM2, many requests at once, compared with each
+alone."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.support import Answer, Bound, answers, default_model, prompt_logits
 
 REQUESTS = [24, pytest.param(64, marks=pytest.mark.slow)]
 QUICK = ["int8"]
-"""The small models of `tests/test_families.py` have their company in every format and type of cache."""
+"""The small models of `tests/test_families.py` are tested beside other requests in every format and type of
+cache."""
 ALL = [pytest.param(fmt, marks=[] if fmt in QUICK else pytest.mark.slow) for fmt in FORMATS]
 KEPT = ["auto", pytest.param("int8", marks=pytest.mark.slow)]
 
@@ -38,7 +40,7 @@ def text(model: Model) -> list[int]:
 
 
 def engine(model: Model, fmt: str, **options: Any) -> Driver:
-    """One core, in this process."""
+    """Makes an engine on one core, in this process."""
     one_core = {"pipeline": 1, "tensor": 1, "data": 1}
     config = EngineConfig(
         model=str(model.path), format=fmt, max_model_len=256, block_size=16, **one_core, **options

@@ -1,4 +1,4 @@
-"""A draft model changes how soon tokens come, and nothing else; what it has computed is right everywhere."""
+"""A draft model changes how soon tokens come, and nothing else; its cache is right everywhere."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def answered(asked: list[Submit], **options: Any) -> tuple[dict[str, Any], list[
     ],
 )
 def test_answers_are_those_without(who: str, place: str, twin: Path) -> None:
-    """Greedy, drawn, with penalties, biases, logprobs and grammars, up to the one that ends with an error."""
+    """Answers are greedy, drawn, with penalties, biases, logprobs and grammars; one ends with an error."""
     options = PLACES[place]
     found, stats = answered(
         submits(), speculative_config=guesses_of(TINY if who == "itself" else twin), **options
@@ -86,7 +86,7 @@ SHARED = [7 + 11 * i % 200 for i in range(200)]
 
 
 def greedy() -> list[Submit]:
-    """Prompts of which some begin alike, and each twice: what is known of the first is found again."""
+    """Prompts of which some begin alike, each twice: blocks of the first are found again."""
     found = []
     for number in range(12):
         alike = SHARED[:64] + SHARED[number : number + 10 + 5 * number]
@@ -115,7 +115,8 @@ def test_a_model_knows_what_it_would_answer_itself(place: str) -> None:
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
 def test_layers_with_windows(name: str, tmp_path: Path) -> None:
-    """They keep whole sequences beside a draft model, which has the same blocks: answers are the same."""
+    """Such layers keep whole sequences beside a draft model, which has the same blocks: answers are the
+    same."""
     model = expected.load(name).write(tmp_path)
     asked = [
         Submit(
@@ -131,7 +132,7 @@ def test_layers_with_windows(name: str, tmp_path: Path) -> None:
 
 
 def test_an_answer_goes_on_in_another_engine() -> None:
-    """After some tokens, of which the draft model there knows nothing."""
+    """The other engine goes on after some tokens, of which its draft model knows nothing."""
     wanted = plain()
     again, whole = [], {}
     for at, submit in enumerate(submits()):
@@ -191,7 +192,7 @@ def test_a_server_counts_its_guesses_and_tells_a_request(tmp_path: Path) -> None
 
 
 def test_the_library_has_the_option() -> None:
-    """By the fields or by JSON; who names what is wrong names the option."""
+    """It takes the fields or their JSON; an error names the option."""
     options: dict[str, Any] = {"format": "int8", "threads": 1, "max_model_len": 256}
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     with LLM(TINY, **options) as llm:
@@ -230,7 +231,7 @@ def test_who_cannot_guess_is_refused_in_a_line(case: str, tmp_path: Path) -> Non
 
 
 def test_other_tokens_are_refused(tmp_path: Path) -> None:
-    """By a server in a line."""
+    """A server refuses them with one line."""
     draft = write_twin(tmp_path / "draft")
     told_ = json.loads((draft / "tokenizer.json").read_text())
     words = told_["model"]["vocab"]
@@ -285,7 +286,7 @@ def test_who_is_only_timed_is_refused_too(model: str, draft: str, flags: tuple[s
 
 
 def test_blocks_are_paid_for_both() -> None:
-    """The draft model's keys have their part of the host's memory, and of the device's."""
+    """The draft model's keys take their part of the host's memory, and of the device's."""
     half: dict[str, Any] = {"kv_cache_bytes": 2**21, "prefix_cache": False}
     counts = []
     for more in ({}, {"speculative_config": guesses_of(TINY)}):
@@ -300,7 +301,7 @@ def test_blocks_are_paid_for_both() -> None:
 
 
 def test_time_of_guesses_is_the_first_stages() -> None:
-    """A pipeline's other stages hold nothing of the draft model."""
+    """The other stages of a pipeline hold nothing of the draft model."""
     driver = engine(speculative_config=guesses_of(TINY), pipeline=2, clock="virtual")
     timeline = driver._deployment.replicas[0].timeline
     for submit in submits():

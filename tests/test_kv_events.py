@@ -1,4 +1,4 @@
-"""A real server that publishes its cache's events, and a real subscriber that keeps what they say."""
+"""A real server that publishes its cache's events, and a real subscriber that keeps the stored blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = {"authorization": "Bearer k1"}
 
 
 class Gateway:
-    """Subscribes, asks for what came before, and knows what the server's cache has."""
+    """Subscribes, asks for earlier batches, and keeps the blocks of the server's cache."""
 
     def __init__(self, server: Served, folder: Path) -> None:
         self.server = server
@@ -42,7 +42,7 @@ class Gateway:
             self.read()
 
     def read(self) -> None:
-        """The next batch; those before it that were missed come first."""
+        """Returns the next batch; missed batches before it come first."""
         topic, number, batch = self._live.recv_multipart()
         assert topic == b"kv@10.0.0.7:8000@tiny"
         if (found := int.from_bytes(number, "big")) > self._next:
@@ -51,7 +51,7 @@ class Gateway:
             self._take(found, batch)
 
     def ask(self) -> None:
-        """For all that is kept and was not read."""
+        """Asks for all batches that are kept and were not read."""
         self._replay.send_multipart([b"", self._next.to_bytes(8, "big")])
         while (frames := self._replay.recv_multipart())[3]:
             self._take(int.from_bytes(frames[2], "big"), frames[3])
@@ -71,11 +71,11 @@ class Gateway:
         return metric_of(self.server.get("/metrics", headers=KEY).text, name)
 
     def complete(self, prompt: str | list[int], **more: object) -> list[int]:
-        """The tokens of prompt and answer."""
+        """Returns the tokens of prompt and answer."""
         return self.complete_all([prompt], **more)[0]
 
     def complete_all(self, prompt: list[str] | list[list[int]], **more: object) -> list[list[int]]:
-        """The same of prompts that come at once."""
+        """Returns the same for prompts that come at once."""
         body = {
             "prompt": prompt,
             "max_tokens": 2,
@@ -111,7 +111,7 @@ def gateway(folder: Path, *flags: object) -> Iterator[Gateway]:
 
 
 def computed(tokens: list[int]) -> list[int]:
-    """Those that are in full blocks; the last token of an answer is not computed."""
+    """Returns the tokens that are in full blocks; the last token of an answer is not computed."""
     return tokens[: (len(tokens) - 1) // SIZE * SIZE]
 
 

@@ -101,8 +101,8 @@ def submits() -> list[Submit]:
 
 
 def told(news: dict[str, list[Output]]) -> dict[str, Any]:
-    """All that the owners of the requests hear, in the order and in the pieces in which they do, but for
-    what depends on company."""
+    """Returns all outputs of the requests, in the order and in the pieces in which they come, except the
+    fields that depend on other requests."""
     return {
         name: [changed(o, device=None, preemptions=0, cached=0, speculated=None) for o in outputs]
         for name, outputs in news.items()
@@ -111,7 +111,7 @@ def told(news: dict[str, list[Output]]) -> dict[str, Any]:
 
 @functools.cache
 def plain(model: Path = TINY, **options: Any) -> dict[str, Any]:
-    """Each alone, and without drafts."""
+    """Runs each request alone, and without drafts."""
     driver = engine(model=model, **options)
     found = {}
     for submit in submits():
@@ -171,7 +171,7 @@ def test_the_last_token_of_all_comes_with_an_error() -> None:
 
 
 def test_tensor_parallel_answers_are_those_without_drafts(tmp_path: Path) -> None:
-    """Beside each other: sums of several cores have their own order."""
+    """Both run beside each other, as sums of several cores have their own order."""
     driver = engine(tensor=2, threads=2)
     for submit in submits():
         driver.handle(submit)
@@ -184,7 +184,7 @@ def test_tensor_parallel_answers_are_those_without_drafts(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text", "llama4_text"])
 def test_layers_with_windows(name: str, tmp_path: Path) -> None:
-    """Windows of 40 positions, of which blocks are given back while drafts come and go."""
+    """Windows have 40 positions, whose blocks are given back while drafts come and go."""
     model = expected.load(name).write(tmp_path)
     plain_, drafting = {}, {}
     asked = [
@@ -214,7 +214,7 @@ def test_layers_with_windows(name: str, tmp_path: Path) -> None:
 
 
 def test_an_answer_goes_on_in_another_engine() -> None:
-    """After some tokens, with drafts before and behind."""
+    """The other engine goes on after some tokens, with drafts before and behind."""
     rng = random.Random(1)
     wanted = plain()
     again, whole = [], {}
@@ -236,7 +236,8 @@ NGRAM: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 6, "prompt
 
 
 def test_what_guesses_by_itself_changes_nothing() -> None:
-    """By n-grams, and by predictions: of the answer, of a part of it, and of something else."""
+    """Drafts come from n-grams, and from predictions: of the answer, of a part of it, and of something
+    else."""
     wanted = plain()
     driver = engine(speculative_config=NGRAM, clock="virtual")  # as many guesses as they like
     asked = []
@@ -314,7 +315,7 @@ def test_a_request_may_do_without_and_is_told_what_came_of_guesses(server: Serve
 
 
 def test_a_server_tells_what_became_of_a_prediction(server: Served) -> None:
-    """Plain and streamed; the answer is that without."""
+    """It does so plain and streamed; the answer is the one without a prediction."""
     body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     alone = server.post("/v1/completions", json=body).json()
     assert "completion_tokens_details" not in alone["usage"]
@@ -342,7 +343,7 @@ def test_a_server_tells_what_became_of_a_prediction(server: Served) -> None:
 
 
 async def killed(asked: Sequence[Submit], kills: int, guesses: dict[str, Any]) -> dict[str, list[int]]:
-    """Tokens from a server's engine that is killed whenever some more have come."""
+    """Returns the tokens of a server's engine that is killed each time that some more have come."""
     config = EngineConfig(
         model=str(TINY),
         threads=1,

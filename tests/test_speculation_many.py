@@ -24,8 +24,8 @@ ROOM = {"max_queued_requests": REQUESTS}
 
 
 def submits() -> list[Submit]:
-    """Each kind again and again, with other prompts, lengths and seeds; parts of prompts come twice, so that
-    n-grams find something."""
+    """Returns each kind again and again, with other prompts, lengths and seeds; parts of prompts come twice,
+    so that n-grams find something."""
     rng, found = random.Random(20), []
     for number in range(REQUESTS):
         kind = rng.choice(list(KINDS))
@@ -66,7 +66,7 @@ def tokens_of(found: dict[str, Any]) -> dict[str, list[int]]:
     ids=["roomy", "preempted", "pipeline", "tensor", "replicas", "int8 cache"],
 )
 def test_a_thousand_answers_are_those_without_drafts(options: dict[str, Any]) -> None:
-    """By one who knows most of each answer; then by n-grams, and by predictions of some; then by the model
+    """The drafter knows most of each answer; then it has n-grams, and predictions of some; then the model
     itself as its own draft model."""
     asked = submits()
     own = {name: value for name, value in options.items() if name in ("tensor", "kv_cache_dtype")}

@@ -1,4 +1,4 @@
-"""A driver in a time that passes only when somebody says so: what it does when, to the last moment."""
+"""A driver under a clock that only the test moves: its actions and their times, exactly."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Clocked:
         self.told: dict[str, tuple[float, Output]] = {}
 
     def submit(self, at: float, *submits: Submit) -> None:
-        """Makes all turns before `at`, when these come."""
+        """Runs all turns before `at`, when these commands come."""
         self.until(at)
         for one in submits:
             self.driver.handle(one)
         self.driver.submit()
 
     def until(self, at: float) -> None:
-        """Makes all turns before `at`."""
+        """Runs all turns before `at`."""
         while (event := self.driver.next_event()) < at or self.driver.patience() == 0.0:
             self.time.now = max(self.time.now, min(event, at))
             self._turn()

@@ -1,4 +1,4 @@
-"""Encoders that are scripted: what they compute of a prompt can be said from its token ids."""
+"""Scripted encoders, whose values follow from the token ids of a prompt."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def computed(ids: Sequence[int], second: int, task: TaskInfo) -> F32:
 
 
 def computing(task: TaskInfo) -> Script:
-    """A script of an engine."""
+    """Returns the script of an engine that computes these values."""
 
     def script(submit: Submit) -> list[Step]:
         assert submit.max_tokens == 0

@@ -48,7 +48,7 @@ class FlatCost:
         return self
 
     def padded(self, shape: StepShape) -> StepShape:
-        """To the next multiple of 32 rows."""
+        """Pads the rows to the next multiple of 32."""
         return shape._replace(counts=(-(-shape.rows // 32) * 32, *shape.counts[1:]))
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
@@ -58,7 +58,7 @@ class FlatCost:
         return [0.0] * self.stages
 
     def stage_totals(self, shape: StepShape) -> list[tuple[float, Engines]]:
-        """VectorE works half the time, TensorE all of it."""
+        """Returns work of which VectorE does half, and TensorE all the time."""
         return [
             (s, Engines(tensor=s, vector=s / 2, read=1e9 * s, flops=1e12 * s))
             for s in self.stage_seconds(shape)
@@ -109,8 +109,8 @@ def deployment(
 
 
 class SummingExecutor(NullExecutor):
-    """A stand-in for an encoder: of each sequence [sum of its tokens, of its types, number of its rows], or
-    of each token [token, type, position].  A sequence with `BAD` gives no numbers."""
+    """A stand-in for an encoder: its values for each sequence are [sum of its tokens, of its types, number of
+    its rows], or for each token [token, type, position]. For a sequence with `BAD` they are not numbers."""
 
     def __init__(self, per_token: bool = False) -> None:
         super().__init__(VOCAB)
@@ -137,12 +137,12 @@ class SummingExecutor(NullExecutor):
 
 
 BAD = VOCAB - 4
-"""A token of which no numbers come."""
+"""A token whose values are not numbers."""
 
 WITH_TYPES = Encoding(types=True)
 
 WHOLE = {"num_blocks": 0, "prefix_cache": False, "whole_prompts": True, "keeps_state": False}
-"""Limits of a model that sees a prompt at once."""
+"""Limits of a model that computes a prompt in one batch."""
 
 
 def encoder(
@@ -159,7 +159,7 @@ def encoder(
 
 
 def floats(output: Output) -> list[list[float]]:
-    """The rows of values of a request's last news."""
+    """Returns the rows of values of a request's last output."""
     return np.frombuffer(output.values, "<f4").reshape(output.rows, -1).tolist()
 
 
@@ -178,7 +178,7 @@ def submit(name: str, prompt: list[int] | int = 3, max_tokens: int = 4, **fields
 
 
 def run(driver: Driver, limit: int = 10_000) -> list[Output]:
-    """All news until nothing is left to do."""
+    """Returns all outputs until nothing is left to do."""
     news: list[Output] = []
     for _ in range(limit):
         if not driver.busy:
@@ -199,7 +199,7 @@ def tokens_of(outputs: list[Output]) -> dict[str, list[int]]:
 
 
 class PoliteExecutor(NullExecutor):
-    """Takes a millisecond for a batch, as a model would."""
+    """Sleeps a millisecond for each batch, the time that a model would take."""
 
     def wait(self, ticket: int) -> StepOutput:
         time.sleep(0.001)
@@ -213,11 +213,11 @@ def assemble_slow(
 
 
 HELD_AT = 64
-"""The place in a sequence from which on a held engine computes nothing."""
+"""The position in a sequence from which on a held engine computes nothing."""
 
 
 class HeldExecutor(PoliteExecutor):
-    """Holds up what has come to `HELD_AT` for as long as there is the file `gate`; the engine lives on."""
+    """Stops sequences that have come to `HELD_AT` while the file `gate` exists; the engine lives on."""
 
     def __init__(self, vocab_size: int, gate: Path, beats: Counter) -> None:
         super().__init__(vocab_size)
@@ -234,7 +234,7 @@ class HeldExecutor(PoliteExecutor):
 def assemble_held(
     config: EngineConfig, _progress: Callable[[str, float], None], beats: Counter
 ) -> Deployment:
-    """The model's name is that of the gate."""
+    """Makes a deployment whose gate is the file that the model's name names."""
     return deployment(executor=lambda: HeldExecutor(VOCAB, Path(config.model), beats), clock=HostClock())
 
 
@@ -284,7 +284,7 @@ DEADLY, FAULTY, ENDLESS = VOCAB - 1, VOCAB - 2, VOCAB - 3
 
 
 class FragileExecutor(PoliteExecutor):
-    """Breaks at certain tokens.  `fate`: a signal that it sends itself, and in which step: "SIGKILL@12"."""
+    """Fails at certain tokens. `fate`: a signal that it sends itself, and in which step: "SIGKILL@12"."""
 
     def __init__(self, vocab_size: int, fate: str = "") -> None:
         super().__init__(vocab_size)
@@ -340,7 +340,7 @@ def assemble_fragile_encoder(
 
 
 def assemble_once(config: EngineConfig, progress: Callable[[str, float], None], beats: Counter) -> Deployment:
-    """Loads for as long as there is no file `loaded` in the cache directory, and makes one."""
+    """Loads while there is no file `loaded` in the cache directory, and makes one."""
     assert config.cache_dir is not None
     try:
         (config.cache_dir / "loaded").touch(exist_ok=False)

@@ -1,4 +1,4 @@
-"""vLLM's classes of KV events (0.33), and a reader that keeps what they say can be found."""
+"""vLLM's classes of KV events (0.33), and a reader that keeps the blocks that can be found by them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Reader:
         return {self._chains[one] for one in self._here}
 
     def read(self, batch: bytes) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
-        """Takes a batch; its events."""
+        """Takes a batch, and returns its events."""
         events = msgspec.msgpack.decode(batch, type=EventBatch).events
         for event in events:
             if isinstance(event, BlockStored):

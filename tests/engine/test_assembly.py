@@ -1,4 +1,4 @@
-"""Deployments from settings: what the host computes, what the device is said to do, and where they differ."""
+"""Deployments from settings: the host's part, the device's description, and their differences."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_what_has_loaded_has_computed(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_int8_has_more_blocks_of_the_same_memory(tmp_path: Path) -> None:
-    """On the host: no device has it, and its side of the placement does not change."""
+    """Only the host has such a cache: no device has it, and the device's side of the placement does not
+    change."""
     blocks, told = {}, {}
     for dtype in ("auto", "int8"):
         with assembled(tmp_path, format="fp32", kv_cache_bytes=1 << 20, kv_cache_dtype=dtype) as deployment:
@@ -168,7 +169,7 @@ def test_the_profile_brings_the_policy(tmp_path: Path) -> None:
 
 
 def test_the_first_step_was_before_the_first_request(tmp_path: Path) -> None:
-    """Its results are not those of a request: block 0 is written anew."""
+    """The results of the step at the start do not reach a request: block 0 is written anew."""
     with assembled(tmp_path, clock="device", **OTHER) as warm, assembled(tmp_path) as cold:
         for deployment in (warm, cold):
             assert len(deployment.replicas) == 1
@@ -178,7 +179,7 @@ def test_the_first_step_was_before_the_first_request(tmp_path: Path) -> None:
 
 
 def test_threads_that_do_not_start_are_the_users_to_mend() -> None:
-    """Each has a stack, and there is no address space for so many."""
+    """Each thread has a stack, and there is no address space for so many."""
     code = f"""
 import resource
 from corepipe import LLM

@@ -1,4 +1,4 @@
-"""`--max-batch-delay`: a replica waits for more, in the time of its clock."""
+"""`--max-batch-delay`: a replica waits for more requests, in the time of its clock."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ def next_token(tokens: Sequence[int]) -> int:
 
 
 class Remembering:
-    """Implements `program.Executor`: what it draws follows from what the blocks have of all that precedes it,
-    and from nothing else.  To store an even position clears the odd one after it, as the kernels do."""
+    """Implements `inputs.Executor`: its draws follow from the tokens that the blocks hold of the sequence,
+    and from nothing else. To store an even position clears the odd one after it, as the kernels do."""
 
     def __init__(self) -> None:
         self.cache: dict[tuple[int, int], int] = {}
@@ -64,19 +64,20 @@ class Remembering:
         return 0
 
     def _read(self, table: list[int], position: int) -> int:
-        """Once all rows of the batch have stored what they have to: whatever is missing changes the token."""
+        """Returns the token of a sequence, once all rows of the batch are stored: a missing position changes
+        the token."""
         found = [self.cache[_place(table, at)] for at in range(position + 1)]
         return VOCAB if -1 in found else found[-1] % VOCAB
 
     def give_masks(self, ticket: int, masks: Any) -> None:
-        """There are none."""
+        """Does nothing: there are no masks."""
 
     def wait(self, _ticket: int) -> StepOutput:
         none = np.empty(0, np.float32)
         return StepOutput(np.array(self.drawn, np.int32), none, none.astype(np.int32), none, None, 0.0)
 
     def close(self) -> None:
-        """It has nothing."""
+        """Does nothing: there is nothing to free."""
 
 
 def _place(table: Sequence[int], position: int) -> tuple[int, int]:

@@ -43,7 +43,8 @@ def searched(tokens: Sequence[int], least: int, most: int) -> int | None:
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 3), st.integers(0, 4), st.randoms())
 def test_a_lookup_finds_what_a_search_does(tokens: list[int], least: int, more: int, rng: Any) -> None:
-    """However the sequence came; of places that have as much in common the latest."""
+    """The pieces in which the sequence came do not matter; of places with as much in common it finds the
+    latest."""
     lookup, at = PrefixLookup(least, least + more), 0
     while at < len(tokens):
         at = min(len(tokens), at + rng.randint(1, 9))
@@ -78,7 +79,8 @@ def test_a_prediction_is_followed_left_and_found_again() -> None:
 
 
 def test_a_grammar_forces_what_has_no_choice() -> None:
-    """The same tokens as a tokenizer writes that text in, as far as the grammar has come."""
+    """The forced tokens are those in which a tokenizer writes the text, from where the grammar has come
+    to."""
     tokenizer = registry.load(TINY).tokenizer()
     vocabulary = GrammarCompiler(lambda: tokenizer, tokenizer.vocab_size)
     grammar = LLMatcher.grammar_from_regex("(yes|no) and then the end[0-9]")

@@ -27,7 +27,7 @@ from tests.null_executor import NullExecutor
 
 
 class Recorder(NullExecutor):
-    """Keeps the seeds it was given, and counts batches."""
+    """An executor that keeps the seeds of its batches, and counts the batches."""
 
     def __init__(self) -> None:
         super().__init__(VOCAB)
@@ -42,7 +42,7 @@ class Recorder(NullExecutor):
 
 
 def check_at_rest(driver: Driver) -> None:
-    """No requests, no batches, no blocks held."""
+    """Asserts that there are no requests, no batches and no blocks held."""
     assert not driver.busy
     assert driver.patience() is None
     for replica in driver.replicas:
@@ -52,7 +52,7 @@ def check_at_rest(driver: Driver) -> None:
 
 
 def check_one_end_each(outputs: list[Output], names: set[str]) -> None:
-    """Each request ends once, and nothing comes after its end."""
+    """Asserts that each request ends once, and that nothing comes after its end."""
     news = by_request(outputs)
     assert set(news) == names
     for of_request in news.values():
@@ -270,7 +270,8 @@ CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "host": HostC
 def test_invariants(
     moves: list[tuple[str, int, int]], replicas: int, stages: int, blocks: int, clock: str
 ) -> None:
-    """One end each, device and clock time never backwards, nothing held at the end; blocks are scarce."""
+    """Each request ends once, device and clock time never go backwards, nothing is held at the end; blocks
+    are scarce."""
     driver = Driver(deployment(replicas, stages, CLOCKS[clock](), num_blocks=blocks, max_num_seqs=4))
     names: set[str] = set()
     outputs: list[Output] = []

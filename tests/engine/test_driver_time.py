@@ -15,7 +15,7 @@ from tests.null_executor import NullExecutor
 
 
 class ManualTime:
-    """Time that passes only when somebody sleeps or works."""
+    """Time that passes only during sleeps and work."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,7 +28,7 @@ class ManualTime:
 
 
 class SlowExecutor(NullExecutor):
-    """A host that needs `seconds` for each batch."""
+    """A host that takes `seconds` for each batch."""
 
     def __init__(self, time: ManualTime, seconds: float) -> None:
         super().__init__(VOCAB)
@@ -111,7 +111,7 @@ def load(driver: Driver) -> dict[str, Any]:
 
 
 def test_device_times_do_not_depend_on_how_fast_the_host_is() -> None:
-    """With one stage both schedule at the same moments, when a result has come."""
+    """With one stage, both hosts schedule at the same moments: when a result has come."""
     cost = FlatCost(row=0.001)
     virtual = Driver(deployment(cost=cost))
     host = Driver(deployment(cost=cost, clock=HostClock()))

@@ -35,7 +35,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def texts(vocab: int = 60, count: int = 40, longest: int = POSITIONS) -> Iterator[tuple[list[int], int]]:
-    """Tokens, and where the second text begins."""
+    """Returns token ids, and the index at which the second text begins."""
     rng = random.Random(16)
     for number in range(count):
         length = longest if number == 7 else rng.randint(1, longest)
@@ -43,7 +43,7 @@ def texts(vocab: int = 60, count: int = 40, longest: int = POSITIONS) -> Iterato
 
 
 def computed(model: Path, cache: Path, **options: object) -> tuple[F32, Ready]:
-    """Values of all texts [texts, width], and what the engine said."""
+    """Returns the values of all texts [texts, width], and the outputs of the engine."""
     fixed = {"model": str(model), "cache_dir": cache, "threads": 1, "format": "fp32", "clock": "virtual"}
     deployment = assemble(validated(EngineConfig, {**fixed, **ONE, **options}), lambda _what, _done: None)
     driver = Driver(deployment)
@@ -57,7 +57,7 @@ def computed(model: Path, cache: Path, **options: object) -> tuple[F32, Ready]:
 
 @pytest.fixture(scope="module")
 def alone(bert: Path, cache: Path) -> F32:
-    """One text a batch, on one core."""
+    """Computes one text a batch, on one core."""
     values, ready = computed(bert, cache, max_num_seqs=1)
     assert (ready.task, ready.blocks, ready.max_model_len) == ("embed", 0, POSITIONS)
     return values
@@ -114,7 +114,7 @@ def test_what_generates_waits_for_nobody(cache: Path) -> None:
 
 
 def test_a_decoder_embeds_in_chunks(cache: Path) -> None:
-    """Its last token's vector is the same however its prompt was cut, whatever was cached."""
+    """The vector of its last token is the same, however its prompt was cut and whatever was cached."""
     whole, ready = computed(TINY, cache, task="embed", max_num_seqs=1, prefix_cache=False)
     cut, _ = computed(TINY, cache, task="embed", max_num_batched_tokens=16)
     assert (ready.task, ready.blocks > 0) == ("embed", True)

@@ -23,7 +23,7 @@ def text(name: str, prompt: list[int], **fields: object) -> Submit:
 
 
 def answers(driver: Driver, *submits: Submit) -> dict[str, Output]:
-    """The only news of each, when all have ended."""
+    """Returns the only output of each request, when all have ended."""
     for one in submits:
         driver.handle(one)
     return {name: only for name, (only,) in by_request(run(driver)).items()}

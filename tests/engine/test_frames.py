@@ -67,7 +67,7 @@ events = st.one_of(
 
 
 def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
-    """The stream, cut at these places modulo its length."""
+    """Cuts the stream at these places modulo its length."""
     places = sorted({cut % (len(stream) + 1) for cut in cuts})
     return [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
 

@@ -31,7 +31,7 @@ ANYTHING = LLMatcher.grammar_from_regex(r"(?s:.*)")
 
 @dataclass
 class Gate:
-    """Holds up those who compile, until it is opened."""
+    """Stops the threads that compile, until it is opened."""
 
     opened: threading.Event = field(default_factory=threading.Event)
     entered: list[str] = field(default_factory=list)
@@ -158,7 +158,7 @@ def collected(pool: GrammarPool, count: int) -> list[GrammarCompilation]:
 
 
 def test_what_takes_too_long_is_given_up_and_holds_nobody_up() -> None:
-    """More of them than there are threads; the clock is the test's."""
+    """There are more such compilations than threads; the clock is the test's."""
     now, endless, calls = [0.0], threading.Event(), []
 
     def compile_(asked: SampledRequest) -> GrammarMatcher:
@@ -193,7 +193,7 @@ def test_what_takes_too_long_is_given_up_and_holds_nobody_up() -> None:
 
 
 def test_who_is_held_up_is_not_late() -> None:
-    """A thread is judged by its own processor time."""
+    """A compilation is judged by the processor time of its own thread."""
     mine = grammar_pool.thread_seconds()
     clocks: Queue[Callable[[], float]] = Queue()
     done = threading.Event()
@@ -227,7 +227,7 @@ def test_a_grammar_is_compiled_once_and_copies_are_their_own() -> None:
 
 
 def test_masks_of_a_vocabulary_smaller_than_the_logits() -> None:
-    """Rows of the head beyond the tokenizer's are never allowed."""
+    """Rows of the logits beyond the tokenizer's tokens are never allowed."""
     vocabulary = GrammarCompiler(tokenizer, 352)
     constraint = vocabulary.constraint(ANYTHING)
     mask = np.zeros(11, np.int32)

@@ -74,7 +74,7 @@ def test_version_1(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_mounted_here(tmp_path: Path) -> None:
-    """Without a namespace of its own a container sees the host's path, and its own group as the root."""
+    """Without a namespace of its own, a container sees the host's path, and its own group as the root."""
     assert tree(tmp_path / "1", "2:cpu:/docker/abc\n", version_1(".", 400_000)).count == 4
     assert (
         tree(tmp_path / "2", "0::/system.slice/docker-abc.scope\n", {"cpu.max": "300000 100000"}).count == 3

@@ -1,4 +1,5 @@
-"""Events of prefix caches, read back as a gateway reads them: by vLLM's schema, into what can be found."""
+"""Events of prefix caches, read back as a gateway reads them: by vLLM's schema, into the blocks that can be
+found."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Caches:
         self.known: dict[bytes, tuple[str, tuple[int, ...]]] = {}
 
     def step(self) -> None:
-        """A request comes, goes on, or goes."""
+        """Adds a request, goes on with one, or ends one."""
         acts = [self.begin, self.go_on, self.go_on, self.go_on, self.end]
         self.random.choice(acts if self.running else acts[:1])()
 
@@ -103,7 +104,7 @@ def windowed(blocks: int) -> KVCache:
     ids=["one", "two", "windows"],
 )
 def test_events_read_back_are_what_the_pools_find(caches: list[KVCache], operations: int) -> None:
-    """At the end, and on the way."""
+    """They agree at the end, and on the way."""
     work, reader = Caches(20261124, caches), Reader()
     for number in range(1, operations + 1):
         work.step()
@@ -138,7 +139,7 @@ def stored_batch(**fields: object) -> bytes:
 
 @pytest.mark.parametrize("salt", ["", "body"])
 def test_events_are_of_vllms_schema(salt: str) -> None:
-    """Its classes read them, know every field, and would have written the same bytes."""
+    """vLLM's classes read them, know every field, and would have written the same bytes."""
     batches = stored_batch(cache_salt="secret of a key " + salt, told_salt=salt)
     for batch in batches:
         read = msgspec.msgpack.decode(batch, type=EventBatch)

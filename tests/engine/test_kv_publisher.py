@@ -1,4 +1,4 @@
-"""KV events over real sockets: frames, what was missed, subscribers that are slow or not there."""
+"""KV events over real sockets: frames, missed batches, subscribers that are slow or absent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def missed(asker: zmq.Socket[bytes], first: int) -> list[list[bytes]]:
 
 
 def test_frames_are_a_topic_a_number_and_a_batch(opened: Opened, tmp_path: Path) -> None:
-    """Over TCP, to a subscriber that is connected to."""
+    """The publisher connects to the subscriber over TCP."""
     reader = opened(zmq.SUB)
     port = reader.bind_to_random_port("tcp://127.0.0.1")
     reader.subscribe(b"kv@")

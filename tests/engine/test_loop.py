@@ -1,4 +1,4 @@
-"""The loop, driven by a source and heard by a listener, under the clocks."""
+"""The loop, with a source and a listener, under each clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.null_executor import NullExecutor
 
 
 class Diary:
-    """A listener: what happened, in order, with the time on the clock."""
+    """A listener that records the events in order, with the time on the clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -40,7 +40,7 @@ class Diary:
 
 
 def make(clock: Clock, *seconds: float) -> tuple[Loop, Diary]:
-    """A replica for each number of seconds, which are what its steps take."""
+    """Makes a replica for each number of seconds, the duration of its steps."""
     replicas = [
         Replica(
             number,
@@ -61,7 +61,7 @@ def asked(name: str, arrival: float = 0.0, tokens: int = 3) -> Request:
 
 
 class Planned:
-    """A source of which it is known when each request comes, in virtual time."""
+    """A source that knows when each request comes, in virtual time."""
 
     def __init__(self, loop: Loop, clock: VirtualClock, requests: list[Request]) -> None:
         self._loop, self._clock, self._requests = loop, clock, requests

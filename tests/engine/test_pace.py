@@ -1,4 +1,5 @@
-"""However late the host is, the device does what it would have done at the arrivals that it saw."""
+"""A late host changes nothing on the device: it does the same as for a fast host, at the arrivals that it
+saw."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.engine.test_driver_time import ManualTime, SlowExecutor
 
 @dataclass(frozen=True)
 class Planned:
-    """A request, and when its client sends it, in host seconds."""
+    """A request, and the time at which its client sends it, in host seconds."""
 
     at: float
     submit: Submit
@@ -40,8 +41,9 @@ def ends(outputs: list[Output]) -> dict[str, DeviceTimes]:
 
 @dataclass(frozen=True)
 class Host:
-    """delays: every wait ends late by the next of them.  tick: its clock moves by so much at a time (0: as
-    time does).  commands: it reads so many in a turn, the others in the next."""
+    """A host with delays. delays: every wait ends late by the next of them. tick: its clock moves in steps of
+    this size (0: as time does). commands: the most commands that it reads in a turn; it reads the others in
+    the next."""
 
     delays: list[float]
     scale: float
@@ -86,7 +88,7 @@ def served_by_a_host(requests: list[Planned], host: Host, **parts: int) -> dict[
 
 
 def played(requests: list[tuple[float, Submit]], **parts: int) -> dict[str, DeviceTimes]:
-    """In virtual time, at given arrivals in seconds of the device."""
+    """Runs the requests in virtual time, at given arrivals in seconds of the device."""
     clock = VirtualClock()
     driver = Driver(deployment(clock=clock, cost=FlatCost(parts["stages"], row=1e-4), **parts))
     news: list[Output] = []
@@ -134,7 +136,7 @@ def test_what_comes_while_a_result_is_late_came_before_it() -> None:
 
 @pytest.mark.parametrize(("seconds", "late"), [(0.005, 0), (0.0104, 18), (0.03, 20)])
 def test_a_step_is_late_where_the_host_falls_behind(seconds: float, late: int) -> None:
-    """A part of a millisecond a step is not seen at once, and adds up."""
+    """A part of a millisecond a step does not make one step late, but adds up."""
     time = ManualTime()
     clock = PacedClock(1.0, time.read, time.sleep)
     driver = Driver(deployment(clock=clock, executor=lambda: SlowExecutor(time, seconds)))

@@ -25,7 +25,7 @@ CONFIG = encode_frame(Start(EngineConfig(model="none").model_dump(mode="json"), 
 
 
 class Wire:
-    """The parent's end, read in a plain way."""
+    """The parent's end of the socket, read without a client."""
 
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self.connection = connection
@@ -42,7 +42,7 @@ class Wire:
         return self._events.pop(0)
 
     def rest(self) -> Iterator[Event]:
-        """Everything up to the end of the stream."""
+        """Returns all messages up to the end of the stream."""
         try:
             while True:
                 yield self.next()

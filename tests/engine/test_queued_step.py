@@ -30,7 +30,7 @@ GREEDY = TokenSampling(temperature=0.0)
 
 
 class Counted:
-    """Counts what becomes of the steps that are queued."""
+    """Counts the queued steps that are taken, too late or not asked for."""
 
     def __init__(self, executor: ChainingExecutor) -> None:
         self._executor = executor
@@ -84,7 +84,7 @@ Script = dict[int, list[Submit | Abort]]
 
 
 def script(seed: int, requests: int = 24) -> Script:
-    """Requests of all kinds at random turns; some are given up, some end at a token."""
+    """Makes requests of all kinds at random turns; some are aborted, some end at a token."""
     rng = np.random.default_rng(seed)
     ways = (
         GREEDY,
@@ -107,7 +107,7 @@ def script(seed: int, requests: int = 24) -> Script:
 
 
 def played(driver: Driver, script: Script) -> list[list[Output]]:
-    """The news of each turn."""
+    """Returns the outputs of each turn."""
     news, turn = [], 0
     while turn <= max(script) or driver.busy:
         for command in script.get(turn, []):

@@ -16,7 +16,7 @@ VOCAB = 1000
 
 
 class Recorder(NullExecutor):
-    """Keeps what it was given; logprobs are the row's number, alternatives count from it."""
+    """An executor that keeps its inputs; logprobs are the row's number, alternatives count from it."""
 
     def __init__(self) -> None:
         super().__init__(VOCAB)

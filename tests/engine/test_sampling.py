@@ -55,7 +55,7 @@ def test_stop_ids_are_banned_until_min_tokens() -> None:
 def test_bad_words_ban_what_would_complete_them(
     words: list[list[int]], prompt: list[int], answer: list[int]
 ) -> None:
-    """Whatever the prompt ends with; in the answer alone is a word one."""
+    """The end of the prompt does not matter: only in the answer is a word banned."""
     request = Request("a", prompt, 20)
     lists = RowLists.of(request, TokenSampling(logit_bias={9: 2.0}), words)
     assert lists is not None

@@ -27,7 +27,7 @@ class Scripted:
 
 
 class Diary(NullExecutor):
-    """Writes down each batch it is given."""
+    """A driver that records each batch of commands."""
 
     def __init__(self, diary: list[str]) -> None:
         super().__init__(VOCAB)

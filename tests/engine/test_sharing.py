@@ -29,7 +29,7 @@ def tenancy(name: str, **asked: object) -> Tenancy:
 
 
 def cores_of(config: EngineConfig) -> list[int]:
-    """The NeuronCores that the engine would take, as /v1/placement says."""
+    """Returns the NeuronCores that the engine would take, as /v1/placement reports them."""
     numbers: list[int] = plan_device(config, TINY_MODEL).describe()["neuroncore_ids"]  # type: ignore[assignment]
     return numbers
 
@@ -128,7 +128,7 @@ def test_a_part_goes_to_the_end_where_nothing_else_is_said() -> None:
 
 
 def test_memory_of_a_bank_is_shared_by_its_cores() -> None:
-    """The four cores of inf1's chip have one bank: a part has as much of it as of the cores."""
+    """The four cores of inf1's chip have one bank: a part has the same share of it as of the cores."""
     machine = instance("inf1.xlarge")
     assert machine.with_part(1, 2).room(0) == machine.bank_bytes // 2
     assert sum(machine.with_part(*part).room(0) for part in ((0, 1), (1, 3))) == machine.bank_bytes

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them, in vLLM's words, Kubernetes' and their own."""
+"""Amounts of memory as users write them, in the forms of vLLM, of Kubernetes and of this project."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ LINE = "x" * 99 + "\n"
 
 @contextlib.contextmanager
 def full_pipe() -> Iterator[tuple[int, int, int]]:
-    """Both ends of a pipe into which nothing more goes, and how many bytes are in it."""
+    """Makes a pipe that is full; returns both ends, and the number of bytes in it."""
     reader, writer = os.pipe()
     try:
         yield reader, writer, fill(writer)
@@ -37,7 +37,7 @@ def fill(writer: int) -> int:
 
 
 class Reader:
-    """Reads a pipe to its end, beside what the test does."""
+    """Reads a pipe to its end, in a thread beside the test."""
 
     def __init__(self, fd: int) -> None:
         self.read = b""

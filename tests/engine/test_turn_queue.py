@@ -1,4 +1,4 @@
-"""The earliest of many moments, against asking for all of them."""
+"""The earliest of many moments, compared with a search among all of them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ IDS: dict[str, object] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration in transformers' words, and the class that computes it."""
+    """A configuration in transformers' fields, and the class that computes it."""
 
     name: str
     config_class: str
@@ -59,7 +59,7 @@ def classic(hidden: int, heads: int, **changes: object) -> dict[str, object]:
 
 
 def four_times(hidden: int, heads: int, **changes: object) -> dict[str, object]:
-    """With a feed-forward whose width follows from the model's."""
+    """Returns the fields of a model whose feed-forward width follows from the model's."""
     options = classic(hidden, heads, **changes)
     return {key: value for key, value in options.items() if key != "intermediate_size"}
 

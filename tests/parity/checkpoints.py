@@ -1,4 +1,4 @@
-"""Small random models as tests keep them: a config and the names and shapes of a checkpoint's tensors."""
+"""Small random models as the tests keep them: a config and the names and shapes of a checkpoint's tensors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ BOUND = 1e-4
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """config: as a config.json has it.  shapes: of each tensor, whose values are the formula's."""
+    """A model of the tests. config: the fields of its config.json. shapes: those of each tensor, whose values
+    are the formula's."""
 
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
 
     def write(self, folder: Path) -> Path:
-        """The model's directory."""
+        """Writes the model's directory, and returns it."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config), encoding="utf-8")
         formula.write_safetensors(folder / "model.safetensors", self.shapes)

@@ -26,7 +26,7 @@ from tests.parity.make_goldens import Golden
 
 FORMATS = ("fp32", "bf16", "int8", "int8-weights", "int4-weights")
 NEAR_TIE = 1e-3
-"""An answer whose smallest lead is below this may turn with the order of a sum."""
+"""An answer whose smallest lead is below this may change with the order of a sum."""
 LARGEST_LOGIT_DIFFERENCE = 1e-3
 """The largest difference of fp32 from transformers in fp32."""
 LARGEST_PERPLEXITY_CHANGE = {
@@ -36,7 +36,7 @@ LARGEST_PERPLEXITY_CHANGE = {
     "int8-weights": 0.01,
     "int4-weights": 0.02,
 }
-"""From transformers in fp32, of a file whose weights have four bits already."""
+"""The largest change from transformers in fp32, for a file whose weights have four bits already."""
 ROUNDED_PROMPTS = 5
 """Prompts in the other formats, whose greedy tokens are printed and not judged."""
 HEAD = (

@@ -1,4 +1,4 @@
-"""Asks the native executor for the values of an encoder: several texts in a batch, as a server does."""
+"""Runs the native executor on the inputs of an encoder: several texts in a batch, as a server does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_PATCHES = np.empty((0, 0), np.float32)
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids; from `second` on they are of the second text (0: there is one)."""
+    """Token ids; from index `second` on they belong to the second text (0: there is one)."""
 
     ids: Sequence[int]
     second: int = 0
@@ -36,14 +36,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Picture:
-    """Pixels [channels, height, width], and in how many rows a model reads them."""
+    """Pixels [channels, height, width], and the number of rows as which a model reads them."""
 
     pixels: np.ndarray
     rows: int
 
     @property
     def ids(self) -> Sequence[int]:
-        """Images have no tokens: all that counts counts their rows."""
+        """Placeholders of tokens, one a row: an image has no tokens, and its rows are counted by these."""
         return [0] * self.rows
 
     @property
@@ -52,7 +52,7 @@ class Picture:
 
 
 class Encoder:
-    """A model on one core, or on a `placement`'s; `task` None for the family's own result."""
+    """A model on one core, or on a `placement`'s; `task` None for the family's own output."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ VOCAB = 131
 POSITIONS = 320
 LABELS = 5
 PAD = 1
-"""Occurs in no text: RoBERTa counts no positions where it stands."""
+"""A token that occurs in no text: RoBERTa counts no positions where it stands."""
 LENGTHS = (1, 2, 17, 65, 130, POSITIONS)
 PAIRS = ((1, 1), (30, 12), (100, 129))
 """Tokens of the first and of the second text."""
@@ -30,10 +30,8 @@ HEADS = {"base": BASE, "classes": SEQUENCE, "tokens": TOKEN, "masked": MASKED}
 
 @dataclass(frozen=True)
 class EncoderCase:
-    """A config in transformers' words, and the class that computes it; `types` of tokens (1: all alike).
-
-    resized: the pixels a side of images for which positions are interpolated (None: they fit).
-    """
+    """A config in transformers' fields, and the class that computes it; `types` of tokens (1: all alike).
+    resized: the pixels a side of images for which positions are interpolated (None: they fit)."""
 
     name: str
     prefix: str
@@ -130,7 +128,7 @@ OTHER_MODERN = {
     "decoder_bias": False,
     "tie_word_embeddings": False,
 }
-"""Whatever a config may say otherwise."""
+"""Values of ModernBERT's config that differ from its defaults."""
 SHAPES: tuple[tuple[str, str, dict[str, object], int], ...] = (
     ("bert", "Bert", bert_like(160, 2), 2),
     ("distilbert", "DistilBert", DISTIL, 1),

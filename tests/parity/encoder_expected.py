@@ -19,7 +19,7 @@ KEPT = (0, 64, -1)
 
 @dataclass(frozen=True)
 class ExpectedValues(Checkpoint):
-    """A model, as its config and the shapes of a saved checkpoint's tensors, and its answers to the case's
+    """A model, as its config and the shapes of a saved checkpoint's tensors, and its outputs for the case's
     texts: a row a text, or some rows of the last text."""
 
     values: np.ndarray
@@ -36,7 +36,7 @@ class ExpectedValues(Checkpoint):
 
 
 def expect(model: Checkpoint, rows: list[np.ndarray]) -> ExpectedValues:
-    """From what each text's rows are: one, or one a token."""
+    """Makes the expected values from each text's rows: one, or one a token."""
     spread = float(max(row.max() for row in rows) - min(row.min() for row in rows))
     return ExpectedValues(model.config, model.shapes, kept(rows), spread)
 

@@ -26,7 +26,8 @@ class Evaluator:
         self._executor.close()
 
     def logits(self, tokens: list[int], start: int = 0) -> np.ndarray:
-        """Logits [len(tokens), vocab] of tokens at positions `start` ...; what is before is in the cache."""
+        """Returns logits [len(tokens), vocab] of tokens at positions `start` ...; the positions before are in
+        the cache."""
         parts = [self._step(tokens[at : at + MAX_ROWS], start + at) for at in range(0, len(tokens), MAX_ROWS)]
         return np.concatenate(parts)
 
@@ -49,7 +50,7 @@ class Evaluator:
         return equal
 
     def perplexity(self, windows: list[list[int]]) -> float:
-        """exp of the mean loss of each token after a window's first."""
+        """Returns exp of the mean loss of each token after a window's first."""
         losses = [self._loss(window) for window in windows]
         return float(np.exp(np.mean(losses)))
 

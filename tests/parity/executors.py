@@ -25,7 +25,7 @@ def blocks_for(tokens: int) -> int:
 def executor(
     kind: str, model: Model, graph: Graph, placement: Placement, tokens: int, max_rows: int
 ) -> Executor:
-    """One of KINDS, with room for so many tokens in its cache."""
+    """Returns an executor of KINDS, with room for so many tokens in its cache."""
     programs, blocks = compile_graph(graph, placement), blocks_for(tokens)
     if kind == "native":
         weights = InMemoryWeights(replace(graph, tied={}), reader(graph, model.checkpoint))

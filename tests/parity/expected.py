@@ -20,8 +20,9 @@ KEPT = (40, 128, -1)
 
 @dataclass(frozen=True)
 class Expected(Checkpoint):
-    """A model and transformers' answer to its prompt: the config, the shapes of a saved checkpoint's tensors,
-    the logits at some positions (all of them, or KEPT), and of every one the greedy choice with its lead."""
+    """A model and transformers' outputs for its prompt: the config, the shapes of a saved checkpoint's
+    tensors, the logits at some positions (all of them, or KEPT), and at each position the greedy choice with
+    its lead."""
 
     name: str
     positions: tuple[int, ...]
@@ -51,7 +52,7 @@ class Expected(Checkpoint):
 
 
 def answered(name: str, model: Checkpoint, logits: np.ndarray) -> Expected:
-    """From all logits [len(prompt), VOCAB]."""
+    """Makes the expected outputs from all logits [len(prompt), VOCAB]."""
     best = np.sort(logits, axis=1)[:, -2:]
     spread = float(logits.max() - logits.min())
     leads, choices = best[:, 1] - best[:, 0], logits.argmax(1)

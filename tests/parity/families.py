@@ -25,7 +25,7 @@ BASE: dict[str, object] = {
 
 @dataclass(frozen=True)
 class TinyFamily:
-    """A configuration in transformers' words, and how its checkpoint is stored."""
+    """A configuration in transformers' fields, and the form in which its checkpoint is stored."""
 
     name: str
     config_class: str

@@ -1,4 +1,4 @@
-"""Weights and prompts from nothing but names and shapes: the same on every machine, and no file to keep."""
+"""Weights and prompts made from names and shapes alone: the same on every machine, and no file to keep."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 
 F32 = np.ndarray
 WIDTH = 1.0
-"""Standard deviation of a matrix's outputs for inputs of 1: wider ones make scores that small errors turn."""
+"""Standard deviation of a matrix's outputs for inputs of 1: with wider ones small errors change scores."""
 
 
 def uniform(name: str, count: int) -> F32:
-    """Numbers of [-1, 1) with 24 bits, in float32: hashed counters (the finaliser of SplitMix64)."""
+    """Returns numbers of [-1, 1) with 24 bits, in float32: hashed counters (the finaliser of SplitMix64)."""
     x = np.arange(count, dtype=np.uint64) + np.uint64(zlib.crc32(name.encode()) << 32)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
@@ -25,7 +25,7 @@ def uniform(name: str, count: int) -> F32:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> F32:
-    """Matrices that keep sizes as they are, gains near 1, small biases."""
+    """Returns matrices that keep sizes as they are, gains near 1, small biases."""
     values = uniform(name, prod(shape)).reshape(shape)
     if len(shape) > 1:
         return values * np.float32(WIDTH * (3 / shape[-1]) ** 0.5)
@@ -37,7 +37,7 @@ def prompt(name: str, count: int, vocab: int) -> list[int]:
 
 
 def write_safetensors(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Every tensor of these names and shapes, in fp32, by the formula."""
+    """Writes every tensor of these names and shapes, in fp32, by the formula."""
     header, at = {}, 0
     for name, shape in shapes.items():
         end = at + 4 * prod(shape)

@@ -19,7 +19,7 @@ from tests.parity.checkpoints import Checkpoint
 OF_THE_MAKER = re.compile(
     "architectures|dtype|transformers_version|use_cache|init.*|.*dropout|.*_pdrop|layerdrop|summary_.*"
 )
-"""Keys of a saved config that say who wrote it and how it is trained, not what it computes."""
+"""Keys of a saved config about its author and its training, which do not change its outputs."""
 
 
 class Named(Protocol):
@@ -31,7 +31,7 @@ AnyCase = TypeVar("AnyCase", bound=Named)
 
 
 def saved(model: PreTrainedModel, folder: Path) -> Checkpoint:
-    """Saves a model as transformers does, and fills the file by the formula."""
+    """Saves a model with transformers, and fills the file by the formula."""
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     shapes = stored_shapes(file)
@@ -49,8 +49,8 @@ def stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def run(about: str | None, cases: Iterable[AnyCase], good: Callable[[AnyCase, Path, bool], bool]) -> None:
-    """Asks `good` about each case, or about those that the command line names, with an empty directory and
-    whether to keep what transformers answers; exits with 1 where one is not."""
+    """Calls `good` for each case, or for those that the command line names, with an empty directory and
+    whether to keep transformers' outputs; exits with 1 where one is not good."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="some of the models")
     parser.add_argument("--write", action="store_true", help="keep what transformers answers")

@@ -48,7 +48,8 @@ class Golden:
 
 
 def make_model(family: TinyFamily) -> torch.nn.Module:
-    """Random weights wide enough that greedy choices are no near ties, rounded to the stored dtype."""
+    """Returns a model with random weights, wide enough that greedy choices are no near ties, rounded to the
+    stored dtype."""
     config = getattr(transformers, family.config_class)(**family.options())
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(sum(map(ord, family.name)))
@@ -65,7 +66,7 @@ def make_model(family: TinyFamily) -> torch.nn.Module:
 
 @torch.no_grad()
 def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> tuple[list[int], float]:
-    """`count` greedy tokens, eos or not, and the smallest lead of a best logit over the second."""
+    """Returns `count` greedy tokens, eos or not, and the smallest lead of a best logit over the second."""
     ids, lead, past = list(prompt), float("inf"), None
     step = torch.tensor([ids])
     for _ in range(count):
@@ -79,7 +80,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> tuple[list[
 
 @torch.no_grad()
 def measure_perplexity(model: torch.nn.Module, windows: list[list[int]]) -> float:
-    """exp of the mean loss of each token after a window's first."""
+    """Returns exp of the mean loss of each token after a window's first."""
     losses = []
     for window in windows:
         ids = torch.tensor([window])
@@ -101,7 +102,7 @@ def tiny_golden(family: TinyFamily) -> Golden:
 
 @torch.no_grad()
 def smollm2_golden(path: Path) -> Golden:
-    """The real model, read by transformers itself from the same GGUF file, in fp32."""
+    """Returns the golden of the real model, read by transformers itself from the same GGUF file, in fp32."""
     options = {"gguf_file": path.name, "attn_implementation": "eager", "dtype": torch.float32}
     model = transformers.AutoModelForCausalLM.from_pretrained(str(path.parent), **options).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
@@ -116,7 +117,7 @@ def smollm2_golden(path: Path) -> Golden:
 
 
 def write_tiny(family: TinyFamily) -> None:
-    """The checkpoint with its tokenizer, and golden.json, golden.npz."""
+    """Writes the checkpoint with its tokenizer, and golden.json, golden.npz."""
     golden = tiny_golden(family)
     save_checkpoint(family)
     rotary = make_model(family).model.rotary_emb
@@ -149,7 +150,7 @@ def save_checkpoint(family: TinyFamily) -> None:
 
 
 def make_tokenizer() -> Tokenizer:
-    """A byte-level BPE of VOCAB entries, trained on the perplexity text."""
+    """Returns a byte-level BPE of VOCAB entries, trained on the perplexity text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -167,11 +168,8 @@ def make_tokenizer() -> Tokenizer:
 
 
 def own_tokenizer(path: Path) -> Tokenizer:
-    """SmolLM2's tokenizer as its tokenizer.json has it.
-
-    transformers reads it from the GGUF file but for one thing: it does not cut digits apart first, which
-    shows where several blanks precede a digit.
-    """
+    """Returns SmolLM2's tokenizer from its tokenizer.json. transformers reads it from the GGUF file with one
+    difference: it does not cut digits apart first, which shows where several blanks precede a digit."""
     read = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).backend_tokenizer
     read.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -180,7 +178,7 @@ def own_tokenizer(path: Path) -> Tokenizer:
 
 
 def write_smollm2(path: Path) -> None:
-    """golden.json and logits.npz; the logits are stored in fp16."""
+    """Writes golden.json and logits.npz; the logits are stored in fp16."""
     golden = smollm2_golden(path)
     tokenizer = own_tokenizer(path)
     written = {

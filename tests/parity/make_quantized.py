@@ -40,7 +40,7 @@ CASES = {
 
 
 def parameters(weight: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and zero point of each tensor, channel or group, from its extremes."""
+    """Returns the scale and zero point of each tensor, channel or group, from its extremes."""
     groups = weight
     if args.strategy == "group":
         groups = weight.reshape(ROWS, -1, args.group_size)

@@ -69,7 +69,7 @@ def train() -> bytes:
 
 
 def rebuilt(file: Path) -> bytes:
-    """The model that a GGUF file's metadata was made from."""
+    """Returns the model that a GGUF file's metadata was made from."""
     reader = gguf.GGUFReader(file)
     tokens, scores, kinds = (
         reader.get_field(f"tokenizer.ggml.{key}").contents() for key in ("tokens", "scores", "token_type")

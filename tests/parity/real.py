@@ -56,7 +56,7 @@ TOKENIZER_SAMPLES = (
 
 
 def prompts() -> list[str]:
-    """Ten conversations in the model's own chat form, and ten texts to go on with."""
+    """Ten conversations in the model's own chat form, and ten texts to continue."""
     system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
     chats = [
         f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"

@@ -86,7 +86,7 @@ def compare_vectors(folder: Path, tokenizer: AutoTokenizer, texts: list[str]) ->
 
 
 def compare_scores(folder: Path, tokenizer: AutoTokenizer, texts: list[str]) -> bool:
-    """Pairs, of which the longer text is cut first."""
+    """Compares the scores of pairs, of which the longer text is cut first."""
     trunk = base(folder / "cross", tokenizer, BertForSequenceClassification, num_labels=1)
     theirs = CrossEncoder(str(trunk), device="cpu", max_length=MOST)
     saved = folder / "saved"

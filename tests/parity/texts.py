@@ -12,11 +12,11 @@ LENGTHS = tuple(1 + 255 * n // 499 for n in range(500))
 LONG_LENGTHS = tuple(260 + 20 * n for n in range(50))
 """Lengths of 50 texts that are cut."""
 STEP = 7919
-"""Texts begin so many characters apart, in a circle."""
+"""Characters from the begin of a text to the begin of the next, in a circle."""
 
 
 def make_texts(tokenizer: Tokenizer, lengths: Sequence[int]) -> list[str]:
-    """Pieces of about so many tokens, each from another place."""
+    """Returns pieces of about so many tokens, each from another place."""
     book = (DATA / "perplexity.txt").read_text(encoding="utf-8")
     return [_piece(tokenizer, book, n * STEP % len(book), length) for n, length in enumerate(lengths)]
 

@@ -30,7 +30,7 @@ BOUNDS = {"fp32": Bounds(0.99999, 0.99999, 0.999), "int8": Bounds(0.998, 0.99, 0
 
 
 def embed(model: Model, fmt: str, texts: list[str]) -> np.ndarray:
-    """Vectors [texts, dimensions], cut as the model's directory says."""
+    """Returns the vectors [texts, dimensions] of texts, cut as the model's directory specifies."""
     task, tokenizer = model.task(), model.tokenizer()
     encoded = [
         Text(tokenizer.cut(tokenizer.encode(text), task.max_tokens, "right", framed=True)) for text in texts
@@ -49,7 +49,7 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's, of the similarities of the same random pairs in both."""
+    """Returns Spearman's correlation of the similarities of the same random pairs in both."""
     pairs = np.random.default_rng(16).integers(0, len(a), (PAIRS, 2))
     one, other = (_ranks(cosines(x[pairs[:, 0]], x[pairs[:, 1]])) for x in (a, b))
     return float(np.corrcoef(one, other)[0, 1])

@@ -66,7 +66,7 @@ class StateBlocks:
 
 
 NO_STATES = StateBlocks()
-"""A block is a state, if there are any."""
+"""The blocks of a model that keeps no states beside KV blocks."""
 
 
 @dataclass(frozen=True, slots=True)
