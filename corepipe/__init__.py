@@ -7,7 +7,7 @@ from importlib import import_module
 from corepipe.version import __version__
 
 TYPE_CHECKING = False
-"""As typing's, which takes a while to import: a command could not be interrupted properly meanwhile."""
+"""The constant of `typing`, whose import takes a while in which a command could not be interrupted well."""
 
 if TYPE_CHECKING:
     from corepipe.engine.config import EngineConfig

@@ -1,4 +1,4 @@
-"""The `corepipe` command, also as `python -m corepipe`: what it imports comes after it can be interrupted."""
+"""The `corepipe` command, also as `python -m corepipe`; it can be interrupted before its imports begin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Entry point.  An interrupt is one line, from the first import on; a server under way ends with 0."""
+    """Runs the command.  An interrupt prints one line, from the first import on; a server exits with 0."""
     try:
         from corepipe import signals  # noqa: PLC0415 -- nothing before it can be interrupted
 

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend."""
+"""Errors that the user can correct."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import shutil
 from pathlib import Path
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What an OSError says where a disk, a quota or a limit on files leaves no room."""
+"""The error numbers of an OSError where a disk, a quota or a limit on file sizes leaves no room."""
 
 
 class UserError(Exception):
-    """Something the user gave is wrong; the message is one line that says what and what to do.
+    """Raised for wrong input of the user; the message is one line with the problem and the next step.
 
     Commands print it and exit with 2; the server answers 400 with `param`, the field at fault.
     """
@@ -24,7 +24,7 @@ class UserError(Exception):
 
 
 def shown(value: object, most: int = 80) -> str:
-    """What a file or a client says, as one line of a message may quote it: cut, and nothing but printable."""
+    """Quotes a text of a file or a client for one line of a message: cut, and only printable characters."""
     text = str(value) if isinstance(value, str | Path) else repr(value)
     cut = text if len(text) <= most else f"{text[:most]}..."
     # Not by a codec: those are imported when first used, which a process without files cannot do.
@@ -32,12 +32,12 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def why(error: Exception) -> str:
-    """The reason why a file could not be read, for a message that names the file: without number and path."""
+    """Returns why a file could not be read, without number and path: the message names the file."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def no_room(what: str, folder: Path, needed: int, reason: int = errno.ENOSPC) -> UserError:
-    """That a folder of the cache cannot take `needed` bytes; `reason` is one of DISK_FULL."""
+    """Makes the error of a cache folder without room for `needed` bytes; `reason` is one of DISK_FULL."""
     needed_mb, free_mb = (f"{size / 1e6:.0f} MB" for size in (needed, shutil.disk_usage(folder).free))
     return UserError(
         f"{what}: {os.strerror(reason)} in {folder}: {needed_mb} are needed, {free_mb} are free; "
@@ -46,6 +46,6 @@ def no_room(what: str, folder: Path, needed: int, reason: int = errno.ENOSPC) ->
 
 
 def check_room(what: str, folder: Path, needed: int) -> None:
-    """Raises UserError, before anything is written, where a folder of the cache has no `needed` bytes."""
+    """Raises UserError, before anything is written, where a cache folder has no room for `needed` bytes."""
     if shutil.disk_usage(folder).free < needed:
         raise no_room(what, folder, needed)

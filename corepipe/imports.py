@@ -1,4 +1,4 @@
-"""Imports without the garbage collector, which would look at what they make again and again."""
+"""Imports without the garbage collector, which would scan the imported objects again and again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keeps all that there is at its end out of the collector's sight for good.
+    """Stops the garbage collector meanwhile, and excludes all objects that exist at the end from it for good.
 
-    Modules, classes and functions stay as long as the process.  The collector took a sixth of the processor
-    time of a start, and `freeze_heap` as much again.  For the few cycles that imports leave behind, half a
-    megabyte is not given back.
+    Modules, classes and functions live as long as the process.  The collector took a sixth of the processor
+    time of a start, and `freeze_heap` as much again.  The price is half a megabyte for the few cycles that
+    imports leave behind, which is never freed.
     """
     gc.disable()
     try:

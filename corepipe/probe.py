@@ -1,7 +1,7 @@
-"""`python -m corepipe.probe [URL]`: whether a server takes requests, for images without curl.
+"""A probe of a server's health, for container images without curl: `python -m corepipe.probe [URL]`.
 
-Exits with 0 if URL answers 200 within four seconds, else with 1 and a line that says why.  Not a command of
-`corepipe`: container engines run it every few seconds, and it needs the standard library alone.
+It exits with 0 if URL answers 200 within four seconds, else with 1 and a line with the reason.  It is not a
+command of `corepipe`: container engines run it every few seconds, and it only needs the standard library.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OK = 200
 
 
 def failure(url: str) -> str | None:
-    """Why `url`, asked without a proxy, is not healthy; None if it is."""
+    """Returns why `url`, requested without a proxy, is not healthy; None if it is."""
     try:
         with build_opener(ProxyHandler({}), HTTPSHandler(context=_unchecked())).open(
             url, timeout=SECONDS
@@ -32,7 +32,7 @@ def failure(url: str) -> str | None:
 
 
 def _unchecked() -> ssl.SSLContext:
-    """Takes any certificate, as a kubelet's probe does: it is asked for by address, and told no secrets."""
+    """Accepts any certificate, as a kubelet's probe does: it connects by address and sends no secrets."""
     context = ssl.create_default_context()
     # ast-grep-ignore: verified-tls -- nothing is said to the server, nor believed of it but its status
     context.check_hostname = False
@@ -41,7 +41,7 @@ def _unchecked() -> ssl.SSLContext:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code; at most one argument, the URL."""
+    """Probes the URL in the arguments, if any, and returns the exit code."""
     url = arguments[0] if arguments else DEFAULT_URL
     problem = failure(url)
     if problem is not None:

@@ -1,7 +1,7 @@
 """A pytest plugin: one corepipe server for the session, with a model or with recorded answers.
 
-Fixtures are `corepipe_url`, `corepipe_model` and `openai_client`.  Nothing is started for tests that use none
-of them, and nothing of the server is imported here: it is a process of its own.
+Its fixtures are `corepipe_url`, `corepipe_model` and `openai_client`.  Nothing is started for tests that use
+none of them, and nothing of the server is imported here: it is a process of its own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 PATIENCE_SECONDS = 900.0
-"""For a server to be ready: it may have to fetch a model first.  One that ends is not waited for."""
+"""The time for a server to be ready: it may have to download a model first.  One that ends is not awaited."""
 END_SECONDS = 60.0
 TICK_SECONDS = 0.02
 LOG_SHOWN = 4000
-"""Characters of the end of a log that a failure tells."""
+"""The characters at the end of a log that a failure shows."""
 
 _ADDRESS = re.compile(r"(https?://\S+/v1)\b")
 _DIES_WITH_US = """
@@ -41,9 +41,9 @@ os.execv(sys.executable, [sys.executable, "-m", "corepipe", *sys.argv[1:]])
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("corepipe", "a corepipe server (fixtures corepipe_url, openai_client)")
-    group.addoption("--corepipe-model", metavar="MODEL", help="what it serves, as `corepipe serve` takes it")
-    group.addoption("--corepipe-record", metavar="DIR", help="record what it is asked and answers there")
-    group.addoption("--corepipe-replay", metavar="DIR", help="answer from there; no model is loaded")
+    group.addoption("--corepipe-model", metavar="MODEL", help="model to serve, as for `corepipe serve`")
+    group.addoption("--corepipe-record", metavar="DIR", help="record requests and answers in this directory")
+    group.addoption("--corepipe-replay", metavar="DIR", help="answer from recordings; no model is loaded")
     parser.addini("corepipe_model", "as --corepipe-model", default=DEFAULT_MODEL)
     parser.addini("corepipe_record", "as --corepipe-record, from the root directory")
     parser.addini("corepipe_replay", "as --corepipe-replay, from the root directory")
@@ -64,14 +64,14 @@ def corepipe_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def corepipe_model(request: pytest.FixtureRequest) -> str:
-    """The name to ask for: the model's, or of a path the last part, which is the same on every machine."""
+    """The model's name for requests; for a path its last part, which is the same on every machine."""
     model = _model(request.config)
     return Path(model).resolve().name if Path(model).exists() else model
 
 
 @pytest.fixture(scope="session")
 def openai_client(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
-    """A client of the session's server, past every proxy."""
+    """A client of the session's server, which uses no proxy."""
     try:
         import openai  # noqa: PLC0415 -- optional
     except ImportError:
@@ -96,7 +96,7 @@ def _flags(config: pytest.Config) -> list[str]:
 
 
 def _cassettes(config: pytest.Config) -> list[str]:
-    """What the command line says, else what the settings do."""
+    """Returns the flags of cassettes from the command line, else from the settings."""
     here, root = config.invocation_params.dir, config.rootpath
     for folder, said in ((here, config.getoption), (root, config.getini)):
         for flag in ("record", "replay"):
@@ -107,11 +107,11 @@ def _cassettes(config: pytest.Config) -> list[str]:
 
 @contextmanager
 def _served(flags: list[str], log: Path) -> Iterator[str]:
-    """The URL of a server that is ready.  It has a session of its own: Ctrl-C is ours to answer."""
+    """Runs a server with a session of its own, since we handle Ctrl-C; yields its URL when it is ready."""
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
     command = [sys.executable, "-c", _DIES_WITH_US, "serve", "--port", "0", "--seed", "0", *flags]
     with log.open("wb") as stderr:
-        process = subprocess.Popen(  # noqa: S603 -- our own interpreter, and flags of the one who tests
+        process = subprocess.Popen(  # noqa: S603 -- our own interpreter, and flags of the user
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -131,7 +131,7 @@ def _served(flags: list[str], log: Path) -> Iterator[str]:
 
 
 def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Waits; fails the tests that need it, with the log's end, where the server ends or takes for ever."""
+    """Waits for the server; fails the tests with the end of its log where it ends or takes too long."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         found = _ADDRESS.search(log.read_text(errors="replace"))
@@ -146,7 +146,7 @@ def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _is_healthy(url: str) -> bool:
-    from urllib.request import ProxyHandler, build_opener  # noqa: PLC0415 -- for those alone who start a server
+    from urllib.request import ProxyHandler, build_opener  # noqa: PLC0415 -- only if one is started
 
     with suppress(OSError), build_opener(ProxyHandler({})).open(f"{url}/health", timeout=10) as answer:
         return bool(answer.status == 200)

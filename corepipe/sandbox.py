@@ -23,11 +23,11 @@ from corepipe.signals import held_back, leave_to_parent
 
 LENGTH_BYTES = 4
 MAX_FRAME = 1 << 26
-"""Bytes."""
+"""The most bytes of a frame."""
 START_SECONDS = 60.0
-"""Until the process is up; it takes a tenth of a second on an idle machine."""
+"""The time for the process to start; it takes a tenth of a second on an idle machine."""
 ANSWER_SECONDS = 20.0
-"""Without processor time, for what the kernel's own limit on it does not end: a stopped process."""
+"""The time without any processor time, for processes that the kernel's limit does not end: stopped ones."""
 
 ENVIRONMENT = (
     "PATH",
@@ -39,15 +39,15 @@ ENVIRONMENT = (
     "PYTHONPATH",
     "PYTHONHOME",
 )
-"""What the process needs of ours; there may be secrets in the rest."""
+"""The environment variables that the process gets; there may be secrets in the others."""
 
 A = TypeVar("A")
 
 
 class EndedError(Exception):
-    """The process is gone; why, as the end of a sentence.
+    """Raised where the process is gone, with the reason as the end of a sentence.
 
-    exhausted: what it was asked took too much of its time or memory, or broke it.
+    exhausted: its question took too much time or memory, or broke it.
     """
 
     def __init__(self, why: str, *, exhausted: bool) -> None:
@@ -58,7 +58,7 @@ class EndedError(Exception):
 class SandboxProcess:
     """A process that runs `module`, which may take `cpu_seconds` of processor time for an answer.
 
-    One question at a time.  It ends with this object, and with our process.
+    It answers one question at a time, and ends with this object and with our process.
     """
 
     def __init__(self, module: str, cpu_seconds: float) -> None:
@@ -69,16 +69,16 @@ class SandboxProcess:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-                start_new_session=True,  # Ctrl-C in a terminal is ours to answer
+                start_new_session=True,  # our process handles Ctrl-C in a terminal
             )
         self.pid = process.pid
         self._connection, self._process, self._cpu_seconds = ours, process, cpu_seconds
         self.close = weakref.finalize(self, _end, ours, process)
 
     def ask(self, frame: bytes, answer: type[A], seconds: float) -> A:
-        """The answer to a frame.  Raises EndedError, and has ended the process, where none comes.
+        """Returns the answer to a frame.  Ends the process and raises EndedError where none comes.
 
-        seconds: without any processor time, until it is given up.
+        seconds: the time without any processor time after which no answer is expected.
         """
         self._connection.settimeout(seconds)
         try:
@@ -89,7 +89,7 @@ class SandboxProcess:
             raise self._ended(error) from error
 
     def _await_answer(self) -> None:
-        """Raises TimeoutError where the process gets on no more; on a busy machine it may take its time."""
+        """Waits for an answer.  Raises TimeoutError where the process gets no processor time for too long."""
         spent = -1.0
         while True:
             try:
@@ -102,7 +102,7 @@ class SandboxProcess:
                 return
 
     def _spent(self) -> float:
-        """Seconds of processor time."""
+        """Returns the processor time of the process in seconds."""
         import psutil  # noqa: PLC0415 -- the process that answers imports this module, and is started often
 
         try:
@@ -121,7 +121,7 @@ class SandboxProcess:
             return EndedError("waits for a process that gets no processor time", exhausted=False)
         if code == -signal.SIGPROF:
             return EndedError(f"takes more than {self._cpu_seconds:g} s of processor time", exhausted=True)
-        # Somebody else's signals are no fault of the question.
+        # Signals from other processes are not the fault of the question.
         crashed = code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL)
         how = "" if code is None else f" ({code})"
         return EndedError(f"ended the process that works on it{how}", exhausted=crashed)
@@ -134,7 +134,7 @@ def _end(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def receive(connection: socket.socket, most: int) -> bytes:
-    """The next frame; raises EOFError at the end, ValueError for one of more than `most` bytes."""
+    """Reads the next frame.  Raises EOFError at the end, ValueError for one of more than `most` bytes."""
     length = int.from_bytes(_exactly(connection, LENGTH_BYTES), "little")
     if length > most:
         raise ValueError(f"a frame of {length} bytes")
@@ -157,13 +157,13 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 
 def connection() -> socket.socket:
-    """In the process that answers: where the questions come from.  Signals are its parent's to answer."""
+    """Returns the connection to the questions, in the process that answers; its parent handles signals."""
     leave_to_parent()
     return socket.socket(fileno=0)
 
 
 def confine(max_memory: int) -> None:
-    """Nothing that is asked of this process needs more bytes of address space, a file, or another process."""
+    """Limits this process to `max_memory` bytes of address space, and to no more files or processes."""
     limits = {
         resource.RLIMIT_AS: max_memory,
         resource.RLIMIT_CORE: 0,
@@ -177,7 +177,7 @@ def confine(max_memory: int) -> None:
 
 @contextlib.contextmanager
 def time_limit(cpu_seconds: float) -> Iterator[None]:
-    """Processor time, which a busy machine does not take away; nothing handles the signal: it ends us."""
+    """Limits processor time, which a busy machine does not use up; the signal has no handler and ends us."""
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Signals that a terminal or a service manager sends to a whole group of processes: the first answers."""
+"""Signals that a terminal or a service manager sends to a group of processes: only the first handles them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
-"""What shells report of a program that SIGINT ended."""
+"""The exit code that shells report for a program that SIGINT ended."""
 
 INTERRUPTED_LINE = "corepipe: interrupted"
 
 Handler = Callable[[int, FrameType | None], None]
 
 SHARED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
-"""Those that end a process, or tell it something."""
+"""Signals that end a process or notify it."""
 
 ORDERS = frozenset({signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
-"""Those that are to end no server."""
+"""Signals that must not end a server."""
 
 
 def end_at_once_while_importing() -> None:
-    """From now on SIGINT ends the process at once while something is imported; else it interrupts as ever.
+    """Makes SIGINT end the process at once during an import; otherwise it interrupts as usual.
 
-    An extension module that is interrupted while it is imported makes another error of that, or prints it.
+    An extension module that is interrupted during its import raises another error, or prints the interrupt.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -43,7 +43,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """A process that is started meanwhile sees none of them until it calls `leave_to_parent`; we do later."""
+    """Blocks these signals meanwhile, and in a process started then until it calls `leave_to_parent`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SHARED)
     try:
         yield
@@ -53,7 +53,7 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def answered(handlers: Mapping[signal.Signals, Handler], last: Callable[[], bool]) -> Iterator[None]:
-    """Has `handlers` answer; afterwards who did before, or nobody where `last`: then this process ends."""
+    """Sets handlers meanwhile; then restores those before, or ignores signals if `last()`: we are ending."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
@@ -63,12 +63,12 @@ def answered(handlers: Mapping[signal.Signals, Handler], last: Callable[[], bool
 
 
 def ignore(numbers: Iterable[signal.Signals]) -> None:
-    """They do nothing, until somebody says what they are to do."""
+    """Ignores signals until another handler is set."""
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
 
 
 def leave_to_parent() -> None:
-    """This process does nothing at any of them, whenever they came."""
+    """Makes this process ignore all of these signals, also those that came before."""
     ignore(SHARED)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SHARED)

@@ -1,4 +1,4 @@
-"""What the library answers: a prompt's answer as it grows, and when it is whole."""
+"""Answers of the library: a prompt's answer while it grows, and when it is complete."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from corepipe.scheduler.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """An answer.
+    """The answer to a prompt.
 
     finish_reason: "stop" (a stop token or string), "length" or "tool_calls".  logprobs: one entry for each
     token id, prompt_logprobs one for each prompt token after the first; empty where not asked for.  device:
-    what the emulated device would have taken.  tool_calls, reasoning: of a chat.  speculated: what came of
-    guesses about it; None: nobody made any.
+    the times that the emulated device would have taken.  tool_calls, reasoning: of a chat.  speculated: the
+    results of drafts of it; None: there were none.
     """
 
     prompt: str | None
@@ -44,7 +44,7 @@ class RequestOutput:
 
 
 class GrowingAnswer:
-    """One answer as it grows."""
+    """An answer while it grows."""
 
     def __init__(self, prompt: str | None, submit: Submit, answer: TextAnswer) -> None:
         self.submit = submit
@@ -58,11 +58,11 @@ class GrowingAnswer:
 
     @property
     def ended(self) -> bool:
-        """Whether the text is complete; the engine may not know it yet."""
+        """Tells whether the text is complete; the engine may not know it yet."""
         return self._answer.finish is not None
 
     def take(self, output: Output) -> None:
-        """Adds news.  Raises UserError for a refusal."""
+        """Adds an Output.  Raises UserError for a refusal."""
         if output.finish_reason == FinishReason.ERROR:
             raise UserError(output.error or "the engine refused the request")
         self._device = output.device
@@ -74,7 +74,7 @@ class GrowingAnswer:
         self._prompt_logprobs += output.prompt_logprobs
 
     def result(self) -> RequestOutput:
-        """The whole answer."""
+        """Returns the complete answer."""
         texts = [part for part in self._parts if isinstance(part, Text)]
         logprobs, finish = joined_logprobs(texts), self._answer.finish
         return RequestOutput(

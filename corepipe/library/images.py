@@ -1,4 +1,4 @@
-"""What the library takes for images: paths, the bytes of files, and Pillow's images."""
+"""Images for the library: paths, the bytes of files, and Pillow images."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Pictures:
 
     @property
     def rows(self) -> int:
-        """Of an image."""
+        """The number of rows of an image."""
         return self._images.rows
 
     def read(self, given: object) -> Iterator[tuple[str | None, bytes]]:
-        """Of one image or of several: its path, if it has one, and its pixels as `messages.Submit` has them.
+        """Yields for one image or several its path, if it has one, and its pixels as in `messages.Submit`.
 
-        Raises UserError for what is no image, naming it.
+        Raises UserError, which names the input, for what is not an image.
         """
         listed: list[object] = list(given) if isinstance(given, list | tuple) else [given]
         for number, one in enumerate(listed):
@@ -46,7 +46,7 @@ class Pictures:
                 raise UserError(f"{name}: {error.message}", "images") from error
 
     def close(self) -> None:
-        """Ends the processes that decode."""
+        """Ends the processes that decode images."""
         if "_reader" in self.__dict__:
             self._reader.close()
 
@@ -57,7 +57,7 @@ class Pictures:
     @cached_property
     def _setting(self) -> ImageSetting:
         if self._images.preprocessing is None:
-            raise UserError(f"the model's directory has no {FILE} that says how images are made ready")
+            raise UserError(f"the model's directory has no {FILE}, which describes how to preprocess images")
         return ImageSetting(self._images.preprocessing, self._images.size)
 
     def _pixels(self, given: object) -> bytes:
@@ -70,7 +70,7 @@ class Pictures:
         raise UserError(f"give a path, the bytes of a file, or a Pillow image, not {shown(repr(given))}")
 
     def _of_pillow(self, image: Image) -> bytes:
-        """In this process, which has decoded it."""
+        """Preprocesses the image in this process, which has decoded it already."""
         from corepipe.models.vision.decoding import pixels_of, upright  # noqa: PLC0415 -- it imports Pillow
 
         setting = self._setting

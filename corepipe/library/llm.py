@@ -1,5 +1,4 @@
-"""The engine as a library: `LLM(model).generate(prompts)` or `.embed(texts)`, in this process and without a
-thread."""
+"""The engine as a library, in this process: `LLM(model).generate(prompts)` or `.embed(texts)`, no threads."""
 
 from __future__ import annotations
 
@@ -54,16 +53,16 @@ from corepipe.structured.spelling import Spelling
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {flag_of(EngineConfig, name).removeprefix("--"): name for name in EngineConfig.model_fields}
 )
-"""The commands' flags and the options that they are."""
+"""The options of LLM, by the flags of commands that set the same fields."""
 FLAG = re.compile(r"--([a-z][a-z-]*[a-z])(?: ([\w./-]*\d(?:[\w./-]*\w)?))?")
-"""A flag in a message, and what it is given where that has a digit, as numbers and most names have."""
+"""A flag in a message, with its value where that has a digit, as numbers and most names have."""
 
 
 class LLM:
     """A model, loaded and ready; use it in a `with` statement, or `close` it.
 
-    `options` are the fields of EngineConfig.  How the model writes tool calls and reasoning is what its files
-    say, unless the parsers are named.  Raises UserError where the model or an option is at fault.
+    `options` are the fields of EngineConfig.  The model's files give its formats of tool calls and reasoning,
+    unless the parsers are named.  Raises UserError where the model or an option is at fault.
     """
 
     def __init__(
@@ -80,12 +79,12 @@ class LLM:
             config = validated(EngineConfig, {"model": path, **options})
             if config.max_batch_delay:
                 raise UserError(
-                    "max_batch_delay: a library has all of its texts at once, and waits for none",
+                    "max_batch_delay: the library gets all texts at once and waits for none; leave it out",
                     "max_batch_delay",
                 )
             if config.kv_events_config is not None:
                 raise UserError(
-                    "kv_events_config: a library is behind no gateway that would listen", "kv_events_config"
+                    "kv_events_config: the library publishes no KV events; leave it out", "kv_events_config"
                 )
             loaded = registry.load(hub.resolve(config.model))
             tokenizer, task = loaded.tokenizer(), loaded.task(config.task)
@@ -94,7 +93,7 @@ class LLM:
 
     @classmethod
     def of(cls, deployment: Deployment, tokenizer: Tokenizer, task: TaskInfo | None = None) -> LLM:
-        """Takes a deployment over that is loaded already, for what else than generating its `task` is."""
+        """Makes an LLM of a loaded deployment, which it owns from then on.  task: None for generation."""
         llm = cls.__new__(cls)
         llm._open(deployment, tokenizer, ChatPrompts(tokenizer), task)
         return llm
@@ -134,13 +133,13 @@ class LLM:
         dimensions: int | None = None,
         prompt_name: str | None = None,
     ) -> list[EmbeddingOutput]:
-        """A vector of each text, or list of token ids, in their order.
+        """Returns a vector of each text, or list of token ids, in their order.
 
-        A text that is too long is cut at its end, as sentence-transformers does.  dimensions: vectors cut to
-        so many, of a model that is made for it.  prompt_name: which of the model's prompts is put before each
-        text, instead of its default one.
+        A text that is too long is cut at its end, as sentence-transformers does.  dimensions: the length to
+        which vectors are cut, for models that are made for it.  prompt_name: the model's prompt to put before
+        each text, instead of its default one.
 
-        Raises UserError for a model that does not embed, for what is no text, and after `close`.
+        Raises UserError for a model that does not embed, for what is not a text, and after `close`.
         """
         self._check_open()
         self._texts.require("embed", Task.EMBED)
@@ -151,19 +150,19 @@ class LLM:
     def classify(
         self, inputs: Prompt | Picture | Sequence[Prompt | Picture], *, use_activation: bool = True
     ) -> list[ClassificationOutput]:
-        """The classes of each text, or of each of its tokens, as probabilities or (`use_activation=False`) as
-        the model computes them; of a model that reads images those of each image: its path, the bytes of its
-        file, or a Pillow image.  Raises UserError as `embed`."""
+        """Returns the classes of each text, or of each of its tokens, as probabilities or, with
+        `use_activation=False`, as the model computes them.  Models that read images take a path, the bytes of
+        a file, or a Pillow image.  Raises UserError as `embed` does."""
         self._check_open()
         self._texts.require("classify", Task.CLASSIFY)
         read = self._encoded(self._texts.read_classified(inputs))
         return [self._texts.classification(text, use_activation=use_activation) for text in read]
 
     def score(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[ScoreOutput]:
-        """How well the first text goes with each of the second, or each of the first with its second.
+        """Scores the first text with each of the second ones, or each of the first with its second.
 
-        A cross-encoder reads both as one; of a model that embeds it is the cosine of their vectors.
-        Raises UserError as `embed`.
+        A cross-encoder reads both texts as one; for a model that embeds the score is the cosine of their
+        vectors. Raises UserError as `embed` does.
         """
         self._check_open()
         self._texts.require("score", Task.SCORE, Task.EMBED)
@@ -211,11 +210,11 @@ class LLM:
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several, put into words by the model's chat template.
+        """Answers one conversation or several, made into prompts by the model's chat template.
 
-        What the messages say is encoded as text, special tokens that they spell (`<|im_end|>`) too, unless
-        these are allowed.  `tools`, `tool_choice` and `parallel_tool_calls` are those of the OpenAI API.
-        chat_template: in place of the model's.  The prompt ends where the assistant begins to speak, or
+        Messages are encoded as text, also special tokens that they spell (`<|im_end|>`), unless these are
+        allowed. `tools`, `tool_choice` and `parallel_tool_calls` are those of the OpenAI API.  chat_template:
+        replaces the model's.  The prompt ends where the assistant's turn begins, or
         (`continue_final_message`) within the last message, or (`add_generation_prompt=False`) after it.
         chat_template_kwargs: variables for the template.
         """
@@ -232,7 +231,7 @@ class LLM:
         return self._answers(chats.prepare(messages, rendering, offer), params)
 
     def close(self) -> None:
-        """Frees the model; once is enough."""
+        """Frees the model; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._texts.close()
@@ -252,7 +251,7 @@ class LLM:
         self.close()
 
     def _run(self, waiting: deque[GrowingAnswer] | deque[EncodedText]) -> None:
-        """Keeps enough requests in the queue, without filling it."""
+        """Runs requests, with enough of them in the engine's queue but without filling it."""
         running: dict[str, GrowingAnswer | EncodedText] = {}
         while waiting or running:
             while waiting and len(running) < self._window:
@@ -264,7 +263,7 @@ class LLM:
                 sequence.take(output)
                 if output.finish_reason is not None:
                     del running[output.id]
-                elif sequence.ended:  # at a stop string, of which the engine knows nothing
+                elif sequence.ended:  # at a stop string, which the engine does not know
                     self._driver.handle(Abort([output.id]))
         self._driver.forget_stats()
 
@@ -313,7 +312,7 @@ def _for_each(params: object, count: int) -> list[SamplingParams]:
 
 
 def _grammars(params: Sequence[SamplingParams], spelling: Callable[[], Spelling]) -> dict[int, str]:
-    """What each holds its answers to, by its identity; empty where that is nothing."""
+    """Returns the grammar of each parameter set, by its identity; "" where it has no constraint."""
     grammars: dict[int, str] = {}
     for one in params:
         if id(one) not in grammars:
@@ -327,12 +326,12 @@ def _check_names(options: Mapping[str, object]) -> None:
         if name not in EngineConfig.model_fields:
             near = get_close_matches(name, EngineConfig.model_fields, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(EngineConfig.model_fields)}"
-            raise UserError(f"{name} is no option of LLM; {hint}", name)
+            raise UserError(f"{name} is not an option of LLM; {hint}", name)
 
 
 @contextmanager
 def _options_for_flags() -> Iterator[None]:
-    """What the engine says of flags of the command line is said of options."""
+    """Replaces flags of the command line in errors of the engine by options of LLM."""
     try:
         yield
     except UserError as error:

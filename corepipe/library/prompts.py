@@ -1,4 +1,4 @@
-"""What the library is given to answer: prompts, and conversations put into words by a chat template."""
+"""Input of the library: prompts, and conversations that a chat template turns into prompts."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from corepipe.structured.schemas import Schema
 from corepipe.structured.spelling import Spelling
 
 Prompt = str | list[int]
-"""Text, or token ids."""
+"""A text, or token ids."""
 Conversation = Sequence[Mapping[str, object]]
 """Messages of a chat: {"role": ..., "content": ...}."""
 
 
 class ChatTools:
-    """Those of a chat; their schemas are narrowed once for all its conversations.
+    """The tools of a chat; their schemas are narrowed once for all its conversations.
 
-    spelling: tells what the model can write.
+    spelling: returns what the model can write.
     """
 
     def __init__(self, offer: OfferedTools, spelling: Callable[[], Spelling] = Spelling) -> None:
@@ -40,7 +40,7 @@ class ChatTools:
 
     @cached_property
     def narrowed(self) -> Mapping[str, Schema]:
-        """By name.  Raises UserError for what no call can be held to."""
+        """The narrowed schemas by name.  Raises UserError for a schema that no grammar can express."""
         found = {}
         for name, where, schema in self.offer.arguments:
             text = msgspec.json.encode(schema).decode()
@@ -51,14 +51,14 @@ class ChatTools:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt, and how its answer is read."""
+    """A prompt, and the format of its answer."""
 
     prompt: Prompt
     reading: AnswerFormat | None = None
     tools: ChatTools | None = None
 
     def grammar(self, tokens: Mapping[str, int], wanted: str) -> str:
-        """What the whole answer is, if `wanted` is what its text must be.  Raises UserError."""
+        """Returns the grammar of the whole answer; `wanted` is that of its text.  Raises UserError."""
         if self.tools is None or not writes_calls(self.reading, self.tools.offer, tokens, wanted):
             return answer_grammar(self.reading, None, tokens, wanted)
         return answer_grammar(self.reading, self.tools.offer, tokens, wanted, self.tools.narrowed)
@@ -66,8 +66,9 @@ class PreparedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How conversations become prompts: `begins`, the assistant then speaks; `continues`, within the last
-    message.  variables: for the template; special_tokens: messages may spell them."""
+    """Options for turning conversations into prompts.  begins: the assistant's turn begins at the end;
+    continues: the prompt ends within the last message.  variables: for the template; special_tokens: messages
+    may spell them."""
 
     begins: bool = True
     continues: bool = False
@@ -76,7 +77,7 @@ class Rendering:
 
 
 class ChatPrompts:
-    """Makes prompts of conversations with a model, which calls and reasons as its files or `parsers` say."""
+    """Makes prompts of conversations; the model's files, or `parsers`, give the format of its answers."""
 
     def __init__(self, tokenizer: Tokenizer, parsers: tuple[str, str] = (AUTO, AUTO)) -> None:
         self._tokenizer = tokenizer
@@ -85,17 +86,17 @@ class ChatPrompts:
 
     @cached_property
     def spelling(self) -> Spelling:
-        """What the model can write."""
+        """The texts that the model can write."""
         return Spelling.of(self._tokenizer)
 
     def with_template(self, text: str) -> ChatPrompts:
-        """By another template.  Raises UserError if it is not valid."""
+        """Returns the same with another template.  Raises UserError if that is not valid."""
         return ChatPrompts(self._tokenizer.with_chat_template(text), self._parsers)
 
     def prepare(
         self, messages: object, rendering: Rendering, offer: OfferedTools | None
     ) -> list[PreparedPrompt]:
-        """One for each conversation, if there are several.  Raises UserError."""
+        """Returns a prompt for each conversation, if there are several.  Raises UserError."""
         with_tools = self._tokenizer.with_tools
         if offer is not None and with_tools is not self._tokenizer:
             return ChatPrompts(with_tools, self._parsers).prepare(messages, rendering, offer)
@@ -119,7 +120,7 @@ class ChatPrompts:
 
 
 def listed(prompts: object) -> list[Prompt]:
-    """A single prompt as a list of one.  Raises UserError for what is no prompt."""
+    """Returns prompts as a list, of one if there is one.  Raises UserError for what is not a prompt."""
     if isinstance(prompts, str) or _are_ids(prompts):
         return [prompts]  # type: ignore[list-item]
     if not several(prompts) or not all(isinstance(one, str) or one == [] or _are_ids(one) for one in prompts):
@@ -131,7 +132,7 @@ def listed(prompts: object) -> list[Prompt]:
 
 
 def several(values: object) -> TypeGuard[Sequence[Any]]:
-    """Whether these are values one after the other, and no text."""
+    """Tells whether a value is a sequence of values, and not a text."""
     return isinstance(values, Sequence) and not isinstance(values, str | bytes)
 
 
@@ -144,7 +145,7 @@ def _are_ids(prompt: object) -> bool:
 
 
 def _conversations(messages: object) -> list[Conversation]:
-    """A single conversation as a list of one.  Raises UserError for what is none."""
+    """Returns conversations as a list, of one if there is one.  Raises UserError for what is none."""
     if several(messages):
         given = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         if all(several(turns) and all(isinstance(turn, Mapping) for turn in turns) for turns in given):

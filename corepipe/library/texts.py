@@ -1,4 +1,4 @@
-"""What the library makes of texts where nothing is generated: vectors, classes and scores."""
+"""Results of the library without generation: vectors, classes and scores of texts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ METHODS = {
     Task.CLASSIFY: "classify",
     Task.SCORE: "score",
 }
-"""What an LLM does for each task."""
+"""The methods of an LLM for each task."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """A text's vector [dimensions].  device: what the emulated device would have taken."""
+    """A text's vector [dimensions].  device: the times that the emulated device would have taken."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -38,7 +38,7 @@ class EmbeddingOutput:
 @dataclass(frozen=True, slots=True)
 class ClassificationOutput:
     """A text's classes: a score of each of `labels`, [labels], and the label of the largest; of a model that
-    classifies tokens [tokens, labels], and a label for each token.  Of an image the prompt is its path, if it
+    classifies tokens [tokens, labels], and a label for each token.  The prompt of an image is its path, if it
     had one, and the token ids are zeros, one for each of its rows."""
 
     prompt: str | None
@@ -51,7 +51,7 @@ class ClassificationOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOutput:
-    """How well two texts go together."""
+    """The score of two texts, the larger the better they match."""
 
     score: float
     prompt_token_ids: list[int]
@@ -59,7 +59,7 @@ class ScoreOutput:
 
 
 class EncodedText:
-    """A text on its way through the engine: its values, once they have come."""
+    """A text in the engine, and its values once they have come."""
 
     def __init__(self, prompt: str | None, submit: Submit) -> None:
         self.prompt = prompt
@@ -72,7 +72,7 @@ class EncodedText:
         return self._values is not None
 
     def take(self, output: Output) -> None:
-        """Its only news.  Raises UserError for a refusal."""
+        """Takes its only Output.  Raises UserError for a refusal."""
         if output.finish_reason == FinishReason.ERROR:
             raise UserError(output.error or "the engine refused the text")
         self.device = output.device
@@ -80,14 +80,14 @@ class EncodedText:
 
     @property
     def values(self) -> F32:
-        """[rows, width]."""
+        """The values of the text [rows, width]."""
         assert self._values is not None
         return self._values
 
 
 class Texts:
-    """Makes requests of texts for a task, and results of what comes of them.  `longest`: tokens of a text,
-    where it is cut, as sentence-transformers does; token ids are not."""
+    """Makes requests of texts for a task, and results of their values.  `longest`: the tokens at which a text
+    is cut, as sentence-transformers does; token ids are not cut."""
 
     def __init__(self, task: TaskInfo, tokenizer: Tokenizer, longest: int) -> None:
         self._task = task
@@ -98,11 +98,11 @@ class Texts:
 
     @property
     def task(self) -> Task:
-        """What the model does."""
+        """The task of the model."""
         return self._task.task
 
     def require(self, method: str, *tasks: Task) -> None:
-        """Raises UserError unless the model does one of these."""
+        """Raises UserError unless the model does one of these tasks."""
         task = self._task.task
         if task not in tasks:
             raise UserError(
@@ -110,33 +110,33 @@ class Texts:
             )
 
     def read(self, prompts: Prompt | Sequence[Prompt], prompt_name: str | None = None) -> list[EncodedText]:
-        """Raises UserError for what is no text, and for a name that the model has no prompt of."""
+        """Makes requests of texts.  Raises UserError for other values, and for an unknown prompt name."""
         before = self._before(prompt_name)
         return [self._text(prompt, before) for prompt in listed(prompts)]
 
     def read_classified(self, given: object) -> list[EncodedText]:
-        """Of what a classifier reads: texts, or images.  Raises UserError for what is neither."""
+        """Makes requests of a classifier's texts or images.  Raises UserError for what is neither."""
         if self._pictures is None:
-            return self.read(given)  # type: ignore[arg-type]  # which says what is wrong with it
+            return self.read(given)  # type: ignore[arg-type]  # it reports what is wrong with it
         ids = [0] * self._pictures.rows
         return [
             EncodedText(path, self._submit(ids, image=pixels)) for path, pixels in self._pictures.read(given)
         ]
 
     def close(self) -> None:
-        """Ends what decodes images."""
+        """Ends the process that decodes images."""
         if self._pictures is not None:
             self._pictures.close()
 
     def read_pairs(self, first: str | Sequence[str], second: str | Sequence[str]) -> list[EncodedText]:
-        """Of two texts each.  Raises UserError for a model that reads none."""
+        """Makes requests of two texts each.  Raises UserError for a model that reads no pairs."""
         if not self._task.pairs:
             raise UserError("score: this model reads no pairs of texts", "task")
         firsts, seconds = as_many(first, second)
         return [self._pair(one, other) for one, other in zip(firsts, seconds, strict=True)]
 
     def check_dimensions(self, dimensions: int | None) -> None:
-        """Raises UserError where vectors are not made to be cut so."""
+        """Raises UserError where vectors cannot be cut to so many dimensions."""
         task, known = self._task, self._task.matryoshka
         if dimensions is None or dimensions == task.dimensions:
             return
@@ -150,7 +150,7 @@ class Texts:
             raise UserError(f"dimensions must be one of {allowed}, not {dimensions}", "dimensions")
 
     def embedding(self, text: EncodedText, dimensions: int | None) -> EmbeddingOutput:
-        """Of a text that has come back."""
+        """Makes the result of an encoded text: its vector, cut to `dimensions`."""
         vector = text.values[0]
         if dimensions is not None and dimensions < len(vector):
             vector = (
@@ -159,7 +159,7 @@ class Texts:
         return EmbeddingOutput(text.prompt, text.submit.prompt, vector, text.device)
 
     def classification(self, text: EncodedText, *, use_activation: bool) -> ClassificationOutput:
-        """Of a text that has come back."""
+        """Makes the result of an encoded text: its classes."""
         task = self._task
         scores = activated(text.values, task.activation if use_activation else ScoreActivation.IDENTITY)
         labels = [task.labels[at] for at in scores.argmax(axis=1).tolist()]
@@ -169,14 +169,14 @@ class Texts:
         return ClassificationOutput(text.prompt, ids, scores[0], task.labels, labels[0], text.device)
 
     def score(self, pair: EncodedText) -> ScoreOutput:
-        """Of a pair that has come back."""
+        """Makes the result of an encoded pair: its score."""
         found = float(activated(pair.values, self._task.activation)[0, 0])
         return ScoreOutput(found, pair.submit.prompt, pair.device)
 
     def similarities(
         self, firsts: Sequence[EncodedText], seconds: Sequence[EncodedText]
     ) -> list[ScoreOutput]:
-        """The cosine of each pair of vectors; the times on the device are those of the second text."""
+        """Returns the cosine of each pair of vectors, with the second text's times on the device."""
         one, other = (
             normalized(np.concatenate([text.values for text in side])) for side in (firsts, seconds)
         )
@@ -188,7 +188,7 @@ class Texts:
         name = self._task.default_prompt if name is None else name
         if name is not None and name not in self._task.prompts:
             known = ", ".join(self._task.prompts) or "none"
-            raise UserError(f"prompt_name: {shown(name)} is no prompt of this model ({known})", "prompt_name")
+            raise UserError(f"prompt_name: this model has no prompt {shown(name)} ({known})", "prompt_name")
         return "" if name is None else self._task.prompts[name]
 
     def _text(self, prompt: Prompt, before: str) -> EncodedText:
@@ -207,7 +207,7 @@ class Texts:
 
 
 def as_many(first: object, second: object) -> tuple[list[str], list[str]]:
-    """One text with each of several, or as many with as many.  Raises UserError for other numbers."""
+    """Pairs one text with each of several, or as many with as many.  Raises UserError for other numbers."""
     firsts, seconds = _strings(first, "first"), _strings(second, "second")
     if not seconds or len(firsts) not in (1, len(seconds)):
         raise UserError(

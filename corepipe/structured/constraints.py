@@ -1,4 +1,4 @@
-"""What an answer must look like, as a request or `SamplingParams` says it."""
+"""Constraints on the form of an answer, as a request or `SamplingParams` gives them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ FIELDS: dict[str, Kind] = {
     "grammar": "grammar",
     "structural_tag": "structural_tag",
 }
-"""Of StructuredOutputsParams: those that say what is wanted, one at a time."""
+"""Fields of StructuredOutputsParams that are a constraint; only one may be set."""
 
 OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
-"""... and those that say more of JSON."""
+"""Fields of StructuredOutputsParams with options for JSON."""
 
 SCHEMA_OR_TEXT = {"anyOf": [{"type": "object"}, {"type": "string"}]}
-"""How a schema or a structural tag may be given, as JSON Schema says it."""
+"""The JSON Schema of a field that takes a schema or a structural tag."""
 
 MAX_BYTES = 256 * 1024
-"""Of a schema, list, regular expression or grammar as text."""
+"""The most bytes of a schema, list, regular expression or grammar as text."""
 MAX_NAME = 64
 JSON_SPACE = re.compile(
     r"(?: |\\[nrst]|\\x20|\\x0[9aAdD]|\[(?: |\\[nrst]|\\x20|\\x0[9aAdD])+\]"
     r"|\(\?:|[()|*+?]|\{\d{0,4}(?:,\d{0,4})?\})+"
 )
-"""Patterns that match JSON's white space and nothing else; `\\s` stands for it."""
+"""Patterns that match only white space of JSON; `\\s` stands for it."""
 
 
 class ConstraintError(UserError):
-    """A constraint that is wrong or cannot be honoured; `param` is its field, `code` is for programs."""
+    """Raised for a constraint that cannot be honoured; `param` is its field, `code` is for programs."""
 
     def __init__(self, message: str, param: str, code: str = "invalid_value") -> None:
         super().__init__(message, param)
@@ -57,7 +57,7 @@ def too_complex(message: str, param: str) -> ConstraintError:
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer must look like, under vLLM's names: one of the first six fields.
+    """A constraint on the form of an answer, under vLLM's names: one of the first six fields is set.
 
     json: a schema, as an object or as text; in Python also a pydantic class.  structural_tag: see
     `structural_tags`.
@@ -88,11 +88,11 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One; `text` is JSON text of a schema, a structural tag or a list of choices, a regular expression or a
-    grammar.
+    """A constraint.  text: JSON text of a schema, a structural tag or a list of choices; a regular expression
+    or a grammar.
 
-    field: where it came from, for errors.  name: of the schema, if it has one.  whitespace: a pattern of
-    what may stand between JSON's tokens; empty for none, None for the default.
+    field: the field that it comes from, for errors.  name: that of the schema, if it has one.  whitespace: a
+    pattern of what may stand between JSON's tokens; empty for none, None for the default.
     """
 
     kind: Kind
@@ -103,9 +103,9 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def constraint_of(params: StructuredOutputsParams, spelling: str = "structured_outputs.{}") -> Constraint:
-    """What `params` ask for.  Raises ConstraintError unless it is one thing, and said as it must be.
+    """Returns the constraint in `params`.  Raises ConstraintError unless there is one, and it is valid.
 
-    spelling: what their fields are called.
+    spelling: a format of the names of their fields.
     """
     asked = [name for name in FIELDS if not _is_nothing(getattr(params, name))]
     if len(asked) != 1:
@@ -135,7 +135,7 @@ def constraint_of(params: StructuredOutputsParams, spelling: str = "structured_o
 
 
 def check_size(constraint: Constraint) -> None:
-    """Raises ConstraintError for more than `MAX_BYTES`, and for what is no Unicode."""
+    """Raises ConstraintError for a text of more than `MAX_BYTES`, and for one that is not Unicode."""
     try:
         size = len(constraint.text.encode()) + len((constraint.whitespace or "").encode())
     except UnicodeEncodeError:
@@ -145,14 +145,14 @@ def check_size(constraint: Constraint) -> None:
 
 
 def what(constraint: Constraint) -> str:
-    """How errors about it begin; clients look for the first words of the first."""
+    """Returns the beginning of errors about a constraint; clients look for the words "Invalid schema"."""
     if constraint.kind != "json_schema":
         return f"Invalid {constraint.field}"
     return f"Invalid schema for {constraint.field}" + (f" '{constraint.name}'" if constraint.name else "")
 
 
 def _spacing(pattern: str | None, spelling: str) -> str | None:
-    """A pattern for white space, which has no other characters: an answer would be no JSON."""
+    """Returns a pattern of white space.  Raises ConstraintError for other characters, which JSON forbids."""
     if pattern is None:
         return None
     if len(pattern) > MAX_NAME or JSON_SPACE.fullmatch(pattern) is None:
@@ -196,7 +196,7 @@ def _text(kind: Kind, value: object, field: str) -> str:
 
 
 def schema_text(value: object, field: str) -> str:
-    """JSON text of a schema: an object, its text, or a pydantic class.  Raises ConstraintError."""
+    """Returns a schema as JSON text: an object, its text, or a pydantic class.  Raises ConstraintError."""
     describe = getattr(value, "model_json_schema", None)
     if isinstance(value, type) and describe is not None:
         value = describe()
@@ -204,7 +204,7 @@ def schema_text(value: object, field: str) -> str:
 
 
 def json_text(value: object, field: str, wanted: str) -> str:
-    """JSON text of an object, or of its text.  Raises ConstraintError."""
+    """Returns the JSON text of an object or of its text.  Raises ConstraintError."""
     if isinstance(value, str):
         return value
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Grammars of strangers, made and checked beside the event loop in processes of their own, and remembered."""
+"""The checker of untrusted grammars: in processes of their own beside the event loop, with a cache."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from corepipe.structured.spelling import ANY_TEXT, Spelling
 
 MODULE = "corepipe.structured.grammar_sandbox"
 CPU_SECONDS = 1.0
-"""For one constraint; nearly all of real schemas take a few milliseconds."""
+"""The processor time for one constraint; nearly all real schemas take a few milliseconds."""
 PROCESSES = 2
-"""At most; so many bombs at once hold up other constraints, and nothing else."""
+"""The most processes; as many malicious constraints at once delay other constraints, and nothing else."""
 WAIT_SECONDS = 10.0
-"""In which a constraint must be checked, its turn awaited."""
+"""The time in which a constraint must be checked, its wait for a process included."""
 
 MOST_KNOWN = 1024
 MOST_BYTES = 16 << 20
-"""Of verdicts that are remembered."""
+"""The most bytes of remembered verdicts."""
 
 
 class GrammarQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a process is asked: the constraint, and what the model can write."""
+    """A question to a process: the constraint, and what the model can write."""
 
     constraint: Constraint
     spelling: Spelling = ANY_TEXT
 
 
 class GrammarVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A grammar, or what is wrong with the constraint: the fields of a ConstraintError.
+    """The grammar of a constraint, or its fault as the fields of a ConstraintError.
 
-    seconds: that it took; 0 for one that was remembered.
+    seconds: the time that the check took; 0 for a remembered verdict.
     """
 
     grammar: str = ""
@@ -54,7 +54,7 @@ class GrammarVerdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A constraint that is being checked, or waits for its turn, as long as somebody waits for it."""
+    """A constraint that is being checked or waits for a process, as long as a request waits for it."""
 
     work: Future[tuple[GrammarVerdict, bool]]
     task: asyncio.Task[GrammarVerdict]
@@ -62,9 +62,9 @@ class _Pending:
 
 
 class GrammarChecker:
-    """Its processes start when they are first needed, and again after one was ended.
+    """Checks constraints in processes that start when they are first needed, and again after one was ended.
 
-    spelling: tells what the model can write; asked once, by a thread, when the first process starts.
+    spelling: returns what the model can write; called once, in a thread, when the first process starts.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class GrammarChecker:
         self._sandboxes: set[SandboxProcess] = set()
 
     async def check(self, constraint: Constraint) -> GrammarVerdict:
-        """What becomes of it.  Raises TimeoutError where that takes too long, its turn awaited."""
+        """Returns the verdict on a constraint.  Raises TimeoutError if waiting and checking take too long."""
         key = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         if (known := self._known.get(key)) is not None:
             return known
@@ -87,12 +87,12 @@ class GrammarChecker:
         pending.waiting += 1
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                return await asyncio.shield(pending.task)  # which others may wait for, too
+                return await asyncio.shield(pending.task)  # other requests may wait for it, too
         finally:
             pending.waiting -= 1
             if (
                 not pending.waiting and pending.work.cancel()
-            ):  # its turn has not come: others need not wait for it
+            ):  # it has not begun: other constraints need not wait for it
                 self._forget(key, pending)
 
     @cached_property
@@ -123,7 +123,7 @@ class GrammarChecker:
         return verdict
 
     def _ask(self, constraint: Constraint) -> tuple[GrammarVerdict, bool]:
-        """The verdict, and whether it would be the same again."""
+        """Returns the verdict, and whether another check would give the same."""
         began = perf_counter()
         sandbox: SandboxProcess | None = getattr(self._own, "sandbox", None)
         if sandbox is None:
@@ -141,7 +141,7 @@ class GrammarChecker:
 
 
 class _Known:
-    """The verdicts that were used last."""
+    """The cache of the verdicts that were used last."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes
@@ -165,11 +165,11 @@ class _Known:
 
 
 def _size(verdict: GrammarVerdict) -> int:
-    """Bytes, at most 4 a character."""
+    """Returns the most bytes that a verdict takes, at 4 a character."""
     return 4 * (len(verdict.grammar) + len(verdict.error))
 
 
 def failed(error: UserError, seconds: float = 0.0) -> GrammarVerdict:
-    """The verdict that says so."""
+    """Makes the verdict of an error."""
     code = error.code if isinstance(error, ConstraintError) else "unsupported_value"
     return GrammarVerdict(error=error.message, param=error.param or "", code=code, seconds=seconds)

@@ -1,7 +1,7 @@
-"""`python -m corepipe.structured.grammar_sandbox SECONDS`: the process that `grammar_checker` asks.
+"""The process in which `grammar_checker` checks: `python -m corepipe.structured.grammar_sandbox SECONDS`.
 
-Its input is a socket: a Question comes at a time, and a Verdict goes back for each.  Whatever a schema, a
-regular expression or a grammar makes of its time and memory, the kernel ends this process and no other.
+Its input is a socket: it reads one GrammarQuestion at a time and writes a GrammarVerdict for each.  If a
+schema, a regular expression or a grammar takes too much time or memory, the kernel ends only this process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ WARM = (
     Constraint("json_object", '{"type":"object"}', ""),
     Constraint("grammar", 'root ::= "a"', ""),
 )
-"""They have everything imported while files can be opened."""
+"""Constraints that import everything while files can still be opened."""
 
 
 def main(cpu_seconds: float) -> None:
-    """Serves until the other end is closed."""
+    """Answers questions until the other end is closed."""
     connection = sandbox.connection()
     for constraint in WARM:
         _verdict(GrammarQuestion(constraint))

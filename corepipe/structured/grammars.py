@@ -1,7 +1,7 @@
-"""From a constraint to a grammar as llguidance takes it, checked: the front's half of structured output.
+"""Conversion of a constraint to a checked grammar for llguidance: the server's half of structured output.
 
-What this module does with a stranger's text may take any time and memory: a server has it done in a process
-of its own (`grammar_sandbox`).
+Untrusted input may make this module take any time and memory: a server runs it in a process of its own
+(`grammar_sandbox`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # see `_library`
     from llguidance import LLMatcher
 
 WHITESPACE = r"[\x20\n\r\t]{1,8}"
-"""Between JSON's tokens, where a request does not say it: some models write white space without end."""
+"""White space between JSON's tokens where a request gives none: some models write it without end."""
 
 LIMITS: Mapping[str, int] = {
     "initial_lexer_fuel": 50_000,
@@ -37,13 +37,13 @@ LIMITS: Mapping[str, int] = {
     "step_lexer_fuel": 100_000,
     "step_max_items": 20_000,
 }
-"""Of `LLParserLimits`, lower than its own: what a stranger's grammar may take to compile, and each of its
-masks; the engine compiles by the same (`engine.masks`).  The first fuel bounds the memory of a grammar: at
-500,000 a pattern such as `a{1000}{1000}{1000}` takes 80 MB, at 50,000 it takes 7."""
+"""Values of `LLParserLimits`, lower than its defaults: limits on compiling an untrusted grammar, and on each
+of its masks; the engine compiles with the same (`engine.masks`).  The first fuel bounds the memory of a
+grammar: at 500,000 a pattern such as `a{1000}{1000}{1000}` takes 80 MB, at 50,000 it takes 7."""
 
 TRIED_BYTES = 24
 WAYS = ("l", "h", "lh")
-"""By which a grammar is tried: the lowest byte that it allows, the highest, or by turns."""
+"""The ways to try a grammar: the lowest byte that it allows at each step, the highest, or both in turn."""
 ALL_BYTES = (1 << 256) - 1
 
 TOO_COMPLEX = "it is too complex"
@@ -56,13 +56,13 @@ REASONS: Mapping[str, str] = {
     "too many states": TOO_COMPLEX,
     "fuel": TOO_COMPLEX,
 }
-"""For messages of llguidance's that have these words."""
+"""Reasons for clients, by words in messages of llguidance."""
 UNFIT = ("Unsatisfiable schema", "Invalid type", "NoExtension", "Expected ")
-"""Words of messages about what is wrong in itself."""
+"""Words of messages about constraints that are wrong in themselves."""
 MAX_REASON = 240
 MAX_PATH = 12
 MAX_TRIALS = 64
-"""Of parts of a schema, to find the one at fault."""
+"""The most parts of a schema that are tried to find the one at fault."""
 
 CLASSES = {r"\d": "[0-9]", r"\w": "[0-9A-Za-z_]"}
 OPTIONS = re.compile(r"^[ \t]*[?!]*[a-z_][\w-]*[ \t]*\[([^\]\n]*)\][ \t]*:", re.MULTILINE)
@@ -71,22 +71,23 @@ HONOURED_OPTIONS = frozenset({"lazy", "suffix", "capture"})
 
 
 def grammar_of(constraint: Constraint, spelling: Spelling = ANY_TEXT) -> str:
-    """The grammar's text.  Raises ConstraintError for what is wrong or cannot be honoured.
+    """Returns a constraint's grammar as text.  Raises ConstraintError for what is wrong or cannot be
+    honoured.
 
-    spelling: of the model that is to answer.
+    spelling: that of the model that will answer.
     """
     return _BUILDERS[constraint.kind](constraint, spelling)
 
 
 def schema_of(grammar: str) -> schemas.Schema:
-    """The schema of a grammar that was made of one, narrowed."""
+    """Returns the narrowed schema in a grammar that was made from a schema."""
     found: schemas.Schema = json.loads(grammar)["grammars"][0]["json_schema"]
     return found
 
 
 def _library() -> ModuleType:
     try:
-        import llguidance  # noqa: PLC0415 -- only who asks for it needs it; there are none of its wheels for musl
+        import llguidance  # noqa: PLC0415 -- optional; it has no wheels for musl
     except ImportError as error:
         raise UserError(
             "structured output needs the package llguidance, which is not installed", "structured_outputs"
@@ -95,7 +96,7 @@ def _library() -> ModuleType:
 
 
 def _fault(grammar: str, absent: int) -> str:
-    """What llguidance says against a grammar; nothing where it takes it all, and an answer can begin.
+    """Returns llguidance's objection to a grammar; "" where it accepts it and an answer can begin.
 
     absent: a bit for each byte that the model cannot write.
     """
@@ -110,7 +111,7 @@ def _fault(grammar: str, absent: int) -> str:
 
 
 def _first_error(matcher: LLMatcher, way: str, absent: int) -> str:
-    """What llguidance says against an answer as it begins: some of its limits are met by the first bytes."""
+    """Returns llguidance's objection to the first bytes of an answer, where some of its limits apply."""
     for at in range(TRIED_BYTES):
         wanted = int.from_bytes(matcher.compute_bitmask(), "little")
         if wanted and not wanted & ~absent:
@@ -126,7 +127,7 @@ def _first_error(matcher: LLMatcher, way: str, absent: int) -> str:
 
 
 def _reason(message: str) -> str:
-    """A library's message in one bounded line, without what only its own users can do."""
+    """Makes one bounded line of a library's message, without advice that only its own users can follow."""
     for said, reason in REASONS.items():
         if said in message:
             return reason
@@ -141,7 +142,7 @@ def _reason(message: str) -> str:
 
 
 class _Written(NamedTuple):
-    """How JSON is written: llguidance's options, and bytes that cannot be (see `_fault`)."""
+    """The form of written JSON: llguidance's options, and the bytes that cannot be written (see `_fault`)."""
 
     options: Mapping[str, object]
     absent: int
@@ -160,7 +161,7 @@ def _json(constraint: Constraint, spelling: Spelling) -> str:
 
 @contextmanager
 def _errors(constraint: Constraint, told: Callable[[schemas.Path], schemas.Path] = tuple) -> Iterator[None]:
-    """Of a SchemaError makes a ConstraintError.  told: makes a path that of the constraint."""
+    """Turns a SchemaError into a ConstraintError.  told: converts a path to one in the constraint."""
     try:
         yield
     except schemas.SchemaError as error:
@@ -169,7 +170,7 @@ def _errors(constraint: Constraint, told: Callable[[schemas.Path], schemas.Path]
 
 
 def _narrow(document: schemas.Schema, spelling: Spelling) -> None:
-    """Changes a schema to the one that llguidance is to have.  Raises SchemaError."""
+    """Changes a schema to the one that llguidance gets.  Raises SchemaError."""
     places = check(document)
     for path, text in schemas.literals(places):
         _check_spelling(spelling, path, text)
@@ -177,7 +178,7 @@ def _narrow(document: schemas.Schema, spelling: Spelling) -> None:
 
 
 def _check_spelling(spelling: Spelling, path: schemas.Path, text: str) -> None:
-    """Raises SchemaError for a text that the answer may have to have, and the model cannot write."""
+    """Raises SchemaError for a text that an answer may need and the model cannot write."""
     if char := spelling.unwritten(text):
         reason = f"the model has no tokens for U+{ord(char):04X}"
         raise schemas.SchemaError(path, reason, unsupported=True)
@@ -216,7 +217,7 @@ def _schema_fault(document: object, written: _Written) -> str:
 
 
 def _narrowed(document: schemas.Schema, written: _Written, fault: str) -> tuple[schemas.Path, str]:
-    """The innermost schema that is refused by itself, and why."""
+    """Finds the innermost schema that is refused by itself, and the reason."""
     shared: schemas.Schema = {key: document[key] for key in ("$defs", "definitions") if key in document}
     path: schemas.Path = ()
     for trials, place in enumerate(schemas.reachable(document)):
@@ -229,7 +230,7 @@ def _narrowed(document: schemas.Schema, written: _Written, fault: str) -> tuple[
 
 
 def _code(fault: str, otherwise: str) -> str:
-    """For programs: what is too much, what is wrong in itself, and what else it is."""
+    """Returns the code of an error: too complex, wrong in itself, or `otherwise`."""
     if _reason(fault) == TOO_COMPLEX:
         return "request_too_complex"
     if fault == UNWRITTEN:
@@ -252,7 +253,7 @@ def _regex(constraint: Constraint, spelling: Spelling) -> str:
 
 
 def _plain_classes(pattern: str) -> str:
-    r"""With ASCII's \d and \w, but where they are excluded: of Unicode each library knows another version."""
+    r"""Makes \d and \w ASCII's, except in excluded sets: each library has another version of Unicode."""
     excluded: list[bool] = []
 
     def replaced(found: re.Match[str]) -> str:
@@ -277,7 +278,7 @@ def _choice(constraint: Constraint, spelling: Spelling) -> str:
 
 
 def _literal(text: str) -> str:
-    """As Lark's syntax quotes it; json leaves some control characters as they are."""
+    """Quotes a text for Lark's syntax; json leaves some control characters as they are."""
     quoted = json.dumps(text, ensure_ascii=False)
     return "".join(f"\\u{ord(one):04x}" if unicodedata.category(one) == "Cc" else one for one in quoted)
 
@@ -288,7 +289,7 @@ def _grammar(constraint: Constraint, spelling: Spelling) -> str:
 
     try:
         text = any_to_lark(constraint.text)
-    except Exception as error:  # whatever its reader trips over
+    except Exception as error:  # its reader raises errors of many types
         reason = _reason(str(error) or type(error).__name__)
         raise ConstraintError(f"{what(constraint)}: {reason}.", constraint.field) from None
     for option in _options(text):
@@ -318,7 +319,7 @@ def _structural(constraint: Constraint, spelling: Spelling) -> str:
 
 
 class _Inner:
-    """The schemas within a structural tag, by their paths there."""
+    """The schemas within a structural tag, by their paths in it."""
 
     def __init__(self, written: _Written, spelling: Spelling) -> None:
         self.written = written
@@ -326,7 +327,7 @@ class _Inner:
         self._schemas: dict[schemas.Path, schemas.Schema] = {}
 
     def text(self, path: schemas.Path, schema: schemas.Schema) -> str:
-        """A schema for a rule.  Raises SchemaError."""
+        """Returns the text of a schema for a rule.  Raises SchemaError."""
         if path not in self._schemas:
             try:
                 _narrow(schema, self._spelling)
@@ -342,7 +343,7 @@ class _Inner:
         _check_spelling(self._spelling, path, text)
 
     def fault(self) -> tuple[schemas.Path, str]:
-        """The schema that is refused by itself, and why; nothing where each is taken."""
+        """Finds the schema that is refused by itself, and the reason; ((), "") where all are accepted."""
         for path, schema in self._schemas.items():
             if fault := _schema_fault(schema, self.written):
                 inside, fault = _narrowed(schema, self.written, fault)

@@ -9,12 +9,12 @@ ANY_TEXT = "/(?s:.*)/"
 
 
 def quoted(text: str) -> str:
-    """As Lark's syntax has a text."""
+    """Quotes a text for Lark's syntax."""
     return json.dumps(text)
 
 
 def marker(text: str, tokens: Mapping[str, int]) -> str:
-    """A marker: the token that it is, or its characters; nothing for none."""
+    """Writes a marker as its token or its characters; "" for an empty one."""
     if not text:
         return ""
     return f"<[{tokens[text]}]>" if text in tokens else quoted(text)

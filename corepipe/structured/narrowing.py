@@ -1,6 +1,6 @@
-"""A checked JSON schema as llguidance is to have it: narrower where it leaves more open than anybody means.
+"""Narrowing of a checked JSON schema for llguidance, where it allows more than its authors mean.
 
-Whatever fits the narrowed schema fits the one that was asked for.
+Every value that fits the narrowed schema also fits the original one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeGuard
 
 import msgspec
 
-from corepipe.structured.object_keys import close, close_together
+from corepipe.structured.object_keys import forbid_keys_listed_by_none, forbid_other_keys
 from corepipe.structured.schema_formats import bound_integers, limit, spell
 from corepipe.structured.schema_keywords import simplify
 from corepipe.structured.schemas import (
@@ -25,15 +25,15 @@ from corepipe.structured.schemas import (
 )
 
 LARGEST, SMALLEST = 2**62, 1e-60
-"""Bounds of llguidance's counting; integers may be larger upwards."""
+"""The bounds of llguidance's numbers, by magnitude; upper ones of integers may be larger."""
 BESIDE = frozenset(
     {"additionalProperties", "maximum", "minimum", "patternProperties", "properties", "required", "type"}
 )
-"""Keywords that hold beside those of `_here`."""
+"""Keywords that apply beside those of `_here`."""
 
 
 def narrow(document: Schema, places: Sequence[LocatedSchema]) -> None:
-    """Changes the document, whose schemas are `places`.  Raises SchemaError where no answer could end."""
+    """Narrows the document, whose schemas are `places`.  Raises SchemaError where no answer can end."""
     for _, schema in places:
         simplify(document, schema)
         bound_integers(schema)
@@ -45,19 +45,19 @@ def narrow(document: Schema, places: Sequence[LocatedSchema]) -> None:
     for place in places:
         if id(place.schema) not in joined:
             _bound(place.schema)
-            close(place)
+            forbid_other_keys(place)
     for group in groups:
-        close_together(group)
+        forbid_keys_listed_by_none(group)
     for _, schema in places:
         spell(schema)
     _check_that_it_ends(document, list(reachable(document)))
 
 
-# Schemas that an answer meets together: there one may need what another leaves open.
+# Schemas that apply together: one may require what another leaves open.
 
 
 def _groups(document: Schema, places: Sequence[LocatedSchema]) -> list[list[LocatedSchema]]:
-    """Schemas that hold for an answer together with others; one may be in several groups."""
+    """Returns groups of schemas that apply to an answer together; a schema may be in several groups."""
     found = []
     for place in places:
         here = _here(place.schema)
@@ -67,7 +67,7 @@ def _groups(document: Schema, places: Sequence[LocatedSchema]) -> list[list[Loca
 
 
 def _here(schema: Schema) -> list[str]:
-    """Keywords by which other schemas hold where this one does."""
+    """Returns the keywords by which other schemas apply where this one does."""
     return [key for key in ("$ref", "allOf", "anyOf", "oneOf") if key in schema]
 
 
@@ -94,7 +94,7 @@ def _branches(document: Schema, place: LocatedSchema) -> Iterator[LocatedSchema]
 
 
 def _reach(schema: Schema) -> None:
-    """Bounds that llguidance cannot count to, such as those of doubles, become narrower ones."""
+    """Narrows bounds that llguidance cannot count to, such as those of doubles."""
     for lower, upper in (("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")):
         if _number(least := schema.get(lower)) and (least < -LARGEST or 0 < least < SMALLEST):
             schema[lower] = -LARGEST if least < 0 else SMALLEST
@@ -109,7 +109,7 @@ def _number(value: object) -> TypeGuard[int | float]:
 
 
 def _bound(schema: Schema) -> None:
-    """Integers without bounds may have digits without end; these have bounds."""
+    """Gives bounds to integers without any, which could have endless digits."""
     if "integer" in types(schema) and "number" not in types(schema):
         limit(schema)
 
@@ -118,9 +118,9 @@ def _bound(schema: Schema) -> None:
 
 
 def _tell_apart(document: Schema, place: LocatedSchema) -> None:
-    """Where of several schemas no two can hold at once, one of them is any of them.
+    """Replaces `oneOf` by `anyOf` where no two of its schemas can apply at once.
 
-    Objects that differ in a property's constant are told apart by it once they all must have it.
+    A property whose constants differ distinguishes objects, once all of them must have it.
     """
     branches = place.schema.get("oneOf")
     if not branches or "anyOf" in place.schema or not all(isinstance(one, dict) for one in branches):
@@ -141,7 +141,7 @@ def _tell_apart(document: Schema, place: LocatedSchema) -> None:
 
 
 def _followed(document: Schema, place: LocatedSchema) -> Schema | None:
-    """A schema, or the one that its $ref leads to."""
+    """Returns a schema, or the target of its $ref."""
     seen: set[int] = set()
     while "$ref" in place.schema:
         if id(place.schema) in seen:
@@ -155,7 +155,7 @@ def _followed(document: Schema, place: LocatedSchema) -> Schema | None:
 
 
 def _tag(schemas: Sequence[Schema]) -> str | None:
-    """A property by whose constant objects differ."""
+    """Returns a property whose constant distinguishes the objects."""
     if not all(isinstance(one.get("properties"), dict) for one in schemas):
         return None
     if not all(isinstance(one.get("required", []), list) for one in schemas):
@@ -168,7 +168,7 @@ def _tag(schemas: Sequence[Schema]) -> str | None:
 
 
 def _constants(schema: object) -> set[bytes]:
-    """The texts, as JSON, that a schema names; empty where it may be something else."""
+    """Returns the texts, as JSON, that a schema allows; empty where it allows others."""
     if not isinstance(schema, dict) or not ("const" in schema or "enum" in schema):
         return set()
     named = [schema["const"]] if "const" in schema else schema["enum"]
@@ -178,7 +178,7 @@ def _constants(schema: object) -> set[bytes]:
 
 
 def _kinds_differ(one: Schema, other: Schema) -> bool:
-    """Whether no value has a type of both; every integer is a number."""
+    """Tells whether two schemas have no type in common; every integer is a number."""
     kinds, others = ({"number" if kind == "integer" else kind for kind in types(two)} for two in (one, other))
     return bool(kinds and others) and not kinds & others
 
@@ -187,7 +187,7 @@ def _kinds_differ(one: Schema, other: Schema) -> bool:
 
 
 def _check_that_it_ends(document: Schema, places: Sequence[LocatedSchema]) -> None:
-    """Raises SchemaError where every answer would need another one in itself."""
+    """Raises SchemaError where every answer would have to contain another one."""
     ends: set[int] = set()
     more = True
     while more and id(document) not in ends:
@@ -202,7 +202,7 @@ def _check_that_it_ends(document: Schema, places: Sequence[LocatedSchema]) -> No
 
 
 def _ends(document: Schema, place: LocatedSchema, ends: set[int]) -> bool:
-    """Whether some value that fits has an end, as far as is known by now."""
+    """Tells whether some value that fits can end, as far as is known so far."""
     schema = place.schema
     if "const" in schema or "enum" in schema:
         return True

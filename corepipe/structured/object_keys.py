@@ -1,7 +1,8 @@
-"""The keys of objects: which others there are beside those that a schema lists, each with one spelling.
+"""The keys of objects beside those that a schema lists, each with one spelling only.
 
-llguidance knows a key that is listed by its plain spelling: a free key may be the same one, written with
-escapes (`"\\u0061"` for `"a"`), and a reader would take the last.  What a pattern describes has one spelling.
+llguidance recognizes a listed key by its plain spelling: a free key could be the same one, written with
+escapes (`"\\u0061"` for `"a"`), and a reader would take the last.  A key that a pattern describes has one
+spelling.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from corepipe.structured.schemas import LocatedSchema, Schema, SchemaError, texts
 
 MAX_PATTERN = 1 << 16
-"""Characters of a pattern for all keys but some."""
+"""The most characters of a pattern for all keys but some."""
 ANY = "(?s:.*)"
 
 
-def close(place: LocatedSchema) -> None:
-    """An object that lists properties has no others, unless others are mentioned: these get a pattern."""
+def forbid_other_keys(place: LocatedSchema) -> None:
+    """Forbids other keys in an object that lists its own; others that the schema mentions get a pattern."""
     schema, other = place.schema, place.schema.get("additionalProperties", False)
     patterns = schema.get("patternProperties")
     if not _lists(schema):
@@ -25,7 +26,7 @@ def close(place: LocatedSchema) -> None:
     for name in texts(schema.get("required")):
         listed.setdefault(name, True if patterns or other is False else other)
     if "additionalProperties" in schema and other is False:
-        return  # where what is required and not listed cannot be
+        return  # required keys that are not listed are impossible then
     if other is not False and not patterns:
         schema["patternProperties"] = {_all_but(listed, place): other}
     elif isinstance(other, dict):
@@ -35,8 +36,8 @@ def close(place: LocatedSchema) -> None:
     schema["additionalProperties"] = False
 
 
-def close_together(group: Sequence[LocatedSchema]) -> None:
-    """Schemas that hold together: an object has what one of them lists, and nothing else."""
+def forbid_keys_listed_by_none(group: Sequence[LocatedSchema]) -> None:
+    """Forbids keys that none of several schemas lists, where these apply to an object together."""
     if not any(_lists(one.schema) for one in group):
         return
     names = dict.fromkeys(name for one in group for name in _names(one.schema))
@@ -60,12 +61,12 @@ def _names(schema: Schema) -> Iterator[str]:
 
 
 def _rest(schema: Schema, names: Iterable[str]) -> Schema:
-    """What others list, which is free here."""
+    """Returns the keys that other schemas list, with any value."""
     return {name: True for name in names if name not in schema.get("properties", {})}
 
 
 def _all_but(names: Iterable[str], place: LocatedSchema) -> str:
-    """A pattern of all texts but these: of each way to leave the paths on which they are."""
+    """Writes a pattern of all texts but these: for each prefix of a name, the ways to leave all names."""
     after: dict[str, set[str]] = {"": set()}
     for name in names:
         for at, character in enumerate(name):
@@ -86,5 +87,5 @@ def _all_but(names: Iterable[str], place: LocatedSchema) -> str:
 
 
 def _quoted(character: str) -> str:
-    """As a regular expression has it, in brackets and outside."""
+    """Quotes a character for a regular expression, in brackets and outside."""
     return character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):X}}}"

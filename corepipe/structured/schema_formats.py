@@ -1,7 +1,7 @@
-"""Formats of JSON schemas: those that answers are held to; all others are annotations.
+"""Formats of JSON schemas that answers must fit; all others are annotations.
 
-In JSON Schema 2020-12 a format is an annotation unless it is asserted.  Asserted here are those that it
-defines for texts, but for `regex`, and what widely used libraries write for the same things.
+In JSON Schema 2020-12 a format is an annotation unless it is asserted.  Asserted here are the formats that it
+defines for texts, except `regex`, and those that widely used libraries write for the same things.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from corepipe.structured.schemas import Schema, types
 
 EXACT = 2**53 - 1
-"""Integers beyond are not the same to every reader of JSON (RFC 8259, 6)."""
+"""The largest integer that every reader of JSON reads exactly (RFC 8259, 6)."""
 
 _CLOCK = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?"
 _TIME = rf"{_CLOCK}(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
@@ -54,7 +54,7 @@ PATTERNS: Mapping[str, str] = MappingProxyType(
         },
     }
 )
-r"""Patterns of texts: days that there are, no second 60, digits that end.  `\w` is ASCII's."""
+r"""Patterns of texts: only days that exist, no second 60, a limited number of digits.  `\w` is ASCII's."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -73,10 +73,10 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "url": "uri",
     }
 )
-"""Formats of JSON Schema and pydantic, each with one that has the same texts or some of them."""
+"""Formats of JSON Schema and pydantic, each with one that allows the same texts or some of them."""
 
 OWN = frozenset({"email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
-"""Formats that llguidance has."""
+"""Formats that llguidance supports."""
 
 INTEGERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
@@ -86,16 +86,16 @@ INTEGERS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "uint": (0, 2**64 - 1),
     }
 )
-"""The least and the largest number of each: OpenAPI's registry and Rust's schemars write them."""
+"""The least and the largest number of each format, which OpenAPI's registry and Rust's schemars write."""
 
 
 def held(kind: object) -> bool:
-    """Tells whether answers are held to a format of texts."""
+    """Tells whether answers must fit a format of texts."""
     return isinstance(kind, str) and (kind in PATTERNS or kind in ALIASES or kind in OWN or kind in INTEGERS)
 
 
 def bound_integers(schema: Schema) -> None:
-    """Numbers of an integer format are whole, and within its bounds."""
+    """Makes numbers of an integer format whole, and bounds them."""
     kind = schema.get("format")
     if not isinstance(kind, str) or kind not in INTEGERS:
         return
@@ -109,7 +109,7 @@ def bound_integers(schema: Schema) -> None:
 
 
 def limit(schema: Schema, least: float = -inf, most: float = inf) -> None:
-    """Bounds an integer: by what every reader of JSON has exactly, where the schema asks for no more."""
+    """Bounds an integer to what every reader of JSON reads exactly, unless the schema allows more."""
     lower = [schema[key] for key in ("minimum", "exclusiveMinimum") if key in schema]
     upper = [schema[key] for key in ("maximum", "exclusiveMaximum") if key in schema]
     if (
@@ -129,10 +129,10 @@ def limit(schema: Schema, least: float = -inf, most: float = inf) -> None:
 
 
 def spell(schema: Schema) -> None:
-    """A format becomes a pattern, one of llguidance's, or nothing."""
+    """Replaces a format by a pattern, by a format of llguidance, or by nothing."""
     kind = schema.get("format")
     if not isinstance(kind, str):
-        return  # which llguidance refuses
+        return  # llguidance refuses it
     kind, kinds = ALIASES.get(kind, kind), types(schema)
     schema["format"] = kind
     if kind in OWN:
@@ -148,5 +148,5 @@ def spell(schema: Schema) -> None:
 
 
 def _digits(least: int, most: int) -> str:
-    """A pattern of the numbers that have fewer digits than the largest one."""
+    """Writes a pattern of the numbers that have fewer digits than the largest one."""
     return rf"0|{'-?' if least else ''}[1-9]\d{{0,{len(str(most)) - 2}}}"

@@ -1,6 +1,6 @@
-"""Keywords of JSON schemas that cannot be honoured: refused where they stand, unless they exclude nothing.
+"""Keywords of JSON schemas that cannot be honoured: they are refused, unless they exclude nothing.
 
-Keywords that no version of JSON Schema defines are annotations, as its specification has it.  All others are
+Keywords that no version of JSON Schema defines are annotations, as its specification says.  All others are
 honoured or refused.
 """
 
@@ -25,7 +25,7 @@ from corepipe.structured.schemas import (
 
 
 class KeywordUse(NamedTuple):
-    """The value of a keyword, and where it stands.  seen: references on the way there."""
+    """A keyword's value, and the schema and document that have it.  seen: references on the way there."""
 
     value: Any
     schema: Schema
@@ -33,7 +33,7 @@ class KeywordUse(NamedTuple):
     seen: frozenset[str] = frozenset()
 
     def takes_all(self, schema: object, kind: str = "") -> bool:
-        """Tells whether a schema within the value takes all values, or all of a type."""
+        """Tells whether a schema within the value accepts all values, or all of a type."""
         return _Reader(self.document, kind, self.seen).takes_all(schema)
 
 
@@ -42,7 +42,7 @@ def _takes_all(asked: KeywordUse) -> bool:
 
 
 def _names_nothing_new(asked: KeywordUse) -> bool:
-    """Judges a map from properties to those that they need, or to schemas."""
+    """Judges a map from properties to properties that they need, or to schemas."""
     needed = asked.value.values() if isinstance(asked.value, dict) else [False]
     required = texts(asked.schema.get("required"))
     return all(
@@ -81,16 +81,16 @@ def _excludes_nobody(asked: KeywordUse) -> bool:
     return denied.get("not") in (True, {}) or bool(kinds and others and kinds.isdisjoint(others))
 
 
-def _never(asked: KeywordUse) -> bool:  # noqa: ARG001 -- as the others have it
+def _never(asked: KeywordUse) -> bool:  # noqa: ARG001 -- the others' signature
     return False
 
 
-def _always(asked: KeywordUse) -> bool:  # noqa: ARG001 -- as the others have it
+def _always(asked: KeywordUse) -> bool:  # noqa: ARG001 -- the others' signature
     return True
 
 
 class RefusedKeyword(NamedTuple):
-    """A keyword: the type of values that it is about ("": all), and when it excludes none of them."""
+    """A keyword: the type of values that it restricts ("": all), and the check that it excludes none."""
 
     about: str
     nothing: Callable[[KeywordUse], bool]
@@ -98,12 +98,12 @@ class RefusedKeyword(NamedTuple):
 
 REFUSED: Mapping[str, RefusedKeyword] = MappingProxyType(
     {
-        "$dynamicAnchor": RefusedKeyword("", _always),  # a name, which only a $dynamicRef would follow
+        "$dynamicAnchor": RefusedKeyword("", _always),  # only a name, which a $dynamicRef would refer to
         "$dynamicRef": RefusedKeyword("", _never),
         "$recursiveAnchor": RefusedKeyword("", _always),
         "$recursiveRef": RefusedKeyword("", _never),
         "contains": RefusedKeyword("array", _contains_none),
-        "contentSchema": RefusedKeyword("string", _always),  # an annotation, as `contentMediaType` is
+        "contentSchema": RefusedKeyword("string", _always),  # an annotation, like `contentMediaType`
         "dependencies": RefusedKeyword("object", _names_nothing_new),
         "dependentRequired": RefusedKeyword("object", _names_nothing_new),
         "dependentSchemas": RefusedKeyword("object", _names_nothing_new),
@@ -126,7 +126,7 @@ REFUSED: Mapping[str, RefusedKeyword] = MappingProxyType(
         "uniqueItems": RefusedKeyword("array", _takes_no_two),
     }
 )
-"""Keywords that no grammar here can hold; `extends`, `disallow` and `divisibleBy` are of old drafts."""
+"""Keywords that no grammar here can express; `extends`, `disallow` and `divisibleBy` are of old drafts."""
 
 ASSERTED: Mapping[str, str] = MappingProxyType(
     {
@@ -141,19 +141,19 @@ ASSERTED: Mapping[str, str] = MappingProxyType(
         **{key: one.about for key, one in REFUSED.items()},
     }
 )
-"""Keywords by which a schema may exclude something, and the type of values that each is about."""
+"""Keywords by which a schema may exclude values, and the type of values that each restricts."""
 
 COUNTS = ("maxItems", "maxLength", "maxProperties", "minContains", "minItems", "minLength", "minProperties")
 
 
 def check(document: Schema) -> list[LocatedSchema]:
-    """The schemas within a document that an answer may meet.
+    """Returns the schemas within a document that may apply to an answer.
 
-    Raises SchemaError for the first thing that cannot be honoured.
+    Raises SchemaError for the first keyword that cannot be honoured.
     """
     if deeper_than(MAX_DEPTH, document):
         raise SchemaError((), f"it is nested more than {MAX_DEPTH} deep", unsupported=True)
-    if "x-guidance" in document:  # llguidance's own, by which it could be told to ignore keywords
+    if "x-guidance" in document:  # llguidance's own keyword, which could make it ignore others
         raise SchemaError((), "'x-guidance' is not permitted", unsupported=True)
     places = list(reachable(document))
     for place in places:
@@ -163,7 +163,7 @@ def check(document: Schema) -> list[LocatedSchema]:
 
 
 def simplify(document: Schema, schema: Schema) -> None:
-    """Drops what excludes nothing of a schema that was checked; counts written as `2.0` are whole."""
+    """Drops the keywords of a checked schema that exclude nothing; makes counts such as `2.0` integers."""
     for key in schema.keys() & ASSERTED.keys():
         if key in REFUSED or _unsaid(key, schema[key]):
             del schema[key]
@@ -177,22 +177,22 @@ def simplify(document: Schema, schema: Schema) -> None:
 
 
 def _unsaid(key: str, value: object) -> bool:
-    """Tells the null that writers who leave no field out put in the place of a value."""
+    """Tells whether a value is the null that some programs write for a keyword that is not set."""
     return value is None and key != "const"
 
 
 def whole(value: object) -> object:
-    """A number without a fraction as an integer; anything else as it is."""
+    """Returns a number without a fraction as an integer, anything else unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def takes_all(document: Schema, schema: object, kind: str = "") -> bool:
-    """Tells whether a schema takes all values, or all of a type; False also where that is not easily seen."""
+    """Tells whether a schema accepts all values, or all of a type; False also where that is hard to see."""
     return _Reader(document, kind).takes_all(schema)
 
 
 class _Reader(NamedTuple):
-    """Tells whether schemas take all values of a type ("": all); `seen` as in `KeywordUse`."""
+    """Tells whether schemas accept all values of a type ("": all); `seen` as in `KeywordUse`."""
 
     document: Schema
     kind: str
@@ -229,7 +229,7 @@ class _Reader(NamedTuple):
 
 
 def _says_nothing(key: str, value: object) -> bool:
-    """Tells whether a keyword excludes nothing by its value alone."""
+    """Tells whether a keyword's value shows by itself that it excludes nothing."""
     if key == "format":
         return not held(value)
     if key == "pattern":
@@ -250,18 +250,18 @@ def _check_keywords(document: Schema, place: LocatedSchema) -> None:
 
 
 def _concerns(schema: Schema, about: str) -> bool:
-    """Tells whether values of a type may come."""
+    """Tells whether a schema may accept values of a type."""
     kinds = _kinds(schema)
     return not about or not kinds or about in kinds
 
 
 def _kinds(schema: Schema) -> set[str]:
-    """The types that it names: of integers and numbers the wider one."""
+    """Returns the types that a schema names, with "number" for integers."""
     return {"number" if kind == "integer" else kind for kind in types(schema)}
 
 
 def _check_free_keys(place: LocatedSchema) -> None:
-    """Raises SchemaError for a count of keys that are not listed: two may be alike, and readers see one."""
+    """Raises SchemaError for a count of keys that are not listed: two could be equal, and readers see one."""
     path, schema = place
     least = whole(schema.get("minProperties"))
     listed = len(set(texts(schema.get("required"))))

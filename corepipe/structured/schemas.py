@@ -1,4 +1,4 @@
-"""JSON schemas of strangers: the schemas within one, what they name, and where references lead."""
+"""Untrusted JSON schemas: the schemas within one, their literal values, and the targets of references."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 MAX_DEPTH = 64
-"""Of JSON in a schema; llguidance's reader ends at 128."""
+"""The greatest depth of JSON in a schema; llguidance's reader stops at 128."""
 
 Path = tuple[str, ...]
 Schema = dict[str, Any]
@@ -19,7 +19,7 @@ SINGLES = ("additionalProperties", "items", "additionalItems")
 
 
 class SchemaError(Exception):
-    """What of a schema is wrong, and where.  unsupported: it is one, but it cannot be honoured."""
+    """Raised for a fault in a schema, with its path.  unsupported: the schema is valid, but not supported."""
 
     def __init__(self, path: Path, message: str, *, unsupported: bool = False) -> None:
         super().__init__(message)
@@ -27,14 +27,14 @@ class SchemaError(Exception):
 
 
 class LocatedSchema(NamedTuple):
-    """A schema within a document."""
+    """A schema within a document, and its path there."""
 
     path: Path
     schema: Schema
 
 
 def literals(places: Iterable[LocatedSchema]) -> Iterator[tuple[Path, str]]:
-    """What answers may have to have as it stands, as JSON, and where: constants and names of properties."""
+    """Yields the texts that an answer may need exactly, with paths: constants as JSON, property names."""
     for path, schema in places:
         if "const" in schema:
             yield (*path, "const"), _written(schema["const"])
@@ -52,7 +52,7 @@ def _written(value: object) -> str:
 
 
 def deeper_than(most: int, value: object) -> bool:
-    """Whether a JSON value has more objects and lists inside each other."""
+    """Tells whether a JSON value has more than `most` objects and lists inside each other."""
     level: list[Any] = [value]
     for _ in range(most + 1):
         nested = [one for one in level if isinstance(one, dict | list)]
@@ -63,9 +63,9 @@ def deeper_than(most: int, value: object) -> bool:
 
 
 def reachable(document: Schema) -> Iterator[LocatedSchema]:
-    """All schemas that an answer may meet, each once; what no $ref leads to is none of them.
+    """Yields all schemas that may apply to an answer, each once; definitions without a $ref to them do not.
 
-    Raises SchemaError for a $ref that leads nowhere or out of the document, and for what is no schema.
+    Raises SchemaError for a $ref that leads nowhere or out of the document, and for what is not a schema.
     """
     seen: set[int] = set()
     waiting = [LocatedSchema((), document)]
@@ -109,7 +109,7 @@ def _place(path: Path, value: object) -> Iterator[LocatedSchema]:
 
 
 def referred(document: Schema, place: LocatedSchema) -> Iterator[LocatedSchema]:
-    """Where a $ref leads.  Raises SchemaError for one that leads nowhere, or out of the document."""
+    """Yields the target of a $ref.  Raises SchemaError for one that leads nowhere, or out of the document."""
     reference = place.schema.get("$ref")
     if reference is None:
         return
@@ -125,7 +125,10 @@ def referred(document: Schema, place: LocatedSchema) -> Iterator[LocatedSchema]:
 
 
 def resolved(document: Mapping[str, Any], reference: str) -> tuple[object, Path]:
-    """What a $ref within a document leads to, or None; and the way: a JSON pointer, or an anchor's name."""
+    """Returns the target of a $ref within a document, or None, and its path.
+
+    The reference is a JSON pointer, or the name of an anchor.
+    """
     if reference != "#" and not reference.startswith("#/"):
         return _anchored(document, unquote(reference.removeprefix("#")))
     steps = [unquote(step).replace("~1", "/").replace("~0", "~") for step in reference.split("/")[1:]]
@@ -154,11 +157,11 @@ def _anchored(document: Mapping[str, Any], name: str) -> tuple[object, Path]:
 
 
 def texts(value: object) -> list[str]:
-    """Of a list; nothing of what is none."""
+    """Returns the texts in a list; none of a value that is not a list."""
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def types(schema: Schema) -> list[str]:
-    """Those that it names; none where it names none."""
+    """Returns the types that a schema names; an empty list where it names none."""
     kinds = schema.get("type")
     return [kinds] if isinstance(kinds, str) else texts(kinds)

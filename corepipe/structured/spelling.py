@@ -1,4 +1,4 @@
-"""Which texts the tokens of a model can write: some vocabularies have no token for some bytes."""
+"""The texts that a model's tokens can write: some vocabularies have no token for some bytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 
 ALL_BYTES = frozenset(range(256))
 LONGEST = 4
-"""Bytes of a character."""
+"""The most bytes of a character."""
 
 
 class SpellingVocabulary(Protocol):
-    """What this module needs of a tokenizer."""
+    """The interface of a tokenizer for this module."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -25,8 +25,10 @@ class SpellingVocabulary(Protocol):
 
 
 class Spelling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """missing: bytes that are no token.  characters: those that are a token, though they have such bytes.
-    absent: bytes that no token has in it.  added: ids of added tokens, which free text cannot hold.
+    """The texts that a model's tokens can write.
+
+    missing: bytes that are no token by themselves.  characters: characters with such bytes that are a token.
+    absent: bytes that occur in no token.  added: ids of added tokens, which free text cannot hold.
     """
 
     missing: bytes = b""
@@ -36,7 +38,7 @@ class Spelling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, vocabulary: SpellingVocabulary) -> Spelling:
-        """That of a tokenizer, each of whose tokens is looked at."""
+        """Makes the spelling of a tokenizer from all of its tokens."""
         pieces = [vocabulary.token_bytes(token) for token in range(vocabulary.vocab_size)]
         missing = ALL_BYTES.difference(piece[0] for piece in pieces if len(piece) == 1)
         added = {text: token for text, token in vocabulary.added_tokens.items() if text.strip()}
@@ -49,9 +51,9 @@ class Spelling(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(bytes(sorted(missing)), characters, bytes(sorted(absent)), added)
 
     def unwritten(self, text: str) -> str:
-        """The first character of a text that no tokens write by themselves; "" where there is none.
+        """Returns the first character of a text that no tokens write by themselves; "" where there is none.
 
-        A token may have it together with others: such a text is taken for one that cannot be written.
+        Such a character counts as one that cannot be written, even if a token has it together with others.
         """
         if not self.missing:
             return ""
@@ -63,4 +65,4 @@ class Spelling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 ANY_TEXT = Spelling()
-"""Of tokens that write all there is."""
+"""The spelling of tokens that can write every text."""

@@ -1,6 +1,6 @@
-"""Structural tags: text that is free until a trigger, after which a tag is written as it must be, and so on.
+"""Structural tags: text that is free up to a trigger, after which a tag with a fixed form follows, and so on.
 
-As vLLM takes them: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or
+They have vLLM's forms: `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, or
 `{"format": {"type": ...}}` with the formats below, after xgrammar's.
 """
 
@@ -17,13 +17,13 @@ from corepipe.structured.lark import ANY_TEXT, marker, quoted
 from corepipe.structured.schemas import Path, Schema, SchemaError
 
 MOST = 512
-"""Tags, triggers or elements of a list."""
+"""The most tags, triggers or elements of a list."""
 
 Text = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """An object whose members are all known."""
+    """An object without unknown members."""
 
 
 class JsonSchema(_Strict, frozen=True, tag="json_schema"):
@@ -33,29 +33,29 @@ class JsonSchema(_Strict, frozen=True, tag="json_schema"):
 
 
 class ConstString(_Strict, frozen=True, tag="const_string"):
-    """This text."""
+    """A constant text."""
 
     value: Text
 
 
 class AnyText(_Strict, frozen=True, tag="any_text"):
-    """Any, up to the end of its tag."""
+    """Any text, up to the end of its tag."""
 
 
 class InOrder(_Strict, frozen=True, tag="sequence"):
-    """One after the other."""
+    """Formats one after the other."""
 
     elements: Annotated[list[Format], Meta(min_length=1, max_length=MOST)]
 
 
 class AnyOf(_Strict, frozen=True, tag="or"):
-    """One of them."""
+    """One of several formats."""
 
     elements: Annotated[list[Format], Meta(min_length=1, max_length=MOST)]
 
 
 class Tag(_Strict, frozen=True, tag="tag"):
-    """A beginning, what stands between, and an end, which may be empty where JSON ends by itself."""
+    """A beginning, a content, and an end, which may be empty after JSON, which ends by itself."""
 
     begin: Text
     content: Format
@@ -63,7 +63,7 @@ class Tag(_Strict, frozen=True, tag="tag"):
 
 
 class TriggeredTags(_Strict, frozen=True, tag="triggered_tags"):
-    """Free text; where it comes to a trigger, it goes on as a tag that begins so."""
+    """Free text; after a trigger it continues as one of the tags that begin with the trigger."""
 
     triggers: Annotated[list[Text], Meta(min_length=1, max_length=MOST)]
     tags: Annotated[list[Tag], Meta(min_length=1, max_length=MOST)]
@@ -72,7 +72,7 @@ class TriggeredTags(_Strict, frozen=True, tag="triggered_tags"):
 
 
 class TagsWithSeparator(_Strict, frozen=True, tag="tags_with_separator"):
-    """Tags alone, with a text between them."""
+    """Tags with a text between them, and no other text."""
 
     tags: Annotated[list[Tag], Meta(min_length=1, max_length=MOST)]
     separator: Text
@@ -100,13 +100,13 @@ class _Older(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["structural_tag"] = "structural_tag"
 
     def format(self) -> TriggeredTags:
-        """In the newer form."""
+        """Converts it to the newer form."""
         tags = [Tag(one.begin, JsonSchema(one.schema or {}), one.end) for one in self.structures]
         return TriggeredTags(self.triggers, tags)
 
 
 def format_of(document: Mapping[str, Any]) -> tuple[Format, Callable[[Path], Path]]:
-    """What a document asks for, and from a path within that the path in the document.
+    """Returns the format in a document, and a function from a path in the format to one in the document.
 
     Raises SchemaError.
     """
@@ -135,9 +135,9 @@ def _older_path(path: Path) -> Path:
 class TagGrammarWriter:
     """Writes a format as rules of llguidance's Lark text.
 
-    schema: gives a schema as grammars have it, as text; check: is told of each text that an answer may have
-    to have; both by paths in the format, and raise what they like.  tokens: ids of added tokens, which free
-    text cannot hold; empty: the same in characters.
+    schema: returns a schema as text for a grammar.  check: called with each text that an answer may need
+    exactly.  Both get paths in the format, and may raise any error.  tokens: ids of added tokens, which free
+    text cannot hold; empty: markers are written in characters.
     """
 
     def __init__(
@@ -153,18 +153,18 @@ class TagGrammarWriter:
         self._rules: list[str] = []
 
     def lark(self, form: Format) -> str:
-        """All rules.  Raises SchemaError for what no grammar can hold apart."""
+        """Writes all rules.  Raises SchemaError for formats that no grammar can distinguish."""
         start = self._free((), "") if isinstance(form, AnyText) else self._written((), form, last=True)
         return "\n".join([f"start: {start}", *self._rules, ""])
 
     def _rule(self, kind: str, body: str, options: str = "") -> str:
-        """The name of a new rule; one in capitals is a lexeme's."""
+        """Adds a rule and returns its name; one in capitals is a lexeme."""
         name = f"{kind}_{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
 
     def _written(self, path: Path, form: Format, *, last: bool = False) -> str:
-        """An expression.  last: nothing follows in the answer."""
+        """Writes a format as an expression.  last: nothing follows it in the answer."""
         match form:
             case JsonSchema():
                 schema = self._schema((*path, "json_schema"), form.json_schema)
@@ -192,7 +192,7 @@ class TagGrammarWriter:
         return self._rule("all", " ".join(parts)) if in_order else self._rule("one", " | ".join(parts))
 
     def _text(self, path: Path, text: str) -> str:
-        """A text, in which added tokens are themselves."""
+        """Writes a text, in which added tokens stand for themselves."""
         self._check(path, text)
         parts, at = [], 0
         for found in self._marks.finditer(text):
@@ -201,7 +201,7 @@ class TagGrammarWriter:
         return " ".join(part for part in [*parts, quoted(text[at:])] if part != '""') or '""'
 
     def _tag(self, path: Path, tag: Tag, begin: str) -> str:
-        """What is left of a tag where all of its beginning but `begin` is there."""
+        """Writes the rest of a tag from `begin`, the rest of its beginning, on."""
         first = self._text((*path, "begin"), begin) if begin else '""'
         if isinstance(tag.content, AnyText):
             if not tag.end:
@@ -213,7 +213,7 @@ class TagGrammarWriter:
         return self._rule("tag", f"{first} {content} {end}")
 
     def _free(self, path: Path, end: str) -> str:
-        """Any text up to an end; without one, to that of the answer."""
+        """Writes any text up to an end; without one, up to the end of the answer."""
         if not end:
             return self._rule("TEXT", ANY_TEXT)
         if end in self._tokens:
@@ -232,7 +232,7 @@ class TagGrammarWriter:
         return [self._tag((*path, "tags", str(at)), tag, tag.begin) for at, tag in enumerate(tags)]
 
     def _triggered(self, path: Path, form: TriggeredTags) -> str:
-        """One that is wanted comes at once: text without end might come before it."""
+        """Writes triggered tags.  A required tag comes first: free text before it might never end."""
         several = " | ".join(self._after_text(path, form))
         first = f"({' | '.join(self._tags(path, form.tags))})" if form.at_least_one else ""
         if form.stop_after_first and first:
@@ -243,14 +243,14 @@ class TagGrammarWriter:
         return f"{first} ({several})* {rest}"
 
     def _after_text(self, path: Path, form: TriggeredTags) -> Iterator[str]:
-        """For each trigger: text up to it, and the tags that it begins."""
+        """Yields for each trigger the text up to it, and the tags that it begins."""
         begun: dict[str, list[str]] = {trigger: [] for trigger in form.triggers}
         for at, tag in enumerate(form.tags):
             where = (*path, "tags", str(at))
             fitting = [trigger for trigger in form.triggers if tag.begin.startswith(trigger)]
             if not fitting:
                 raise SchemaError((*where, "begin"), "it begins with none of the triggers")
-            trigger = min(fitting, key=len)  # which is met first
+            trigger = min(fitting, key=len)  # the first to be complete
             self._check((*where, "begin"), trigger)
             begun[trigger].append(self._tag(where, tag, tag.begin[len(trigger) :]))
         for trigger, tags in begun.items():
@@ -258,17 +258,17 @@ class TagGrammarWriter:
                 yield f"{self._up_to(path, trigger, form.triggers)} ({' | '.join(tags)})"
 
     def _up_to(self, path: Path, trigger: str, triggers: Sequence[str]) -> str:
-        """Text, and the trigger."""
+        """Writes text up to and including a trigger."""
         if trigger in self._tokens:
             return f"{self._rule('TEXT', _without(triggers))} {marker(trigger, self._tokens)}"
         return self._free((*path, "triggers"), trigger)
 
 
 def _without(texts: Sequence[str]) -> str:
-    """A pattern of text that has none of these in it."""
+    """Writes a pattern of text that contains none of these."""
     return f"{ANY_TEXT} & ~/(?s:.*({'|'.join(_escaped(text) for text in texts)}).*)/"
 
 
 def _escaped(text: str) -> str:
-    """As a pattern between slashes; other characters than letters and digits by their numbers."""
+    """Escapes a text for a pattern between slashes: all but letters and digits as numbers."""
     return "".join(char if char.isalnum() and char.isascii() else f"\\x{{{ord(char):x}}}" for char in text)

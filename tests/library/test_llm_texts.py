@@ -65,7 +65,7 @@ def test_fewer_dimensions_have_length_1_again() -> None:
 def test_a_models_prompts_stand_before_texts() -> None:
     with library(EMBED) as llm:
         assert llm.embed("a", prompt_name="q")[0].prompt_token_ids == ids("? a")
-        with pytest.raises(UserError, match=r"prompt_name: x is no prompt of this model \(q, none\)"):
+        with pytest.raises(UserError, match=r"prompt_name: this model has no prompt x \(q, none\)"):
             llm.embed("a", prompt_name="x")
 
 

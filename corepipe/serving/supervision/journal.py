@@ -25,8 +25,7 @@ KILLS_IN_A_ROW = 10
 the kernel does when a request needs too much memory."""
 
 BREAKS_WAITING = 3
-"""Engines that may break while a request waits and they compute nothing: submitting it may be what breaks
-them."""
+"""Idle engines that may break while a request waits: to take it may be what breaks them."""
 
 LOST = "The engine was lost while it answered, and again when it was tried once more."
 
