@@ -1,7 +1,9 @@
-"""The native executor's binding.  Shapes: M rows in a batch, S sequences, R rows whose logits are wanted.
+"""The native executor's binding.  Shapes: M rows in a batch, S sequences, R rows whose logits are requested.
 
-Everything here knows Ops, not architectures.  Values are fp32 buffers [max_rows, width], named by index;
-a Program with `round_bf16` rounds every stored result to bf16 (round to nearest even).
+The module knows Ops, not architectures.  Values are fp32 buffers [max_rows, width], named by index; a Program
+with `round_bf16` rounds every stored result to bf16 (round to nearest even).
+
+`python -m tests.kernels.stub` writes the parameters of class `Program` from the compiled module.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +18,16 @@ F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 
 def isas() -> list[str]:
-    """Tables of docs/kernels.md that this build and this CPU can run, best first."""
+    """Returns the tables of docs/kernels.md that this build and this CPU can run, best first."""
 
 def isa() -> str:
-    """The path in use: COREPIPE_ISA, or the best.  Raises ValueError where it is not to be had."""
+    """Returns the table in use: COREPIPE_ISA, or the best.  Raises ValueError where it is not available."""
 
 def left_out() -> list[str]:
-    """Tables that this CPU could run and COREPIPE_TABLES left out of the build, best first."""
+    """Returns the tables that this CPU could run and COREPIPE_TABLES left out of the build, best first."""
 
 def same_bits_isa() -> str:
-    """The path that `--bits same` takes.  Raises ValueError where the build lacks a table that it needs."""
+    """Returns the table of `--bits same`.  Raises ValueError where the build lacks a table that it needs."""
 
 class Matrix:
     """A view of a packed [n, k] matrix in panels of 32 columns (of n).
@@ -47,8 +49,8 @@ class Matrix:
 class KVCache:
     """Paged keys and values of some layers on one core, zeroed at the start.
 
-    dtype: of the Program, "bf16" or "fp32", which they are kept as, or, with `int8`, as that and a scale for
-    each key and value.  shared: of latents, one a token, the elements that are a value, too.
+    dtype: of the Program, "bf16" or "fp32".  Keys and values are stored in it or, with `int8`, as int8 with a
+    scale for each.  shared: for latents, one per token, the number of elements that are also a value.
     """
 
     def __init__(
@@ -66,33 +68,33 @@ class KVCache:
     def memory(self) -> U8: ...
 
 class StateCache:
-    """What recurrent Ops of a core keep of sequences, fp32: a block has `elements` numbers, of all of them.
+    """States of sequences in a core's recurrent Ops, fp32: a block has `elements` numbers, of all these Ops.
 
-    Block i of a sequence's table has them as they are after its positions, or as far as the sequence goes.
-    table: which of a sequence's block tables.
+    Block i of a sequence's table has the states after its positions, or after the sequence's last one.
+    table: the number of the sequence's block table.
     """
 
     def __init__(self, blocks: int, block_size: int, elements: int, table: int = 0) -> None: ...
     nbytes: int
 
 class Program:
-    """Ops of one core, appended in order.  Indices of values that alias are the caller's business."""
+    """Ops of one core, appended in order.  The caller is responsible for indices of values that alias."""
 
     def __init__(self, widths: Sequence[int], max_rows: int, round_bf16: bool) -> None: ...
     def memory(self) -> list[U8]:
-        """The core's activations (for tests)."""
+        """Returns the core's activations (for tests)."""
     def embed(self, out: int, table: npt.NDArray[Any]) -> None:
         """table [V, width]: f32, or bf16 as uint16."""
     def patches(self, out: int) -> None:
-        """What a batch brings for each row."""
+        """out = the batch's patch of each row."""
     def first_rows(self, out: int, rows: F32) -> None:
-        """rows [count, width] take the place of `out` at the first `count` positions of a sequence."""
+        """Replaces the rows of `out` at the first `count` positions of a sequence by rows [count, width]."""
     def add_embedding(
         self, x: int, out: int, table: npt.NDArray[Any], offset: int = 0, by: str = "position"
     ) -> None:
         """out = x + table[position + offset], or by "type"; the table as `embed` takes it."""
     def rms_norm(self, x: int, out: int, gain: F32, eps: float, groups: int = 1) -> None:
-        """Over each of `groups` parts of len(gain) elements."""
+        """Normalises each of `groups` parts of len(gain) elements."""
     def layer_norm(
         self, x: int, out: int, gain: F32 | None, bias: F32 | None, eps: float, groups: int = 1
     ) -> None: ...
@@ -110,16 +112,17 @@ class Program:
         residual: int | None = None,
         outer: int | None = None,
     ) -> None:
-        """segments: (matrix, bias, out) that share x.  In this order, each step rounded:
+        """Appends Linears that share x; segments: (matrix, bias, out).  In this order, each step rounded:
 
         norm = (gain, eps): x is RMS-normalised; layer_norm = (gain, bias, eps).
         function: of x @ w.T + bias; without factor and residual.
         glu: two segments of equal shape, gate and up; out of the first = function(gate) * up.
-        factor: times which the result goes.
-        residual: one segment only; the value that it is added to.  outer: what that sum is added to.
+        factor: multiplies the result.
+        residual: one segment only; the value that the result is added to.  outer: the value that this sum is
+        added to.
         """
     def rope(self, x: int, out: int, head_dim: int, cos: F32, sin: F32) -> None:
-        """cos, sin [max_positions, rotary_dim / 2]."""
+        """Rotates each head; cos, sin [max_positions, rotary_dim / 2]."""
     def attention(
         self,
         q: int,
@@ -144,24 +147,26 @@ class Program:
         head_norm: tuple[F32, float] | None = None,
         tempers: F32 | None = None,
     ) -> None:
-        """`layer` counts within the cache, `table` says which of a sequence's block tables the layer goes by.
+        """Appends an attention.  `layer` counts within the cache, `table` is the number of the sequence's
+        block table for the layer.
+
         Fused, in this order: per-head norm, rotation, `head_norm` of queries and keys, queries times their
-        position's of `tempers` [positions], attention.
+        position's factor of `tempers` [positions], attention.
 
-        chunked: a row sees from the last multiple of `window` on.
+        chunked: a row attends from the last multiple of `window` on.
 
-        Not causal, without a cache: rows see all rows of their sequence, which must be whole; with a window
-        those at most half of it away.  biases [heads * (2 * reach + 1)] are added to scores by how far the
-        key is ahead, from -reach on; reach is 64 more than positions differ by.
+        Not causal, without a cache: rows attend to all rows of their sequence, which must be whole; with a
+        window to those at most half of it away.  biases [heads * (2 * reach + 1)] are added to scores by how
+        far the key is ahead, from -reach on; reach is 64 more than the largest difference of positions.
 
-        softcap: a scaled score s becomes softcap * tanh(s / softcap).  slopes [heads]: then it loses its
-        head's slope for each position that the key lies back.  sinks [heads]: the softmax counts one score
-        more a head, of nothing.
+        softcap: a scaled score s becomes softcap * tanh(s / softcap).  slopes [heads]: the score is then
+        reduced by its head's slope for each position that the key lies back.  sinks [heads]: the softmax
+        counts one more score per head, without a key.
         """
     def activation(self, function: str, x: int, out: int) -> None: ...
     def glu(self, gate: int, up: int, out: int, function: str = "silu") -> None: ...
     def scale(self, x: int, factor: float, out: int, by: int | None = None) -> None:
-        """by: a value of width 1, whose rows x's are multiplied by, too."""
+        """out = x * factor.  by: a value of width 1, whose rows also multiply the rows of x."""
     def experts(
         self,
         x: int,
@@ -173,27 +178,27 @@ class Program:
         top_k: int,
         scoring: str,
         function: str = "silu",
-        biases: Sequence[F32] = (),
+        biases: Sequence[F32] = [],
         nearness: float = 0.0,
         correction: F32 | None = None,
         groups: tuple[int, int] = (1, 1),
         factor: float = 1.0,
         first: int | None = None,
     ) -> None:
-        """out = sum of weight * (down(function(gate(x)) * up(x))) over the `top_k` experts whose scores are
-        highest.  The matrices are one for each expert, all of the same shapes.
+        """out = sum of weight * (down(function(gate(x)) * up(x))) over the `top_k` experts with the highest
+        scores.  The matrices are one per expert, all of the same shapes.
 
-        scoring: weights are the softmax of all scores, "of_all", or of those of these experts, "of_chosen";
-        or of each expert, "of_near", of the scores that are less than its own by no more than `nearness`
-        times the larger of both sizes, without those of the experts before it.
-        or the sigmoid of each score, "sigmoid", or that by the sum of those of these experts,
-        "sigmoid_shares"; `correction` [experts] is added to it for the choice alone.  "input_sigmoid": the
-        sigmoid of each score, which multiplies what the expert takes, not what it makes.
-        biases: none, or gate's and up's [experts, n] and maybe down's.
-        groups: experts are in so many equal groups, of which a row takes those of so many: of those that have
-        the largest score, or, of sigmoids, the largest two together.  factor: of all weights.
-        first: of a core that has only some of the experts, from that number on; `out` [rows, top_k * n] then
-        has what these make, a row's for the i-th expert that it takes at i * n, neither weighed nor added.
+        scoring: weights are the softmax over all scores, "of_all", or over those of the chosen experts,
+        "of_chosen"; or, for each expert, "of_near", over the scores that are less than its own by no more
+        than `nearness` times the larger of both sizes, without those of the experts before it; or the sigmoid
+        of each score, "sigmoid", or each sigmoid divided by the sum of those of the chosen experts,
+        "sigmoid_shares"; `correction` [experts] is added to sigmoids for the choice alone.  "input_sigmoid":
+        the sigmoid of each score, which multiplies the expert's input, not its result.
+        biases: none, or gate's and up's [experts, n] and optionally down's.
+        groups: (number of equal groups of experts, groups that a row chooses from): those with the largest
+        score or, for sigmoids, with the largest sum of their two largest.  factor: multiplies all weights.
+        first: for a core that has only some of the experts, the number of its first; `out` [rows, top_k * n]
+        then has their results, a row's for its i-th expert at i * n, neither weighted nor added.
         """
     def gather_slots(
         self,
@@ -209,10 +214,10 @@ class Program:
         groups: tuple[int, int] = (1, 1),
         factor: float = 1.0,
     ) -> None:
-        """out = what `experts` makes of all experts, to the last bit, of the results x that the programs
-        `group` have of their own: each has those from one of `bounds` to the next.
+        """out = the result of `experts` with all experts, to the last bit, from the results x of the programs
+        `group`: each program has the experts from one of `bounds` to the next.
 
-        scoring and what follows it: as in `experts`.
+        scoring and the arguments after it: as in `experts`.
         """
     def latent_attention(
         self,
@@ -225,14 +230,15 @@ class Program:
         scale: float,
         table: int = 0,
     ) -> None:
-        """out = of each head value_up @ what its query finds in the latents, with scores q.k * scale.
+        """out = for each head value_up @ the attention of its query over the latents, with scores q.k *
+        scale.
 
         values: q [heads * (rotary + part)], latent and key_rope [rotary], which make a key.  A head's query
-        is its rotated elements and key_up @ the others.  key_up: of each head [latent, part]; value_up
+        is its rotated elements and key_up @ the others.  key_up: for each head [latent, part]; value_up
         [value, latent].
         """
     def clamp(self, x: int, limit: float, out: int) -> None:
-        """x held within -limit .. limit."""
+        """out = x limited to -limit .. limit."""
     def convolve(
         self,
         x: int,
@@ -244,8 +250,8 @@ class Program:
     ) -> None:
         """out = function(bias + the sum over k of weights[k] * the row `taps - 1 - k` before), by channel.
 
-        weights [taps, width]; bias [width].  state: a cache, and where the (taps - 1) * width elements of it
-        begin that are kept of a sequence.
+        weights [taps, width]; bias [width].  state: a cache, and the offset of the (taps - 1) * width
+        elements of it that are kept of a sequence.
         """
     def scan(
         self,
@@ -256,8 +262,8 @@ class Program:
         states: int,
         state: tuple[StateCache, int],
     ) -> None:
-        """step = clamp(softplus(dt + dt_bias)); h = exp(step * rate) * h + (step * x) outer b;
-        out = h . c + skip * x, of each head by itself, token after token.
+        """step = clamp(softplus(dt + dt_bias)); h = exp(step * rate) * h + (step * x) outer b; out = h . c +
+        skip * x, for each head by itself, token after token.
 
         values: x, heads x head_dim wide, head_dim a multiple of 16; b and c, groups x states, each of
         neighbouring heads; dt, heads.  of_heads: rates, dt_bias and skip.  limits: of a step.  state: as for
@@ -266,8 +272,8 @@ class Program:
     def add(self, a: int, b: int, out: int) -> None: ...
     def select_rows(self, x: int, out: int) -> None: ...
     def pool(self, pooling: str, x: int, out: int) -> None:
-        """One row of each sequence's, which a batch then has one logit row of: "first", "second", "last",
-        "mean", "max", "mean_sqrt_len", "weighted_mean"."""
+        """Pools the rows of each sequence into one, for which a batch then has one logit row: "first",
+        "second", "last", "mean", "max", "mean_sqrt_len", "weighted_mean"."""
     def all_reduce(self, x: int, out: int, group: Sequence[int]) -> None:
         """group: indices of the Programs that take part, in rank order."""
     def all_gather(self, x: int, out: int, group: Sequence[int], widths: Sequence[int]) -> None: ...
@@ -278,14 +284,15 @@ class Pool:
     """The threads of the process, and the queue of batches.  Batches run one after the other."""
 
     def __init__(self, threads: int, beats: npt.NDArray[np.int64] | memoryview | None = None) -> None:
-        """beats [1]: grows while a batch gets on, at each part of an Op; another process may read it."""
+        """beats [1]: grows at each part of an Op of a running batch; another process may read it."""
     threads: int
     def close(self) -> None: ...
 
 class Executor:
-    """Runs the Programs of a replica; `result` is the value of `programs[-1]` that is given or drawn from.
+    """Runs the Programs of a replica; `result` is the value of `programs[-1]` that is returned or sampled
+    from.
 
-    same_bits: by the kernels whose results have the same bits on every CPU.
+    same_bits: uses the kernels whose results have the same bits on every CPU.
     """
 
     def __init__(
@@ -310,45 +317,48 @@ class Executor:
         """Copies its arguments, queues the batch, returns its ticket; types [M] and patches [M, width], or
         none (patches: [0, 0]), as Programs read.
 
-        `sampling` is a corepipe.neuron.compile.program.SamplingBatch, read by attribute.
-        Raises ValueError for shapes that disagree or exceed what the Programs were built for.
+        `sampling` is a corepipe.neuron.inputs.SamplingBatch, read by attribute.
+        Raises ValueError for shapes that disagree or exceed the sizes of the Programs.
         """
 
     def go_on(self, ticket: int, ends: I32) -> int:
-        """Queues the batch that follows one that was submitted, and returns its ticket: one more row of each
-        sequence, of the token that is drawn behind its last row, drawn from alike at the next position.
+        """Queues the batch that follows a submitted one, and returns its ticket: one more row per sequence,
+        for the token that is sampled after its last row, with the same sampling parameters at the next
+        position.
 
-        It starts when that one has ended, unless one of `ends` was drawn there, a row had no numbers, or
-        something that is heeded can be read: then it is dropped.
-        Raises ValueError where a sequence draws no such token, or where draws hang on more than logits.
+        It starts when the first batch has ended.  It is dropped if one of `ends` was sampled there, a row had
+        logits that are not numbers, or a file of `heed` can be read.
+        Raises ValueError where a sequence samples no such token, or where sampling depends on more than
+        logits.
         """
 
     def adopt(self, ticket: int) -> bool:
-        """Whether a batch that goes on from another runs, or did; if not, its ticket is void."""
+        """Returns True if a batch queued by `go_on` runs or has run; otherwise its ticket is void."""
 
     def drop(self, ticket: int) -> None:
-        """Nobody wants the batch: it does not start, if it has not; its ticket is void."""
+        """Cancels the batch: it does not start, if it has not; its ticket is void."""
 
     def heed(self, files: Sequence[int]) -> None:
-        """File descriptors: where one can be read, no batch starts that goes on from another.  Of all
+        """Sets file descriptors to watch: while one can be read, no batch of `go_on` starts.  For all
         executors that share the pool."""
     def give_masks(self, ticket: int, masks: I32) -> None:
-        """Copies the masks [rows with one, (vocab + 31) // 32] of a batch, which may be computed meanwhile.
+        """Copies the masks [rows with one, (vocab + 31) // 32] of a batch, which may run meanwhile.
 
-        Raises ValueError for another shape, and where the batch wants none or has its masks.
+        Raises ValueError for another shape, and for a batch that needs no masks or has them.
         """
     def wait(self, ticket: int) -> dict[str, Any]:
-        """Waits with the GIL released; a dict with the fields of StepOutput, and
-        `spans`: (program, start_ns, end_ns) of the host, one for each run of a core;
-        `scratch_bytes` that Linears and mixtures of the pool work in by now.
+        """Waits with the GIL released; returns a dict with the fields of StepOutput, and `spans`: (program,
+        start_ns, end_ns) of the host, one for each run of a core; `scratch_bytes`: the present working
+        memory of Linears and mixtures of the pool.
 
-        Raises RuntimeError where the batch has failed, or wants masks and has none.
+        Raises RuntimeError where the batch has failed, or needs masks and has none.
         """
     def watch(self, hook: Callable[[int], None] | None) -> None:
-        """Tests: called with the Program's index each time another core's part starts to run."""
+        """Tests: sets a hook, called with the Program's index each time another core's part starts to run."""
 
 def divide(panels: int, blocks: int, threads: int) -> tuple[int, int]:
-    """Tests: into how many parts by rows a Linear's panels are cut, and how many blocks threads idle for."""
+    """Tests: returns the number of parts, by rows, of a Linear's panels, and the blocks for which threads
+    idle."""
 
 def int8_accumulators(x: npt.NDArray[np.int8], matrix: Matrix) -> I32:
     """Tests: x [M, k] -> int32 sums [k / 64 groups, M, n] before any scale."""
@@ -357,13 +367,13 @@ def sample(logits: F32, sampling: object, masks: I32 | None = None) -> dict[str,
     """Tests: the sampler alone, on logits [R, V]."""
 
 class SimulatedStepTimes:
-    """How long steps take, for replicas whose cores are as fast; what was asked once is kept."""
+    """Times of steps, for replicas whose cores are equally fast; each time is asked for once and kept."""
 
     def __init__(self, asked: object) -> None:
         """asked: a corepipe.simulation.step_times.StepTimes, whose methods are called."""
 
 class SimulatedReplica:
-    """A replica of one stage, of simulation/native_fleet.py; seconds as `Timeline` has them."""
+    """A replica of one stage, of simulation/native_fleet.py; seconds as in `Timeline`."""
 
     unfinished: int
     running: int
@@ -382,15 +392,15 @@ class SimulatedReplica:
     def check(self) -> None:
         """Raises RuntimeError unless blocks and reference counts match the requests that hold them."""
     def step_columns(self, columns: Sequence[int]) -> F64:
-        """[columns, steps]: those with these places in `record.STEP_COLUMNS`."""
+        """Returns [columns, steps]: the columns with these places in `record.STEP_COLUMNS`."""
     def step_reader(self, columns: Sequence[int]) -> SimulatedSteps:
-        """The same, to be read part by part."""
+        """Returns a reader of the same, part by part."""
 
 class SimulatedSteps:
     """Steps of a replica, from the first on."""
 
     def read(self, rows: int) -> F64:
-        """[columns, rows] of the next ones; fewer at the end."""
+        """Returns [columns, rows] of the next steps; fewer at the end."""
 
 class SimulatedFleet:
     """Replicas under one router and one clock.  Times are in seconds of that clock."""
@@ -403,13 +413,13 @@ class SimulatedFleet:
         margin: int,
         told: bool,
     ) -> None:
-        """limits: a corepipe.scheduler.config.SchedulerConfig, read by attribute.  replicas: of each times,
-        and a profile's host_seconds and change_seconds.  margin: `router.load_margin`.  told: there will be
-        `news`."""
+        """limits: a corepipe.scheduler.config.SchedulerConfig, read by attribute.  replicas: the times of
+        each, and a profile's host_seconds and change_seconds.  margin: `router.load_margin`.  told: `news`
+        will be called."""
     def next_event(self) -> float:
-        """When anything is to do; infinity: not before a request comes."""
+        """Returns the time of the next event; infinity if there is none before the next request."""
     def advance(self, until: float) -> bool:
-        """Does all that is to do up to then, that moment included, or up to the first news: True then."""
+        """Processes all events up to and including this time, or up to the first news: True then."""
     def add(
         self,
         number: int,
@@ -419,13 +429,16 @@ class SimulatedFleet:
         answer: int,
         segments: tuple[tuple[int, int], ...],
     ) -> str | None:
-        """A request comes, whose prompt has segments of (id, tokens).  None: it is taken, else why not:
+        """Adds a request whose prompt has segments of (id, tokens).  Returns None, or why it is refused:
         "overloaded" or "invalid"."""
     def news(self) -> tuple[list[tuple[int, float]], list[tuple[int, int, float]]]:
-        """Since the last call: (number, time) of first tokens, (number, tokens it has, time) of ends."""
+        """Returns since the last call: (number, time) of first tokens, (number, tokens it has, time) of
+        ends."""
     def replica(self, number: int) -> SimulatedReplica: ...
     nbytes: int
     def requests(self) -> F64:
-        """[columns, requests] of those that ended, in order: `record.REQUEST_COLUMNS`, and the replica."""
+        """Returns [columns, requests] of the ended requests, in order: `record.REQUEST_COLUMNS`, and the
+        replica."""
     def gaps(self) -> tuple[F64, F64]:
-        """Seconds between the tokens of a request, and how many tokens came so."""
+        """Returns the seconds between the tokens of a request, and the number of tokens after each such
+        gap."""

@@ -22,6 +22,7 @@ from corepipe.neuron.numerics.attention import AttentionScores, HeadVectors, Tem
 from corepipe.neuron.ops.base import (
     Bindings,
     HasHeads,
+    NativeProgram,
     NewAxisOp,
     Op,
     RankContext,
@@ -29,7 +30,6 @@ from corepipe.neuron.ops.base import (
     SameWidthOp,
 )
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
-from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import TOKENS, RopeSpec, StateKind, StateSpec, Value, WeightSpec
 
 MOST_OF_A_KEY = 576

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy.typing as npt
 
@@ -23,8 +23,14 @@ from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.numerics.arithmetic import F32, I32, Matrix
 from corepipe.neuron.numerics.attention import HeadVectors
 from corepipe.neuron.numerics.int4 import Int4
-from corepipe.neuron.ops.native_program import NativeProgram, State
 from corepipe.neuron.values import GraphInput, InputKind, RopeSpec, StateSpec, Value, WeightSpec, weight_bytes
+
+if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed
+    from corepipe.kernels import _native
+
+    NativeProgram = _native.Program
+else:
+    NativeProgram = Any
 
 
 class RankContext(Protocol):
@@ -137,20 +143,20 @@ class Bindings(Protocol):
     def vector(self, spec: WeightSpec) -> F32:
         """Returns the core's part of a vector."""
 
-    def matrices(self, spec: WeightSpec) -> Sequence[Any]:
+    def matrices(self, spec: WeightSpec) -> Sequence[_native.Matrix]:
         """Returns the core's part of each matrix of a stack, as native matrices."""
 
     def rope(self, rope: RopeSpec) -> tuple[F32, F32]:
         """Returns cos and sin of all positions."""
 
-    def latents(self, op: Op) -> tuple[Any, int, int]:
+    def latents(self, op: Op) -> tuple[_native.KVCache, int, int]:
         """Returns the cache of an Op's layer, the layer's number in it, and the number of its block table."""
 
-    def of_each_head(self, spec: WeightSpec, heads: int, *, turned: bool) -> Sequence[Any]:
+    def of_each_head(self, spec: WeightSpec, heads: int, *, turned: bool) -> Sequence[_native.Matrix]:
         """Returns the core's part of a matrix [heads * n, k] as one matrix per head, in the compute format:
         [n, k], or [k, n] if `turned`."""
 
-    def state(self, op: Op) -> State:
+    def state(self, op: Op) -> tuple[_native.StateCache, int]:
         """Returns the cache and the offset where an Op keeps its part of each sequence's state."""
 
 

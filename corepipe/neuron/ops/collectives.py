@@ -12,8 +12,7 @@ from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
 from corepipe.neuron.numerics.arithmetic import F32
 from corepipe.neuron.numerics.collectives import all_gather, all_reduce
-from corepipe.neuron.ops.base import Bindings, ReferenceContext
-from corepipe.neuron.ops.native_program import NativeProgram
+from corepipe.neuron.ops.base import Bindings, NativeProgram, ReferenceContext
 from corepipe.neuron.ops.transfers import Transfer, exchanges
 from corepipe.neuron.values import Value
 

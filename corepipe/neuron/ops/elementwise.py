@@ -9,9 +9,8 @@ from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format, Function
 from corepipe.neuron.numerics import arithmetic
 from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import Bindings, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import GATE, Passes, elementwise_cost
-from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import Value
 
 

@@ -13,9 +13,8 @@ from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
 from corepipe.neuron.numerics import arithmetic, int4
 from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import Bindings, NewAxisOp, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, NewAxisOp, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import gather_cost, matrix_cost, refuses_matrix
-from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import GraphInput, InputKind, Value, WeightSpec
 
 

@@ -16,9 +16,8 @@ from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format, Function
 from corepipe.neuron.numerics import arithmetic, int4
 from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import Bindings, Op, RankContext, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, Op, RankContext, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
-from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.ops.transfers import Transfer, exchanges
 from corepipe.neuron.values import Value, WeightSpec
 
@@ -291,12 +290,13 @@ class Experts(SameWidthOp):
         }
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
-        matrices = (at.matrices(spec) for spec in (self.gate, self.up, self.down))
         native.experts(
             at.buffer(self.x),
             at.buffer(self.routing),
             at.buffer(self.out),
-            *matrices,
+            at.matrices(self.gate),
+            at.matrices(self.up),
+            at.matrices(self.down),
             function=self.function.value,
             biases=[at.vector(spec) for spec in self.biases],
             **self.routing_fields(at),

@@ -12,9 +12,8 @@ from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
 from corepipe.neuron.numerics import arithmetic
 from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import Bindings, RankContext, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, RankContext, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
-from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import Value, WeightSpec
 
 

@@ -12,9 +12,8 @@ from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
 from corepipe.neuron.numerics.arithmetic import F32, round_to
-from corepipe.neuron.ops.base import Bindings, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
-from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import TOKENS, WANTED, Value
 
 

@@ -20,9 +20,8 @@ from corepipe.neuron.chips.rates import TILE, CoreRates
 from corepipe.neuron.formats import DType, Format, Function
 from corepipe.neuron.numerics import arithmetic
 from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import Bindings, RankContext, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, RankContext, ReferenceContext, SameWidthOp
 from corepipe.neuron.ops.costs import Passes, held_elements
-from corepipe.neuron.ops.native_program import NativeProgram
 from corepipe.neuron.values import StateKind, StateSpec, Value, WeightSpec
 
 CHUNK = TILE
