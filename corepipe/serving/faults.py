@@ -1,4 +1,4 @@
-"""Faults on request, so that clients can try their retries: what may be asked for, and who gets it."""
+"""Injected faults, for testing the retries of clients: their kinds, and which requests they hit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from random import Random
 
 STATUSES = (408, 409, 429, 500, 502, 503, 504)
-"""Answers that a client should retry; the server's own use of 429 and 503 is the same."""
+"""Status codes that a client should retry; the server itself uses 429 and 503 in the same way."""
 
 KINDS = {
     **{str(status): f"answers {status} and does nothing else" for status in STATUSES},
@@ -19,17 +19,17 @@ KINDS = {
     "drop-connection": "closes the connection without an answer",
     "garbled": "answers with JSON that does not parse",
 }
-"""Kinds of faults -> what the server does to the request."""
+"""The kinds of faults, and what the server does to the request."""
 
 SECONDS = {"slow": 2.0, "stall": 10.0}
-"""How long the kinds take that take time, unless the user says so."""
+"""The default seconds of the kinds that take time."""
 
 _ONE = re.compile(r"([\w-]+):(\d+(?:\.\d*)?)%(?:@(\d+(?:\.\d*)?)(ms|s))?")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFault:
-    """`share` of the requests, 0 to 1, meet a fault of this kind; `seconds` is 0 where it takes no time."""
+    """A kind of fault that hits `share` of the requests, 0 to 1; `seconds` is 0 if it takes no time."""
 
     kind: str
     share: float
@@ -45,16 +45,16 @@ def parse_faults(text: str) -> tuple[RequestFault, ...]:
     faults = tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
     kinds = [fault.kind for fault in faults]
     if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
-        raise ValueError(f"{twice} is there twice")
+        raise ValueError(f"{twice} is listed twice; list each fault once")
     if sum(fault.share for fault in faults) > 1 + 1e-9:
-        raise ValueError("the shares are more than 100 % together")
+        raise ValueError("the shares add up to more than 100 %; lower them")
     return faults
 
 
 def _fault(text: str) -> RequestFault:
     found = _ONE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no fault; write KIND:SHARE%, such as 429:5% or slow:2%@500ms")
+        raise ValueError(f"{text!r} is not a fault; write KIND:SHARE%, such as 429:5% or slow:2%@500ms")
     kind, percent, time, unit = found.groups()
     if kind not in KINDS:
         near = get_close_matches(kind, KINDS, 1, 0.4)
@@ -69,7 +69,7 @@ def _fault(text: str) -> RequestFault:
 
 
 class FaultSequence:
-    """Which request meets which fault: the n-th one's does not depend on anything but the seed and n."""
+    """Draws a fault or None for each request; the n-th draw depends on the seed and on n alone."""
 
     def __init__(self, faults: tuple[RequestFault, ...], seed: int) -> None:
         self._faults = faults
@@ -79,7 +79,7 @@ class FaultSequence:
         return self
 
     def __next__(self) -> RequestFault | None:
-        """The next request's fault; None for the lucky ones."""
+        """Returns the fault of the next request, or None."""
         at = self._random.random()
         for fault in self._faults:
             if at < fault.share:

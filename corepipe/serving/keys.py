@@ -1,4 +1,4 @@
-"""API keys: where they come from, and whose a presented one is."""
+"""API keys: reads them, and finds the owner of a key that a client presents."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 def digest_of(entry: str) -> bytes:
-    """SHA-256 of a key, or what a `sha256:` entry says it is.  Raises ValueError for a malformed one."""
+    """Returns the SHA-256 of a key, or that of a `sha256:` entry.  Raises ValueError for a malformed one."""
     if not entry.startswith("sha256:"):
         return hashlib.sha256(entry.encode()).digest()
     found = _DIGEST.fullmatch(entry)
     if found is None:
-        raise ValueError("sha256: wants the 64 lower-case hex digits of the key's SHA-256")
+        raise ValueError("sha256: must be followed by the 64 lower-case hex digits of the key's SHA-256")
     return bytes.fromhex(found[1])
 
 
 def read_key_file(path: Path) -> list[str]:
-    """Entries of a key file: one a line, or several with spaces between; a line that starts with # is none.
+    """Reads the entries of a key file, one or several a line; a line that begins with # is a comment.
 
-    Raises UserError where it cannot be read, holds no key or what is none, or may be read by everyone.
+    Raises UserError if the file cannot be read, holds no key or a malformed one, or everyone may read it.
     """
     try:
         mode = path.stat().st_mode
@@ -54,12 +54,12 @@ def read_key_file(path: Path) -> list[str]:
 
 
 def read_keys(given: Iterable[str], file: Path | None) -> list[str]:
-    """The keys that were given, and those that the file holds now.  Raises UserError as `read_key_file`."""
+    """Returns the given keys and those in the file.  Raises UserError as `read_key_file`."""
     return [*given, *([] if file is None else read_key_file(file))]
 
 
 class KeyRing:
-    """API keys, kept as digests; a look-up takes as long whatever was presented.  Empty ones are none."""
+    """API keys, kept as digests; a look-up takes the same time for every key.  Empty entries are left out."""
 
     def __init__(self, entries: Iterable[str]) -> None:
         self.digests = [digest_of(entry) for entry in dict.fromkeys(entries) if entry]
@@ -68,7 +68,7 @@ class KeyRing:
         return bool(self.digests)
 
     def find(self, presented: bytes) -> int | None:
-        """Which of `digests` this key has; None: none of them."""
+        """Returns the index in `digests` of a presented key, or None."""
         digest = hashlib.sha256(presented).digest()
         found = None
         for number, one in enumerate(self.digests):
@@ -78,6 +78,6 @@ class KeyRing:
 
 
 def bearer(authorization: bytes) -> bytes | None:
-    """The key that an Authorization header presents as `Bearer`; None: none."""
+    """Returns the key in an Authorization header of the scheme `Bearer`, or None."""
     scheme, _, presented = authorization.partition(b" ")
     return presented.strip() if scheme.lower() == b"bearer" else None

@@ -29,17 +29,17 @@ def test_faults_are_read():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("429", "'429' is no fault; write KIND:SHARE%"),
-        ("429:5", "is no fault"),
-        ("429:-5%", "is no fault"),
-        ("429:5%@x", "is no fault"),
+        ("429", "'429' is not a fault; write KIND:SHARE%"),
+        ("429:5", "is not a fault"),
+        ("429:-5%", "is not a fault"),
+        ("429:5%@x", "is not a fault"),
         ("cut-steam:1%", "did you mean cut-stream?"),
         ("418:1%", "did you mean 408?"),
         ("unhappy:1%", "there are 408"),
         ("429:1%@2s", "429 takes no time; only slow and stall do"),
         ("429:101%", "at most 100 %"),
-        ("429:60%,500:41%", "more than 100 % together"),
-        ("429:1%,429:1%", "429 is there twice"),
+        ("429:60%,500:41%", "add up to more than 100 %"),
+        ("429:1%,429:1%", "429 is listed twice"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(text, says):

@@ -49,7 +49,7 @@ def test_a_key_file(tmp_path):
     [
         (b"sk-a\n", 0o644, r"everyone may read it \(mode 0644\); chmod 0640"),
         (b"# nothing\n\n", 0o600, "holds no key"),
-        (b"sk-a\nsha256:xyz\n", 0o600, "sha256: wants the 64 lower-case hex digits"),
+        (b"sk-a\nsha256:xyz\n", 0o600, "sha256: must be followed by the 64 lower-case hex digits"),
         (b"\xff\xfe", 0o600, "is not UTF-8 text"),
         (None, 0o600, "No such file"),
     ],

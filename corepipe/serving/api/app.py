@@ -1,4 +1,4 @@
-"""The HTTP server: routes, guards and the life of the engine behind them."""
+"""The HTTP server: routes, middleware, and the start and end of the engine behind them."""
 
 from __future__ import annotations
 
@@ -51,25 +51,25 @@ from corepipe.serving.api.routes.table import (
     public_routes,
 )
 from corepipe.serving.api.routes.traffic import HttpMetrics, TrafficMiddleware
-from corepipe.serving.api.state import tell_state
+from corepipe.serving.api.state import log_state
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.faults import FaultSequence
 from corepipe.serving.keys import read_keys
 from corepipe.signals import Handler, answered
 
-if TYPE_CHECKING:  # heavy
+if TYPE_CHECKING:  # slow to import
     from corepipe.models.text.tokenizer import Tokenizer
     from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
     from corepipe.serving.supervision.client import EngineClient
 
 OTHER_CONNECTIONS = 64
-"""Of each port that is not for users."""
+"""The most connections of each port that is not for users."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
 DRAIN_TICK_SECONDS = 0.05
-"""Between two looks at what is under way."""
+"""Seconds between two checks whether answers are still under way."""
 
 LAST_WORDS_SECONDS = 2
-"""Left to answers that are given up at a shutdown, to tell their clients so."""
+"""Time for aborted answers at a shutdown to send their clients an error."""
 
 
 def create_app(
@@ -82,12 +82,12 @@ def create_app(
     cassettes: ServerCassettes | None = None,
     task: TaskInfo = GENERATES,
 ) -> FastAPI:
-    """The ASGI application of one deployment; as `create_app_of`.
+    """Makes the ASGI application of one model, as `create_app_of`.
 
-    Who starts the engine: with `ready` the caller has started it, and closes it.  Without, the application's
-    lifespan starts it beside the open port (requests get 503 until it has loaded) and closes it at the end;
-    `run_server` then raises what made the start fail.  A `deck` that replays alone needs no `tokenizer`.
-    `task`: what the model is served for.  Raises UserError for a bad chat template or key file.
+    With `ready` the caller has started the engine and closes it.  Without, the application's lifespan starts
+    the engine beside the open port (requests get 503 until it has loaded) and closes it at the end;
+    `run_server` then raises the error of a failed start.  With `cassettes` that only replay, `tokenizer` is
+    None.  `task`: the model's task.  Raises UserError for a bad chat template or key file.
     """
     if tokenizer is not None and server.chat_template is not None:
         tokenizer = tokenizer.with_chat_template(server.chat_template)
@@ -98,10 +98,10 @@ def create_app(
 
 
 def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassettes | None = None) -> FastAPI:
-    """The ASGI application of `models`, which are its `state.models`; its `state.others` are the applications
-    of the other ports that there are.
+    """Makes the ASGI application of `models`; its `state.models` are the models, its `state.others` the
+    applications of the server's other ports.
 
-    `deck`: what is recorded, or replayed; closed at the end.  Raises UserError for a bad key file.
+    `cassettes`: record or replay exchanges; closed at the end.  Raises UserError for a bad key file.
     """
     version, engine = models.first.version, models.first.engine
     routes = public_routes(admin_port=server.admin_port is not None)
@@ -128,14 +128,14 @@ def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassett
     _guard(app, server, server.host, tenants, routes)
     app.add_middleware(OriginMiddleware, allowed=server.allowed_origins)
     app.add_middleware(TrafficMiddleware, metrics=http)
-    told = {
+    other_ports = {
         ServerPort.ADMIN: (admin_routes(), server.admin_api_keys),
         ServerPort.METRICS: (metrics_routes(), ()),
     }
     app.state.others = {
-        port: _other_app(models, server, http, host, *told[port])
+        port: _other_app(models, server, http, host, *other_ports[port])
         for port, (host, _) in open_at(server).items()
-        if port in told
+        if port in other_ports
     }
     if app.state.others:
         app.add_middleware(PortRouter, others=app.state.others)
@@ -150,7 +150,7 @@ def _other_app(
     routes: Sequence[Route],
     keys: Sequence[str],
 ) -> FastAPI:
-    """Of a port for others than users: these routes, for who has one of the keys, if there are any."""
+    """Makes the application of a port that is not for users: these routes, behind `keys` if not empty."""
     other = _bare_app(models.first.version, routes, None)
     tenants = Tenants(keys)
     _furnish(other, models, routes, keys=bool(tenants))
@@ -182,17 +182,20 @@ def _bare_app(version: str, routes: Sequence[Route], lifespan: Lifespan[FastAPI]
 
 
 def _furnish(app: FastAPI, models: Models, routes: Sequence[Route], *, keys: bool) -> None:
-    """Adds these routes, and what makes the document that describes them."""
+    """Adds these routes and the document that describes them to an application."""
     app.router.routes += [route.bound(models) for route in routes]
     app.state.document = openapi.ApiDocument(routes, models, keys=keys)
 
 
 def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: str) -> Callable[[], None]:
-    """Traces requests where they are to be traced; what to call at the end.  Raises UserError."""
+    """Sets up tracing if it is configured; returns what to call at the end.  Raises UserError."""
     if server.otlp_traces_endpoint is None:
         return _nothing
     try:
-        from corepipe.serving.api.tracing import SpanExporter, TracingMiddleware  # noqa: PLC0415 -- optional, and heavy
+        from corepipe.serving.api.tracing import (  # noqa: PLC0415 -- optional, and slow to import
+            SpanExporter,
+            TracingMiddleware,
+        )
     except ImportError as error:
         message = f"--otlp-traces-endpoint: {error.name} is missing; pip install 'corepipe[tracing]'"
         raise UserError(message, "otlp_traces_endpoint") from error
@@ -202,15 +205,15 @@ def _trace(app: FastAPI, server: ServerConfig, engine: EngineConfig, version: st
 
 
 def run_server(app: FastAPI, server: ServerConfig) -> None:
-    """Serve until SIGINT or SIGTERM, then let answers end for up to `shutdown_timeout` seconds.
+    """Serves until SIGINT or SIGTERM, then lets answers end for up to `shutdown_timeout` seconds.
 
-    Raises UserError if the port or the host cannot be had, and whatever made the engine's start fail.
+    Raises UserError if the server cannot listen on its host and port, and the error of a failed engine start.
     """
     uvloop.run(serve(app, server, listen_all(server)))
 
 
 async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socket]) -> None:
-    """As `run_server`, in a running loop, on the sockets from `listen_all`."""
+    """Serves as `run_server`, in a running event loop, on the sockets from `listen_all`."""
     models: Models = app.state.models
     running = make_server(app, server)
     running.on_drain = models.drain
@@ -223,7 +226,7 @@ async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socke
 
 
 def make_server(app: FastAPI, server: ServerConfig) -> HttpServer:
-    """The HTTP server around `app`; it logs warnings and errors only."""
+    """Makes the HTTP server around `app`; it logs warnings and errors only."""
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -233,7 +236,7 @@ def make_server(app: FastAPI, server: ServerConfig) -> HttpServer:
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # X-Forwarded-For is anybody's word
+        proxy_headers=False,  # any client can send X-Forwarded-For
         timeout_graceful_shutdown=LAST_WORDS_SECONDS,
     )
     models: Models = app.state.models
@@ -243,18 +246,18 @@ def make_server(app: FastAPI, server: ServerConfig) -> HttpServer:
     tls = None if certificate is None else certificate.context
     kind = AbortableConnection if server.inject else Connection
     running = HttpServer(config, server.shutdown_timeout, limit, tls, list(open_at(server)), kind)
-    running.orders[signal.SIGHUP] = FileReload(server, app.state.tenants, certificate).begin
+    running.signal_actions[signal.SIGHUP] = FileReload(server, app.state.tenants, certificate).begin
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        running.orders[number] = partial(tell_state, models, limit, running.server_state.tasks)
+        running.signal_actions[number] = partial(log_state, models, limit, running.server_state.tasks)
     return running
 
 
 class HttpServer(uvicorn.Server):
-    """Ends with exit code 0 at SIGINT and SIGTERM: uvicorn would raise them again after the shutdown.
+    """An HTTP server that ends with exit code 0 at SIGINT and SIGTERM; uvicorn would raise them again.
 
-    `on_drain` is told of the signal at once.  While answers are under way, for up to `drain_seconds`, the
-    port stays open, so that whoever asks is told to go elsewhere; `on_late` is to end what is left then, or
-    at a second signal.  `orders` says what is done at signals that do not end it.
+    `on_drain` is called at once at such a signal.  While answers are under way, for up to `drain_seconds`,
+    the port stays open, so that new requests get an error that names the shutdown; `on_late` aborts what is
+    left then, or at a second signal.  `signal_actions`: the actions for signals that do not end the server.
     """
 
     def __init__(
@@ -273,12 +276,12 @@ class HttpServer(uvicorn.Server):
         self._kind = kind
         self.on_drain: Callable[[], None] = _nothing
         self.on_late: Callable[[], None] = _nothing
-        self.orders: dict[signal.Signals, Callable[[], None]] = {}
+        self.signal_actions: dict[signal.Signals, Callable[[], None]] = {}
         self._drain_seconds = drain_seconds
         self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, with our connections.  `sockets` are those of `ports`."""
+        """Starts as uvicorn does, with our class of connections.  `sockets` are those of `ports`."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(1)
@@ -308,7 +311,7 @@ class HttpServer(uvicorn.Server):
             await self.lifespan.shutdown()  # uvicorn would leave it to be cancelled, with a traceback
 
     def stop(self) -> None:
-        """End as at a signal."""
+        """Ends the server as a signal does."""
         self.should_exit = True
 
     @contextlib.contextmanager
@@ -318,7 +321,7 @@ class HttpServer(uvicorn.Server):
             return
         loop = asyncio.get_running_loop()
         handlers: dict[signal.Signals, Handler] = dict.fromkeys(ENDING, self.handle_exit)
-        for number, act in self.orders.items():
+        for number, act in self.signal_actions.items():
             handlers[number] = partial(_soon, loop, act)
         with answered(handlers, last=lambda: self._signalled):
             yield
@@ -333,12 +336,12 @@ class HttpServer(uvicorn.Server):
 def _soon(
     loop: asyncio.AbstractEventLoop, act: Callable[[], None], _number: int, _frame: FrameType | None
 ) -> None:
-    """The handler of a signal: Python calls it in the middle of anything."""
+    """Handles a signal: runs `act` in the event loop, since Python calls handlers between any two lines."""
     loop.call_soon_threadsafe(act)
 
 
 def _nothing() -> None:
-    """What ends late answers where nobody runs the server through `serve`, and traces where none are made."""
+    """Does nothing: the default action for late answers, and for closing traces where none are made."""
 
 
 @asynccontextmanager
@@ -354,7 +357,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _started(models: Models) -> AsyncIterator[None]:
-    """The engines start beside the open port, and are closed at the end."""
+    """Starts the engines beside the open port, and closes them at the end."""
     start = asyncio.create_task(models.start())
     try:
         yield

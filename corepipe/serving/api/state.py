@@ -1,4 +1,4 @@
-"""The state of a server in a few lines of its log, for those who ask by a signal."""
+"""Logs the state of a server in a few lines, when a signal requests it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.connection_limit import ConnectionLimit
 
 
-def tell_state(models: Models, connections: ConnectionLimit, answers: Sized) -> None:
-    """`answers`: the HTTP requests under way."""
+def log_state(models: Models, connections: ConnectionLimit, answers: Sized) -> None:
+    """Logs the state of a server; `answers`: the HTTP requests under way."""
     for line in _lines(models, len(connections), len(answers)):
         logging.getLogger(__name__).warning(line)
 

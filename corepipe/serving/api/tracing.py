@@ -1,8 +1,8 @@
 """OpenTelemetry traces: a span for each request for tokens, under its caller's W3C context.
 
-Attributes are those of OpenTelemetry's conventions for generative AI and those that vLLM sets; what the
-emulated device would have taken is in `corepipe.device.*`.  Sampling, resource and the exporter's headers are
-those of the `OTEL_*` variables.  Needs `corepipe[tracing]`; imported only where traces are wanted.
+Attributes are those of OpenTelemetry's conventions for generative AI and those that vLLM sets; the emulated
+device's times are in `corepipe.device.*`.  The `OTEL_*` variables set sampling, resource and the exporter's
+headers.  Needs `corepipe[tracing]`; imported only if traces are configured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest
 from corepipe.serving.telemetry.requests import FinishedSequence
 
 FLUSH_SECONDS = 2
-"""Time that the last spans have to reach a collector when the server ends."""
+"""The time limit for sending the last spans to a collector when the server ends."""
 
 _W3C = TraceContextTextMapPropagator()
 _HEADERS = (b"traceparent", b"tracestate")
@@ -36,7 +36,7 @@ Attributes = dict[str, AttributeValue]
 
 
 class SpanExporter:
-    """Where spans go: batches, by OTLP over HTTP, to `endpoint`, from a thread beside the server."""
+    """Exports spans in batches, by OTLP over HTTP, to `endpoint`, from a thread beside the server."""
 
     def __init__(self, endpoint: str, engine: EngineConfig, version: str) -> None:
         self._provider = TracerProvider(resource=_resource(version), shutdown_on_exit=False)
@@ -46,14 +46,14 @@ class SpanExporter:
         self.engine = engine
 
     def close(self) -> None:
-        """Sends what is left; waits for it."""
+        """Sends the spans that are left, and waits for that."""
         self._provider.shutdown()
 
 
 class TracingMiddleware:
-    """Pure ASGI: opens a span, hands it on in the scope, tells the client its context, and closes it.
+    """ASGI middleware: opens a span, puts it into the scope, sends its context to the client, and ends it.
 
-    What is traced are POSTs to `paths`.
+    It traces POSTs to `paths`.
     """
 
     def __init__(self, app: ASGIApp, traces: SpanExporter, paths: Collection[str]) -> None:
@@ -83,7 +83,7 @@ class TracingMiddleware:
 
 
 class RequestSpan:
-    """One request's span.  `answered` is for whoever made the answer, once, when it is over."""
+    """The span of one request.  The generation of the answer calls `answered` once, at its end."""
 
     def __init__(self, traces: SpanExporter, scope: Scope) -> None:
         self._tracer = traces.tracer
@@ -100,7 +100,7 @@ class RequestSpan:
         )
 
     def status(self, code: int) -> None:
-        """The answer begins; what is the server's fault is an error."""
+        """Records the status of an answer that begins; a status from 500 is an error of the server."""
         self._begun = True
         self._span.set_attribute("http.response.status_code", code)
         if code >= 400:
@@ -109,27 +109,27 @@ class RequestSpan:
             self._span.set_status(Status(StatusCode.ERROR))
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
-        """This span's own context, for the client."""
+        """Returns headers with this span's context, for the client."""
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, set_span_in_context(self._span))
         return ((name.encode(), value.encode("latin-1")) for name, value in carrier.items())
 
     def fail(self, kind: str) -> None:
-        """The request has met a fault of ours."""
+        """Marks the span as failed by the server."""
         self._span.set_attribute("error.type", kind)
         self._span.set_status(Status(StatusCode.ERROR))
 
     def answered(
         self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[FinishedSequence]
     ) -> None:
-        """All sequences of the answer have ended."""
+        """Records the attributes of an answer whose sequences have all ended."""
         if not self._span.is_recording():
             return
         self._span.update_name(f"{operation} {request.model}")
         self._span.set_attributes(_asked(operation, request) | _said(request, answer_id, parts))
         self._span.set_attributes(_latencies(parts[0]) | self._device(parts[0]) | _machines(parts))
         if self._begun and any(part.reason == "error" for part in parts):
-            self.fail("error")  # in a stream; otherwise the status to come says what it was
+            self.fail("error")  # within a stream; otherwise the status, which comes later, shows the failure
         for part in parts:
             self._phases(part)
 
@@ -152,7 +152,7 @@ class RequestSpan:
         return told
 
     def _phases(self, part: FinishedSequence) -> None:
-        """Children for queue, prefill and decoding, around the first token as the server saw it."""
+        """Adds child spans for queue, prefill and decode, around the first token as the server saw it."""
         if part.first_token_seconds is None or part.queue_seconds is None or part.prefill_seconds is None:
             return
         first = self._began + int(part.first_token_seconds * _NANOSECONDS)
@@ -171,7 +171,7 @@ class RequestSpan:
 
 
 def _resource(version: str) -> Resource:
-    """As the environment says; without a name there, the service is corepipe."""
+    """Returns the resource from the environment; the service's default name is corepipe."""
     resource = Resource.create({SERVICE_VERSION: version})
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
         return resource.merge(Resource({SERVICE_NAME: "corepipe"}))
@@ -218,7 +218,7 @@ def _drawn(request: GenerationRequest) -> Attributes:
 
 
 def _said(request: ModelRequest, answer_id: str, parts: Sequence[FinishedSequence]) -> Attributes:
-    """Prompts count once, however many choices each has."""
+    """Returns attributes of the answer and its usage; a prompt with several choices counts once."""
     prompts = parts[:: parts[0].n]
     asked = sum(part.prompt_tokens for part in prompts)
     generated = sum(part.generated_tokens for part in parts)
@@ -238,7 +238,7 @@ def _said(request: ModelRequest, answer_id: str, parts: Sequence[FinishedSequenc
 
 
 def _machines(parts: Sequence[FinishedSequence]) -> Attributes:
-    """Of a fleet: which computed for the answer, in their order, and how often one lost it to another."""
+    """Returns a fleet's machines that computed the answer, in order, and how often one lost the request."""
     lasts = [part.last for part in parts]
     been = [last.machines for last in lasts if isinstance(last, FleetOutput) and last.machines]
     if not been:
@@ -250,7 +250,7 @@ def _machines(parts: Sequence[FinishedSequence]) -> Attributes:
 
 
 def _latencies(part: FinishedSequence) -> Attributes:
-    """In seconds, of the first sequence, under vLLM's names."""
+    """Returns the latencies of the first sequence, in seconds, under vLLM's names."""
     told: Attributes = {"gen_ai.latency.e2e": part.seconds}
     if part.first_token_seconds is not None:
         told["gen_ai.latency.time_to_first_token"] = part.first_token_seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.serving.api.bodies.messages import joined, plain_messages
+from corepipe.serving.api.bodies.messages import joined_messages, plain_messages
 from corepipe.serving.api.http.errors import ApiError
 
 
@@ -55,7 +55,7 @@ def test_calls_and_their_results():
     told = [one["function"]["arguments"] for one in first["tool_calls"]]
     assert told == [{"a": {"b": [1]}}, {}, "{broken", "[1]", deep]
     assert second == messages[1]
-    assert joined([second, second, first, first]) == [second, second, first, first]
+    assert joined_messages([second, second, first, first]) == [second, second, first, first]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_messages_of_one_speaker_are_joined():
         other | {"content": "c"},
         user | {"content": "d"},
     ]
-    assert joined(messages) == [
+    assert joined_messages(messages) == [
         user | {"content": "a\n\nb"},
         other | {"content": "c"},
         user | {"content": "d"},

@@ -351,7 +351,7 @@ def test_the_room_for_connections_is_that_for_files(monkeypatch):
     assert limits[-1] == (628, 1000)
     assert connection_limit.too_few_files(500, 500) is None
     assert connection_limit.make_room(4096) == 872
-    assert "--max-connections 4096: there is room for 872" in connection_limit.too_few_files(4096, 872)
+    assert "--max-connections 4096: only 872 are accepted" in connection_limit.too_few_files(4096, 872)
 
 
 def old(method, path, *headers, body=b""):

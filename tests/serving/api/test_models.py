@@ -208,7 +208,8 @@ def test_one_that_is_lost_leaves_the_other_serving(lost: str, caplog: pytest.Log
         assert refused.status_code == 503
         assert refused.json()["error"]["message"] == f"{lost}: The engine has stopped."
         assert ask(url, other).status_code == 200
-        assert f"{lost} is lost: ten engines in a row did not load; {other} goes on" in caplog.text
+        assert f"model {lost} failed for good: ten engines in a row did not load" in caplog.text
+        assert f"still served: {other}" in caplog.text
 
 
 def test_the_last_that_is_lost_ends_the_server() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from corepipe.engine.params import NUMBERS
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.serving.api.bodies.protocol import decode, parse, weigh
+from corepipe.serving.api.bodies.protocol import check_complexity, decode, parse
 from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
 from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
@@ -235,10 +235,10 @@ def test_a_body_weighs_what_is_there_whatever_its_strings_hold(value):
         "values": found["commas"] + 1,
     }
     body = msgspec.json.encode([value])
-    weigh(body, exact)
+    check_complexity(body, exact)
     for what, count in exact.items():
         with pytest.raises(ApiError, match=what):
-            weigh(body, exact | {what: count - 1})
+            check_complexity(body, exact | {what: count - 1})
 
 
 @pytest.mark.parametrize("asked", [CompletionRequest, ChatRequest])

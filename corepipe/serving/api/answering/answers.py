@@ -1,4 +1,4 @@
-"""What several routes answer, as types: for the OpenAPI document, and for tests to hold the answers to."""
+"""Types of the answers that several routes share: the OpenAPI document and the tests are made from them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ErrorType = Literal[
 
 
 class Strict(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Nothing but these fields."""
+    """A struct that refuses unknown fields: an answer has these fields and no others."""
 
 
 class Error(Strict):
-    """Why a request failed: `param` names the field at fault, `code` is for programs."""
+    """The reason why a request failed: `param` names the field at fault, `code` is for programs."""
 
     message: str
     type: Literal[
@@ -37,7 +37,7 @@ class Error(Strict):
 
 
 class Failure(Strict):
-    """Every answer that is no success."""
+    """The answer to every request that failed."""
 
     error: Error
 
@@ -47,8 +47,8 @@ class PromptTokensDetails(Strict):
 
 
 class CompletionTokensDetails(Strict):
-    """Of a request with a `prediction`: tokens of it that were computed and are in the answer, and that are
-    not."""
+    """Counts of predicted tokens, for a request with a `prediction`: those that were computed and are in the
+    answer, and those that were computed and are not."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -63,9 +63,9 @@ class Usage(Strict):
 
 
 class SpeculativeDecoding(Strict):
-    """What came of guesses about an answer: tokens of a step that had some, the share that was right, steps
-    by how many were right, from none on, and steps.  Null where there were none.  `assumed`: the server was
-    told how many are."""
+    """Results of speculative decoding for an answer: mean tokens of a step that had draft tokens, the share
+    of draft tokens that were accepted, steps by how many were accepted (from none on), and steps.  Null where
+    there were no draft tokens.  `assumed`: the acceptance rate was given to the server, not measured."""
 
     mean_acceptance_length: float | None
     draft_acceptance_rate: float | None
@@ -75,9 +75,9 @@ class SpeculativeDecoding(Strict):
 
 
 class DeviceTimes(Strict):
-    """What the emulated device would have taken; asked for with `device_metrics`.
+    """Times that the emulated device would have taken; requested with `device_metrics`.
 
-    Not `valid` where the host cannot keep the device's pace, but with the `time_scale_needed`.
+    Where the host cannot keep the device's pace, `valid` is false and `time_scale_needed` is set.
     """
 
     device: str
@@ -91,7 +91,7 @@ class DeviceTimes(Strict):
 
 
 class PooledUsage(Strict):
-    """Of what generates nothing."""
+    """The token usage of a request that generates nothing, such as an embedding."""
 
     prompt_tokens: int
     total_tokens: int

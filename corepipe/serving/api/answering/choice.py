@@ -1,4 +1,4 @@
-"""One choice of an answer over HTTP: its parts, when they came, and how it failed."""
+"""One choice of an answer over HTTP: its parts, the times when they came, and how it failed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import FinishedSequence, RequestMetrics
 
 AnswerPart = Said | PromptTokens | Tokens
-"""What a choice consists of."""
+"""The parts that a choice consists of."""
 
 _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
     "expired": (expired, "It has waited too long."),
@@ -36,31 +36,31 @@ _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
     "contradiction": (contradicted, "The answer's grammar allows none of allowed_token_ids."),
     "constraint": (unconstrained, "The answer could not go on as its grammar wants."),
 }
-"""What is answered for an Output's `error_kind`, and what is said where it says nothing."""
+"""The error for each `error_kind` of an Output, and its message where the Output has none."""
 
 
 class RequestedDetails(NamedTuple):
-    """What is told of an answer beside its text: token ids, and so many alternatives for the prompt's."""
+    """Details that a request wants beside the text: token ids; alternatives for each prompt token."""
 
     token_ids: bool
     prompt_logprobs: int | None
 
     @staticmethod
     def of(body: GenerationRequest) -> RequestedDetails | None:
-        """None where nothing was asked for, as mostly."""
+        """Returns what the body requests; None where it requests nothing, which is the usual case."""
         if body.return_token_ids or body.prompt_logprobs is not None:
             return RequestedDetails(body.return_token_ids, body.prompt_logprobs)
         return None
 
     def prompt(self, answer: TextAnswer, output: Output) -> PromptTokens:
-        """Of the first news."""
+        """Makes the part about the prompt from the first output."""
         tokens = answer.submit.prompt if self.token_ids else None
         wanted = self.prompt_logprobs
         return PromptTokens(answer.choice, tokens, None if wanted is None else prompt_entries(output, wanted))
 
 
 class GeneratedChoice:
-    """Follows one sequence.  `failure`: "error" or "abort", where it has come to no end of its own."""
+    """Follows one sequence.  `failure`: "error" or "abort", where the sequence did not finish by itself."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class GeneratedChoice:
         return self.answer.finish is not None or self.failure is not None
 
     def take(self, output: Output) -> Sequence[AnswerPart]:
-        """The parts that `output` adds; raises ApiError if it says that the request failed."""
+        """Returns the parts that `output` adds.  Raises ApiError if it says that the request failed."""
         answer = self.answer
         if output.finish_reason in ("error", "abort"):
             answer.last, self.failure = output, output.finish_reason
@@ -95,13 +95,13 @@ class GeneratedChoice:
         before = answer.generated
         parts = answer.take(output)
         if answer.generated > before:
-            self._clock(answer.generated - before)
+            self._record_times(answer.generated - before)
         if self._details is None:
             return parts
-        return [*self._told(self._details, output, answer.generated - before), *parts]
+        return [*self._requested(self._details, output, answer.generated - before), *parts]
 
-    def _told(self, details: RequestedDetails, output: Output, count: int) -> Iterator[AnswerPart]:
-        """What is told beside the text, `count` tokens of it."""
+    def _requested(self, details: RequestedDetails, output: Output, count: int) -> Iterator[AnswerPart]:
+        """Yields the requested details of an output that has `count` tokens."""
         if not self._begun:
             self._begun = True
             yield details.prompt(self.answer, output)
@@ -109,9 +109,9 @@ class GeneratedChoice:
             yield Tokens(self.index, output.tokens[:count])
 
     def finished(self, otherwise: str, n: int, stream: OutputStream) -> FinishedSequence:
-        """What the metrics are told at the end, times by the server's own clock, whatever the engine's is.
+        """Returns what the metrics record at the end; times are by the server's own clock, not the engine's.
 
-        `otherwise`: the reason of one that neither ended nor failed.
+        `otherwise`: the finish reason of a sequence that neither ended nor failed.
         """
         answer, started, first = self.answer, stream.started_at, self._first_at
         return FinishedSequence(
@@ -129,8 +129,8 @@ class GeneratedChoice:
             last=answer.last,
         )
 
-    def _clock(self, count: int) -> None:
-        """So many tokens have come together: each after the first has a gap before it."""
+    def _record_times(self, count: int) -> None:
+        """Records the times of `count` tokens that came together: each but the first has a gap before it."""
         now = perf_counter()
         if self._first_at is None:
             self._first_at = self._last_at = now
@@ -142,7 +142,7 @@ class GeneratedChoice:
 
 
 def failure(output: Output) -> ApiError:
-    """What is answered where this is the engine's last word."""
+    """Returns the error for the engine's last output of a failed sequence."""
     if output.finish_reason == "abort":
         return unavailable("The request was aborted by the server.")
     if output.error_kind == "overloaded":

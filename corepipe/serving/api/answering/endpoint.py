@@ -1,4 +1,4 @@
-"""An endpoint that has the model answer: from a body to plans, and from the parts of an answer to bytes."""
+"""Endpoints that generate text: from a body to plans, and from the parts of an answer to bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from corepipe.serving.api.http.limits import read_body
 from corepipe.serving.api.http.tenants import tenant_of
 
 PREDICTED_CHARACTERS = 16
-"""Of a prediction, so many for each token of the context: few answers have more."""
+"""Characters of a prediction that are read for each token of the context: few answers have more."""
 
 R = TypeVar("R", bound=ModelRequest)
 B = TypeVar("B", bound=GenerationRequest)
@@ -33,10 +33,10 @@ B = TypeVar("B", bound=GenerationRequest)
 async def read_request(
     service: Service, receive: Receive, request: type[R], neutral: Mapping[str, Neutral]
 ) -> tuple[R, list[str]]:
-    """The body of a request to a model that is served, and the names of its fields without effect.
+    """Reads the body of a request to a served model; returns it and the names of its fields without effect.
 
-    Where one model is served, a body need not name it; to a strict server it must.
-    Raises ApiError for what is wrong, and for another model.
+    Where one model is served, a body need not name it; for a strict server it must.
+    Raises ApiError for a wrong field, and for a model that is not served.
     """
     sent = await read_body(receive)
     fields = decode(sent)
@@ -49,24 +49,25 @@ async def read_request(
 
 
 def naming(send: Send, ignored: Sequence[str]) -> Send:
-    """`send`, with a header that names the fields without effect, if there are any."""
+    """Returns `send` with a header that names the fields without effect, if there are any."""
     if not ignored:
         return send
     header = (IGNORED.encode(), ", ".join(ignored).encode())
 
-    async def told(message: Message) -> None:
+    async def named(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message["headers"], header]}
         await send(message)
 
-    return told
+    return named
 
 
 class Endpoint(ABC, Generic[B]):
-    """As plain ASGI: request and response objects would cost more than all the rest.
+    """An endpoint that generates text, as plain ASGI: request and response objects would cost more time than
+    all the rest.
 
-    `request` and `neutral` say what bodies may be; the ids of answers begin with `prefix`; traces call it
-    `operation`.
+    `request` is the type of bodies, `neutral` their fields without effect; the ids of answers begin with
+    `prefix`; traces name the endpoint by `operation`.
     """
 
     request: type[B]
@@ -79,14 +80,14 @@ class Endpoint(ABC, Generic[B]):
 
     @abstractmethod
     async def plan(self, body: B, grammar: str) -> list[GenerationPlan]:
-        """One for each prompt; `grammar` is what its text must be, if anything.  Raises ApiError."""
+        """Returns a plan for each prompt; `grammar` constrains the text, unless empty.  Raises ApiError."""
 
     @abstractmethod
     def renderer(self, body: B, envelope: Envelope) -> Renderer:
-        """What writes the answer."""
+        """Returns what writes the answer."""
 
     async def without_effect(self, body: B) -> Sequence[str]:  # noqa: ARG002
-        """Names of fields that the model makes nothing of.  Raises ApiError where the server is strict."""
+        """Returns fields without effect for this model.  Raises ApiError for one if the server is strict."""
         return ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +95,7 @@ class Endpoint(ABC, Generic[B]):
         await Generation(self.service, job).answer(receive, naming(send, job.ignored))
 
     async def prepare(self, scope: Scope, receive: Receive) -> GenerationJob:
-        """What is asked, made ready.  Raises ApiError."""
+        """Reads a request and prepares all that is computed for it.  Raises ApiError."""
         arrival, service = perf_counter(), self.service
         body, ignored = await read_request(service, receive, self.request, self.neutral)
         service.require_task(Task.GENERATE)
@@ -126,7 +127,7 @@ class Endpoint(ABC, Generic[B]):
         )
 
     async def _predicted(self, body: GenerationRequest) -> list[int]:
-        """What its client has predicted, as far as an answer could have it.  Raises ApiError."""
+        """Returns the tokens of the `prediction`, at most as many as the context has.  Raises ApiError."""
         if body.prediction is None:
             return []
         if not body.speculation:
@@ -138,7 +139,7 @@ class Endpoint(ABC, Generic[B]):
 
 
 class ChoicesEndpoint(Endpoint[B]):
-    """One whose answers list choices; their tokens are named by their texts, or by their ids."""
+    """An endpoint whose answers list choices; their tokens are named by their texts, or by their ids."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -147,10 +148,10 @@ class ChoicesEndpoint(Endpoint[B]):
 
     @abstractmethod
     def shape(self, vocabulary: TokenTexts) -> ChoiceShape:
-        """How choices are written."""
+        """Returns the format in which choices are written."""
 
     def kind(self, body: B) -> type[ChoicesRenderer]:  # noqa: ARG002
-        """The renderer of an answer to this body."""
+        """Returns the class that renders the answer to this body."""
         return ChoicesRenderer
 
     def renderer(self, body: B, envelope: Envelope) -> Renderer:
@@ -163,5 +164,5 @@ class ChoicesEndpoint(Endpoint[B]):
 
 
 def asks_device(in_body: bool, scope: Scope) -> bool:
-    """Whether the device's times are asked for: in the body, or by the header `x-corepipe-device: 1`."""
+    """Returns whether the body or the header `x-corepipe-device: 1` requests the device's times."""
     return in_body or (b"x-corepipe-device", b"1") in scope["headers"]

@@ -1,4 +1,5 @@
-"""From plans to an answer: submit, follow the sequences, send their parts, abort what nobody awaits."""
+"""From plans to an answer: submits sequences, follows their outputs, sends their parts, and aborts them when
+the client has gone."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ _SSE_HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """A prompt made ready, and how to answer it; `source` is the field of the body that it came from.
+    """An encoded prompt and how to answer it; `source` is the field of the body that it came from.
 
-    `max_tokens` None: `default_tokens`, or what is left of the context if that is less.  `logprobs` and
-    `prompt_logprobs` are as in `Sampling`.  echo: what the answer begins with, if it begins with the prompt.
-    grammar: what the answer must be, as in `Submit`.
-    reading: how calls and reasoning are told from its text.
+    `max_tokens` None: `default_tokens`, or the rest of the context if that is less.  `logprobs` and
+    `prompt_logprobs` are as in `TokenSampling`.  echo: the text that the answer begins with, if it repeats
+    the prompt.  grammar: constrains the answer, as in `Submit`.  reading: how calls and reasoning are
+    separated from the text.
     """
 
     prompt: list[int]
@@ -50,7 +51,7 @@ class GenerationPlan:
     reading: AnswerFormat | None = None
 
     def tokens_within(self, context: int) -> int:
-        """How many the answer may have.  Raises ApiError if prompt and answer do not fit the context."""
+        """Returns the answer's most tokens.  Raises ApiError if it and the prompt do not fit the context."""
         wanted, room = self.max_tokens, context - len(self.prompt)
         if wanted is None and room > 0:
             return room if self.default_tokens is None else min(self.default_tokens, room)
@@ -66,11 +67,11 @@ class GenerationPlan:
 
 @dataclass(frozen=True, slots=True)
 class GenerationJob:
-    """A request made ready: what was asked, what to compute for it, and who writes the answer.
+    """A prepared request: its body, what to compute for it, and the renderer of its answer.
 
     `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
-    names of its sequences in the engine begin with `sequences`.  prediction: tokens that answers may have.
-    ignored: names of what was asked without effect.
+    ids of its sequences in the engine begin with `sequences`.  prediction: tokens that the client predicts.
+    ignored: names of fields without effect.
     """
 
     id: str
@@ -88,7 +89,7 @@ class GenerationJob:
 
 
 class Generation:
-    """One answer in the making.
+    """Generates one answer.
 
     Raises ApiError, before anything is submitted, if a prompt does not fit the context.
     """
@@ -108,11 +109,11 @@ class Generation:
 
     @property
     def submits(self) -> list[Submit]:
-        """What the engine is asked: of each prompt, one for each of its choices."""
+        """The messages to the engine: for each prompt, one for each of its choices."""
         return [choice.answer.submit for choice in self._choices]
 
     async def answer(self, receive: Receive, send: Send) -> None:
-        """Send the answer.  Raises ApiError if it fails before anything was sent.
+        """Sends the answer.  Raises ApiError if it fails before anything was sent.
 
         The sequences are aborted as soon as the client goes away.
         """
@@ -120,7 +121,7 @@ class Generation:
         with charged(self._job.tenant.quota, len(self._choices), prompts, self._generated):
             streams = [self._service.client.submit(submit) for submit in self.submits]
             outputs = answer_outputs(streams)
-            async with followed(streams, receive, lambda: self._tell(streams)):
+            async with followed(streams, receive, lambda: self._report(streams)):
                 answered = self._stream if self._job.body.stream else self._whole
                 try:
                     await answered(outputs, send)
@@ -155,7 +156,7 @@ class Generation:
         if body.min_tokens > max_tokens:
             raise invalid(f"min_tokens is more than max_tokens, {max_tokens}.", "min_tokens")
         stop_ids = set(body.stop_token_ids)
-        if not body.ignore_eos or plan.grammar:  # a grammar's end is the answer's
+        if not body.ignore_eos or plan.grammar:  # the end of a grammar ends the answer
             stop_ids |= self._service.tokenizer.eos_ids
         submit = Submit(
             id=f"{self._job.sequences}-{index}",
@@ -185,7 +186,7 @@ class Generation:
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, outputs: AnswerOutputs, send: Send) -> None:
-        """Wait for the first news, so that a refusal still has its own status; then send events."""
+        """Waits for the first output, so that an error still has its own status; then sends events."""
         parts = await self._next(outputs)
         await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
         body = self._renderer.opening(len(self._choices), self._known(parts))
@@ -204,7 +205,7 @@ class Generation:
         await send({"type": "http.response.body", "body": body})
 
     async def _next(self, outputs: AnswerOutputs) -> Sequence[ResponsePart]:
-        """What is next added to a choice that has not ended; what comes after a choice's end is dropped."""
+        """Returns the next parts of a choice that has not ended; outputs after a choice's end are dropped."""
         while True:
             index, output = await outputs.next()
             choice = self._choices[index]
@@ -220,14 +221,14 @@ class Generation:
         return parts
 
     def _known(self, parts: Sequence[ResponsePart]) -> list[ResponsePart]:
-        """What a stream can tell before its text; `parts` are the first."""
+        """Returns the parts that a stream can send before its text; `parts` are the first parts."""
         known: list[ResponsePart] = [part for part in parts if isinstance(part, PromptTokens)]
         if self._job.body.usage_everywhere:
             known.append(_usage_of(self._choices[0].answer, 0))
         return known
 
     def _event(self, parts: Sequence[ResponsePart]) -> bytes:
-        """The event of these parts; where nothing closes the stream the last one tells of the device."""
+        """Returns the event of these parts; without a closing event, the last one has the device's times."""
         if self._left or self._job.body.usage_chunk:
             return self._renderer.event(parts)
         return self._renderer.event([*parts, *self._emulated()])
@@ -245,18 +246,18 @@ class Generation:
         )
 
     def _emulated(self) -> list[EmulatedTimes]:
-        """What the emulated device would have taken, if that was asked for."""
+        """Returns the emulated device's times, if they were requested."""
         if not self._job.device_metrics:
             return []
         lasts = [choice.answer.last for choice in self._choices]
         times = [last.device if last else None for last in lasts]
-        guesses = [last.speculated if last else None for last in lasts]
-        return [EmulatedTimes(self._service.engine.instance, times, self._service.lateness.verdict, guesses)]
+        drafts = [last.speculated if last else None for last in lasts]
+        return [EmulatedTimes(self._service.engine.instance, times, self._service.lateness.verdict, drafts)]
 
-    def _tell(self, streams: Sequence[OutputStream]) -> None:
-        """Tell the metrics, and the trace if there is one, how each choice ended.
+    def _report(self, streams: Sequence[OutputStream]) -> None:
+        """Reports to the metrics, and to the trace if there is one, how each choice ended.
 
-        What has no end of its own was given up: with the choice that failed, else by the client.
+        A choice without an end was given up: because another choice failed, else because the client left.
         """
         job, failures = self._job, [choice.failure for choice in self._choices]
         given_up = "error" if "error" in failures else "abort"
@@ -275,7 +276,7 @@ def _usage_of(answer: TextAnswer, completion: int) -> TokenUsage:
 
 
 def _sum(answers: Sequence[TextAnswer]) -> Predicted | None:
-    """What has become of their prediction; None where they have none."""
+    """Returns how many predicted tokens were accepted and rejected in all; None without a prediction."""
     if not answers[0].submit.prediction:
         return None
     known = [answer.predicted for answer in answers if answer.predicted is not None]

@@ -1,4 +1,4 @@
-"""Images as clients send them: data URIs, read by processes that can be ended; nothing is ever fetched."""
+"""Images that clients send as data URIs; separate processes read them, and nothing is ever fetched."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions,
 from corepipe.serving.api.http.errors import ApiError, invalid
 
 MAX_IMAGES = 64
-"""In one request: small files may be large images."""
+"""Images in one request: small files may be large images."""
 MAX_STORED = 1 << 26
-"""Pixels of all images of a request, as they are decoded: 67 million take a second or two."""
+"""Decoded pixels of all images of a request: 67 million take a second or two."""
 SCHEME, BASE64 = "data:", ";base64"
 FETCHED = ("http:", "https:", "ftp:", "file:", "s3:", "gs:", "//")
 
 
 async def read_input(
-    service: Service, given: Input, field: str, reading: EncodingOptions, before: str = ""
+    service: Service, given: Input, field: str, options: EncodingOptions, before: str = ""
 ) -> list[EncodedPrompt]:
-    """Prompts of what a request's field has: images where the model reads them, else texts.
+    """Returns prompts of the contents of a field: images where the model reads images, else texts.
 
     Raises ApiError, naming the entry at fault.
     """
     listed = entries(given, field)
     if service.task.images is None:
-        return await read_entries(service, listed, field, reading, before)
+        return await read_entries(service, listed, field, options, before)
     return await read_images(service, service.task.images, listed, field)
 
 
 async def read_images(
     service: Service, images: Images, listed: Sequence[str | list[int]], field: str
 ) -> list[EncodedPrompt]:
-    """Prompts of data URIs.  Raises ApiError for what is no image, or cannot be read."""
+    """Returns prompts of data URIs.  Raises ApiError for what is no image, or cannot be read."""
     if images.preprocessing is None:
         raise _tensors_alone(images)
     if len(listed) > MAX_IMAGES:
@@ -58,7 +58,7 @@ async def read_images(
 
 
 def of_pixels(images: Images, pixels: bytes) -> EncodedPrompt:
-    """What the engine takes of an image: pixels as the model reads them."""
+    """Returns the prompt of an image: its pixels, as the model reads them."""
     return EncodedPrompt([0] * images.rows, image=pixels)
 
 
@@ -70,7 +70,7 @@ def _read(service: Service, text: str, field: str) -> DecodedImage:
 
 
 def _decoded(uri: str, field: str) -> bytes:
-    """The bytes of a data URI.  Raises ApiError."""
+    """Returns the bytes of a data URI.  Raises ApiError."""
     if uri.lower().startswith(FETCHED):
         message = f"{field}: nothing is fetched here; send the image itself as a data URI."
         raise invalid(message, field)

@@ -1,4 +1,4 @@
-"""The models of one server: which of them a request is for, and what is said of all of them together."""
+"""The models of one server: chooses the model of a request, and reports the state of all together."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from corepipe.serving.api.http.limits import read_again, read_body
 from corepipe.serving.telemetry.by_model import joint_registry
 
 VERSION = "1"
-"""Of every model: there is one."""
+"""The version of every model: there is one."""
 
 
 class Models:
-    """One or several, each a Service with an engine of its own; the first has the requests that name none.
+    """The models of a server, each a Service with its own engine; the first gets requests that name no model.
 
-    `failure` is what ended the server; `on_failure` is called then.  One of several that is lost for good
-    after it has loaded leaves the others serving.  Keys, quotas, connections and metrics are the server's.
+    `failure` is the error that ended the server; `on_failure` is called then.  If one of several models fails
+    for good after it has loaded, the others go on.  All share the server's keys, quotas, connections and
+    metrics.
     """
 
     def __init__(self, services: Sequence[Service]) -> None:
@@ -46,13 +47,13 @@ class Models:
         return len(self.services) > 1
 
     def named(self, name: str | None) -> Service:
-        """The model of that name; the first where there is no name, or none of it: its routes refuse that, as
-        their protocol has it."""
+        """Returns the model of that name; the first for None and for an unknown name, which its routes then
+        refuse in the form of their protocol."""
         return self.first if name is None else self._by_name.get(name, self.first)
 
     @property
     def state(self) -> str:
-        """A key of `STATES`, or "degraded": all have been ready, some are not now, and the others serve."""
+        """A key of `STATES`, or "degraded": all models were ready, some are not now, and the others serve."""
         states = [one.state for one in self.services]
         alike = set(states)
         if len(alike) == 1:
@@ -64,13 +65,13 @@ class Models:
         return "degraded" if "ready" in alike else "restarting"
 
     async def start(self) -> None:
-        """Loads those that are not loaded, one after the other: while one loads it takes the most memory."""
+        """Loads the models that are not loaded, one by one: a model takes the most memory while it loads."""
         for one in self.services:
             if one.ready is None and self.failure is None:
                 await one.start()
 
     def drain(self) -> None:
-        """From now on nothing more is taken."""
+        """Refuses new requests from now on."""
         for one in self.services:
             one.drain()
 
@@ -79,48 +80,48 @@ class Models:
         return self.first.draining
 
     def abort_all(self) -> None:
-        """Gives up all requests that are open."""
+        """Aborts all requests under way."""
         for one in self.services:
             one.client.abort_all()
 
     async def close_engines(self) -> None:
-        """Ends the engines; open streams end first."""
+        """Closes the engines; their open streams end first."""
         await asyncio.gather(*(one.client.close() for one in self.services))
 
     def close(self) -> None:
-        """Ends what works beside the event loop, its processes too."""
+        """Ends the threads and processes that work beside the event loop."""
         for one in self.services:
             one.close()
 
     def _lose(self, lost: Service) -> None:
-        """A model has failed for good."""
+        """Handles a model that failed for good: ends the server unless another model still serves."""
         left = [one for one in self.services if one.failure is None]
         if left and lost.ready is not None:
             names = ", ".join(one.names[0] for one in left)
-            _log().error("%s is lost: %s; %s goes on", lost.names[0], lost.failure, names)
+            _log().error("model %s failed for good: %s; still served: %s", lost.names[0], lost.failure, names)
             return
         self.failure = lost.failure
         self.on_failure()
 
 
 class ModelRouter:
-    """Pure ASGI: one route of several models.  The path names one, or the body does, or it is the first."""
+    """ASGI application of a route of several models; the path or the body names the model, else the first."""
 
     def __init__(self, models: Models, apps: Sequence[ASGIApp]) -> None:
         self._models = models
         self._apps = dict(zip(models.services, apps, strict=True))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = None if (told := scope["path_params"].get("model")) is None else named_in_path(told)
+        name = None if (path_name := scope["path_params"].get("model")) is None else named_in_path(path_name)
         if name is None and scope["method"] == "POST":
             body = await read_body(receive)
             name, receive = _model_of(body), read_again(body, receive)
         await self._apps[self._models.named(name)](scope, receive, send)
 
 
-def named_in_path(told: str) -> str:
-    """The model that a path names, whose slashes clients encode; a version may follow (`/versions/1`)."""
-    return told.replace("%2F", "/").removesuffix(f"/versions/{VERSION}")
+def named_in_path(name: str) -> str:
+    """Returns the model that a path names; clients encode its slashes; `/versions/1` may follow."""
+    return name.replace("%2F", "/").removesuffix(f"/versions/{VERSION}")
 
 
 class _Body(msgspec.Struct):
@@ -128,7 +129,7 @@ class _Body(msgspec.Struct):
 
 
 def _model_of(body: bytes) -> str | None:
-    """What a body names as its model; None where it is wrong, which the first model's route will say."""
+    """Returns the model that a body names; None for a wrong body, which the first model's route refuses."""
     try:
         return msgspec.json.decode(body.removeprefix(BYTE_ORDER_MARK), type=_Body).model
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -140,4 +141,4 @@ def _log() -> logging.Logger:
 
 
 def _nothing() -> None:
-    """What happens at a failure where nobody runs the server through `run_server`."""
+    """Does nothing: the handler of a failure where the server was not started by `run_server`."""

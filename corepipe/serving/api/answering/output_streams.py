@@ -1,4 +1,4 @@
-"""The engine's news of all sequences of an answer, for as long as its client is there."""
+"""Outputs of all sequences of an answer from the engine, for as long as the client stays connected."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from corepipe.serving.supervision.streams import MAX_PENDING, OutputStream
 
 
 class AnswerOutputs(Protocol):
-    """News of all sequences of an answer: (index of the sequence, output)."""
+    """The outputs of all sequences of an answer, as (index of the sequence, output)."""
 
     async def next(self) -> tuple[int, Output]: ...
 
     async def drop(self, index: int) -> None:
-        """Abort one sequence, unless it has ended."""
+        """Aborts one sequence, unless it has ended."""
 
     async def close(self) -> None:
-        """Abort all that have not ended."""
+        """Aborts all sequences that have not ended."""
 
 
 def answer_outputs(streams: Sequence[OutputStream]) -> AnswerOutputs:
-    """What these tell."""
+    """Returns the outputs of these streams as one."""
     return SingleOutputs(streams[0]) if len(streams) == 1 else MergedOutputs(streams)
 
 
 class SingleOutputs:
-    """News of one sequence: no task, no queue."""
+    """The outputs of one sequence, without a task or a queue."""
 
     def __init__(self, stream: OutputStream) -> None:
         self._stream = stream
@@ -48,7 +48,7 @@ class SingleOutputs:
 
 
 class MergedOutputs:
-    """News of several sequences, in the order they come; first of all those that were refused at once."""
+    """The outputs of several sequences in the order they come; first those that were refused at once."""
 
     def __init__(self, streams: Sequence[OutputStream]) -> None:
         self._streams = streams
@@ -78,7 +78,7 @@ class MergedOutputs:
                 output = await _next_output(stream)
                 finish_reason = output.finish_reason
                 await self._queue.put((index, output))
-        except Exception as error:  # handed to the one who waits for news
+        except Exception as error:  # raised again in `next`
             await self._queue.put(error)
 
 
@@ -91,7 +91,7 @@ async def _next_output(stream: OutputStream) -> Output:
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Run the body for as long as the client is there; leave it, quietly, when the client goes away."""
+    """Runs the body of `async with` while the client is connected; leaves it without error when it goes."""
     task = asyncio.current_task()
     assert task is not None
     gone = False

@@ -1,4 +1,5 @@
-"""Endpoints that answer with what a model computes for its prompts: vectors, scores; nothing is generated."""
+"""Endpoints that answer with what a model computes for its prompts, such as vectors or scores; they generate
+no tokens."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import FinishedSequence
 
 MOST_AT_ONCE = 256
-"""Prompts of one request that are in the engine at a time."""
+"""The most prompts of one request that are in the engine at a time."""
 SHARE = 4
-"""The part of the queue, one in so many, that one request takes at most."""
+"""One request takes at most this fraction of the queue: 1 / SHARE."""
 
 NEUTRAL_POOLED: Mapping[str, Neutral] = {
     "user": Neutral(type=Annotated[str, Meta(max_length=512)]),
@@ -46,7 +47,7 @@ JSON_HEADER = (b"content-type", b"application/json")
 
 
 class PooledRequest(ModelRequest, frozen=True, kw_only=True):
-    """What they share.  Null stands for the default everywhere."""
+    """The fields that all pooled requests share.  Null stands for the default everywhere."""
 
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None,
@@ -65,7 +66,7 @@ class PooledRequest(ModelRequest, frozen=True, kw_only=True):
     ] = None
 
     def check(self, task: TaskInfo) -> None:
-        """Rules between fields, and those that depend on the deployment; raises ApiError."""
+        """Checks the rules between fields and those that depend on the model.  Raises ApiError."""
         if task.images is not None and self.truncate_prompt_tokens is not None:
             raise invalid(
                 "truncate_prompt_tokens is for texts; this model reads images.", "truncate_prompt_tokens"
@@ -81,10 +82,10 @@ B = TypeVar("B", bound=PooledRequest)
 
 @dataclass(frozen=True, slots=True)
 class PooledJob:
-    """A request whose prompts are to be computed; `operation` is what traces call it.
+    """A request whose prompts are to be computed; traces name it by `operation`.
 
     `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
-    names of its sequences in the engine begin with `sequences`.
+    ids of its sequences in the engine begin with `sequences`.
     """
 
     id: str
@@ -98,7 +99,7 @@ class PooledJob:
 
     @staticmethod
     def by(scope: Scope, body: ModelRequest, priority: int, arrival: float, name: JobNaming) -> PooledJob:
-        """What a client asks for, by its scope."""
+        """Makes the job of a request; its tenant and its trace are in the ASGI scope."""
         drawn = secrets.token_hex(12)
         return PooledJob(
             id=f"{name.prefix}-{name.request_id or drawn}",
@@ -113,7 +114,7 @@ class PooledJob:
 
 
 class JobNaming(NamedTuple):
-    """What a kind of request is called; `request_id`: what its client calls it."""
+    """The names of a request: the prefix of its id, its operation in traces, and its client's own id."""
 
     prefix: str
     operation: str
@@ -121,14 +122,14 @@ class JobNaming(NamedTuple):
 
 
 class PooledResult(NamedTuple):
-    """What was computed for a prompt."""
+    """A prompt and the output that was computed for it."""
 
     prompt: EncodedPrompt
     output: Output
 
 
 class PooledRunner:
-    """Has prompts computed, so many at a time that others keep their places in the queue."""
+    """Computes the prompts of a job, few enough at a time that other requests keep places in the queue."""
 
     def __init__(self, service: Service, job: PooledJob) -> None:
         job.tenant.check(1, job.priority)
@@ -139,21 +140,21 @@ class PooledRunner:
         self._ends: list[float] = []
 
     async def results(self, prompts: Sequence[EncodedPrompt], receive: Receive) -> list[PooledResult] | None:
-        """In the order of the prompts; None where the client has gone away.
+        """Returns the results in the order of the prompts; None if the client has gone away.
 
-        Raises ApiError where one fails; nothing goes on then.
+        Raises ApiError if a prompt fails; the others are aborted then.
         """
         quota, most = self._job.tenant.quota, self._most()
         tokens = sum(len(prompt.ids) for prompt in prompts)
         with charged(quota, min(len(prompts), most), tokens):
-            async with followed(self._streams, receive, lambda: self._tell(prompts)):
+            async with followed(self._streams, receive, lambda: self._report(prompts)):
                 await self._compute(prompts, most)
         if len(self._outputs) < len(prompts):
             return None
         return [*map(PooledResult, prompts, self._outputs)]
 
     def _most(self) -> int:
-        """Prompts that may be in the engine at a time."""
+        """Returns how many prompts may be in the engine at a time."""
         quota = self._job.tenant.quota
         held = None if quota is None else quota.most()
         share = max(self._service.engine.max_queued_requests // SHARE, 1)
@@ -200,10 +201,10 @@ class PooledRunner:
         if output.finish_reason in ("error", "abort"):
             raise failure(output)
 
-    def _tell(self, prompts: Sequence[EncodedPrompt]) -> None:
-        """Tell the metrics, and the trace if there is one, how each prompt ended that was submitted.
+    def _report(self, prompts: Sequence[EncodedPrompt]) -> None:
+        """Reports to the metrics, and to the trace if there is one, how each submitted prompt ended.
 
-        What has no end of its own was given up: with the prompt that failed, else by the client.
+        A prompt without an end was given up: because another prompt failed, else because the client left.
         """
         job, failures = self._job, [output.finish_reason for output in self._outputs]
         given_up = "error" if "error" in failures else "abort"
@@ -240,7 +241,7 @@ class PooledRunner:
 
 
 class PooledEnvelope(NamedTuple):
-    """What every answer says beside its values; `device`: what the emulated device would have taken."""
+    """The fields of every answer beside its values; `device`: the emulated device's times."""
 
     id: str
     created: int
@@ -254,18 +255,18 @@ class PooledEnvelope(NamedTuple):
 
     @property
     def more(self) -> dict[str, Any]:
-        """Fields of an answer that asked for them."""
+        """The device's times as a field of the answer, if they were requested."""
         return {} if self.device is None else {"corepipe": self.device}
 
     def listing(self, data: Sequence[bytes]) -> bytes:
-        """An object `list` of what is JSON already."""
+        """Returns an object `list` of data that are JSON already."""
         head = {"id": self.id, "object": "list", "created": self.created, "model": self.model}
         tail = {"usage": self.usage, **self.more}
         return b'%b,"data":[%b],%b' % (_encode(head)[:-1], b",".join(data), _encode(tail)[1:])
 
 
 class PooledEndpoint(ABC, Generic[B]):
-    """As plain ASGI, as `endpoint.Endpoint`; `tasks` are those that it does."""
+    """An endpoint that generates nothing, as plain ASGI like `endpoint.Endpoint`; it does `tasks`."""
 
     request: type[ModelRequest]
     neutral: Mapping[str, Neutral]
@@ -276,18 +277,18 @@ class PooledEndpoint(ABC, Generic[B]):
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def converted(self, sent: Any) -> B:  # noqa: ANN401 -- a `request`
-        """What a body comes to; of other servers' forms that is another one."""
+    def converted(self, sent: Any) -> B:  # noqa: ANN401 -- of type `request`
+        """Returns a body in our own form; endpoints with another server's form convert it here."""
         body: B = sent
         return body
 
     @abstractmethod
-    async def plan(self, body: B, reading: EncodingOptions) -> list[EncodedPrompt]:
-        """What is to be computed.  Raises ApiError."""
+    async def plan(self, body: B, options: EncodingOptions) -> list[EncodedPrompt]:
+        """Returns the prompts to compute.  Raises ApiError."""
 
     @abstractmethod
     def render(self, body: B, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:
-        """The body of the answer.  Raises ApiError."""
+        """Returns the body of the answer.  Raises ApiError."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival, service = perf_counter(), self.service
@@ -296,8 +297,8 @@ class PooledEndpoint(ABC, Generic[B]):
         service.require_task(*self.tasks)
         most = service.most_tokens
         body.check(service.task)
-        reading = EncodingOptions(most, Truncation.of(body, most, 0))
-        prompts = await self.plan(body, reading)
+        options = EncodingOptions(most, Truncation.of(body, most, 0))
+        prompts = await self.plan(body, options)
         named = JobNaming(self.prefix, self.operation, body.request_id)
         job = PooledJob.by(scope, body, body.priority, arrival, named)
         results = await PooledRunner(service, job).results(prompts, receive)
@@ -318,13 +319,13 @@ class PooledEndpoint(ABC, Generic[B]):
 
 
 def emulated(service: Service, outputs: Sequence[Output]) -> dict[str, Any]:
-    """What the emulated device would have taken for these."""
+    """Returns the emulated device's times of these outputs, as fields of an answer."""
     times = [output.device for output in outputs]
     return EmulatedTimes(service.engine.instance, times, service.lateness.verdict).fields()
 
 
 async def answer(send: Send, body: bytes, *others: tuple[bytes, bytes]) -> None:
-    """Status 200, and JSON unless `others` say what it is."""
+    """Sends an answer with status 200; its content type is JSON unless the headers `others` have one."""
     kind = () if any(name == b"content-type" for name, _ in others) else (JSON_HEADER,)
     headers = [*kind, (b"content-length", b"%d" % len(body)), *others]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

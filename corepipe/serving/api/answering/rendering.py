@@ -1,4 +1,4 @@
-"""From the parts of an answer to its JSON, streamed or whole.
+"""Renders the parts of an answer as JSON, streamed or whole.
 
 A stream's events with text alone are made from a template in which only the text changes.
 """
@@ -31,7 +31,7 @@ encode = msgspec.json.encode
 
 
 class TokenUsage(msgspec.Struct, frozen=True):
-    """Tokens counted over all choices, each prompt once; predicted: where there was a prediction."""
+    """Token counts over all choices, each prompt once; `predicted`: set if there was a prediction."""
 
     prompt: int
     completion: int
@@ -54,8 +54,8 @@ class TokenUsage(msgspec.Struct, frozen=True):
 
 
 class EmulatedTimes(msgspec.Struct, frozen=True):
-    """What the emulated device would have taken for each choice; `verdict`: does the host keep its pace?
-    `speculated`: what came of guesses about each."""
+    """The emulated device's times for each choice; `verdict`: whether the host keeps the device's pace.
+    `speculated`: the results of speculative decoding for each choice."""
 
     instance: str
     times: Sequence[DeviceTimes | None]
@@ -63,8 +63,8 @@ class EmulatedTimes(msgspec.Struct, frozen=True):
     speculated: Sequence[Speculated | None] = ()
 
     def fields(self) -> dict[str, Any]:
-        """Over several choices, the arrival and the first token are the earliest, and the time per token is
-        the mean.  Null where no choice has one."""
+        """Returns the fields of the answer: over several choices the earliest arrival, the earliest first
+        token and the mean time per token.  Null where no choice has one."""
         known = [one for one in self.times if one is not None]
         per_token = [t.time_per_output_token_ms for t in known if t.time_per_output_token_ms is not None]
         return {
@@ -75,65 +75,65 @@ class EmulatedTimes(msgspec.Struct, frozen=True):
             "arrived_at_s": min((one.arrived_at_s for one in known), default=None),
             "time_to_first_token_ms": min((one.time_to_first_token_ms for one in known), default=None),
             "time_per_output_token_ms": sum(per_token) / len(per_token) if per_token else None,
-            **_guesses([one for one in self.speculated if one is not None]),
+            **_speculation([one for one in self.speculated if one is not None]),
         }
 
 
-def _guesses(known: Sequence[Speculated]) -> dict[str, Any]:
-    """What came of guesses about several choices, in vLLM's words; nothing where nobody guessed."""
+def _speculation(known: Sequence[Speculated]) -> dict[str, Any]:
+    """Returns speculative decoding's figures of all choices, under vLLM's names; empty without drafts."""
     if not known:
         return {}
     histogram = [sum(steps) for steps in zip_longest(*(one.histogram for one in known), fillvalue=0)]
     steps, tokens = sum(histogram), sum(one.tokens for one in known)
     accepted = sum(right * count for right, count in enumerate(histogram))
-    told = {
+    figures = {
         "mean_acceptance_length": 1 + accepted / steps if steps else None,
         "draft_acceptance_rate": accepted / tokens if tokens else None,
         "acceptance_histogram": histogram,
         "num_spec_steps": steps,
         "assumed": known[0].assumed,
     }
-    return {"speculative_decoding": told}
+    return {"speculative_decoding": figures}
 
 
 ResponsePart = AnswerPart | TokenUsage | EmulatedTimes
-"""Of what answers consist.  A choice's parts bear its index, the others are of the whole answer."""
+"""The parts that answers consist of.  A choice's parts have its index, the others are of the whole answer."""
 
 
 class Renderer(Protocol):
     """Writes the answer to one request."""
 
     def opening(self, choices: int, parts: Sequence[ResponsePart]) -> bytes:
-        """What a stream of so many choices begins with; `parts`: what is known by then beside the text."""
+        """Returns the beginning of a stream of `choices` choices; `parts`: those known before the text."""
         ...
 
     def event(self, parts: Sequence[ResponsePart]) -> bytes:
-        """Parts of a stream that came together, of one choice; empty where they say nothing of it."""
+        """Returns the event of parts of one choice that came together; empty if there is nothing to send."""
         ...
 
     def closing(self, parts: Sequence[ResponsePart]) -> bytes:
-        """What a stream ends with; `parts`: what is told of the whole answer in an event of its own."""
+        """Returns the end of a stream; `parts` of the whole answer are sent in an event of their own."""
         ...
 
     def whole(self, parts: Sequence[ResponsePart]) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Returns the body of an answer that is not streamed."""
         ...
 
 
 class ChoiceShape(Protocol):
-    """How one of OpenAI's APIs writes a choice."""
+    """The form in which one of OpenAI's APIs writes a choice."""
 
     whole_kind: str
     chunk_kind: str
     one_prompt: bool
-    """Whether all choices answer the same one, of which the answer tells, not each choice."""
+    """Whether all choices answer one prompt, whose fields are in the answer, not in each choice."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice that opens a stream, if the API has one."""
+        """Returns the choice that opens a stream, if the API has one."""
         ...
 
     def piece(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text of a chunk without logprobs or end, inside `choices`."""
+        """Returns what is before and after the text of a chunk that has text alone, inside `choices`."""
         ...
 
     def chunk(
@@ -144,7 +144,7 @@ class ChoiceShape(Protocol):
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """What every object of one answer says: who answers, when, and in which configuration."""
+    """The fields that all objects of one answer share: id, time, model and configuration."""
 
     id: str
     created: int
@@ -162,7 +162,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class ChoicesRenderer:
-    """Answers that list `choices`.  With `usage_chunk` every chunk but that one says `"usage": null`."""
+    """Renders answers that list `choices`.  With `usage_chunk` all chunks but that have `"usage": null`."""
 
     def __init__(
         self, shape: ChoiceShape, vocabulary: TokenTexts, envelope: Envelope, *, usage_chunk: bool
@@ -216,19 +216,19 @@ class ChoicesRenderer:
         return self._shape.whole(index, text, logprobs, told.finish) | self._of_choice(told)
 
     def _of_choice(self, told: ChoiceParts) -> dict[str, Any]:
-        """Fields of a choice beside its text."""
+        """Returns the fields of a choice beside its text."""
         fields: dict[str, Any] = {} if told.tokens is None else {"token_ids": told.tokens}
         if told.prompt is not None and not self._shape.one_prompt:
             fields |= prompt_fields(told.prompt, self._vocabulary)
         return fields
 
     def _of_answer(self, choices: Mapping[int, ChoiceParts]) -> dict[str, Any]:
-        """Fields of the whole answer, of which one choice knows as well as any."""
+        """Returns the fields of the whole answer; they are the same in each choice."""
         prompts = [one.prompt for one in choices.values() if one.prompt is not None]
         return prompt_fields(prompts[0], self._vocabulary) if prompts and self._shape.one_prompt else {}
 
     def _piece(self, index: int, text: str) -> bytes:
-        """An event with text alone: what a stream mostly consists of."""
+        """Returns an event with text alone: most events of a stream are such."""
         ends = self._pieces.get(index)
         if ends is None:
             before, after = self._shape.piece(index)
@@ -244,7 +244,7 @@ class ChoicesRenderer:
 
 @dataclass(slots=True)
 class ChoiceParts:
-    """The parts of one choice, by what becomes of them."""
+    """The parts of one choice, sorted by the field that they become."""
 
     texts: list[Text] = field(default_factory=list)
     finish: Finish | None = None
@@ -267,7 +267,7 @@ class ChoiceParts:
 
 
 def _sorted(parts: Iterable[ResponsePart]) -> tuple[dict[int, ChoiceParts], dict[str, Any]]:
-    """What is told of each choice, and fields of the whole object."""
+    """Returns the parts of each choice, and the fields of the whole object."""
     choices: dict[int, ChoiceParts] = {}
     fields: dict[str, Any] = {}
     for part in parts:
@@ -279,5 +279,5 @@ def _sorted(parts: Iterable[ResponsePart]) -> tuple[dict[int, ChoiceParts], dict
 
 
 def rest_of(fields: Mapping[str, Any]) -> bytes:
-    """Further fields of an object whose first are written."""
+    """Returns further fields of an object whose first fields are written already."""
     return b"," + encode(fields)[1:-1] if fields else b""

@@ -1,4 +1,4 @@
-"""What every route needs: the engine, the tokenizer, the names, the metrics, and whether all is ready."""
+"""The service that every route uses: a model's engine, tokenizer, names, metrics and state."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ ROUTES_OF: Mapping[Task, str] = {
     Task.CLASSIFY: "/classify or /pooling",
     Task.SCORE: "/rerank or /score",
 }
-"""Where a task is asked for."""
+"""The routes that serve each task."""
 
 GENERATES = TaskInfo(Task.GENERATE, max_tokens=0, dimensions=0)
-"""Where nothing else is said."""
+"""The task of a model for which no other is set."""
 
 STATES = {
     "loading": "The engine is loading.",
@@ -56,33 +56,33 @@ STATES = {
     "draining": "The server is about to end.",
     "failed": "The engine has stopped.",
 }
-"""What the server can be, and what it tells of that."""
+"""The states of a server, and the message that it sends for each."""
 
-NO_MODEL_LOADED = "Answers are replayed here; no model is loaded."
+NO_MODEL_LOADED = "This server replays recorded answers; it has loaded no model."
 
 LONG_TEXT = 16_384
-"""Characters or tokens from which a thread works on them, so that other requests go on."""
+"""Characters or tokens from which a thread does the work, so that other requests go on."""
 WORK_SECONDS = 10.0
-"""In which work on long text must be done, its turn awaited."""
+"""The time limit for work on long text, the wait for a thread included."""
 WORKERS = 2
-"""Threads that long texts and images may take from the engine."""
+"""Threads for long texts and images; they take processor time from the engine."""
 
 Encode = Callable[[str], list[int]]
-"""From text to token ids; raises UserError for what is no text."""
+"""Encodes text as token ids.  Raises UserError for what is no text."""
 
 R = TypeVar("R")
 
 
 class Service:
-    """One deployment behind a server, which may have others: `models`.  `ready` is None until the engine has
-    loaded.
+    """One model and its engine behind a server, which may have others (`models`).  `ready` is None until the
+    engine has loaded.
 
-    `task` is what the model does, and what is known of it.
+    `task` is the model's task and facts about the model.
 
-    Where answers are replayed alone there is no tokenizer, and no engine behind the client.
-    `failure` is what ended the engine for good; `on_failure` is called when that happens.  `draining`: the
-    server is about to end; what is under way goes on, and nothing more is taken.  `listed`: the names of all
-    models, where there are others.
+    A server that only replays answers has no tokenizer, and no engine behind the client.
+    `failure` is the error that ended the engine for good; `on_failure` is called when that happens.
+    `draining`: the server is about to end; requests under way go on, and new ones are refused.  `listed`: the
+    names of all models, if there are several.
     """
 
     def __init__(
@@ -125,29 +125,29 @@ class Service:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises ApiError (503) where there is none."""
+        """The model's tokenizer.  Raises ApiError (503) if there is none."""
         if self._tokenizer is None:
             raise unavailable(NO_MODEL_LOADED)
         return self._tokenizer
 
     @property
     def vocab_size(self) -> int:
-        """Bound of token ids: the model's rows, for some of which the tokenizer may have no text."""
+        """The bound of token ids: the model's rows; the tokenizer may have no text for some of them."""
         return self.task.vocab_size or self.tokenizer.vocab_size
 
     @cached_property
     def shown(self) -> Pieces:
-        """Of tokens in texts that leave special ones out."""
+        """The bytes of each token, for texts that leave special tokens out."""
         return Pieces(self.tokenizer, skip_special_tokens=True)
 
     @cached_property
     def raw(self) -> Pieces:
-        """Of tokens in texts that have them all."""
+        """The bytes of each token, for texts that show all tokens."""
         return Pieces(self.tokenizer, skip_special_tokens=False)
 
     @cached_property
     def images(self) -> ImageReader:
-        """Of a model that reads images, and says how they are made ready."""
+        """The reader of images, for a model that reads them and has a preprocessing."""
         images = self.task.images
         assert images is not None
         assert images.preprocessing is not None
@@ -157,7 +157,7 @@ class Service:
         return ANY_TEXT if self._tokenizer is None else Spelling.of(self._tokenizer)
 
     async def start(self) -> None:
-        """Load the engine; what makes it fail is kept in `failure`, for the one who runs the server."""
+        """Loads the engine; an error is kept in `failure`, and `run_server` raises it."""
         try:
             self.set_ready(await self.client.start(self._note))
         except Exception as error:
@@ -176,18 +176,18 @@ class Service:
         self.on_failure()
 
     def drain(self) -> None:
-        """From now on nothing more is taken."""
+        """Refuses new requests from now on."""
         self.draining = True
 
     def set_ready(self, ready: Ready) -> None:
-        """From now on requests are taken."""
+        """Accepts requests from now on."""
         self.ready = ready
         self.metrics.set_ready(ready)
         self.neuron.set_ready(ready)
 
     @property
     def state(self) -> str:
-        """A key of `STATES`."""
+        """The state of the service: a key of `STATES`."""
         if self.failure is not None:
             return "failed"
         if self.draining:
@@ -199,14 +199,14 @@ class Service:
         return "restarting" if self.client.restarting else "failed"
 
     def require_ready(self) -> Ready:
-        """Raises ApiError (503) in every other state."""
+        """Returns `Ready` in the state 'ready'.  Raises ApiError (503) in every other state."""
         state = self.state
         if self.ready is None or state != "ready":
             raise unavailable(f"{self.names[0]}: {STATES[state]}" if self.listed else STATES[state])
         return self.ready
 
     def require_model(self, name: str | None) -> str:
-        """The name to answer with; raises ApiError (404) for one that is not served."""
+        """Returns the name for the answer.  Raises ApiError (404) for a name that is not served."""
         if name is None:
             return self.names[0]
         if name not in self.names:
@@ -216,7 +216,7 @@ class Service:
         return name
 
     def require_task(self, *tasks: Task) -> None:
-        """Raises ApiError (400) unless the model does one of these; it says what the model does, where."""
+        """Raises ApiError (400) unless the model does one of these tasks; it names the model's own."""
         task = self.task.task
         if task not in tasks:
             wanted = " or ".join(f"--task {one}" for one in tasks)
@@ -228,15 +228,15 @@ class Service:
 
     @property
     def most_tokens(self) -> int:
-        """Of a text that something is made of: as many as the model reads, and the engine takes."""
+        """The most tokens of a text to embed, score or classify, for the model and the engine."""
         return min(self.task.max_tokens, self.require_ready().max_model_len)
 
     def dialect_of(self, tokenizer: Tokenizer) -> Dialect:
-        """How the model writes under this tokenizer's template, which may be a request's own."""
+        """Returns the model's formats under this tokenizer's template, which a request may have brought."""
         return self.dialect if tokenizer is self.tokenizer else choose(tokenizer, *self._parsers)
 
     def pieces(self, reading: AnswerFormat | None) -> Pieces:
-        """The bytes of tokens without the special ones, but for those that tell calls from text."""
+        """Returns the bytes of each token, without special tokens but those that mark calls or reasoning."""
         if reading is None:
             return self.shown
         formats = (reading.calls, reading.reasoning)
@@ -246,18 +246,18 @@ class Service:
         return self._marked[formats]
 
     async def encode(self, text: str, field: str, most: int, encode: Encode) -> list[int]:
-        """Token ids of `text`, which came in `field`; long text is encoded beside the event loop.
+        """Returns the token ids of `text`, which came in `field`; threads encode long text.
 
-        Raises ApiError (400) for text that is sure to have more than `most` tokens, and (429) where it takes
-        too long.
+        Raises ApiError (400) for text that surely has more than `most` tokens, and (429) where it takes too
+        long.
         """
 
-        return await self.beside(len(text), lambda: encoded(text, field, most, encode))
+        return await self.beside(len(text), lambda: encode_text(text, field, most, encode))
 
     async def beside(self, size: int, work: Callable[[], R]) -> R:
-        """What `work` returns; where it has `size` characters or tokens to go through, beside the event loop.
+        """Returns what `work` returns; a thread does it if its `size`, in characters or tokens, is large.
 
-        Raises ApiError (429) where that takes too long, its turn awaited.
+        Raises ApiError (429) if that takes too long, the wait for a thread included.
         """
         if size < LONG_TEXT:
             return work()
@@ -265,35 +265,35 @@ class Service:
             async with asyncio.timeout(WORK_SECONDS):
                 return await asyncio.get_running_loop().run_in_executor(self._workers, work)
         except TimeoutError:
-            raise overloaded("Too much long text, or too many images, are being worked on.") from None
+            raise overloaded("The server is busy with other long texts or images; retry later.") from None
 
-    async def grammar(self, asked: GenerationRequest) -> str:
-        """What the answer is held to, checked; empty where it is free.
+    async def grammar(self, body: GenerationRequest) -> str:
+        """Returns the checked grammar of the answer; empty if it has none.
 
-        Raises ApiError: 400 where it is wrong or cannot be honoured, 429 where checking it takes too long.
+        Raises ApiError: 400 if the grammar is wrong or not supported, 429 if checking it takes too long.
         """
         with self._refusals():
-            constraint = asked.constraint()
+            constraint = body.constraint()
         if constraint is None:
             return ""
         grammar = await self._checked(constraint)
         self.metrics.constraints.taken(constraint.kind)
         return grammar
 
-    async def narrowed(self, schema: Mapping[str, Any], field: str) -> Schema:
-        """A schema as grammars have it.  Raises ApiError as `grammar` does, for one that none can have."""
+    async def checked_schema(self, schema: Mapping[str, Any], field: str) -> Schema:
+        """Returns a schema in the form that grammars use.  Raises ApiError as `grammar` does."""
         text = msgspec.json.encode(schema).decode()
         return schema_of(await self._checked(Constraint(kind="json_schema", text=text, field=field)))
 
     async def _checked(self, constraint: Constraint) -> str:
-        """Its grammar.  Raises ApiError as `grammar` does."""
+        """Returns the grammar of a constraint.  Raises ApiError as `grammar` does."""
         metrics = self.metrics.constraints
         with self._refusals():
             try:
                 verdict = await self._grammars.check(constraint)
             except TimeoutError:
                 metrics.refused("rate_limit_exceeded")
-                raise overloaded("Too many constraints are being checked.") from None
+                raise overloaded("The server is busy with other constraints; retry later.") from None
             if verdict.seconds:
                 metrics.took(verdict.seconds)
             if verdict.error:
@@ -302,7 +302,7 @@ class Service:
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Counts a ConstraintError, and makes an ApiError of it."""
+        """Counts a ConstraintError, and raises an ApiError in its place."""
         try:
             yield
         except ConstraintError as error:
@@ -310,7 +310,7 @@ class Service:
             raise invalid(error.message, error.param, error.code) from None
 
     def close(self) -> None:
-        """Ends what works beside the event loop, its processes too."""
+        """Ends the threads and processes that work beside the event loop."""
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._grammars.close()
         if "images" in self.__dict__:
@@ -318,7 +318,7 @@ class Service:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Stable for a configuration: the same one gives the same answers to the same seeds."""
+        """An id of the configuration: equal fingerprints give equal answers to equal seeds."""
         facts: Mapping[str, Any] = {
             "version": self.version,
             "engine": self.engine.model_dump(
@@ -330,16 +330,16 @@ class Service:
         return f"fp_{digest.hexdigest()[:10]}"
 
 
-def encoded(text: str, field: str, most: int, encode: Encode) -> list[int]:
-    """As `Service.encode`, wherever it is called."""
+def encode_text(text: str, field: str, most: int, encode: Encode) -> list[int]:
+    """Returns token ids as `Service.encode`, in the calling thread."""
     check_length(text, field, most, encode)
     return encode(text)
 
 
 def check_length(text: str, field: str, most: int, encode: Encode) -> None:
-    """Tells far too much text without the time, and the 350 bytes a token, to encode it whole.
+    """Refuses a text that is far too long, without the time and the 350 bytes a token to encode it whole.
 
-    Where it is cut, tokens may be cut: there are fewer of them in the whole, but not half as many.
+    The text is encoded in pieces, which may split tokens: the whole has fewer tokens, but not half as many.
     Raises ApiError (400).
     """
     if len(text) <= max(most, LONG_TEXT):
@@ -356,4 +356,4 @@ def check_length(text: str, field: str, most: int, encode: Encode) -> None:
 
 
 def _nothing() -> None:
-    """What happens at a failed start where nobody runs the server through `run_server`."""
+    """Does nothing: the handler of a failed start where the server was not started by `run_server`."""

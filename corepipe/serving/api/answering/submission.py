@@ -1,4 +1,4 @@
-"""What all requests to a model have in common, whatever it answers: a key's share, the client, the end."""
+"""Steps that all requests to a model share: the key's quota, the connection to the client, and the end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.telemetry.requests import FinishedSequence
 
 TRACE = "corepipe.trace"
-"""Where the scope of a request that is traced has its Trace."""
+"""The key of a traced request's AnswerObserver in its ASGI scope."""
 
 
 class AnswerObserver(Protocol):
-    """Who is told how an answer went; `tracing.Trace`."""
+    """An observer that learns how an answer ended, such as `tracing.RequestSpan`."""
 
     def answered(
         self, operation: str, request: ModelRequest, answer_id: str, parts: Sequence[FinishedSequence]
@@ -27,7 +27,7 @@ class AnswerObserver(Protocol):
 
 
 def _no_tokens() -> int:
-    """What is generated where nothing is."""
+    """Returns 0, for requests that generate nothing."""
     return 0
 
 
@@ -35,14 +35,14 @@ def _no_tokens() -> int:
 def charged(
     quota: Quota | None, sequences: int, prompt_tokens: int, generated: Callable[[], int] = _no_tokens
 ) -> Iterator[None]:
-    """Holds a key's share for so many sequences: prompts are taken from it now, what is generated at the end.
+    """Charges a key's quota for `sequences` requests in flight: prompt tokens now, generated ones at the end.
 
-    Raises ApiError (429) where the key has all it may.
+    Raises ApiError (429) if the quota is used up.
     """
     if quota is None:
         yield
         return
-    with quota.holding(sequences - 1):  # the guard holds one
+    with quota.holding(sequences - 1):  # RequestGuard holds one
         quota.charge(prompt_tokens)
         try:
             yield
@@ -52,14 +52,14 @@ def charged(
 
 @asynccontextmanager
 async def followed(
-    streams: Sequence[OutputStream], receive: Receive, tell: Callable[[], None]
+    streams: Sequence[OutputStream], receive: Receive, report: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Runs the body while the client is there; then ends what is left of the streams, which may have grown
-    meanwhile, and has it told."""
+    """Runs the body of `async with` while the client is connected; then closes all streams, also those added
+    meanwhile, and calls `report`."""
     try:
         async with while_connected(receive):
             yield
     finally:
         for stream in streams:
             await stream.aclose()
-        tell()
+        report()

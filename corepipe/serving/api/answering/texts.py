@@ -1,4 +1,4 @@
-"""What is asked about: texts, token ids and pairs of texts, made prompts of, within limits."""
+"""Prompts from texts, token ids and pairs of texts, within limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from corepipe.serving.api.answering.service import Service, check_length, encoded
+from corepipe.serving.api.answering.service import Service, check_length, encode_text
 from corepipe.serving.api.answering.truncation import READABLE, Truncation
 from corepipe.serving.api.http.errors import ApiError, invalid
 
@@ -18,14 +18,14 @@ ENTRY_WORK = 64
 """Characters that take as long to encode as an entry takes besides its characters."""
 
 Input = str | list[str | int | list[int]]
-"""Text, token ids, or a list of either."""
+"""A text, token ids, or a list of either."""
 E = TypeVar("E")
 
 
 class EncodedPrompt(NamedTuple):
-    """Token ids of a text, or of two; `second`: where the other's token types begin (0: there is one).
+    """The token ids of a text or of a pair; `second`: the position where the second text begins (0: no pair).
 
-    image: what is read instead, as `messages.Submit` has it; a zero then stands for each row of it.
+    image: pixels that are read instead, as in `messages.Submit`; `ids` then has a zero for each of its rows.
     """
 
     ids: list[int]
@@ -42,8 +42,8 @@ class TextPair(NamedTuple):
 
 
 class EncodingOptions(NamedTuple):
-    """How texts are read: `most` tokens each, cut where they are to be cut; `special`: framed as the model
-    wants it.  `most_second`: tokens kept of a pair's second text (0: all)."""
+    """Options of encoding a text: at most `most` tokens, truncated as `cut` says; `special`: with the special
+    tokens around a text.  `most_second`: tokens kept of a pair's second text (0: all)."""
 
     most: int
     cut: Truncation | None = None
@@ -52,7 +52,7 @@ class EncodingOptions(NamedTuple):
 
 
 def entries(given: Input, field: str) -> list[str | list[int]]:
-    """Of any of the four shapes.  Raises ApiError for a mixture."""
+    """Returns the entries of an input of any of the four shapes.  Raises ApiError for a mixture."""
     if isinstance(given, str):
         return [given]
     if not given:
@@ -66,14 +66,14 @@ def entries(given: Input, field: str) -> list[str | list[int]]:
     return several
 
 
-def check_said(listed: Sequence[str | list[int]], field: str) -> None:
-    """Raises ApiError where a text says nothing, of which there is no vector."""
+def check_not_empty(listed: Sequence[str | list[int]], field: str) -> None:
+    """Raises ApiError for an empty text, which has no vector."""
     if "" in listed:
         raise invalid(f"{field} must not be an empty text.", field)
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
-    """Raises ApiError for what is no token."""
+    """Raises ApiError for an id that is no token."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         raise invalid(f"{field}: token ids must be from 0 to {vocab_size - 1}.", field)
 
@@ -88,29 +88,29 @@ async def read_entries(
     service: Service,
     listed: Sequence[str | list[int]],
     field: str,
-    reading: EncodingOptions,
+    options: EncodingOptions,
     before: str = "",
 ) -> list[EncodedPrompt]:
-    """Prompts of texts, each with `before` in front, or of token ids.
+    """Returns prompts of texts, each with `before` in front, or of token ids.
 
-    Raises ApiError for what is empty, too long, or no token, naming the entry.
+    Raises ApiError that names the entry, for one that is empty, too long, or no token.
     """
     check_count(len(listed), field)
     if len(listed) == 1:
-        prepare = partial(_prompt, service, reading, before, field)
+        prepare = partial(_prompt, service, options, before, field)
     else:
-        prepare = partial(_numbered, service, reading, before, field)
+        prepare = partial(_numbered, service, options, before, field)
     size = sum(map(len, listed)) + ENTRY_WORK * len(listed)
     return await service.beside(size, lambda: _within_limit(prepare, enumerate(listed), field))
 
 
 async def read_pairs(
-    service: Service, pairs: Sequence[TextPair], field: str, reading: EncodingOptions
+    service: Service, pairs: Sequence[TextPair], field: str, options: EncodingOptions
 ) -> list[EncodedPrompt]:
-    """Prompts of pairs of texts.  Raises ApiError as `read_entries`."""
+    """Returns prompts of pairs of texts.  Raises ApiError as `read_entries`."""
     check_count(len(pairs), field)
     size = sum(len(pair.first) + len(pair.second) for pair in pairs) + ENTRY_WORK * len(pairs)
-    prepare = partial(_paired, service, reading)
+    prepare = partial(_paired, service, options)
     return await service.beside(size, lambda: _within_limit(prepare, pairs, field))
 
 
@@ -124,7 +124,7 @@ def check_total(tokens: int, field: str) -> None:
 def _within_limit(
     prepare: Callable[[E], EncodedPrompt], listed: Iterable[E], field: str
 ) -> list[EncodedPrompt]:
-    """Stops where there are too many tokens: nothing more is encoded then."""
+    """Encodes the entries until they have too many tokens; the rest is not encoded then."""
     prompts, total = [], 0
     for one in listed:
         prompts.append(prepare(one))
@@ -133,49 +133,51 @@ def _within_limit(
     return prompts
 
 
-def _paired(service: Service, reading: EncodingOptions, pair: TextPair) -> EncodedPrompt:
-    tokenizer, cut = service.tokenizer, reading.cut
-    readable = reading.most if cut is None and not reading.most_second else READABLE
+def _paired(service: Service, options: EncodingOptions, pair: TextPair) -> EncodedPrompt:
+    tokenizer, cut = service.tokenizer, options.cut
+    readable = options.most if cut is None and not options.most_second else READABLE
     for text in (pair.first, pair.second):
         check_length(text, pair.field, readable, tokenizer.encode)
     most = None if cut is None else cut.most
     ids, second = tokenizer.pair(
-        pair.first, pair.second, reading.special, most=most, most_second=reading.most_second or None
+        pair.first, pair.second, options.special, most=most, most_second=options.most_second or None
     )
-    if len(ids) > reading.most:
-        raise too_long(len(ids), reading.most, pair.field)
+    if len(ids) > options.most:
+        raise too_long(len(ids), options.most, pair.field)
     return EncodedPrompt(ids, second)
 
 
 def _numbered(
-    service: Service, reading: EncodingOptions, before: str, field: str, item: tuple[int, str | list[int]]
+    service: Service, options: EncodingOptions, before: str, field: str, item: tuple[int, str | list[int]]
 ) -> EncodedPrompt:
-    return _prompt(service, reading, before, f"{field}[{item[0]}]", item)
+    return _prompt(service, options, before, f"{field}[{item[0]}]", item)
 
 
 def _prompt(
-    service: Service, reading: EncodingOptions, before: str, field: str, item: tuple[int, str | list[int]]
+    service: Service, options: EncodingOptions, before: str, field: str, item: tuple[int, str | list[int]]
 ) -> EncodedPrompt:
-    tokenizer, given, cut = service.tokenizer, item[1], reading.cut
+    tokenizer, given, cut = service.tokenizer, item[1], options.cut
     if isinstance(given, str):
-        readable = reading.most if cut is None else cut.readable
-        ids = encoded(before + given, field, readable, lambda text: tokenizer.encode(text, reading.special))
+        readable = options.most if cut is None else cut.readable
+        ids = encode_text(
+            before + given, field, readable, lambda text: tokenizer.encode(text, options.special)
+        )
     else:
         check_ids(given, service.vocab_size, field)
         ids = given
     if not ids:
         raise invalid(f"{field} must not be empty.", field)
     if cut is not None:
-        ids = tokenizer.cut(ids, cut.most, cut.side, framed=reading.special and isinstance(given, str))
-    if len(ids) > reading.most:
-        raise too_long(len(ids), reading.most, field)
+        ids = tokenizer.cut(ids, cut.most, cut.side, framed=options.special and isinstance(given, str))
+    if len(ids) > options.most:
+        raise too_long(len(ids), options.most, field)
     return EncodedPrompt(ids)
 
 
 def too_long(tokens: int, most: int, field: str) -> ApiError:
-    """400: an entry has more tokens than the model reads."""
+    """Returns error 400: an entry has more tokens than the model reads."""
     message = (
         f"This model's maximum context length is {most} tokens. However, {field} has {tokens} tokens; "
-        "truncate_prompt_tokens: -1 has it cut."
+        "truncate_prompt_tokens: -1 truncates it."
     )
     return invalid(message, field, "context_length_exceeded")

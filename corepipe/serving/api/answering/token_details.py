@@ -1,4 +1,4 @@
-"""Tokens, as vLLM tells of them beside an answer's text: by id, and the prompt's with their logprobs."""
+"""Token details beside an answer's text, in vLLM's form: token ids, and the prompt's logprobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from corepipe.serving.api.answering.answers import Strict
 
 
 class TokenTexts(Protocol):
-    """What answers need of a tokenizer."""
+    """The methods of a tokenizer that answers use."""
 
     def decode_token(self, token: int, /) -> str: ...
 
@@ -20,7 +20,7 @@ class TokenTexts(Protocol):
 
 
 class NamedById:
-    """A vocabulary in which tokens are called `token_id:N`: several may have the same text."""
+    """Names tokens `token_id:N`, since several may have the same text."""
 
     def __init__(self, vocabulary: TokenTexts) -> None:
         self._vocabulary = vocabulary
@@ -33,7 +33,7 @@ class NamedById:
 
 
 class PromptLogprob(Strict):
-    """Of a token at a place of the prompt; `rank` 1 is the likeliest."""
+    """The logprob of a token at a position of the prompt; `rank` 1 is the likeliest."""
 
     logprob: float
     rank: int
@@ -41,14 +41,14 @@ class PromptLogprob(Strict):
 
 
 class PromptDetails(Strict):
-    """What is told of a prompt; `prompt_logprobs` are by token id, the prompt's own token first."""
+    """Details of a prompt; `prompt_logprobs` are by token id, the prompt's own token first."""
 
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 def prompt_fields(prompt: PromptTokens, vocabulary: TokenTexts) -> dict[str, Any]:
-    """The fields of `PromptDetails` that were asked for."""
+    """Returns the fields of `PromptDetails` that were requested."""
     fields: dict[str, Any] = {}
     if prompt.tokens is not None:
         fields["prompt_token_ids"] = prompt.tokens
@@ -58,13 +58,13 @@ def prompt_fields(prompt: PromptTokens, vocabulary: TokenTexts) -> dict[str, Any
 
 
 def _by_id(entry: TokenLogprobs, vocabulary: TokenTexts) -> dict[str, dict[str, Any]]:
-    told = {entry.token: (entry.logprob, entry.rank)}
-    told |= {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}
+    ranked = {entry.token: (entry.logprob, entry.rank)}
+    ranked |= {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, 1)}
     return {
         str(token): {
             "logprob": logprob,
             "rank": rank,
             "decoded_token": vocabulary.token_bytes(token).decode(errors="replace"),
         }
-        for token, (logprob, rank) in told.items()
+        for token, (logprob, rank) in ranked.items()
     }

@@ -1,4 +1,4 @@
-"""`truncate_prompt_tokens`: how much of a prompt that is too long is kept, and of which end."""
+"""`truncate_prompt_tokens`: how many tokens of a prompt that is too long are kept, and from which end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from corepipe.models.text.tokenizer import Side
 from corepipe.serving.api.http.errors import invalid
 
 READABLE = 65_536
-"""Tokens up to which a text is sure to be read whole, to be cut then: each takes 350 bytes meanwhile."""
+"""Tokens up to which a text is always encoded whole before it is cut: each takes 350 bytes meanwhile."""
 
 
 class TruncationFields(Protocol):
-    """A body that says how prompts are cut."""
+    """The fields of a body that say how prompts are truncated."""
 
     @property
     def truncate_prompt_tokens(self) -> int | None: ...
@@ -21,16 +21,17 @@ class TruncationFields(Protocol):
 
 
 class Truncation(NamedTuple):
-    """At most so many tokens, cut from a side."""
+    """A truncation to at most `most` tokens; `side` is the end that is cut off."""
 
     most: int
     side: Side
 
     @staticmethod
     def of(body: TruncationFields, context: int, answer: int) -> Truncation | None:
-        """None where the request asks for no cut.
+        """Returns the truncation that a body requests, or None.
 
-        -1 keeps what leaves room for an answer of `answer` tokens.  Raises ApiError for more than a context.
+        context: the tokens of the model's context.  -1 keeps as many as leave room for an answer of `answer`
+        tokens.  Raises ApiError for more than the context has.
         """
         asked = body.truncate_prompt_tokens
         if asked is None:
@@ -42,5 +43,5 @@ class Truncation(NamedTuple):
 
     @property
     def readable(self) -> int:
-        """Tokens that a text may have before it is cut."""
+        """The tokens that a text may have before it is cut."""
         return max(self.most, READABLE)

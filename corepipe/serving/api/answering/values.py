@@ -1,4 +1,4 @@
-"""What a model computed for a prompt, as an array, and as JSON."""
+"""The values that a model computed for a prompt, as an array and as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Encoding = Literal["float", "base64"]
 
 
 def array(output: Output) -> F32:
-    """[rows, width].  Raises ApiError (500) for what are no numbers: JSON has no word for them."""
+    """Returns values, [rows, width].  Raises ApiError (500) for infinity or NaN, which JSON does not have."""
     found = np.frombuffer(output.values, "<f4")
     if not np.isfinite(found).all():
         raise overflowed("The model computed infinity or NaN.")
@@ -24,7 +24,7 @@ def array(output: Output) -> F32:
 
 
 def to_json(values: F32, encoding: Encoding) -> bytes:
-    """A list of numbers, of lists of them, or the string that stands for their bytes, little-endian fp32."""
+    """Returns JSON: a (nested) list of numbers, or a base64 string of their bytes, little-endian fp32."""
     if encoding == "base64":
         return b'"' + b64encode(values.astype("<f4", copy=False).tobytes()) + b'"'
     return msgspec.json.encode(values.tolist())

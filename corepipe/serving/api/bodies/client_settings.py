@@ -1,8 +1,8 @@
-"""Settings of other servers that clients send and cannot leave out: a table of what each comes to here.
+"""Settings of other servers that clients send and cannot leave out: a table of how each is handled here.
 
-A setting that changes no answer is taken without effect, and named in the answer's header `IGNORED`; one that
-has another name here is read by that.  Anything else stays in the body, for `protocol` to refuse by name.  A
-strict server refuses them all.
+A setting that changes no answer is accepted without effect, and named in the answer's header `IGNORED`; one
+that has another name here is read under that.  Any other value stays in the body, and `protocol` refuses it
+by name.  A strict server refuses them all.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from corepipe.serving.api.bodies.protocol import Neutral, ShortText
 from corepipe.serving.api.http.errors import ApiError, echo, invalid
 
 IGNORED = "x-corepipe-ignored"
-"""The header of an answer that names what was taken without effect: fields with their paths, by commas."""
+"""The header of an answer that lists the paths of fields accepted without effect, separated by commas."""
 
 
 class SettingPlace(Enum):
-    """An object that a setting may stand in: its path in a body, and the schemas of the API document that
-    describe it.  One without a path is the body itself."""
+    """An object that may contain a setting: its path in a body, and the schemas of the API document that
+    describe it.  The body itself has an empty path."""
 
     CHAT = ("", "ChatRequest")
     COMPLETION = ("", "CompletionRequest")
@@ -41,8 +41,8 @@ class SettingPlace(Enum):
         self.steps = tuple(path.replace("[]", ".[]").rstrip(".").split(".")) if path else ()
 
     @property
-    def told(self) -> str:
-        """In words, for the API's page."""
+    def in_words(self) -> str:
+        """The place in words, for docs/api.md."""
         words = {
             SettingPlace.CHAT: "chats",
             SettingPlace.COMPLETION: "completions",
@@ -54,9 +54,10 @@ class SettingPlace(Enum):
 class ClientSetting(NamedTuple):
     """Fields that clients send; null stands for the default in each.
 
-    takes: the values that are taken.  why: why they change no answer, or what they mean.  clients: who sends
-    them.  read_as: the name here of a setting that is honoured; its own, where it is a parameter here.
-    by_template: honoured where the chat template has a variable of that name, else without effect.
+    takes: the values that are accepted.  why: why they change no answer, or what they mean.  clients: which
+    clients send them.  read_as: the name here of a setting that is honoured; its own name if it is a
+    parameter here.  by_template: honoured if the chat template has a variable of that name, else without
+    effect.
     """
 
     fields: tuple[str, ...]
@@ -92,7 +93,7 @@ SETTINGS: Sequence[ClientSetting] = (
         ("store",),
         Neutral((True,)),
         _GENERATION,
-        "nothing is kept, asked or not",
+        "answers are never stored",
         "openai and its Agents SDK, ai (npm)",
     ),
     ClientSetting(
@@ -226,7 +227,7 @@ SETTINGS: Sequence[ClientSetting] = (
         ),
         Neutral(type=_Number),
         _GENERATION,
-        "they belong to samplers that are off",
+        "they belong to samplers that are off here",
         "the same",
     ),
     ClientSetting(
@@ -308,11 +309,11 @@ _OF_BODIES: Mapping[str, SettingPlace] = {
     schema: place for place in SettingPlace if not place.steps for schema in place.schemas
 }
 _MARKS = tuple(f'"{name}"'.encode() for name in {name for place in _MARKED for name in _ROWS[place]})
-"""What a body has somewhere that has a setting within its messages or tools."""
+"""Bytes of which a body has at least one if its messages or tools contain a setting."""
 
 
 def taken_by_schema() -> Mapping[str, Mapping[str, Neutral]]:
-    """What is taken that is no parameter, by the schemas of the API document and the field's name."""
+    """Returns the accepted settings that are no parameters, by schema of the API document and field name."""
     return {
         schema: {name: row.takes for name, row in _ROWS[place].items() if row.read_as != name}
         for place in SettingPlace
@@ -323,10 +324,10 @@ def taken_by_schema() -> Mapping[str, Mapping[str, Neutral]]:
 def settle(
     fields: dict[str, Any], body: bytes, request: type[msgspec.Struct], *, strict: bool = False
 ) -> list[str]:
-    """Takes the settings of the table out of the fields of a body, or puts them under their names here.
+    """Removes the settings of the table from the fields of a body, or puts them under their names here.
 
-    fields: what `body` decodes to; changed in place.  Returns the names, with their paths, of those without
-    effect.  Raises ApiError for two values of one setting; of a strict server, for each setting.
+    fields: the decoded `body`; changed in place.  Returns the names, with their paths, of settings without
+    effect.  Raises ApiError for two values of one setting, and on a strict server for every setting.
     """
     ignored: dict[str, None] = {}
     own = _OF_BODIES.get(request.__name__)
@@ -362,12 +363,12 @@ def _rename(fields: dict[str, Any], name: str, here: str, value: object) -> None
     if value is None:
         return
     if fields.get(here, value) not in (None, value):
-        raise invalid(f"{name} is another name of {here}, and says something else: send one.", name)
+        raise invalid(f"{name} is another name of {here}, and has another value: send one of them.", name)
     fields[here] = value
 
 
 def _objects(value: object, steps: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The objects at the end of a path."""
+    """Yields the objects at the end of a path."""
     if not steps:
         if isinstance(value, dict):
             yield value
@@ -379,7 +380,7 @@ def _objects(value: object, steps: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _refusal(row: ClientSetting, name: str, where: str) -> ApiError:
-    """Of a strict server."""
+    """Returns the error of a strict server."""
     hint = f"Use {row.read_as}" if row.read_as not in ("", name) else "Leave it out"
     message = f"Unsupported value for parameter {echo(where)}. {hint}: this server is strict (--strict)."
     return invalid(message, where, "unsupported_parameter")

@@ -1,4 +1,4 @@
-"""Chats: from the shapes the API allows to what a chat template is given, plain text above all."""
+"""Converts the messages of a chat from the forms that the API accepts to those that chat templates take."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "refusal": Neutral(),
     "audio": Neutral(),
     "annotations": Neutral(([],)),
-    "provider_specific_fields": Neutral(type=dict[str, Any]),  # what litellm adds to answers, and sends back
-    "parsed": Neutral(type=Any),  # of the content, by the openai package; so are `parsed_arguments` of a call
+    "provider_specific_fields": Neutral(type=dict[str, Any]),  # litellm adds it to answers, and sends it back
+    "parsed": Neutral(type=Any),  # the openai package adds it, and `parsed_arguments` to a call
     "function_call": Neutral(),
     "tool_calls": Neutral(([],)),
     "tool_call_id": Neutral(),
@@ -44,15 +44,15 @@ _NEUTRAL_CALL: Mapping[str, Neutral] = {"index": Neutral(type=int)}
 _NEUTRAL_FUNCTION: Mapping[str, Neutral] = {"parsed_arguments": Neutral(type=Any)}
 
 TemplateMessage = dict[str, Any]
-"""A message as templates take it."""
+"""A message in the form that chat templates take."""
 
 
 MAX_TEMPLATE = 65_536
-"""Characters of a template that a request brings."""
+"""The most characters of a template in a request."""
 
 
 class ChatFields(Protocol):
-    """What a request says of its prompt beside the messages."""
+    """The fields of a request, beside the messages, that determine its prompt."""
 
     @property
     def add_generation_prompt(self) -> bool | None: ...
@@ -69,10 +69,10 @@ class ChatFields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is given.
+    """The input of a chat template.
 
-    template: the request's own, if it brings one.  variables: what the template sees besides.  offer: the
-    tools.  effort: of its reasoning.  verbosity: of its answer.
+    template: the request's own, if it has one.  variables: further variables for the template.  offer: the
+    tools.  effort: how much the model reasons.  verbosity: how long its answer is.
     """
 
     messages: Sequence[TemplateMessage]
@@ -96,7 +96,7 @@ class Conversation:
         effort: str | None = None,
         verbosity: str | None = None,
     ) -> Conversation:
-        """Checked: raises ApiError and UserError, which name the field."""
+        """Makes a checked conversation.  Raises ApiError and UserError that name the field."""
         continues = fields.continue_final_message
         begins = begins_turn(fields.add_generation_prompt, continues)
         variables = checked_variables(fields.chat_template_kwargs or {})
@@ -116,26 +116,26 @@ class Conversation:
 
     @property
     def last_said(self) -> str:
-        """The last message, if it is the assistant's."""
+        """The text of the last message if it is the assistant's, else empty."""
         last = self.messages[-1]
         return text_of(last["content"]) if last["role"] == "assistant" else ""
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
-    """Each message with a text or text parts as its content, and the arguments of its calls as objects.
+    """Returns messages with a text or text parts as content, and with the arguments of calls as objects.
 
-    A developer message becomes a system message; reasoning goes by all of its names.  Raises ApiError for
-    what is not text, and for the fields of a message that ask for more.
+    A developer message becomes a system message; reasoning is set under all of its names.  Raises ApiError
+    for content that is not text, and for fields of a message that are not supported.
     """
     if not messages:
         raise invalid("messages must not be empty.", "messages", "invalid_value")
     return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def joined(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """One message for those of the same role and name that follow each other, with empty lines between.
+def joined_messages(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Joins consecutive messages of the same role and name into one, with empty lines between.
 
-    What bears calls or their results stays as it is.
+    Messages with calls or their results stay unchanged.
     """
     turns: list[TemplateMessage] = []
     for message in messages:
@@ -148,7 +148,7 @@ def joined(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
 
 
 def with_objects(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Makes arguments that are no object the only member of one, for templates that take nothing else."""
+    """Wraps arguments that are no object into an object, for templates that take nothing else."""
     return [
         {**turn, "tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
         if "tool_calls" in turn
@@ -172,7 +172,7 @@ def _plain(message: Mapping[str, Any], where: str) -> TemplateMessage:
         raise invalid(f"{where}.role must be one of {', '.join(ROLES)}, not {echo(said)}.", f"{where}.role")
     calls = _calls(fields.get("tool_calls", []), f"{where}.tool_calls")
     content = fields.get("content")
-    if role == "assistant" and content in (None, []):  # an answer that said nothing, or called alone
+    if role == "assistant" and content in (None, []):  # an answer without text, perhaps with calls
         content = ""
     plain: TemplateMessage = {"role": role, "content": _content(content, f"{where}.content")}
     for name in ("name", "tool_call_id"):
@@ -188,7 +188,7 @@ def _reasons(fields: Mapping[str, Any]) -> bool:
 
 
 def _reasoning(fields: Mapping[str, Any], where: str) -> TemplateMessage:
-    """Under all its names, of which clients send one and templates read one; `thinking` is gpt-oss's."""
+    """Returns the reasoning under all its names, of which templates read one; gpt-oss reads `thinking`."""
     if not _reasons(fields):
         return {}
     for name in ("reasoning", "reasoning_content"):
@@ -206,7 +206,7 @@ def _calls(calls: object, where: str) -> list[TemplateMessage]:
 def _call(call: object, where: str) -> TemplateMessage:
     fields = screen(_object(call, where), ("id", "type", "function"), _NEUTRAL_CALL, f"{where}.")
     if fields.get("type", "function") != "function":
-        raise invalid(f"{where}.type: calls of functions are the only kind.", f"{where}.type")
+        raise invalid(f"{where}.type: the only supported type is function.", f"{where}.type")
     inside = f"{where}.function"
     given = _object(fields.get("function"), inside)
     function = screen(given, ("name", "arguments"), _NEUTRAL_FUNCTION, f"{inside}.")
@@ -218,7 +218,7 @@ def _call(call: object, where: str) -> TemplateMessage:
 
 
 def _arguments(written: str) -> object:
-    """The object that they are; as they are written, where a model has written none, or one too deep."""
+    """Returns arguments as an object, or as the text itself if it is no object or nested too deeply."""
     if not written.strip():
         return {}
     try:

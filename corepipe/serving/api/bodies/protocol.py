@@ -1,8 +1,8 @@
-"""How bodies are read, and what those of the OpenAI API share: honoured, asks for nothing, or refused.
+"""Reads the bodies of requests, and defines the fields that those of the OpenAI API share.
 
-Three lists, here and in the endpoints' files.  The fields of the request types are honoured.  A name in the
-`Neutral` tables is accepted with null or with the values that ask for nothing.  Everything else is refused by
-name.
+A field is in one of three lists, here and in the endpoints' files.  The fields of the request types are
+honoured.  A name in the `Neutral` tables is accepted with null or with the values that ask for nothing.
+Every other field is refused by name.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ MAX_MESSAGES = 2048
 REQUEST_ID = r"^[A-Za-z0-9._:\-]{1,128}$"
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""UTF-8's, which some clients put before JSON."""
+"""The byte order mark of UTF-8, which some clients put before JSON."""
 
-# What a body may hold.  Making Python objects of more would hold up everybody else.
-LIGHT_BODY = 64 * 1024
-"""Bytes up to which a body is not weighed: there is no room in it for too much."""
-# 300,000 token ids are what embeddings may be asked for at once.
+# Limits of a body's contents.  Making Python objects of more would delay all other requests.
+SMALL_BODY = 64 * 1024
+"""Bytes up to which the values of a body are not counted: so few bytes cannot hold too many."""
+# A request for embeddings may have 300,000 token ids.
 MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 327_680}
 
 GUIDED = ("json", "json_object", "regex", "choice", "grammar", "whitespace_pattern")
-"""Fields that vLLM once had, after `guided_`."""
+"""The names, after `guided_`, of fields that older versions of vLLM have."""
 CONSTRAINING = ("response_format", "structured_outputs", *(f"guided_{name}" for name in GUIDED))
 
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 NO_LIMIT = -1
-"""For `max_tokens`: as many as the context has room for."""
+"""The value of `max_tokens` for as many as the context has room for."""
 Limit = Annotated[int, Meta(ge=NO_LIMIT, le=MAX_TOKENS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """What else a stream carries."""
+    """Options of a stream."""
 
     include_usage: Annotated[bool, Meta(description="a last chunk has the usage")] = False
     continuous_usage_stats: Annotated[
@@ -63,7 +63,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a model."""
+    """The fields that all requests to a model share."""
 
     model: Annotated[str | None, Meta(description="a name listed by `/v1/models`")] = None
 
@@ -76,7 +76,7 @@ class PredictedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the client expects the answer to be, for speed alone: the answer is the same without it."""
+    """Text that the client expects in the answer; it makes the answer faster, and changes none of it."""
 
     type: Literal["content"]
     content: str | Annotated[list[PredictedPart], Meta(max_length=MAX_MESSAGES)]
@@ -88,7 +88,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
-    """What completions and chat completions share.  Null stands for the default everywhere."""
+    """The fields that completions and chat completions share.  Null stands for the default everywhere."""
 
     model: Annotated[str, Meta(description="a name listed by `/v1/models`")]
     stream: Annotated[bool, Meta(description="server-sent events, a chunk for the tokens at hand")] = False
@@ -128,10 +128,10 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ignore_eos: Annotated[bool, Meta(description="go on after the model's end token")] = False
     prediction: Annotated[
         Prediction | None,
-        Meta(description="text that the answer may be, or have much of: it comes sooner, and is the same"),
+        Meta(description="text that the answer may contain: makes the answer faster, and changes none of it"),
     ] = None
     speculation: Annotated[
-        bool, Meta(description="false: nobody guesses how the answer goes on; it is the same")
+        bool, Meta(description="false: no draft tokens for this answer, which stays the same")
     ] = True
     min_tokens: Annotated[Count, Meta(description="no stop before this many tokens")] = 0
     skip_special_tokens: Annotated[bool, Meta(description="leave special tokens out of the text")] = True
@@ -142,7 +142,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ] = False
     prompt_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
-        Meta(description="alternatives for each token of the prompt, told as `prompt_logprobs`"),
+        Meta(description="alternatives for each token of the prompt, returned as `prompt_logprobs`"),
     ] = None
     return_token_ids: Annotated[bool, Meta(description="add `prompt_token_ids` and `token_ids`")] = False
     return_tokens_as_token_ids: Annotated[
@@ -150,10 +150,10 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ] = False
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None,
-        Meta(description="keep so many tokens of the prompt; -1 = as leave room for the answer"),
+        Meta(description="keep so many tokens of the prompt; -1 = as many as leave room for the answer"),
     ] = None
     truncation_side: Annotated[
-        Literal["left", "right"], Meta(description="where it is cut: `left` keeps its end")
+        Literal["left", "right"], Meta(description="the side that is cut off: `left` keeps the end")
     ] = "left"
     request_id: Annotated[
         Annotated[str, Meta(pattern=REQUEST_ID)] | None,
@@ -178,7 +178,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ] = None
 
     def constraint(self) -> Constraint | None:
-        """What the answer is held to.  Raises ConstraintError."""
+        """Returns the constraint of the answer, or None.  Raises ConstraintError."""
         if all(getattr(self, name) is None for name in CONSTRAINING):
             return None
         guided = {name: getattr(self, f"guided_{name}") for name in GUIDED}
@@ -197,7 +197,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def check(self, vocab_size: int, max_num_seqs: int) -> None:
-        """Rules between fields, and those that depend on the deployment; raises ApiError."""
+        """Checks the rules between fields and those that depend on the deployment.  Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only allowed with stream: true.", "stream_options")
         if self.usage_everywhere and not self.usage_chunk:
@@ -205,7 +205,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
             raise invalid(f"{name} needs include_usage: true.", name)
         if self.truncate_prompt_tokens == 0:
             raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "truncate_prompt_tokens")
-        if self.request_id is not None and self.request_id.endswith("\n"):  # which a pattern's end lets pass
+        if self.request_id is not None and self.request_id.endswith("\n"):  # `$` of a pattern allows it
             raise invalid("request_id must not end with a line break.", "request_id")
         if self.n > max_num_seqs:
             raise invalid(f"n is at most {max_num_seqs} here (max_num_seqs).", "n")
@@ -222,7 +222,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
                 raise invalid(f"logit_bias: {echo(token)} is no token id below {vocab_size}.", "logit_bias")
 
     def sampling(self, choice: int, logprobs: int | None, prompt_logprobs: int | None) -> TokenSampling:
-        """How to draw the tokens of choice number `choice`."""
+        """Returns the sampling parameters of choice number `choice`."""
         return TokenSampling.of(
             self,
             top_k=max(self.top_k, 0),
@@ -234,12 +234,12 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
 
 
 def _later_seed(seed: int, choice: int) -> int:
-    """The seed of a choice; after the largest comes 0."""
+    """Returns the seed of a choice; 0 follows the largest seed."""
     return (seed + choice) & MAX_SEED if seed >= 0 else seed + choice
 
 
 class Neutral(msgspec.Struct, frozen=True):
-    """What a parameter without effect may be, besides null: one of `values`, or anything of `type`."""
+    """The accepted values of a parameter without effect, besides null: `values`, or anything of `type`."""
 
     values: tuple[Any, ...] = ()
     type: Any = None
@@ -285,7 +285,7 @@ NEUTRAL_STRUCTURED_OUTPUTS: Mapping[str, Neutral] = {
 
 
 class Nested(NamedTuple):
-    """A field that is an object with fields of its own."""
+    """A field whose value is an object with fields of its own."""
 
     request: type[msgspec.Struct]
     neutral: Mapping[str, Neutral] = {}
@@ -304,12 +304,12 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 def parse(body: bytes, request: type[R], neutral: Mapping[str, Neutral]) -> R:
-    """Read a body strictly: raises ApiError (400) that names the field at fault."""
+    """Reads a body strictly.  Raises ApiError (400) that names the field at fault."""
     return read(decode(body), request, neutral)
 
 
 def read(fields: Mapping[str, Any], request: type[R], neutral: Mapping[str, Neutral]) -> R:
-    """As `parse`, of a body that is decoded."""
+    """Reads a decoded body, as `parse`."""
     kept = _screened(fields, Nested(request, neutral, NESTED))
     try:
         converted: R = convert(kept, request)
@@ -319,13 +319,13 @@ def read(fields: Mapping[str, Any], request: type[R], neutral: Mapping[str, Neut
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """One JSON object, without NaN, Infinity, lone surrogates or numbers out of range.
+    """Decodes a body: one JSON object without NaN, Infinity, lone surrogates or numbers out of range.
 
-    A byte order mark may stand before it.
+    A byte order mark may precede it.  Raises ApiError (400).
     """
     body = body.removeprefix(BYTE_ORDER_MARK)
-    if len(body) > LIGHT_BODY:
-        weigh(body)
+    if len(body) > SMALL_BODY:
+        check_complexity(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -337,32 +337,32 @@ def decode(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _no_number(body: bytes, told: str) -> str:
-    """Names a NaN or Infinity at the byte that msgspec has `told`; else repeats what it told."""
-    found = re.search(r"\(byte (\d+)\)$", told)
+def _no_number(body: bytes, message: str) -> str:
+    """Returns a message for NaN or Infinity at the byte in msgspec's `message`; else that message."""
+    found = re.search(r"\(byte (\d+)\)$", message)
     at = int(found[1]) if found else len(body)
     words = [word for word in ("NaN", "Infinity") if body.startswith(word.encode(), at)]
-    return f"{words[0]} is no JSON number (byte {at})" if words else told
+    return f"{words[0]} is no JSON number (byte {at})" if words else message
 
 
-def weigh(body: bytes, most: Mapping[str, int] = MOST) -> None:
-    """Raises ApiError (400) for JSON of too many values, without making objects of them: some ms a MiB."""
+def check_complexity(body: bytes, most: Mapping[str, int] = MOST) -> None:
+    """Raises ApiError (400) for JSON with too many values, counted in the bytes: some ms a MiB."""
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    _check_weight("strings", bare.count(b'"') // 2, most)
+    _check_count("strings", bare.count(b'"') // 2, most)
     outside = b"".join(bare.split(b'"')[::2])
-    _check_weight("arrays and objects", outside.count(b"[") + outside.count(b"{"), most)
-    _check_weight("values", outside.count(b",") + 1, most)
+    _check_count("arrays and objects", outside.count(b"[") + outside.count(b"{"), most)
+    _check_count("values", outside.count(b",") + 1, most)
 
 
-def _check_weight(what: str, count: int, most: Mapping[str, int]) -> None:
+def _check_count(what: str, count: int, most: Mapping[str, int]) -> None:
     if count > most[what]:
         raise invalid(f"The body holds more than {most[what]} {what}.", code="request_too_complex")
 
 
-def _screened(fields: Mapping[str, Any], asked: Nested, prefix: str = "") -> dict[str, Any]:
-    """As `screen`, objects within the object too."""
-    kept = screen(fields, asked.request.__struct_fields__, asked.neutral, prefix)
-    for name, inner in asked.nested.items():
+def _screened(fields: Mapping[str, Any], nested: Nested, prefix: str = "") -> dict[str, Any]:
+    """Screens the fields as `screen`, and the objects in them."""
+    kept = screen(fields, nested.request.__struct_fields__, nested.neutral, prefix)
+    for name, inner in nested.nested.items():
         if isinstance(kept.get(name), dict):
             kept[name] = _screened(kept[name], inner, f"{prefix}{name}.")
     return kept
@@ -371,7 +371,7 @@ def _screened(fields: Mapping[str, Any], asked: Nested, prefix: str = "") -> dic
 def screen(
     fields: Mapping[str, Any], honoured: tuple[str, ...], neutral: Mapping[str, Neutral], prefix: str = ""
 ) -> dict[str, Any]:
-    """The honoured fields that are not null; raises ApiError at the first that asks for something else."""
+    """Returns the honoured fields that are not null.  Raises ApiError for the first field that is refused."""
     kept: dict[str, Any] = {}
     for name, value in fields.items():
         if name in honoured:

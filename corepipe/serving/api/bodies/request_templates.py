@@ -1,4 +1,4 @@
-"""Chat templates that requests bring, for servers that take them (`--trust-request-chat-template`)."""
+"""Chat templates from requests, for servers that accept them (`--trust-request-chat-template`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from corepipe.errors import UserError
 from corepipe.models.text.tokenizer import Tokenizer
 
 MOST = 4
-"""Templates that are kept: each has a process that renders."""
+"""The most templates that are kept: each has a process that renders."""
 
 
 class RequestTemplates:
-    """A server's tokenizer with other templates.  Safe to use from several threads."""
+    """Copies of a server's tokenizer with chat templates from requests.  Safe to use from several threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._own = tokenizer
@@ -21,7 +21,7 @@ class RequestTemplates:
         self._lock = threading.Lock()
 
     def tokenizer(self, template: str) -> Tokenizer:
-        """The one that renders by this template; raises UserError for one that is not valid, or hostile."""
+        """Returns the tokenizer with this template.  Raises UserError for an invalid or malicious one."""
         with self._lock:
             found = self._known.get(template) or self._made(template)
             self._known[template] = found

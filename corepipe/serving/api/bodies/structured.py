@@ -1,4 +1,4 @@
-"""What of a body constrains its answer: `response_format`, `structured_outputs` and `guided_...`."""
+"""The fields of a body that constrain its answer: `response_format`, `structured_outputs`, `guided_...`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from corepipe.structured.constraints import (
 )
 
 TAG = ("format", "structures", "triggers")
-"""Of `ResponseFormat`: a structural tag's."""
+"""The fields of `ResponseFormat` that belong to a structural tag."""
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True):
     """OpenAI's `json_schema`; the schema is enforced whatever `strict` says."""
 
     schema: Annotated[dict[str, Any], Meta(description="a JSON schema")]
-    name: Annotated[str, Meta(max_length=MAX_NAME, description="told in errors")] = ""
+    name: Annotated[str, Meta(max_length=MAX_NAME, description="named in errors")] = ""
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
     """OpenAI's `response_format`, llama.cpp's `schema` beside `type`, and vLLM's `structural_tag`."""
 
     type: Annotated[
-        Literal["text", "json_object", "json_schema", "structural_tag"], Meta(description="what answers are")
+        Literal["text", "json_object", "json_schema", "structural_tag"], Meta(description="the answer's form")
     ]
     json_schema: Annotated[JsonSchemaFormat | None, Meta(description="with type `json_schema`")] = None
     schema: Annotated[
-        dict[str, Any] | None, Meta(description="as llama.cpp has it: in place of `json_schema`")
+        dict[str, Any] | None, Meta(description="llama.cpp's form: in place of `json_schema`")
     ] = None
     format: Annotated[dict[str, Any] | None, Meta(description="with type `structural_tag`")] = None
     structures: Annotated[
@@ -52,9 +52,9 @@ def requested(
     structured_outputs: StructuredOutputsParams | None,
     guided: Mapping[str, Any],
 ) -> Constraint | None:
-    """What the answer is held to.  Raises ConstraintError where that is wrong, or where two say it.
+    """Returns the constraint of the answer.  Raises ConstraintError if it is wrong, or if there are two.
 
-    guided: the fields that begin so, named without.
+    guided: the fields `guided_...`, under their names without that prefix.
     """
     found = (
         ("response_format", None if response_format is None else _formatted(response_format)),
@@ -65,7 +65,7 @@ def requested(
     if len(constraints) > 1:
         (first, _), (second, other), *_ = constraints
         param = other.field if second == "guided_" else second
-        raise ConstraintError(f"One constraint at a time: there are {first} and {param}.", param)
+        raise ConstraintError(f"Send one constraint: the body has both {first} and {param}.", param)
     return constraints[0][1] if constraints else None
 
 
@@ -91,7 +91,7 @@ def _formatted(wanted: ResponseFormat) -> Constraint | None:
             raise ConstraintError(f"{field}.schema is for JSON, not for type text.", f"{field}.schema")
         return None
     if wanted.json_schema is not None and wanted.schema is not None:
-        raise ConstraintError(f"One schema at a time: {field} has two.", f"{field}.schema")
+        raise ConstraintError(f"Send one schema: {field} has two.", f"{field}.schema")
     if wanted.json_schema is not None:
         text, name = schema_text(wanted.json_schema.schema, field), wanted.json_schema.name
         constraint = Constraint("json_schema", text, field, name)

@@ -1,4 +1,4 @@
-"""Integers as JSON has them: `8.0` and `1e1` are integers, too."""
+"""Converts JSON values to types: numbers such as `8.0` and `1e1` count as integers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 from msgspec import inspect
 
 Wanted = dict[type[inspect.Type], inspect.Type]
-"""Types that a value may have, by their kinds."""
+"""The types that a value may have, by their kinds."""
 
 
-def convert(value: object, kind: Any) -> Any:  # noqa: ANN401 -- as msgspec has it
-    """A JSON value as a type; numbers without a fraction are taken where integers are wanted.
+def convert(value: object, kind: Any) -> Any:  # noqa: ANN401 -- as in msgspec
+    """Converts a JSON value to a type; numbers without a fraction are accepted as integers.
 
     Raises msgspec.ValidationError.
     """
@@ -23,7 +23,7 @@ def convert(value: object, kind: Any) -> Any:  # noqa: ANN401 -- as msgspec has 
 
 
 def as_integer(value: object) -> object:
-    """A number without a fraction as an integer, anything else as it is."""
+    """Returns a number without a fraction as an integer, and anything else unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -44,7 +44,7 @@ def _whole(value: object, wanted: Wanted) -> object:
 
 
 def _each_whole(values: list[Any], wanted: Wanted) -> list[Any]:
-    """Makes integers of a list's numbers here: there may be as many as a body holds."""
+    """Converts the numbers of a list in one loop, without a call for each: there may be very many."""
     if _integers(wanted):
         values = [int(one) if type(one) is float and one.is_integer() else one for one in values]
     return [_whole(one, wanted) if type(one) in (list, dict) else one for one in values]

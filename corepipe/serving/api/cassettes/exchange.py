@@ -1,4 +1,4 @@
-"""What a cassette holds: a request, its answer piece by piece with times, and the emulated device's."""
+"""The contents of a cassette: a request, the timed pieces of its answer, and the device's times."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from corepipe.serving.api.bodies.client_settings import IGNORED
 from corepipe.serving.api.bodies.protocol import BYTE_ORDER_MARK, decode
 
 DEVICE_HEADER = "x-corepipe-device"
-"""The one header of a request that its answer depends on: it asks for the device's times."""
+"""The only header of a request that its answer depends on: it requests the device's times."""
 
 KEPT_HEADERS = ("content-type", "cache-control", "x-accel-buffering", "warning", IGNORED)
-"""Of an answer's headers; the server adds the others anew."""
+"""The headers of an answer that are recorded; the server adds the others again."""
 
 _EVENT, _EVENT_END = b"data: ", b"\n\n"
 
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """A request.  `body` is a JSON object, empty for a GET; `device`: a header asks for device times."""
+    """A request.  `body` is a JSON object, empty for a GET; `device`: a header requests device times."""
 
     method: str
     path: str
@@ -33,21 +33,21 @@ class RecordedRequest:
 
     @staticmethod
     def by(scope: Mapping[str, Any], body: bytes) -> RecordedRequest:
-        """The request of an ASGI scope, with its whole body."""
+        """Makes the request of an ASGI scope and its whole body."""
         device = (DEVICE_HEADER.encode(), b"1") in scope["headers"]
-        said = body.removeprefix(BYTE_ORDER_MARK) if scope["method"] == "POST" else b""
-        return RecordedRequest(scope["method"], scope["path"], said, device)
+        sent = body.removeprefix(BYTE_ORDER_MARK) if scope["method"] == "POST" else b""
+        return RecordedRequest(scope["method"], scope["path"], sent, device)
 
     @property
     def canonical(self) -> bytes:
-        """The body, keys sorted and nothing between its tokens.  Raises ApiError for what is no object."""
+        """The body with sorted keys and no space between tokens.  Raises ApiError for what is no object."""
         if self.method == "GET":
             return b""
         return msgspec.json.encode(decode(self.body), order="deterministic")
 
     @cached_property
     def key(self) -> str:
-        """The same for requests that are told apart by nothing.  Raises ApiError as `canonical` does."""
+        """A hash that is the same for equal requests.  Raises ApiError as `canonical` does."""
         digest = hashlib.sha256()
         for part in (self.method.encode(), self.path.encode(), b"1" if self.device else b"", self.canonical):
             digest.update(b"%d:%b" % (len(part), part))
@@ -55,7 +55,7 @@ class RecordedRequest:
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """Bytes of an answer's body, which were sent so many milliseconds after the request had come."""
+    """Bytes of an answer's body, and the milliseconds from the request's arrival until they were sent."""
 
     at_ms: float
     data: bytes
@@ -63,7 +63,7 @@ class AnswerPiece(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RecordedAnswer:
-    """An answer: a stream in pieces, or a whole one in at most one piece."""
+    """An answer: a stream in pieces, or a plain answer in at most one piece."""
 
     status: int
     headers: Mapping[str, str]
@@ -73,7 +73,7 @@ class RecordedAnswer:
     def of(
         status: int, headers: Iterable[tuple[bytes, bytes]], pieces: Iterable[AnswerPiece]
     ) -> RecordedAnswer:
-        """From what an ASGI application has sent."""
+        """Makes the answer from what an ASGI application has sent."""
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         kept = {name: given[name] for name in KEPT_HEADERS if name in given}
         sent = tuple(pieces)
@@ -92,7 +92,7 @@ class RecordedAnswer:
 
 @dataclass(frozen=True)
 class RecordedExchange:
-    """`device`: what the emulated device would have taken, labelled as such; empty where it is not known."""
+    """A request and its answer; `device`: the emulated device's times, labelled as such, empty if unknown."""
 
     request: RecordedRequest
     answer: RecordedAnswer
@@ -100,19 +100,19 @@ class RecordedExchange:
 
 
 def events_of(data: bytes) -> list[bytes]:
-    """A piece of a stream as its events; what follows the last end is one, too.  Joined they are `data`."""
+    """Splits a piece of a stream into events; the rest after the last end is one, too.  Joined: `data`."""
     *whole, rest = data.split(_EVENT_END)
     events = [event + _EVENT_END for event in whole]
     return [*events, rest] if rest else events
 
 
 def data_of(event: bytes) -> bytes | None:
-    """What an event says; None where it is not `data` alone."""
+    """Returns the data of an event; None if it has other fields."""
     if event.startswith(_EVENT) and event.endswith(_EVENT_END):
         return event[len(_EVENT) : -len(_EVENT_END)]
     return None
 
 
 def event_of(data: bytes) -> bytes:
-    """The event that says so."""
+    """Returns the event with these data."""
     return _EVENT + data + _EVENT_END

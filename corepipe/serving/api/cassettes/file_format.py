@@ -1,8 +1,8 @@
-"""A cassette's file: JSON with its long strings folded (which is YAML), for people to read and to compare.
+"""The file of a cassette: JSON with long strings folded (which is YAML), easy to read and to compare.
 
-Bodies are indented; a stream has a line an event, and what its events have in common stands above them once.
-What was sent comes back byte for byte: JSON loses the space between its tokens again, and what would not come
-back so is kept as text.
+Bodies are indented; a stream has a line for each event, above them once the members that its events share.
+Reading a file gives back the bytes that were sent: JSON loses the space between its tokens again, and bodies
+that would not come back so are kept as text.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Members = dict[str, Raw]
 _encode = msgspec.json.encode
 
 
-class MalformedCassette(ValueError):  # noqa: N818 -- says what a file is
-    """No cassette, and why."""
+class MalformedCassette(ValueError):  # noqa: N818 -- named after the file
+    """The error that a file is not a cassette, with the reason."""
 
 
 class _Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,17 +54,17 @@ class _Headers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 
 class _Object(msgspec.Struct, frozen=True):
-    """Any; it is not looked into."""
+    """A JSON object whose members are not decoded."""
 
 
 E = TypeVar("E", Raw, _Object | str)
-"""An event: as it stands, or as far as it is looked at before it is wanted."""
+"""An event: its raw JSON, or the type that is checked when the file is read."""
 
 
 class _Answer(msgspec.Struct, Generic[E], frozen=True, forbid_unknown_fields=True):
-    """One of `body` (JSON), `text` and `events`.
+    """An answer, with one of `body` (JSON), `text` and `events`.
 
-    Those are of each piece of a stream: texts, or what the data of an event has besides `common`.
+    `events` are lists, one for each piece of a stream, of texts or of the data's members besides `common`.
     """
 
     status: Annotated[int, Meta(ge=200, le=599)]
@@ -88,11 +88,11 @@ _CHECKER = msgspec.json.Decoder(_File[_Object | str])
 _MEMBERS = msgspec.json.Decoder(Members)
 
 AT_ONCE = 64 * 1024
-"""Bytes of a file whose exchange is made when it is read: making one holds up who else is answered."""
+"""Bytes of a file from which its exchange is made at once: making it later would delay other requests."""
 
 
 def to_text(exchange: RecordedExchange) -> bytes:
-    """The file of an exchange.  Raises Malformed where a body is no text."""
+    """Returns the file of an exchange.  Raises MalformedCassette if a body is not text."""
     request, answer = exchange.request, exchange.answer
     request_fields = [("method", _encode(request.method)), ("path", _encode(request.path))]
     if request.device:
@@ -119,9 +119,9 @@ def to_text(exchange: RecordedExchange) -> bytes:
 
 
 class CassetteFile:
-    """A file that has been looked through: `asked` is its request, its exchange is made when it is wanted.
+    """A file that was checked: `request` is its request, its exchange is made when it is needed.
 
-    Putting a stream together takes most of the time that reading its file would take.
+    Making the pieces of a stream takes most of the time of reading its file.
     """
 
     def __init__(self, request: RecordedRequest, plain: bytes) -> None:
@@ -130,14 +130,14 @@ class CassetteFile:
         self._made = _made(request, plain) if len(plain) > AT_ONCE else None
 
     def exchange(self) -> RecordedExchange:
-        """The file's, whose answer is put together."""
+        """Returns the exchange of the file, its answer decoded."""
         return self._made or _made(self.request, self._plain)
 
 
 def read(data: bytes, most: int) -> CassetteFile:
-    """What a file records, whose answer may have so many bytes.  Raises Malformed."""
+    """Reads a file whose answer may have `most` bytes.  Raises MalformedCassette."""
     try:
-        data.decode()  # what is kept as it is, is not looked into
+        data.decode()  # checks the parts that are kept undecoded, too
         plain = compact(unfold(data))
         file = _CHECKER.decode(plain)
         _check(file.answer, len(plain), most)
@@ -147,16 +147,16 @@ def read(data: bytes, most: int) -> CassetteFile:
     except (msgspec.DecodeError, UnicodeError) as error:
         raise MalformedCassette(str(error)) from error
     except RecursionError as error:
-        raise MalformedCassette("nested too deeply") from error
+        raise MalformedCassette("it is nested too deeply") from error
 
 
 def from_text(data: bytes, most: int) -> RecordedExchange:
-    """The exchange of a file, as `read`."""
+    """Returns the exchange of a file, as `read`."""
     return read(data, most).exchange()
 
 
 def compact(raw: bytes) -> bytes:
-    """JSON without space between its tokens, which are left as they are.  Raises DecodeError."""
+    """Returns JSON without space between its tokens, which stay unchanged.  Raises DecodeError."""
     return msgspec.json.format(raw, indent=-1)
 
 
@@ -190,7 +190,7 @@ def _row(event: Members | bytes, common: Members) -> bytes:
 
 
 def _in_common(events: Sequence[Members]) -> Members:
-    """The first members of the first event, as far as most of those that begin as it does have them too."""
+    """Returns the first members of the first event that all events with the same first member share."""
     if not events:
         return {}
     shared = list(events[0].items())
@@ -203,12 +203,12 @@ def _in_common(events: Sequence[Members]) -> Members:
 
 
 def _events(data: bytes) -> list[Members | bytes]:
-    """A piece of a stream as its events, and what is no JSON object as bytes."""
+    """Returns the events of a piece of a stream; events that are no JSON objects stay bytes."""
     return [_members(event) or event for event in events_of(data)]
 
 
 def _members(event: bytes) -> Members | None:
-    """Of an event whose data is a JSON object, if they give it back."""
+    """Returns the members of an event's JSON object, or None if they would not give back its bytes."""
     inner = data_of(event) or b""
     if not inner.startswith(b"{") or not _is_plain(inner):
         return None
@@ -221,9 +221,9 @@ def _data(members: Mapping[str, Raw]) -> bytes:
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether it is JSON that comes back when it has been indented."""
+    """Returns whether data are JSON whose bytes come back after indenting and compacting."""
     try:
-        msgspec.json.decode(data)  # strings and depths that `format` would let pass
+        msgspec.json.decode(data)  # refuses strings and depths that `format` accepts
         return compact(msgspec.json.format(data, indent=2)) == data
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False
@@ -250,7 +250,7 @@ def _indented(raw: bytes, depth: int) -> bytes:
     return msgspec.json.format(compact(raw), indent=2).replace(b"\n", b"\n" + b"  " * depth)
 
 
-# Reading: an answer is checked first, and made later, which cannot fail any more.
+# Reading: an answer is checked first and made later, which cannot fail then.
 
 
 def _made(request: RecordedRequest, plain: bytes) -> RecordedExchange:
@@ -262,7 +262,7 @@ def _made(request: RecordedRequest, plain: bytes) -> RecordedExchange:
 
 
 def _check(answer: _Answer[_Object | str], size: int, most: int) -> None:
-    """Raises Malformed, also where an answer of a file of `size` bytes may have more than `most`."""
+    """Raises MalformedCassette, also if the answer of a file of `size` bytes may have more than `most`."""
     kind = answer.headers.content_type
     if not _CONTENT_TYPE.fullmatch(kind):
         raise MalformedCassette(
@@ -270,15 +270,15 @@ def _check(answer: _Answer[_Object | str], size: int, most: int) -> None:
         )
     given = (bytes(answer.body) != b"", answer.text is not UNSET, answer.events is not UNSET)
     if sum(given) != 1 or given[2] != kind.startswith("text/event-stream"):
-        raise MalformedCassette("`answer` wants a body or a text, or, where it is a stream, events")
+        raise MalformedCassette("`answer` must have one of body and text, or events if it is a stream")
     pieces = min(len(answer.times_ms), 1)
     if answer.events is not UNSET:
         pieces = len(answer.events)
         common = len(_encode(answer.common))
-        if size + common * sum(map(len, answer.events)) > most:  # it stands in every event again
+        if size + common * sum(map(len, answer.events)) > most:  # each event repeats it
             raise MalformedCassette(f"the answer is larger than {most} bytes")
     if pieces != len(answer.times_ms):
-        raise MalformedCassette("`answer.times_ms` wants a time for each piece of the answer")
+        raise MalformedCassette("`answer.times_ms` must have a time for each piece of the answer")
 
 
 def _pieces(answer: _Answer[Raw]) -> list[bytes]:
@@ -290,7 +290,7 @@ def _pieces(answer: _Answer[Raw]) -> list[bytes]:
 
 
 def _restored(event: bytes, head: bytes) -> bytes:
-    """head: the members that all have, as in an object."""
+    """Returns the bytes of an event; `head`: the members that all events share, without braces."""
     if event.startswith(b'"'):
         return msgspec.json.decode(event, type=str).encode()
     between = b"," if head and event != b"{}" else b""

@@ -1,8 +1,8 @@
-"""Long strings of a JSON text on lines of their own, as YAML folds them, and back.
+"""Folds long strings of a JSON text into several lines, as YAML does, and unfolds them.
 
-A backslash at the end of a line continues a string on the next one, whose indentation is not of the string;
-where the string itself goes on with a space, a backslash stands before it.  JSON has no line break within a
-string, nor a backslash before one: nothing else can be meant, and what was folded comes back byte for byte.
+A backslash at the end of a line continues a string on the next line, whose indentation does not belong to the
+string; if the string itself goes on with a space, a backslash precedes it.  JSON has no line break within a
+string, nor a backslash before one, so folding is unambiguous, and unfolding gives back the same bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 WIDTH = 100
-"""Characters of a string on one line, about."""
+"""Approximate number of a string's characters on one line."""
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _UNIT = r"(?:\\u[0-9a-fA-F]{4}|\\.|[^\\])"
@@ -20,7 +20,7 @@ _FOLD = re.compile(rb"\\\n *(?:\\(?= ))?")
 
 
 def fold(text: str) -> str:
-    """`text` is JSON, indented or not, without a line break within a string."""
+    """Folds the strings of `text`: JSON, indented or not, without a line break within a string."""
 
     def folded(found: re.Match[str]) -> str:
         string = found[0]
@@ -39,5 +39,5 @@ def _parts(inside: str) -> list[str]:
 
 
 def unfold(data: bytes) -> bytes:
-    """What `fold` was given."""
+    """Returns the bytes that were given to `fold`."""
     return _FOLD.sub(b"", data) if b"\\\n" in data else data

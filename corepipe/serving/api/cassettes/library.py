@@ -1,4 +1,4 @@
-"""The exchanges of a directory, which may be a stranger's: bounded, read once, found by their requests."""
+"""The exchanges of a directory, which may be untrusted: limited in size, read once, found by request."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from corepipe.serving.api.http.errors import ApiError
 
 SUFFIX = ".yaml"
 MAX_FILE = 32 * 1024 * 1024
-"""Bytes of a cassette."""
+"""The most bytes of a cassette."""
 MAX_FILES = 100_000
 MAX_TOTAL = 512 * 1024 * 1024
-"""Bytes of all cassettes of a directory; they are held in memory."""
+"""The most bytes of all cassettes of a directory; they are held in memory."""
 
 _NUMBER = re.compile(r"([0-9]+)")
 
 
 class CassetteLibrary:
-    """Exchanges by request.  Identical ones get theirs in the order of the files' names, then the last again.
+    """Exchanges by request.  Identical requests get them in the order of the file names, then the last again.
 
-    `redaction` is applied to what is looked for as it was to what was recorded.
+    `redaction` is applied to a request before the search, as it was applied before recording.
     """
 
     def __init__(self, folder: Path, redaction: Redaction) -> None:
         self.folder = folder
         self.models: list[str] = []
-        """Names that the requests ask for, the first file's first."""
+        """The names of models in the requests, in the order of the files."""
         self._redaction = redaction
         self._recordings: dict[str, list[CassetteFile]] = {}
         self._taken: dict[str, int] = {}
@@ -47,7 +47,7 @@ class CassetteLibrary:
         return len(self._requests)
 
     def add(self, file: str, recording: CassetteFile) -> None:
-        """Raises ApiError where the request's body is no JSON object."""
+        """Adds a file.  Raises ApiError if the request's body is no JSON object."""
         request = self._redaction.redacted_request(recording.request)
         self._recordings.setdefault(request.key, []).append(recording)
         self._requests[file] = request
@@ -57,7 +57,7 @@ class CassetteLibrary:
                 self.models.append(model)
 
     def take(self, request: RecordedRequest) -> RecordedExchange | None:
-        """The next exchange of a request, or None.  Raises ApiError as `RecordedRequest.key` does."""
+        """Returns the next exchange of a request, or None.  Raises ApiError as `RecordedRequest.key` does."""
         key = self._redaction.redacted_request(request).key
         found = self._recordings.get(key)
         if found is None:
@@ -67,12 +67,12 @@ class CassetteLibrary:
         return found[number].exchange()
 
     def nearest(self, request: RecordedRequest) -> NearestRequest | None:
-        """Of the same method and path, the request that has most in common with this one; None: none."""
+        """Returns the most similar request of the same method and path, or None."""
         return nearest(self._redaction.redacted_request(request), self._requests)
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """A body, as far as it names a model."""
+    """The part of a body that names a model."""
 
     model: str | None = None
 
@@ -85,7 +85,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 def read_library(folder: Path, redaction: Redaction, known: Callable[[str, str], bool]) -> CassetteLibrary:
-    """All `*.yaml` of a directory; `known`: whether a method and a path are of an endpoint that is recorded.
+    """Reads all `*.yaml` of a directory; `known`: whether a method and a path belong to a recorded endpoint.
 
     Raises UserError that names the file at fault.
     """
@@ -112,7 +112,7 @@ def read_library(folder: Path, redaction: Redaction, known: Callable[[str, str],
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """A directory's descriptor: ten thousand paths to its files take a while to go along."""
+    """Opens a directory; with its descriptor, ten thousand files open faster than by their paths."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -124,7 +124,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _names(folder: Path) -> Sequence[str]:
-    """Names of the cassettes; runs of digits in them count as numbers."""
+    """Returns the names of the cassettes, sorted; runs of digits are compared as numbers."""
     try:
         names = list(_listed(folder))
     except OSError as error:
@@ -139,7 +139,7 @@ def _listed(folder: Path) -> Iterator[str]:
             if not entry.name.endswith(SUFFIX) or entry.name.startswith("."):
                 continue
             if not entry.is_file(follow_symlinks=False):
-                raise _wrong(folder / entry.name, "is no regular file")
+                raise _wrong(folder / entry.name, "is not a regular file")
             count += 1
             if count > MAX_FILES:
                 raise _wrong(folder, f"holds more than {MAX_FILES} files")
@@ -147,19 +147,19 @@ def _listed(folder: Path) -> Iterator[str]:
 
 
 def _natural(name: str) -> tuple[list[tuple[int, str]], str]:
-    """A key to sort by."""
+    """Returns the sort key of a name: its runs of digits as numbers."""
     parts = [part.lstrip("0") if at % 2 else part for at, part in enumerate(_NUMBER.split(name))]
     return [(len(part) if at % 2 else 0, part) for at, part in enumerate(parts)], name
 
 
 def _read(folder: int, name: str) -> bytes:
-    """A file of an open directory, if it still is a regular one.  Raises Malformed and OSError."""
+    """Reads a regular file of an open directory.  Raises MalformedCassette and OSError."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(name, flags, dir_fd=folder)
-    try:  # without a file object, of which ten thousand take a while
+    try:  # without a file object: ten thousand of them take a while
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise MalformedCassette("is no regular file")
+            raise MalformedCassette("is not a regular file")
         if status.st_size > MAX_FILE:
             raise MalformedCassette(f"is larger than {MAX_FILE} bytes")
         return _whole(file, status.st_size)
@@ -168,7 +168,7 @@ def _read(folder: int, name: str) -> bytes:
 
 
 def _whole(file: int, size: int) -> bytes:
-    """So many bytes of a file; fewer where it has become shorter."""
+    """Reads `size` bytes of a file; fewer if it has become shorter."""
     data = os.read(file, size)
     while len(data) < size and (more := os.read(file, size - len(data))):
         data += more

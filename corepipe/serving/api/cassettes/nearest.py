@@ -1,4 +1,4 @@
-"""Which recorded request is most like one that is not recorded, and where the two differ."""
+"""Finds the recorded request most similar to one that is not recorded, and shows where the two differ."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from corepipe.serving.api.cassettes.exchange import RecordedRequest
 from corepipe.serving.api.cassettes.folding import fold
 
 MOST_REQUESTS = 20_000
-"""Recorded requests that are compared."""
+"""The most recorded requests that are compared."""
 MOST_COMPARED = 64 * 1024
-"""Bytes of each that are compared."""
+"""The most bytes of each request that are compared."""
 MOST_LINES = 200
-"""Of two requests, from their first difference on, that are compared line by line."""
+"""The most lines of two requests, from their first difference on, that are compared."""
 MOST_SHOWN = 24
-"""Lines of a difference that are told."""
+"""The most lines of a difference that are shown."""
 WIDEST = 160
-"""Characters of a line that are told."""
+"""The most characters of a line that are shown."""
 
 _WORD = re.compile(rb'[^\s"{}\[\]:,.]+')
 
 
 @dataclass(frozen=True, slots=True)
 class NearestRequest:
-    """A recorded request's file, and its lines (-) beside those of the other (+)."""
+    """The file of a recorded request, and its lines (-) beside those of the other request (+)."""
 
     file: str
     difference: str
 
 
 def nearest(request: RecordedRequest, recorded: Mapping[str, RecordedRequest]) -> NearestRequest | None:
-    """Of the same method and path, by the words that both have; None: there is none."""
+    """Returns the request of the same method and path with the most words in common, or None."""
     words = _words(request)
     alike = ((file, one) for file, one in recorded.items() if (one.method, one.path) == _place(request))
     best, best_share = None, -1.0
@@ -49,7 +49,7 @@ def nearest(request: RecordedRequest, recorded: Mapping[str, RecordedRequest]) -
 
 
 def difference(old: RecordedRequest, new: RecordedRequest) -> str:
-    """Their bodies' lines that differ, with those around them."""
+    """Returns the lines of the bodies that differ, with the lines around them."""
     before, after = _lines(old), _lines(new)
     same = 0
     while same < min(len(before), len(after)) and before[same] == after[same]:

@@ -1,4 +1,4 @@
-"""In the place of an engine, where answers are replayed alone."""
+"""A client without an engine, for servers that only replay answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from corepipe.engine.messages import LoadProgress, Ready, Stats, Submit
 from corepipe.serving.api.answering.service import NO_MODEL_LOADED
 from corepipe.serving.api.http.errors import unavailable
 
-if TYPE_CHECKING:  # its module loads what the engine is made of
+if TYPE_CHECKING:  # its module imports those of the engine
     from corepipe.serving.supervision.streams import OutputStream
 
 NOTHING_LOADED = Ready(
@@ -18,7 +18,7 @@ NOTHING_LOADED = Ready(
 
 
 class NoEngine:
-    """An `EngineClient` that is ready at once, and to which nothing is submitted."""
+    """An `EngineClient` that is ready at once and refuses every request."""
 
     alive = True
     restarting = False
@@ -38,14 +38,14 @@ class NoEngine:
         raise unavailable(NO_MODEL_LOADED)
 
     def abort(self, ids: Sequence[str]) -> None:
-        """Nothing is under way."""
+        """Does nothing: no request is under way."""
 
     def abort_all(self) -> None:
-        """Nothing is under way."""
+        """Does nothing: no request is under way."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there is no engine to close."""
 
 
-def _ignore(_news: object) -> None:
-    """There is none."""
+def _ignore(_report: object) -> None:
+    """Does nothing: there is no engine to report anything."""

@@ -1,4 +1,4 @@
-"""Records what clients ask and what they are answered."""
+"""Records the requests of clients and their answers."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.table import is_recorded
 from corepipe.serving.telemetry.requests import FinishedSequence
 
-PASSING = frozenset({"service_unavailable", "rate_limit_exceeded", "queue_timeout"})
-"""Codes of errors that tell of the server's state at that moment: another time there is an answer."""
+TRANSIENT = frozenset({"service_unavailable", "rate_limit_exceeded", "queue_timeout"})
+"""Codes of errors that come from the server's state at that moment: a later request may be answered."""
 
 
 class RecordingMiddleware:
-    """Pure ASGI, around the routes alone: faults that are injected are not recorded.
+    """ASGI middleware directly around the routes, so that injected faults are not recorded.
 
-    What is recorded was asked in full, and answered in full to a client that was still there, with something
-    that holds another time, too.
+    It records exchanges with a complete request and a complete answer to a client that stayed connected;
+    transient errors are not recorded.
     """
 
     def __init__(self, app: ASGIApp, models: Models, writer: CassetteWriter) -> None:
@@ -48,16 +48,16 @@ class RecordingMiddleware:
         if scope["type"] != "http" or not is_recorded(scope["method"], scope["path"]):
             await self._app(scope, receive, send)
             return
-        take, device = _Take(receive, send), _Device(scope.get(TRACE))
-        await self._app({**scope, TRACE: device}, take.receive, take.send)
-        answer = take.answer()
-        request = RecordedRequest.by(scope, b"".join(take.body))
-        if answer is not None and _is_object(request) and not _passes(answer):
+        tap, device = _ExchangeTap(receive, send), _DeviceTimesObserver(scope.get(TRACE))
+        await self._app({**scope, TRACE: device}, tap.receive, tap.send)
+        answer = tap.answer()
+        request = RecordedRequest.by(scope, b"".join(tap.body))
+        if answer is not None and _is_object(request) and not _is_transient(answer):
             self._writer.add(RecordedExchange(request, answer, device.fields(self._models)))
 
 
-class _Take:
-    """`receive` and `send` of a request, as they are used."""
+class _ExchangeTap:
+    """Wraps `receive` and `send` of a request, and keeps what passes through them."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self.body: list[bytes] = []
@@ -90,19 +90,19 @@ class _Take:
     def _add(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > MAX_FILE:
-            self._pieces.clear()  # the writer will not take it
+            self._pieces.clear()  # too large for the writer
         elif data:
             self._pieces.append(AnswerPiece(round((perf_counter() - self._began) * 1e3, 1), data))
 
     def answer(self) -> RecordedAnswer | None:
-        """None where there is no whole answer to a client that was there, too large a one, or one for now."""
+        """Returns the answer; None if it is incomplete, too large or transient, or the client left."""
         if not self._done or self._size > MAX_FILE or b"retry-after" in dict(self._headers):
             return None
         return RecordedAnswer.of(self._status, self._headers, self._pieces)
 
 
-class _Device:
-    """A request's trace: hears of the device's times, and hands all on to who traces, if anybody does."""
+class _DeviceTimesObserver:
+    """An AnswerObserver that keeps the device's times, and passes all on to the request's own observer."""
 
     def __init__(self, trace: AnswerObserver | None) -> None:
         self._trace = trace
@@ -118,7 +118,7 @@ class _Device:
             self._trace.answered(operation, request, answer_id, parts)
 
     def fields(self, models: Models) -> dict[str, Any]:
-        """As an answer has them that was asked for them; empty where there are none."""
+        """Returns the device's times as an answer has them; empty if there are none."""
         if not any(self._times):
             return {}
         service = models.named(self._model)
@@ -126,7 +126,7 @@ class _Device:
 
 
 def _is_object(request: RecordedRequest) -> bool:
-    """Whether a body is what endpoints want; all others are refused alike, with and without a model."""
+    """Returns whether a body is a JSON object; all other bodies are refused alike, also without a model."""
     try:
         decode(request.body if request.method == "POST" else b"{}")
     except ApiError:
@@ -134,13 +134,13 @@ def _is_object(request: RecordedRequest) -> bool:
     return True
 
 
-def _passes(answer: RecordedAnswer) -> bool:
-    """Whether it is a stream that ends with an error of `PASSING`."""
+def _is_transient(answer: RecordedAnswer) -> bool:
+    """Returns whether an answer is a stream that ends with an error of `TRANSIENT`."""
     if not answer.streamed or not answer.pieces:
         return False
     last = data_of(events_of(answer.pieces[-1].data)[-1]) or b""
     try:
-        return msgspec.json.decode(last, type=_Failed).error.code in PASSING
+        return msgspec.json.decode(last, type=_Failed).error.code in TRANSIENT
     except (msgspec.DecodeError, UnicodeError):
         return False
 

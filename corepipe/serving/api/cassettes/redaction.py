@@ -9,7 +9,7 @@ A file of rules is TOML:
     [[rule]]
     regex = 'sk-[A-Za-z0-9]{20,}'        # in every text, or in the texts at a path
 
-What a stream says piece by piece is looked through as one text.
+Texts that a stream sends in pieces are searched as one text.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from corepipe.serving.api.cassettes.replacement import (
     blank,
     echoes,
     redact,
-    without,
+    redacted_text,
 )
 from corepipe.serving.api.http.errors import invalid
 
 MAX_FILE = 64 * 1024
-"""Bytes of a file of rules."""
+"""The most bytes of a file of rules."""
 
 
 class Redaction:
-    """What becomes of requests and answers by some rules; without rules, nothing."""
+    """Redacts requests and answers by rules; without rules it changes nothing."""
 
     def __init__(self, rules: Iterable[RedactionRule] = ()) -> None:
         self._rules = tuple(rules)
 
     def redacted_request(self, request: RecordedRequest) -> RecordedRequest:
-        """The request as it is recorded, and as it is looked for.  Raises ApiError for what is no object."""
+        """Returns a request as it is recorded and searched for.  Raises ApiError if the body is no object."""
         if not self._rules:
             return request
-        path = without(request.path, self._rules)
+        path = redacted_text(request.path, self._rules)
         if request.method == "GET":
             return replace(request, path=path)
         body = decode(request.body)
@@ -69,7 +69,7 @@ class Redaction:
         return replace(request, path=path, body=msgspec.json.encode(body) if changed else request.body)
 
     def exchange(self, exchange: RecordedExchange) -> RecordedExchange:
-        """The exchange as it is recorded.  Raises ApiError where the request's body is no object."""
+        """Returns an exchange as it is recorded.  Raises ApiError if the request's body is no object."""
         if not self._rules:
             return exchange
         request = self.redacted_request(exchange.request)
@@ -79,7 +79,7 @@ class Redaction:
 
 
 def _answered(answer: RecordedAnswer, rules: Sequence[RedactionRule], *, replaced: bool) -> RecordedAnswer:
-    """`replaced`: something of the request was."""
+    """Redacts an answer; `replaced`: whether anything in the request was replaced."""
     pieces = [
         (piece.at_ms, [RedactablePart(part, streamed=answer.streamed) for part in _parts(answer, piece)])
         for piece in answer.pieces
@@ -89,8 +89,8 @@ def _answered(answer: RecordedAnswer, rules: Sequence[RedactionRule], *, replace
     if redact(values, rules) or replaced:
         for value in values:
             blank(value, refused=answer.status >= 400)
-    told = (AnswerPiece(at, b"".join(part.told(rules) for part in of_piece)) for at, of_piece in pieces)
-    return replace(answer, pieces=tuple(told))
+    redacted = (AnswerPiece(at, b"".join(one.redacted(rules) for one in of_piece)) for at, of_piece in pieces)
+    return replace(answer, pieces=tuple(redacted))
 
 
 def _parts(answer: RecordedAnswer, piece: AnswerPiece) -> list[bytes]:
@@ -98,7 +98,7 @@ def _parts(answer: RecordedAnswer, piece: AnswerPiece) -> list[bytes]:
 
 
 def read_redaction(file: Path | None) -> Redaction:
-    """The rules of a file; none of no file.  Raises UserError that names the rule at fault."""
+    """Reads the rules of a file; no file means no rules.  Raises UserError that names the rule at fault."""
     if file is None:
         return Redaction()
     try:
@@ -116,7 +116,7 @@ def read_redaction(file: Path | None) -> Redaction:
 def _rules(document: Mapping[str, Any]) -> Iterator[RedactionRule]:
     tables = document.get("rule")
     if set(document) != {"rule"} or not isinstance(tables, list):
-        raise ValueError("wants tables named [[rule]], and nothing else")
+        raise ValueError("must have tables named [[rule]], and nothing else")
     for number, table in enumerate(tables, 1):
         try:
             yield _rule(table)
@@ -128,10 +128,10 @@ def _rule(table: Mapping[str, Any]) -> RedactionRule:
     if unknown := sorted(set(table) - {"path", "regex", "replace"}):
         raise ValueError(f"{unknown[0]!r} is none of path, regex and replace")
     if not {"path", "regex"} & set(table):
-        raise ValueError("wants a path, a regex or both")
+        raise ValueError("must have a path, a regex or both")
     for name, value in table.items():
         if not isinstance(value, str):
-            raise ValueError(f"{name} is a text")
+            raise ValueError(f"{name} must be a text")
     path = parse_path(table["path"]) if "path" in table else None
     return RedactionRule(
         path, _regex(table["regex"]) if "regex" in table else None, table.get("replace", DEFAULT)
@@ -144,5 +144,5 @@ def _regex(text: str) -> re.Pattern[str]:
     except re.error as error:
         raise ValueError(f"regex {text!r}: {error}") from error
     if regex.search(""):
-        raise ValueError(f"regex {text!r} fits where there is nothing")
+        raise ValueError(f"regex {text!r} matches an empty text; make it match at least one character")
     return regex

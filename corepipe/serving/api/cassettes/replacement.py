@@ -1,4 +1,4 @@
-"""Replaces what rules name in JSON values, in place: values by their paths, and what fits in texts."""
+"""Applies redaction rules to JSON values in place: replaces values at paths, and regex matches in texts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from corepipe.serving.api.cassettes.json_path import PathStep, places
 
 DEFAULT = "REDACTED"
 TOKEN_DETAILS = ("logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids")
-"""They spell texts token by token: where something was replaced they become null."""
+"""Fields that spell texts token by token: they become null if something was replaced."""
 
 _SHORTEST_ECHO = 4
-"""Characters of a value taken out of a request from which it is looked for in the answer, too."""
+"""The fewest characters of a replaced value of a request that is searched for in the answer, too."""
 
 JsonPlace = tuple[Any, str | int]
-"""A dict or a list, and where in it."""
+"""A dict or a list, and a name or an index in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedactionRule:
-    """The value at `path`, or what fits `regex` in texts, there or anywhere, becomes `replacement`."""
+    """A rule: the value at `path`, or matches of `regex` in texts there or anywhere, become `replacement`."""
 
     path: tuple[PathStep, ...] | None
     regex: re.Pattern[str] | None
@@ -33,7 +33,7 @@ class RedactionRule:
 
 
 class RedactablePart:
-    """A body, or an event of a stream: `value` is its JSON, None where it is none."""
+    """A body, or an event of a stream: `value` is its JSON, None if it is not JSON."""
 
     def __init__(self, raw: bytes, *, streamed: bool) -> None:
         self._raw = raw
@@ -41,10 +41,10 @@ class RedactablePart:
         self.value: Any = _json(data_of(raw) if streamed else raw)
         self._before = None if self.value is None else msgspec.json.encode(self.value)
 
-    def told(self, rules: Sequence[RedactionRule]) -> bytes:
-        """The part again; as it was, where nothing in it was replaced."""
+    def redacted(self, rules: Sequence[RedactionRule]) -> bytes:
+        """Returns the bytes of the part; the original bytes if nothing in it was replaced."""
         if self._before is None:
-            return without(self._raw.decode(errors="replace"), rules).encode()
+            return redacted_text(self._raw.decode(errors="replace"), rules).encode()
         now = msgspec.json.encode(self.value)
         if now == self._before:
             return self._raw
@@ -59,7 +59,7 @@ def _json(data: bytes | None) -> Any:  # noqa: ANN401
 
 
 def redact(values: list[Any], rules: Iterable[RedactionRule]) -> bool:
-    """Whether anything was replaced.  What several values have at one place is looked through as one text."""
+    """Applies rules; returns whether they changed anything.  Texts at one place of all values are joined."""
     changed = False
     for rule in rules:
         if rule.regex is None:
@@ -70,8 +70,8 @@ def redact(values: list[Any], rules: Iterable[RedactionRule]) -> bool:
     return changed
 
 
-def without(text: str, rules: Iterable[RedactionRule]) -> str:
-    """A text that is not JSON, by the rules for all texts."""
+def redacted_text(text: str, rules: Iterable[RedactionRule]) -> str:
+    """Returns a text that is not JSON, redacted by the rules for all texts."""
     for rule in rules:
         if rule.path is None and rule.regex is not None:
             text = _sub(rule, rule.regex, text)
@@ -79,12 +79,12 @@ def without(text: str, rules: Iterable[RedactionRule]) -> str:
 
 
 def _sub(rule: RedactionRule, regex: re.Pattern[str], text: str) -> str:
-    """The replacement as it is: a backslash in it means nothing."""
+    """Replaces matches; backslashes in the replacement are taken literally."""
     return regex.sub(lambda _: rule.replacement, text)
 
 
 def blank(value: Any, *, refused: bool) -> None:  # noqa: ANN401
-    """What may tell of a replaced text in another way becomes null; a refusal may quote it."""
+    """Sets fields to null that may contain a replaced text in another form; `refused`: blanks errors, too."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name in TOKEN_DETAILS:
@@ -99,7 +99,7 @@ def blank(value: Any, *, refused: bool) -> None:  # noqa: ANN401
 
 
 def echoes(body: bytes, rules: Iterable[RedactionRule]) -> Iterator[RedactionRule]:
-    """Rules for the answer: texts that the request has where values are replaced."""
+    """Yields rules for the answer: they replace the texts that were replaced in the request."""
     value = _json(body)
     for rule in rules:
         if rule.regex is None:
@@ -122,7 +122,7 @@ def _replace_value(place: JsonPlace, rule: RedactionRule) -> bool:
 
 
 def _rename(value: Any, rule: RedactionRule, regex: re.Pattern[str]) -> bool:  # noqa: ANN401
-    """Names in objects are texts, too."""
+    """Replaces matches in the names of objects; returns whether there were any."""
     changed = False
     if isinstance(value, dict):
         for name in [name for name in value if regex.search(name)]:
@@ -134,11 +134,11 @@ def _rename(value: Any, rule: RedactionRule, regex: re.Pattern[str]) -> bool:  #
 
 def _replace_texts(values: list[Any], rule: RedactionRule, regex: re.Pattern[str]) -> bool:
     wanted = None if rule.path is None else {(id(c), at) for c, at in _places(values, rule)}
-    told: dict[tuple[Any, ...], list[JsonPlace]] = {}
+    by_identity: dict[tuple[Any, ...], list[JsonPlace]] = {}
     for at in range(len(values)):
         for identity, container, inner in _texts(values, at, (), wanted):
-            told.setdefault(identity, []).append((container, inner))
-    return bool(sum(_replace_in(leaves, rule, regex) for leaves in told.values()))
+            by_identity.setdefault(identity, []).append((container, inner))
+    return bool(sum(_replace_in(leaves, rule, regex) for leaves in by_identity.values()))
 
 
 def _texts(
@@ -147,9 +147,9 @@ def _texts(
     identity: tuple[Any, ...],
     wanted: set[tuple[int, str | int]] | None,
 ) -> Iterator[tuple[tuple[Any, ...], Any, str | int]]:
-    """Texts at `wanted` places (None: all) and below: what each belongs to, and where it is.
+    """Yields the texts at `wanted` places (None: all) and below: the identity of each, and its place.
 
-    An element of a list belongs to what its `index` says, as choices and calls do in a stream.
+    The identity of a list's element is its `index`, as of choices and calls in a stream.
     """
     if wanted is not None and (id(container), at) in wanted:
         wanted = None
@@ -167,7 +167,7 @@ def _texts(
 
 
 def _replace_in(leaves: Sequence[JsonPlace], rule: RedactionRule, regex: re.Pattern[str]) -> bool:
-    """What fits becomes the replacement where it begins, and nothing where it goes on."""
+    """Replaces matches that span several texts: the replacement goes where a match begins."""
     texts = [container[at] for container, at in leaves]
     joined = "".join(texts)
     spans = [found.span() for found in regex.finditer(joined) if found.end() > found.start()]

@@ -1,4 +1,4 @@
-"""Answers from a library of recorded exchanges, and says what of it a request has missed."""
+"""Answers requests from a library of recorded exchanges; for others an error shows the nearest one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from corepipe.serving.api.http.limits import read_again, read_body
 from corepipe.serving.api.routes.table import is_recorded
 
 
-class NotRecorded(ApiError):  # noqa: N818 -- as the others, it is an answer
-    """404: nothing that is recorded answers this; what comes nearest, and how it differs."""
+class NotRecorded(ApiError):  # noqa: N818 -- an answer, as the other errors
+    """The error 404 for a request that is not recorded; it shows the nearest one and the difference."""
 
     longest = 4000
 
 
 class ReplayMiddleware:
-    """Pure ASGI, around the routes and `Record`.  What is not in the library is refused, unless `computes`.
+    """ASGI middleware around the routes and `RecordingMiddleware` that answers from the library.
 
-    `paced`: pieces of answers come when they came to the client of the recording.  `count` is told of each
-    request: "replayed", "refused" or "computed".
+    A request that is not in the library is refused, unless `computes`.  `paced`: pieces of answers are sent
+    at the times of the recording.  `count` is called for each request with "replayed", "refused" or
+    "computed".
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ReplayMiddleware:
             await self._play(found.answer, began, receive, send)
         elif (
             self._computes or request.method == "GET"
-        ):  # what is not recorded of models, the server knows itself
+        ):  # the server itself answers GETs that are not recorded
             self._count("computed")
             await self._app(scope, read_again(body, receive) if request.body else receive, send)
         else:
@@ -86,21 +87,22 @@ class ReplayMiddleware:
             await _send(answer, began, send)
 
     async def _missed(self, request: RecordedRequest) -> NotRecorded:
-        """One look for what is nearest at a time: it takes a while where much is recorded."""
+        """Searches the nearest request, one search at a time: with many recordings it takes a while."""
         async with self._comparing:
             near = await asyncio.to_thread(self._library.nearest, request)
         what = (
             f"No answer is recorded for this {request.method} {shown(request.path)} in {self._library.folder}"
         )
         if near is None:
-            message = f"{what}, nor any other of that path."
+            message = f"{what}, nor any other for that path; record one with --record."
         else:
-            message = f"{what}. Nearest: {near.file}, which has - where this has +:\n{near.difference}"
+            nearest = f"Nearest: {near.file}; its lines have a -, those of this request a +"
+            message = f"{what}. {nearest}:\n{near.difference}"
         return NotRecorded(404, message, code="not_recorded")
 
 
 async def _send(answer: RecordedAnswer, began: float | None, send: Send) -> None:
-    """At once, or at the times of the recording since `began`."""
+    """Sends an answer at once, or at the times of the recording since `began`."""
     headers = [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
     if not answer.streamed:
         headers.append((b"content-length", b"%d" % len(answer.body)))
@@ -116,6 +118,6 @@ async def _send(answer: RecordedAnswer, began: float | None, send: Send) -> None
 
 
 async def _reach(at_ms: float, began: float | None) -> None:
-    """Waits until `at_ms` after `began`: again, where a timer of whole milliseconds ends too early."""
+    """Waits until `at_ms` after `began`, and again if a timer of whole milliseconds ended too early."""
     while began is not None and (left := at_ms / 1e3 - (perf_counter() - began)) > 0:
         await asyncio.sleep(left)

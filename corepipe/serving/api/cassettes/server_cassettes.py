@@ -1,4 +1,4 @@
-"""What a server records and replays by its configuration, and where that stands in its application."""
+"""Sets up recording and replaying in an application, as the server's configuration says."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OUTCOMES = ("recorded", "lost", "replayed", "refused", "computed")
 
 
 class CassetteMetrics(Collector):
-    """What became of exchanges that were to be recorded, and of requests that were to be replayed."""
+    """Counts exchanges that were recorded or lost, and requests that were replayed, refused or computed."""
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys(OUTCOMES, 0)
@@ -43,7 +43,7 @@ class CassetteMetrics(Collector):
 
 
 class ServerCassettes:
-    """Reads the directories and rules that a server is given.  Raises UserError where they are wrong."""
+    """The writer and the library of a server's configuration.  Raises UserError for a wrong path or rule."""
 
     def __init__(self, server: ServerConfig) -> None:
         self.metrics = CassetteMetrics()
@@ -58,7 +58,7 @@ class ServerCassettes:
             self.library = read_library(server.replay, redaction, is_recorded)
 
     def install(self, app: FastAPI, models: Models) -> None:
-        """Around the routes of an application, before anything else is."""
+        """Adds the middleware directly around the routes of an application, before all other middleware."""
         models.registry.register(self.metrics)
         if self._writer is not None:
             app.add_middleware(RecordingMiddleware, models=models, writer=self._writer)
@@ -73,18 +73,18 @@ class ServerCassettes:
             )
 
     def replayed_routes(self, routes: Iterable[Route]) -> list[Route]:
-        """Those of a server without a model: the library answers in front of them, nothing behind them."""
+        """Returns the routes of a server without a model: only the library answers, its routes refuse all."""
         return [
-            replace(one, make=_nobody) if one.recorded and one.method == "POST" else one for one in routes
+            replace(one, make=_refuse_all) if one.recorded and one.method == "POST" else one for one in routes
         ]
 
     def close(self) -> None:
-        """All that was recorded is in its files."""
+        """Waits until all recorded exchanges are written."""
         if self._writer is not None:
             self._writer.close()
 
 
-def _nobody(_: Service) -> ASGIApp:
+def _refuse_all(_: Service) -> ASGIApp:
     async def refuse(_scope: Scope, _receive: Receive, _send: Send) -> None:
         raise unavailable(NO_MODEL_LOADED)
 

@@ -1,4 +1,4 @@
-"""Puts exchanges into files of a directory, beside the event loop: whole or not at all, over no other."""
+"""Writes exchanges to files of a directory, in a thread: whole or not at all, never over another file."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from corepipe.serving.api.cassettes.library import MAX_FILE, SUFFIX
 from corepipe.serving.api.cassettes.redaction import Redaction
 
 MOST_WAITING = 256 * 1024 * 1024
-"""Bytes of answers that may wait for a slow disk."""
+"""The most bytes of exchanges that may wait for a slow disk."""
 
 CountOutcome = Callable[[str], None]
 
 
 class CassetteWriter:
-    """A file an exchange, `WHAT-HASH-NUMBER.yaml`: the hash is the request's; identical ones are numbered.
+    """Writes one file for each exchange, `PATH-HASH-NUMBER.yaml`: the hash is that of the request; files of
+    identical requests are numbered.
 
-    What keeps one from being written is told in the log, and costs no answer.  `count` is told of each:
-    "recorded" or "lost".
+    A failure to write is logged and harms no answer.  `count` is called for each exchange with "recorded" or
+    "lost".
     """
 
     def __init__(self, folder: Path, redaction: Redaction, flag: str, count: CountOutcome) -> None:
-        """Raises UserError, naming `flag`, where files cannot be put there."""
+        """Raises UserError that names `flag` if files cannot be written to the folder."""
         self._folder = folder
         self._redaction = redaction
         self._count = count
@@ -41,13 +42,13 @@ class CassetteWriter:
         self._lost = 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._try()
+            self._check_folder()
         except OSError as error:
             raise UserError(f"--{flag} {folder}: {error.strerror}", flag.replace("-", "_")) from error
         self._pool = ThreadPoolExecutor(1, "cassettes")
 
     def add(self, exchange: RecordedExchange) -> None:
-        """Will be written; before `close` returns, at the latest."""
+        """Queues an exchange for writing; it is written before `close` returns at the latest."""
         size = len(exchange.request.body) + sum(len(piece.data) for piece in exchange.answer.pieces)
         with self._lock:
             room = self._waiting + size <= MOST_WAITING
@@ -55,10 +56,10 @@ class CassetteWriter:
         if room:
             self._pool.submit(self._write, exchange, size)
         else:
-            self._lose("too much waits to be written")
+            self._lose("too many bytes wait to be written; is the disk slow?")
 
     def close(self) -> None:
-        """All that was added is written, or lost."""
+        """Waits until all exchanges are written or lost."""
         self._pool.shutdown(wait=True)
         if self._lost:
             _log().error("%d exchanges were not recorded in %s", self._lost, self._folder)
@@ -72,7 +73,7 @@ class CassetteWriter:
             new = self._put(name_of(redacted.request), text, once=redacted.request.method == "GET")
         except OSError as error:
             self._lose(error.strerror or str(error))
-        except Exception as error:  # an answer is never the worse for its cassette
+        except Exception as error:  # recording must never harm an answer
             self._lose(
                 f"{type(error).__name__}: {error}" if not isinstance(error, MalformedCassette) else str(error)
             )
@@ -84,9 +85,9 @@ class CassetteWriter:
                 self._waiting -= size
 
     def _put(self, stem: str, text: bytes, *, once: bool) -> bool:
-        """Under the first number that is free, whoever else puts files there; `once`: under the first or not.
+        """Writes a file under the first free number, even if others write there; `once`: only number 1.
 
-        False: there is one, and one is enough.
+        Returns False if `once` is set and the file exists already.
         """
         draft = self._folder / f".{stem}.{secrets.token_hex(8)}.tmp"
         number = 1 if once else self._numbers.get(stem, 1)
@@ -102,8 +103,8 @@ class CassetteWriter:
         self._numbers[stem] = number + 1
         return True
 
-    def _try(self) -> None:
-        """Raises OSError where what `_put` does cannot be done."""
+    def _check_folder(self) -> None:
+        """Raises OSError if files cannot be created and linked in the folder."""
         draft, target = (self._folder / f".{secrets.token_hex(8)}.{end}" for end in ("tmp", "try"))
         try:
             draft.touch(exist_ok=False)
@@ -113,22 +114,23 @@ class CassetteWriter:
                 file.unlink(missing_ok=True)
 
     def _lose(self, reason: str) -> None:
-        with self._lock:  # the event loop loses, and so does the thread that writes
+        with self._lock:  # called by the event loop and by the thread that writes
             self._count("lost")
             self._lost += 1
             first = self._lost == 1
         if first:
-            _log().error("an answer was not recorded in %s (%s); the end tells of more", self._folder, reason)
+            message = "an exchange was not recorded in %s: %s; further ones are counted at the end"
+            _log().error(message, self._folder, reason)
 
 
 def name_of(request: RecordedRequest) -> str:
-    """What the file of a request is called, but for its number."""
+    """Returns the file name of a request, without its number."""
     what = re.sub(r"[^a-z0-9]+", "-", request.path.lower().removeprefix("/v1/")).strip("-")[:40]
     return f"{what}-{request.key[:12]}"
 
 
 def _linked(draft: Path, target: Path) -> bool:
-    """Gives a file its name, unless there is one of that name."""
+    """Links a file to its final name; returns False if that name exists."""
     try:
         os.link(draft, target)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection, with the limits that uvicorn has none of: heads, time, pipelines, slow readers."""
+"""One HTTP/1.1 connection with limits that uvicorn lacks: heads, times, pipelines and slow readers."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from corepipe.serving.api.http.request_head import MAX_HEAD, MAX_HEADERS, MAX_UR
 from corepipe.serving.api.http.upgrades import without_offer
 
 MAX_PIPELINED = 16
-"""Requests that a connection may have waiting behind the one that is being answered."""
+"""Pipelined requests that may wait behind the one that is being answered."""
 HEAD_SECONDS = 8.0
-"""From a connection's or a request's first byte to the end of its head."""
+"""The time limit from the first byte of a connection or a request to the end of the head."""
 IDLE_SECONDS = 75.0
-"""Between two requests; longer than load balancers wait, so that they are the ones to hang up."""
+"""The time limit between two requests; longer than that of load balancers, so that they close first."""
 BODY_GRACE_SECONDS = 10.0
-"""After these a body must have come at `BODY_RATE` so far."""
+"""After this time the body must have arrived at `BODY_RATE` on average."""
 BODY_RATE = 1024
-"""Bytes a second."""
+"""Bytes a second, the minimum."""
 BODY_SECONDS = 60.0
-"""For a whole body."""
+"""The time limit for a whole body."""
 WRITE_SECONDS = 30.0
-"""In which a client that does not keep up must take what waits for it."""
+"""The time limit in which a slow client must read what waits for it."""
 LINGER_SECONDS = 2.0
-"""For a client that is still sending to read why it was refused: a close would reset the connection."""
+"""Time for a client that still sends to read the error: an immediate close would reset the connection."""
 MAX_DISCARDED = 1024 * 1024
-"""Bytes that are read and dropped meanwhile."""
+"""Bytes that are read and discarded in that time."""
 
 _BY_STATUS = {
     408: RefusalReason.LATE,
@@ -49,7 +49,7 @@ _BY_STATUS = {
 
 
 class TransportWrapper:
-    """The transport as uvicorn's protocol sees it; `close` is ours, so that a refusal is read."""
+    """The transport as uvicorn's protocol sees it; `close` is ours, so that the client can read an error."""
 
     __slots__ = ("abort", "close", "get_extra_info", "is_closing", "pause_reading", "resume_reading", "write")
 
@@ -63,13 +63,13 @@ class TransportWrapper:
         self.write = transport.write
 
     def let_go(self, transport: asyncio.Transport) -> None:
-        """Knows the connection no more, which then is freed without the garbage collector."""
+        """Drops the references to the connection, so that it is freed without the garbage collector."""
         self.close = transport.close
         self.is_closing = transport.is_closing
 
 
 class _Next(Enum):
-    """What is to come from the client."""
+    """The part of a request that comes next from the client."""
 
     REQUEST = 0
     HEAD = 1
@@ -77,10 +77,10 @@ class _Next(Enum):
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol, bounded in all that a client decides.
+    """uvicorn's protocol with limits on everything that a client decides.
 
-    A request starts when everything that came with it has been parsed without fault; what follows a fault is
-    never parsed.  A refusal waits for the answers before it, has OpenAI's shape, and ends the connection.
+    A request starts when all data received with it have been parsed without an error; data after an error are
+    never parsed.  An error waits for the answers before it, has OpenAI's form, and ends the connection.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Connection(HttpToolsProtocol):
         self._timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
 
-    # The transport's side
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast("asyncio.Transport", transport)
@@ -125,10 +125,12 @@ class Connection(HttpToolsProtocol):
         elif entry is Admission.DROPPED:
             self._socket.abort()
         else:
-            self._next = _Next.HEAD  # it is about to ask, and is to read why not
+            self._next = _Next.HEAD  # a request is about to arrive, and gets an error as its answer
             message = "Too many connections."
             headers = {"retry-after": "1"}
-            self._part_with(on_the_wire(ApiError(503, message, code="service_unavailable", headers=headers)))
+            self._close_after(
+                on_the_wire(ApiError(503, message, code="service_unavailable", headers=headers))
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit.leave(self)
@@ -156,14 +158,14 @@ class Connection(HttpToolsProtocol):
             self._await_next(len(data))
 
     def _read_again(self, rest: bytes) -> None:
-        """Reads a request that offers another protocol as one that does not; `rest` came behind its head."""
+        """Parses a request again without its offer of another protocol; `rest` came after its head."""
         head, self._plain_head = self._plain_head, b""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
         self.data_received(head + rest)
 
     def eof_received(self) -> None:
-        """A client that hangs up half-way has left: the transport closes."""
+        """Treats a half-closed connection as closed: the transport closes."""
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -175,7 +177,7 @@ class Connection(HttpToolsProtocol):
         self._end_write_timer()
 
     def close(self) -> None:
-        """Ends the connection when all is written; a client that still sends is given time to read it."""
+        """Closes the connection when all is written; a client that still sends gets time to read it."""
         if self._closing:
             return
         self._closing = True
@@ -194,11 +196,11 @@ class Connection(HttpToolsProtocol):
     def is_closing(self) -> bool:
         return self._closing or self._socket.is_closing()
 
-    # The parser's side
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._limit.asks(self)
+        self._limit.mark_active(self)
         self._next = _Next.HEAD
         self._messages += 1
         self._head_bytes = self._held_back = self._body_bytes = self._body_seen = 0
@@ -211,7 +213,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._next is not _Next.HEAD:
-            return  # a trailer, which is not to be taken for a header
+            return  # a trailer, which must not become a header
         super().on_header(name, value)
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > MAX_HEAD or len(self.headers) > MAX_HEADERS:
@@ -225,7 +227,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self.scope["path"] = request_head.path_of(self.scope["raw_path"])
         self._keep_alive = self.cycle.keep_alive
-        self.cycle.keep_alive = False  # what answers before the body has ended, ends the connection
+        self.cycle.keep_alive = False  # an answer before the end of the body ends the connection
         self._next = _Next.BODY
         self._body_since = self.loop.time()
 
@@ -237,7 +239,7 @@ class Connection(HttpToolsProtocol):
         if self._plain_head:
             return
         super().on_message_complete()
-        if not self.cycle.response_started:  # which has told the client that it is the last
+        if not self.cycle.response_started:  # it has already announced that the connection ends
             self.cycle.keep_alive = self._keep_alive
         self._next = _Next.REQUEST
 
@@ -249,7 +251,7 @@ class Connection(HttpToolsProtocol):
         except ApiError as error:
             self._refuse(error)
         if version == "1.0":
-            self.expect_100_continue = False  # which such a client does not know
+            self.expect_100_continue = False  # HTTP/1.0 does not have it
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(
                 ApiError(429, "Too many requests before the first answer.", code="rate_limit_exceeded")
@@ -258,7 +260,7 @@ class Connection(HttpToolsProtocol):
     # Requests and answers
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Called by the parser: what came with this request may yet turn out to be at fault."""
+        """Postpones the start that the parser asks for: data after this request may still be malformed."""
         self._starting = (cycle, app)
 
     def _start(self) -> None:
@@ -277,30 +279,30 @@ class Connection(HttpToolsProtocol):
             self._starting = self.pipeline.pop()
             self._start()
         elif self._last_answer is not None:
-            self._part_with(self._last_answer)
-        elif self._next is _Next.BODY:  # nobody waits for the rest of it
+            self._close_after(self._last_answer)
+        elif self._next is _Next.BODY:  # the rest of the body is not needed
             self.close()
         elif self._next is _Next.REQUEST:
-            self._limit.rests(self)
+            self._limit.mark_idle(self)
             self._after(IDLE_SECONDS, self.close)
 
     def _refuse(self, error: ApiError) -> NoReturn:
-        """Ends the parsing."""
+        """Stops the parser with an error."""
         self._refusal = error
         raise error
 
     def _reject(self, error: ApiError) -> None:
-        """Answers a request that is not to be executed, after those before it."""
+        """Answers a malformed request with an error, after the answers to those before it."""
         self._limit.refusals[_BY_STATUS.get(error.status, RefusalReason.MALFORMED)] += 1
         if self._next is _Next.BODY and self._forget(self.cycle):
             self.close()
         elif self._answering is not None or self._starting is not None or self.pipeline:
             self._last_answer = on_the_wire(error)
         else:
-            self._part_with(on_the_wire(error))
+            self._close_after(on_the_wire(error))
 
     def _forget(self, cycle: RequestResponseCycle) -> bool:
-        """Takes back the request at fault; whether it has an answer already."""
+        """Removes the malformed request; returns whether its answer has begun already."""
         if self._starting is not None and self._starting[0] is cycle:
             self._starting = None
         elif self._answering is cycle:
@@ -311,15 +313,15 @@ class Connection(HttpToolsProtocol):
             self.pipeline.popleft()
         return cycle.response_started
 
-    def _part_with(self, words: bytes) -> None:
-        if words:
-            self.transport.write(words)
+    def _close_after(self, last: bytes) -> None:
+        if last:
+            self.transport.write(last)
         self.close()
 
     # Time
 
     def _await_next(self, fed: int) -> None:
-        """Sets the time for what is to come, if it began to come with the `fed` bytes just now."""
+        """Starts the timer of the next part of a request, if the part began within the last `fed` bytes."""
         awaits = (self._messages, self._next)
         if awaits != self._awaited:
             self._awaited = awaits
@@ -327,7 +329,7 @@ class Connection(HttpToolsProtocol):
         elif self._body_bytes != self._body_seen:
             self._body_seen, self._held_back = self._body_bytes, 0
         else:
-            self._held_back += fed  # the parser keeps a header, or a trailer, until it is whole
+            self._held_back += fed  # the parser holds back a header or a trailer until it is complete
             if self._held_back > MAX_HEAD:
                 self._reject(request_head.too_large())
 
@@ -336,17 +338,17 @@ class Connection(HttpToolsProtocol):
             self._after(None)
         elif self._next is _Next.BODY:
             self._after(BODY_GRACE_SECONDS, self._check_body)
-        elif self._messages > 1:  # the first head has its time from the connection on
+        elif self._messages > 1:  # the timer of the first head runs since the connection began
             self._after(HEAD_SECONDS, self._head_is_late)
 
     def _after(self, seconds: float | None, call: Callable[[], None] | None = None) -> None:
-        """Sets the one timer of what the client is to do; None: it need do nothing."""
+        """Sets the only timer for the client's next action; None: no action is expected."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None or call is None else self.loop.call_later(seconds, call)
 
     def _head_is_late(self) -> None:
-        if self.flow.read_paused:  # our own doing
+        if self.flow.read_paused:  # the server itself paused the reading
             self._after(HEAD_SECONDS, self._head_is_late)
         elif self._messages == 0:
             self._limit.refusals[RefusalReason.LATE] += 1

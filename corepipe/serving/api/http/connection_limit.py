@@ -1,4 +1,4 @@
-"""How many connections are open at once, who is turned away when there are too many, and why others ended."""
+"""Limits the open connections, refuses new ones beyond the limit, and counts why connections were ended."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 OTHER_FILES = 128
-"""File descriptors that the process needs for other things than connections."""
+"""File descriptors that the process needs besides those of connections."""
 MAX_REFUSED = 32
-"""Connections beyond the limit that are being told so; those beyond these are closed without a word."""
+"""Connections beyond the limit that get an error; those beyond these are closed without an answer."""
 RESTED_SECONDS = 5.0
-"""After so long without a request an idle connection may be closed for a new one: none is on its way then."""
+"""A connection idle for so long may be closed for a new one: no request is on its way then."""
 
 
 class RefusalReason(Enum):
-    """Why a connection ended that did not have to."""
+    """The reason why the server ended a connection early."""
 
     MALFORMED = "malformed"
     TOO_LARGE = "too_large"
@@ -33,40 +33,40 @@ class RefusalReason(Enum):
 
 
 class Admission(Enum):
-    """What becomes of a new connection."""
+    """The decision about a new connection."""
 
     TAKEN = "taken"
     REFUSED = "refused"
-    """It is told why."""
+    """It gets an error that says why."""
     DROPPED = "dropped"
 
 
 class LimitedConnection(Protocol):
-    """A connection."""
+    """A connection that counts against the limit."""
 
     def close(self) -> None:
-        """End it: another one needs the room."""
+        """Closes the connection, because a new one needs its place."""
 
 
 class ConnectionLimit:
-    """The open connections of a listener, of which there are at most `limit`.
+    """The open connections of a listener, at most `limit`.
 
-    Where one more comes it is turned away, unless one rests between two requests, and has for a while: that
-    one is closed, the longest resting first.  Who is sending a request, or waits for an answer, stays.
+    A new connection beyond the limit is refused, unless another has been idle for a while between two
+    requests: then the one idle for longest is closed.  Connections with a request under way stay open.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._all: set[LimitedConnection] = set()
         self._refused: set[LimitedConnection] = set()
-        self._resting: dict[LimitedConnection, float] = {}  # since when; the longest first
+        self._resting: dict[LimitedConnection, float] = {}  # idle since; the longest idle first
         self.refusals: Counter[RefusalReason] = Counter(dict.fromkeys(RefusalReason, 0))
 
     def __len__(self) -> int:
         return len(self._all)
 
     def enter(self, member: LimitedConnection) -> Admission:
-        """Whether there is room for it, or room could be made."""
+        """Decides about a new connection; closes an idle one if that makes room for it."""
         if len(self._all) >= self._limit and not self._make_room():
             self.refusals[RefusalReason.CROWDED] += 1
             if len(self._refused) >= MAX_REFUSED:
@@ -84,13 +84,13 @@ class ConnectionLimit:
         longest.close()
         return True
 
-    def rests(self, member: LimitedConnection) -> None:
-        """It has been answered, and nothing of another request has come."""
+    def mark_idle(self, member: LimitedConnection) -> None:
+        """Notes that a connection is idle: its request was answered, and no other has begun."""
         if member in self._all:
             self._resting[member] = time.monotonic()
 
-    def asks(self, member: LimitedConnection) -> None:
-        """A request begins to come."""
+    def mark_active(self, member: LimitedConnection) -> None:
+        """Notes that a connection is in use: a request begins to arrive."""
         self._resting.pop(member, None)
 
     def leave(self, member: LimitedConnection) -> None:
@@ -106,12 +106,14 @@ class ConnectionMetrics(Collector):
         self._limit = limit
 
     def collect(self) -> Iterator[Metric]:
-        """To be called in that loop."""
+        """Must be called in that event loop."""
         tasks = len(asyncio.all_tasks())
         yield GaugeMetricFamily("corepipe_event_loop_tasks", "Tasks of the server's event loop.", tasks)
         yield GaugeMetricFamily("corepipe_connections", "Open connections.", len(self._limit))
         refused = CounterMetricFamily(
-            "corepipe_connections_refused", "Connections ended for a fault of the client.", labels=("reason",)
+            "corepipe_connections_refused",
+            "Connections that the server ended for a fault of the client.",
+            labels=("reason",),
         )
         for reason, count in self._limit.refusals.items():
             refused.add_metric((reason.value,), count)
@@ -119,7 +121,7 @@ class ConnectionMetrics(Collector):
 
 
 def make_room(wanted: int) -> int:
-    """How many connections there may be, `wanted` at most; lets the process open as many files as it may."""
+    """Raises the process's file limit as far as allowed; returns how many of `wanted` connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + OTHER_FILES
     if soft < needed and (hard == resource.RLIM_INFINITY or soft < hard):
@@ -129,10 +131,10 @@ def make_room(wanted: int) -> int:
 
 
 def too_few_files(wanted: int, room: int) -> str | None:
-    """What to tell who wanted so many connections where `make_room` found less room."""
+    """Returns a warning if `make_room` found room for fewer connections than wanted."""
     if room >= wanted:
         return None
     return (
-        f"--max-connections {wanted}: there is room for {room}, since this process may open few files; "
-        f"raise the limit (ulimit -Hn) to {wanted + OTHER_FILES}"
+        f"--max-connections {wanted}: only {room} are accepted, since this process may open too few files; "
+        f"raise its limit (ulimit -Hn) to {wanted + OTHER_FILES}"
     )

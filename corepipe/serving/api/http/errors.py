@@ -1,4 +1,4 @@
-"""Every failure in its API's shape, mostly OpenAI's, with bounded text."""
+"""Errors in the form of the API that was called, mostly OpenAI's, with bounded text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class ApiError(Exception):
-    """A request that ends with `status`; `param` names the field at fault, `code` is for programs.
+    """An error that ends a request with `status`; `param` names the field at fault, `code` is for programs.
 
     A message is cut at `longest` characters.
     """
@@ -67,12 +67,12 @@ class ApiError(Exception):
         return _TYPES.get(self.status, default)
 
     def body(self, path: str = "") -> bytes:
-        """The JSON object to send, in the form of the API that the path is of."""
+        """Returns the JSON object to send, in the form of the API that the path belongs to."""
         form = next((form for prefix, form in _FORMS if f"{path}/".startswith(prefix)), _openai)
         return msgspec.json.encode(form(self))
 
     def response(self, path: str) -> Response:
-        """The answer to a request of that path."""
+        """Returns the response to a request for that path."""
         return Response(self.body(path), self.status, self.headers, media_type="application/json")
 
 
@@ -100,57 +100,57 @@ _FORMS: tuple[tuple[str, ErrorForm], ...] = (
     ("/v2/embed/", _openai),
     ("/v2/", _open_inference),
 )
-"""By how paths begin; the first counts.  `/v2` is the Open Inference Protocol's, but for Cohere's routes."""
+"""Error forms by path prefix, first match; `/v2` is the Open Inference Protocol's, except Cohere's routes."""
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """400: the field `param` is wrong."""
+    """Returns error 400: the field `param` is wrong."""
     return ApiError(400, message, code=code, param=param)
 
 
 def overloaded(message: str, retry_seconds: int | None = None) -> ApiError:
-    """429: the queue is full; a retry helps, best after so many seconds."""
+    """Returns error 429: the queue is full; a retry helps, best after `retry_seconds`."""
     headers = {"retry-after": str(retry_seconds or RETRY_SECONDS)}
     return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
 
 
 def expired(message: str) -> ApiError:
-    """504: it has waited for as long as the server lets anything wait."""
+    """Returns error 504: the request waited in the queue until the server's time limit."""
     return ApiError(504, message, code="queue_timeout", headers={"retry-after": str(RETRY_SECONDS)})
 
 
 def unavailable(message: str) -> ApiError:
-    """503: no engine to ask; a retry may help."""
+    """Returns error 503: no engine is ready; a retry may help."""
     return ApiError(503, message, code="service_unavailable", headers={"retry-after": str(RETRY_SECONDS)})
 
 
 def overflowed(message: str) -> ApiError:
-    """500: the model computed no numbers; it would again."""
+    """Returns error 500: the model computed infinity or NaN; a retry would give the same."""
     return ApiError(500, message, code="logits_overflow")
 
 
 def unconstrained(message: str) -> ApiError:
-    """500: the answer could not go on as its grammar wants; with other words, or another grammar, it may."""
+    """Returns error 500: no next token fits the grammar; another prompt or another grammar may work."""
     return ApiError(500, message, code="constraint_failed")
 
 
 def contradicted(message: str) -> ApiError:
-    """400: two constraints of the request leave nothing to draw, as shows while the answer is made."""
+    """Returns error 400: two constraints of the request allow no common token, found while generating."""
     return invalid(message, "allowed_token_ids", "constraint_failed")
 
 
 def internal() -> ApiError:
-    """500, without a word of what went wrong: that is for the log."""
+    """Returns error 500 without details, which are in the log."""
     return ApiError(500, "The server failed to answer this request; its log says why.", code="internal_error")
 
 
 def echo(value: object) -> str:
-    """A client's value, quoted, safe to put into a message: control characters escaped, at most 200 long."""
+    """Returns a client's value for a message: quoted, control characters escaped, at most 200 long."""
     return _cut(_BOUNDED.repr(value), MAX_ECHO)
 
 
 async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
-    """Answer a request with `error` from a place that has no response object, such as a guard."""
+    """Sends `error` from code that has no response object, such as a middleware."""
     body = error.body(scope["path"])
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(key.encode("latin-1"), value.encode("latin-1")) for key, value in error.headers.items()]
@@ -159,11 +159,11 @@ async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
 
 
 MissingRouteAnswer = Callable[[str, str, str], ApiError]
-"""What is answered where no route is: of a method, a path and the server's origin."""
+"""Makes the error for a path without a route, from a method, a path and the server's origin."""
 
 
 def install(app: FastAPI, missing: MissingRouteAnswer) -> None:
-    """Make `app` answer every refusal in this shape, its framework's own included."""
+    """Makes `app` send every error in this form, those of its framework included."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(UserError, _on_user_error)
     app.add_exception_handler(HTTPException, partial(_on_http_exception, missing))
@@ -188,13 +188,13 @@ async def _on_http_exception(missing: MissingRouteAnswer, request: Request, erro
 
 
 def wrong_method(method: str, path: str, allowed: str) -> ApiError:
-    """405: the route has another method."""
+    """Returns error 405: the route has another method."""
     message = f"Method not allowed: {method} {echo(path)}. Use {allowed}."
     return ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
 
 
 def origin_of(request: Request) -> str:
-    """Scheme, host and port of the server, as the client wrote them."""
+    """Returns scheme, host and port of the server, as the client wrote them."""
     return f"{request.url.scheme}://{request.url.netloc}"
 
 
@@ -203,7 +203,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def on_the_wire(error: ApiError) -> bytes:
-    """A whole answer in HTTP/1.1, the connection's last, for a request that no application has seen."""
+    """Returns a whole HTTP/1.1 response, the last of its connection, for a request refused before ASGI."""
     body = error.body()
     headers = {
         "content-type": "application/json",

@@ -1,4 +1,4 @@
-"""Answers to HTTP/1.0, which knows no chunks: one without a length ends with the connection."""
+"""Answers in HTTP/1.0, which has no chunks: an answer without a length ends with the connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 def until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """`app` for a request of HTTP/1.0, whose `cycle` would send chunks where no length is told."""
+    """Returns `app` for an HTTP/1.0 request, whose `cycle` would send chunks where there is no length."""
 
     async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         endless = False
@@ -18,7 +18,7 @@ def until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Appl
                 endless = all(name != b"content-length" for name, _ in event.get("headers", ()))
                 cycle.chunked_encoding = False if endless else None
             elif endless and event["type"] == "http.response.body":
-                cycle.expected_content_length = len(event.get("body", b""))  # which it then finds sent
+                cycle.expected_content_length = len(event.get("body", b""))  # so that it counts as sent
             await send(event)
 
         await app(scope, receive, sent)

@@ -1,4 +1,4 @@
-"""Faults on request: does to a request what its fault says, tells so in a header, and counts it."""
+"""Injects faults into answers, names each in a header of the answer, and counts them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from corepipe.serving.faults import KINDS, FaultSequence, RequestFault
 
 HEADER = b"x-corepipe-injected"
 PIECES = 3
-"""Pieces of a stream that come before what happens in its middle."""
+"""The piece of a stream, counted from 1, at which a fault in the middle of it happens."""
 
 ENDINGS = frozenset({"cut-stream", "drop-connection"})
-"""Kinds that end the connection."""
+"""The kinds of faults that end the connection."""
 
 _ABORT = "corepipe.abort"
 
 
 class AbortableConnection(Connection):
-    """A connection that lets an application end the connection at once, as if its machine had gone."""
+    """A connection that an application can abort at once, as if the server's machine had failed."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -32,7 +32,7 @@ class AbortableConnection(Connection):
 
 
 class InjectedFaults(Collector):
-    """How many faults were injected, by kind."""
+    """The number of injected faults, by kind."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counts = dict.fromkeys(KINDS, 0)
@@ -43,7 +43,7 @@ class InjectedFaults(Collector):
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
-            "corepipe_injected_faults", "Faults injected on request.", labels=("kind",)
+            "corepipe_injected_faults", "Faults injected because of --inject.", labels=("kind",)
         )
         for kind, count in self._counts.items():
             family.add_metric((kind,), count)
@@ -51,9 +51,9 @@ class InjectedFaults(Collector):
 
 
 class FaultMiddleware:
-    """Pure ASGI, inside of the guard: who is refused there meets no other fault.
+    """ASGI middleware inside RequestGuard: a request that is refused there gets no injected fault.
 
-    Faults are injected in POSTs to `paths`: never in what probes and Prometheus ask for.
+    Faults are injected into POSTs to `paths`, never into the requests of probes and Prometheus.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class FaultMiddleware:
 
 
 class SpoiledSend:
-    """A `send` that spoils the answer.  What the application sends after a cut goes nowhere."""
+    """A `send` that injects a fault into the answer.  Messages after a cut are not sent."""
 
     def __init__(self, scope: Scope, send: Send, fault: RequestFault) -> None:
         self._scope = scope
@@ -125,7 +125,7 @@ class SpoiledSend:
 
 
 def garbled(body: bytes) -> bytes:
-    """As long as `body`, and no JSON; the end of an event stays where it is."""
+    """Returns bytes as long as `body` that are not JSON; the end of an event stays in place."""
     end = b"\n\n" if body.endswith(b"\n\n") else b""
     whole = len(body) - len(end)
     kept = body[: whole // 2]
@@ -137,16 +137,16 @@ def _refusal(status: int) -> ApiError:
     headers = {HEADER.decode(): str(status)}
     if status in (429, 503):
         headers["retry-after"] = str(RETRY_SECONDS)
-    return ApiError(status, "This fault was injected on request (--inject).", code=code, headers=headers)
+    return ApiError(status, "This fault was injected because of --inject.", code=code, headers=headers)
 
 
 def _abort(scope: Scope) -> None:
-    """Ends the connection.  Raises KeyError where the server has no AbortableConnection."""
+    """Aborts the connection.  Raises KeyError if it is no AbortableConnection."""
     abort: Callable[[], None] = scope["extensions"][_ABORT]["abort"]
     abort()
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Waits for the end of the connection: the server would take the answer for a forgotten one."""
+    """Waits for the end of the connection; else the server would report that the answer is incomplete."""
     while (await receive())["type"] != "http.disconnect":
         pass

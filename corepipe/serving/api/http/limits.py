@@ -1,4 +1,4 @@
-"""What is refused before a route sees it: strangers, wrong hosts, bodies too big, slow or odd."""
+"""Refusals before a route sees a request: no key, a wrong host, or a body too large or of a wrong type."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from corepipe.serving.keys import bearer
 _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
 TENSORS = b"inference-header-content-length"
-"""The header of a body that goes on with binary tensors after its JSON."""
+"""The header that says that binary tensors follow the JSON of a body."""
 TENSOR_PATHS = "/v2/models/"
-"""Where bodies need not say that they are JSON: Triton's clients say nothing.  Web pages, which could do that
-too, are kept out by their Origin."""
+"""Paths whose bodies need no content type: Triton's clients send none.  Web pages, which could do the same,
+are refused by their Origin."""
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body; `connection` sees that it comes in time.  Raises ApiError if the client leaves."""
+    """Reads the whole body; `connection` limits its time.  Raises ApiError if the client disconnects."""
     message = await receive()
     body: bytes = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body", False):
@@ -39,7 +39,7 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def read_again(body: bytes, receive: Receive) -> Receive:
-    """A `receive` for who comes after `read_body`: it gives the whole body first."""
+    """Returns a `receive` that gives the body first, which `read_body` has read already."""
     first: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def received() -> Message:
@@ -51,10 +51,10 @@ def read_again(body: bytes, receive: Receive) -> Receive:
 
 
 class RequestGuard:
-    """Pure ASGI: refuses a request by its headers and, while it is read, by the size of its body.
+    """ASGI middleware: refuses a request by its headers and, while it is read, by the size of its body.
 
-    host: where the port listens.  keyless: paths that need no API key.  posts: paths that bodies are posted
-    to; of others the application says that they are not there, whatever the body.
+    host: the address where the port listens.  keyless: paths that need no API key.  posts: the paths of POST
+    routes; for other paths the application answers 404, whatever the body.
 
     Without API keys a server on a loopback address answers only to loopback names in Host, so that a web page
     cannot reach it through a name of its own (DNS rebinding).
@@ -89,12 +89,12 @@ class RequestGuard:
         if scope["method"] == "POST":
             receive = self._counted(receive)
             if tenant.quota is not None:
-                await self._rationed(tenant.quota, scope, receive, send)
+                await self._with_quota(tenant.quota, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    async def _rationed(self, quota: Quota, scope: Scope, receive: Receive, send: Send) -> None:
-        """The answer to a key with limits, which says what is left of them."""
+    async def _with_quota(self, quota: Quota, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request whose key has limits; headers of the answer report what is left of them."""
 
         async def telling(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -111,7 +111,7 @@ class RequestGuard:
 
     def _check(self, scope: Scope) -> Tenant:
         if self._check_host and not _is_to_loopback(scope):
-            message = "This server answers on loopback only; Host names another place."
+            message = "This server answers on loopback only; Host names another host."
             raise ApiError(421, message, code="misdirected_request")
         tenant = ANYONE
         if self._tenants and scope["path"] not in self._keyless:
@@ -121,7 +121,7 @@ class RequestGuard:
         return tenant
 
     def _owner(self, headers: Iterable[tuple[bytes, bytes]]) -> Tenant:
-        """Whose key this is, sent as Authorization or x-api-key; two of a kind are nobody's."""
+        """Returns the owner of the key in Authorization or x-api-key.  Raises ApiError without one."""
         given = [bearer(value) for name, value in headers if name == b"authorization"]
         named = [value.strip() for name, value in headers if name == b"x-api-key"]
         if not given and not named:
@@ -137,7 +137,7 @@ class RequestGuard:
         return tenant
 
     def _check_body(self, scope: Scope) -> None:
-        """By all headers of a name, not by one of them: another reader may take the other one."""
+        """Checks all headers of a name, not only one: another server on the way may read another one."""
         given: dict[bytes, set[bytes]] = {b"content-encoding": set(), b"content-type": set()}
         length = b""
         for name, value in scope["headers"]:
@@ -148,7 +148,7 @@ class RequestGuard:
         if length.isdigit() and (len(length) > 18 or int(length) > self._max_body):
             raise self._too_large()
         if given[b"content-encoding"] - {b"identity"}:
-            message = "Compressed bodies are not supported: send it as it is."
+            message = "Compressed bodies are not supported: send the body uncompressed."
             raise ApiError(415, message, code="unsupported_media_type")
         kind = given[b"content-type"]
         if scope["path"].startswith(TENSOR_PATHS) and kind <= {b"application/octet-stream"}:
@@ -179,12 +179,12 @@ def _unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
 
 
 def _is_to_loopback(scope: Scope) -> bool:
-    """Whether Host is a loopback name; HTTP/1.0, which no browser speaks, need not have one."""
+    """Returns whether Host is a loopback name; HTTP/1.0, which no browser uses, need not have a Host."""
     host = next((value for name, value in scope["headers"] if name == b"host"), None)
     return scope["http_version"] == "1.0" if host is None else is_loopback(_host_name(host))
 
 
 def _host_name(host: bytes) -> str:
-    """The Host header without its port and brackets; empty for what is none (RFC 9110, 7.2)."""
+    """Returns the Host header without port and brackets; empty if it is malformed (RFC 9110, 7.2)."""
     matched = _HOST.fullmatch(host.decode("latin-1"))
     return "" if matched is None else matched["address"] or matched["name"] or ""

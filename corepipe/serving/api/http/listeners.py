@@ -1,6 +1,6 @@
-"""The sockets that a server listens on: where it may, and what is wrong where it cannot.
+"""The sockets that a server listens on: checks that they are allowed, and opens them.
 
-Asked before anything else of a server is imported.
+Runs before anything else of a server is imported.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from corepipe.serving.config import ServerConfig
 
 BACKLOG = 2048
 SEND_BUFFER = 128 * 1024
-"""Bytes that the kernel takes for a client that does not read; Linux doubles it."""
+"""Bytes that the kernel buffers for a client that does not read; Linux doubles the value."""
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-"""The usual ones, which need no parsing."""
+"""The usual loopback names, which need no parsing."""
 
 
 def check_bind(server: ServerConfig) -> None:
-    """Raises UserError unless each port is on loopback, or has API keys, or the user insists (`insecure`).
+    """Raises UserError unless each port is on loopback, or has API keys, or `insecure` is set.
 
-    That of metrics has none, wherever it is: it is there for who cannot send one, and tells counts alone.
+    The port of metrics needs no keys on any host: it is for clients that cannot send one, and shows counts.
     """
     _check_bind("", server.host, keys=server.has_api_keys, insecure=server.insecure)
     if server.admin_port is not None:
@@ -43,7 +43,7 @@ def _check_bind(prefix: str, host: str, *, keys: bool, insecure: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`; a name counts only if it is localhost."""
+    """Returns whether only this machine reaches `host`; the only name that counts is localhost."""
     if host in _LOOPBACK:
         return True
     try:
@@ -53,12 +53,12 @@ def is_loopback(host: str) -> bool:
 
 
 def listen_all(server: ServerConfig) -> list[socket.socket]:
-    """The sockets of all ports, the public one first.  Raises UserError as `listen` does."""
+    """Opens the sockets of all ports, the public one first.  Raises UserError as `listen` does."""
     return [listen(host, number, port.value) for port, (host, number) in open_at(server).items()]
 
 
 def listen(host: str, port: int, prefix: str = "") -> socket.socket:
-    """A socket that listens there.  Raises UserError, naming --`prefix`host or -port, if it cannot be had."""
+    """Opens a listening socket.  Raises UserError that names --`prefix`host or -port if it cannot."""
     try:
         name, passive = host.strip("[]"), socket.AI_PASSIVE
         family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=passive)[0]
@@ -70,5 +70,5 @@ def listen(host: str, port: int, prefix: str = "") -> socket.socket:
         raise UserError(
             f"cannot listen on {host}:{port} ({reason}): choose another --{prefix}port", "port"
         ) from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # what is accepted inherits it
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # accepted sockets inherit it
     return listener

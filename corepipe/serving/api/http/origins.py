@@ -1,4 +1,4 @@
-"""Web pages: which of them may use the server, by the origins that the operator allowed."""
+"""Web pages: lets those of the origins that the operator allowed use the server, and refuses others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from corepipe.serving.api.http.errors import ApiError, echo, send_error
 
 ANY = "*"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""What changes nothing; whether a page may read the answer is decided by its browser."""
+"""Methods that change nothing; the browser decides whether a page may read the answer."""
 OWN_SITE = frozenset({b"same-origin", b"none"})
-"""What browsers say of a page of this very server, and of what their user does."""
+"""Values of Sec-Fetch-Site for a page of this server, and for actions of the user."""
 PREFLIGHT_SECONDS = 600
-"""For which a browser remembers a preflight's answer."""
+"""The time for which a browser caches the answer to a preflight."""
 EXPOSED = (
     "retry-after",
     "traceparent",
@@ -29,7 +29,7 @@ EXPOSED = (
     "x-ratelimit-reset-tokens",
     "x-request-id",
 )
-"""Headers of answers that a page may read; browsers show it few of the others."""
+"""Headers of answers that a page may read; browsers hide most of the others."""
 
 _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 
@@ -43,11 +43,11 @@ _REMEMBERED = (b"access-control-max-age", str(PREFLIGHT_SECONDS).encode())
 
 
 class OriginMiddleware:
-    """Pure ASGI: pages of `allowed` origins may use the server, others may not.
+    """ASGI middleware: pages of `allowed` origins may use the server, others may not.
 
-    A browser tells where a page is from, by `Origin` and `Sec-Fetch-Site`, whatever the page wants.  What has
-    neither is no page, and is let through.  Preflights are answered here, since browsers send no key with
-    them.  Credentials, as cookies, are never allowed: the server has none.
+    A browser sends the origin of a page in `Origin` and `Sec-Fetch-Site`, which the page cannot change.
+    Requests with neither come from no page and are accepted.  Preflights are answered here, since browsers
+    send no key with them.  Credentials such as cookies are never allowed: the server has none.
     """
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str] = ()) -> None:
@@ -72,7 +72,7 @@ class OriginMiddleware:
             await self._app(scope, receive, send)
 
     def _allowing(self, origins: Sequence[bytes]) -> Headers:
-        """What the one of these origins is told, if it is allowed."""
+        """Returns the headers that allow the origin, or none if it is not allowed."""
         if self._any and origins:
             return [(b"access-control-allow-origin", b"*")]
         if len(origins) == 1 and origins[0] in self._allowed:
@@ -96,7 +96,7 @@ class OriginMiddleware:
 
 
 def _telling(send: Send, told: Headers) -> Send:
-    """`send`, with what a page's browser is to know."""
+    """Returns `send` with the headers that a page's browser needs."""
     more = [*told, _EXPOSED] if told else _VARY
 
     async def telling(message: Message) -> None:
@@ -108,19 +108,19 @@ def _telling(send: Send, told: Headers) -> Send:
 
 
 def _value(headers: Headers, name: bytes) -> bytes:
-    """The first of that name; empty where there is none."""
+    """Returns the value of the first header of that name, or empty bytes."""
     return next((value for one, value in headers if one == name), b"")
 
 
 def _foreign(headers: Headers, origins: Sequence[bytes]) -> bool:
-    """Whether a page of another origin asks: by its browser's word, or by its origin."""
+    """Returns whether a page of another origin sent the request, by Sec-Fetch-Site or by Origin."""
     sites = {value for name, value in headers if name == b"sec-fetch-site"}
     host = _value(headers, b"host").lower()
     return not sites <= OWN_SITE or not all(_is_at(one, host) for one in origins)
 
 
 def _is_at(origin: bytes, host: bytes) -> bool:
-    """Whether a page's origin is where the request went; either may leave the scheme's own port out."""
+    """Returns whether an origin is the requested host; either may omit the scheme's default port."""
     scheme, _, place = origin.lower().partition(b"://")
     port = _DEFAULT_PORTS.get(scheme)
     return bool(place) and port is not None and place.removesuffix(port) == host.removesuffix(port)

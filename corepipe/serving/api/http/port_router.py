@@ -1,4 +1,4 @@
-"""Several ports of one server: the public one, the one of those who run it, the one of who scrapes it."""
+"""The ports of one server: the public port, the admin port and the metrics port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corepipe.serving.config import ServerConfig
 
 
 class ServerPort(Enum):
-    """Which of them; the value is how its flags begin."""
+    """A port of the server; its value is the prefix of its flags."""
 
     PUBLIC = ""
     ADMIN = "admin-"
@@ -19,11 +19,11 @@ class ServerPort(Enum):
 
 
 STATE_KEY = "port"
-"""In the state of connections: the Port that they came in by.  The socket says it, not the request."""
+"""The key of a connection's ServerPort in its state.  The socket decides it, not the request."""
 
 
 def open_at(server: ServerConfig) -> dict[ServerPort, tuple[str, int]]:
-    """Host and port number of each that the server has, the public one first."""
+    """Returns host and port number of each port that the server has, the public one first."""
     ports = {ServerPort.PUBLIC: (server.host, server.port)}
     if server.admin_port is not None:
         ports[ServerPort.ADMIN] = server.admin_host, server.admin_port
@@ -33,7 +33,7 @@ def open_at(server: ServerConfig) -> dict[ServerPort, tuple[str, int]]:
 
 
 class PortRouter:
-    """Pure ASGI: leads what came in by one of the other ports to that port's application."""
+    """ASGI middleware: passes requests from another port than the public one to that port's application."""
 
     def __init__(self, app: ASGIApp, others: Mapping[ServerPort, ASGIApp]) -> None:
         self._public = app

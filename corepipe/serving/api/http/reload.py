@@ -1,4 +1,4 @@
-"""API keys and certificate, read anew while the server runs: a file that is wrong is named, the old stays."""
+"""Reloads API keys and certificate while the server runs; if a file is wrong, the old ones stay in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corepipe.serving.keys import read_keys
 
 
 class FileReload:
-    """Reads the files of a server's configuration again; requests and connections under way go on."""
+    """Reads the key file and the certificate again; requests and connections under way go on."""
 
     def __init__(self, config: ServerConfig, tenants: Tenants, certificate: Certificate | None) -> None:
         self._config = config
@@ -24,32 +24,32 @@ class FileReload:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """Does it beside what the loop has to do."""
+        """Starts a reload as a task of the event loop."""
         task = asyncio.ensure_future(self.run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def run(self) -> None:
-        """One after the other, so that the newest files are what counts in the end."""
+        """Reloads the files; reloads run one by one, so that the newest files are used in the end."""
         async with self._turn:
             if self._config.api_key_file is not None:
-                await _tell("API keys", self._reload_keys)
+                await _reload("API keys", self._reload_keys)
             if self._certificate is not None:
-                await _tell("certificate", self._certificate.reload)
+                await _reload("certificate", self._certificate.reload)
             if self._config.api_key_file is None and self._certificate is None:
-                _log().warning("nothing to reload: there is no --api-key-file and no --ssl-certfile")
+                _log().warning("nothing to reload: neither --api-key-file nor --ssl-certfile is set")
 
     async def _reload_keys(self) -> str:
         keys = await asyncio.to_thread(read_keys, self._config.api_keys, self._config.api_key_file)
         self._tenants.replace(keys)
-        return f"{len(self._tenants)} of them now"
+        return f"{len(self._tenants)} keys now"
 
 
-async def _tell(what: str, reload: Callable[[], Awaitable[str]]) -> None:
+async def _reload(what: str, reload: Callable[[], Awaitable[str]]) -> None:
     try:
         _log().warning("%s reloaded: %s", what, await reload())
     except UserError as error:
-        _log().error("%s not reloaded, the old stays: %s", what, error.message)
+        _log().error("%s not reloaded, the old one stays in use: %s", what, error.message)
 
 
 def _log() -> logging.Logger:

@@ -1,4 +1,4 @@
-"""The head of a request: what it must not be, and whom and what it names."""
+"""The head of a request: checks it, and reads its host and path."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ MAX_HEADERS = 100
 MAX_URL = 8 * 1024
 
 Headers = list[tuple[bytes, bytes]]
-"""Names in lower case, and values, in the order in which they came."""
+"""Pairs of lower-case names and values, in the order in which they came."""
 
 
 def check(method: bytes, version: str, headers: Headers) -> None:
-    """Raises ApiError for a head that is no HTTP/1.1 or 1.0, or asks for what is not met."""
+    """Raises ApiError for a head that is not HTTP/1.1 or 1.0, or requests what is not supported."""
     if version not in ("1.0", "1.1"):
-        raise malformed("Speak HTTP/1.1.")
+        raise malformed("Use HTTP/1.1.")
     if method == b"CONNECT":
         allow = {"allow": "GET, POST"}
-        raise ApiError(405, "This is no proxy.", code="method_not_allowed", headers=allow)
+        raise ApiError(405, "This server is not a proxy.", code="method_not_allowed", headers=allow)
     hosts = 0
     for name, value in headers:
         if name == b"host":
             hosts += 1
         elif name == b"transfer-encoding" and (value.lower() != b"chunked" or version == "1.0"):
-            raise malformed("The only Transfer-Encoding taken is chunked.")
+            raise malformed("The only supported Transfer-Encoding is chunked.")
         elif name == b"expect" and value.lower() != b"100-continue":
-            raise ApiError(417, "The only Expect met is 100-continue.", code="expectation_failed")
+            raise ApiError(417, "The only supported Expect is 100-continue.", code="expectation_failed")
     if hosts != 1 and (hosts or version == "1.1"):
         raise malformed("Send one Host header.")
 
 
 def origin_form(url: bytes, headers: Headers) -> bytes:
-    """The target without a host, which goes into `headers`: it decides, not `Host` (RFC 9112, 3.2.2).
+    """Returns the target without its host, which replaces `Host` in `headers` (RFC 9112, 3.2.2).
 
     Raises ApiError where the target names a user, or no host of HTTP.
     """
@@ -46,7 +46,7 @@ def origin_form(url: bytes, headers: Headers) -> bytes:
     parsed = httptools.parse_url(url)
     host = parsed.host or b""
     if (parsed.schema or b"").lower() not in (b"http", b"https") or not host or parsed.userinfo:
-        raise malformed("The request's target is none.")
+        raise malformed("The request's target is not valid.")
     authority = b"[%b]" % host if b":" in host else host
     if parsed.port:
         authority += b":%d" % parsed.port
@@ -55,7 +55,7 @@ def origin_form(url: bytes, headers: Headers) -> bytes:
 
 
 def path_of(raw: bytes) -> str:
-    """A path as routes know it.  An encoded slash is part of a segment, and stays encoded (`%2F`)."""
+    """Returns a path as routes match it.  An encoded slash is part of a segment and stays `%2F`."""
     path = raw.decode("ascii")
     if "%" not in path:
         return path

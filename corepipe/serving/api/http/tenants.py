@@ -1,4 +1,4 @@
-"""Who asks: each API key's own part of the prefix cache, and how much of the server it may have."""
+"""Tenants: each API key has its own part of the prefix cache and its own quota."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from corepipe.serving.api.http.errors import ApiError, invalid
 from corepipe.serving.keys import KeyRing
 
 SCOPE_KEY = "corepipe.tenant"
-"""Where the guard leaves the Tenant for the routes."""
+"""The key under which RequestGuard puts the Tenant into the ASGI scope."""
 
 
 class Quota:
-    """What one key may have: `requests` in flight and `tokens` a minute (None: any number).
+    """The quota of one key: `requests` in flight and `tokens` a minute (None: any number).
 
-    Tokens are a bucket that holds a minute's worth and refills evenly.  A prompt is taken from it when it is
-    submitted, an answer when it ends; what the bucket lacks then is owed, and nothing is let in before it is
-    repaid.  So no answer is cut, and over minutes the rate holds exactly.
+    Tokens are a bucket that holds a minute's worth and refills evenly.  A prompt is charged when it is
+    submitted, an answer when it ends; the bucket's level may become negative then, and new requests are
+    refused until it is positive.  So no answer is cut, and over minutes the rate holds exactly.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Quota:
 
     @contextmanager
     def holding(self, count: int = 1) -> Iterator[None]:
-        """Holds so many requests.  Raises ApiError (429) where the key has all it may, or owes tokens."""
+        """Counts requests as in flight.  Raises ApiError (429) if the key has too many, or no tokens left."""
         if self._requests is not None and self._in_flight + count > self._requests:
             raise _refused(f"This key has {self._in_flight} of {self._requests} requests in flight.", 1)
         if self._tokens is not None and self._refilled() <= 0:
@@ -51,12 +51,12 @@ class Quota:
             self._in_flight -= count
 
     def charge(self, tokens: int) -> None:
-        """Takes what a request used."""
+        """Charges the tokens that a request used."""
         if self._tokens is not None:
             self._level = self._refilled() - tokens
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What is left, under OpenAI's names.  Requests have no reset: one is free when an answer ends."""
+        """Returns headers with what is left, under OpenAI's names.  Requests have no reset time."""
         left: list[tuple[str, object]] = []
         if self._requests is not None:
             left += [
@@ -69,7 +69,7 @@ class Quota:
         return [(f"x-ratelimit-{name}".encode(), str(value).encode()) for name, value in left]
 
     def most(self) -> int | None:
-        """Requests that the key may have in flight; None: any number."""
+        """Returns the requests that the key may have in flight; None: any number."""
         return self._requests
 
     def _refilled(self) -> float:
@@ -84,9 +84,9 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One API key's owner.  `salt` keeps its prefix-cache entries apart; all salts are of one length.
+    """The owner of one API key.  `salt` separates its prefix-cache entries; all salts have one length.
 
-    turn: whose turn in the queue its requests take; empty where nobody else has a key.
+    turn: the name under which its requests take turns in the queue; empty if there is only one key.
     """
 
     salt: str = ""
@@ -95,11 +95,11 @@ class Tenant:
 
     @property
     def known(self) -> bool:
-        """Whether it came with a key."""
+        """Whether the request came with a key."""
         return bool(self.salt)
 
     def check(self, sequences: int, priority: int) -> None:
-        """Raises ApiError (400) for what no key may ask for, at whatever time."""
+        """Raises ApiError (400) for what no request with this key may ever have."""
         most = None if self.quota is None else self.quota.most()
         if most is not None and sequences > most:
             raise invalid(f"prompts times n is at most {most} for a key of this server.", "n")
@@ -109,17 +109,17 @@ class Tenant:
 
 
 ANYONE = Tenant()
-"""Where there are no keys."""
+"""The tenant of all requests to a server without keys."""
 
 
 def tenant_of(scope: Scope) -> Tenant:
-    """Whose request this is."""
+    """Returns the tenant of a request."""
     tenant: Tenant = scope.get(SCOPE_KEY, ANYONE)
     return tenant
 
 
 def make_tenants(digests: Sequence[bytes], requests: int | None, tokens: int | None) -> list[Tenant]:
-    """The owners of the keys of these digests, each with a quota of its own."""
+    """Makes the tenants of the keys with these digests, each with a quota of its own."""
     limited = requests is not None or tokens is not None
     tenants = []
     for digest in digests:
@@ -130,7 +130,7 @@ def make_tenants(digests: Sequence[bytes], requests: int | None, tokens: int | N
 
 
 class Tenants:
-    """The owners of a server's keys.  Who keeps a key keeps what it has in flight and what it has used."""
+    """The tenants of a server.  A key that stays at a reload keeps the state of its quota."""
 
     def __init__(
         self, entries: Iterable[str], requests: int | None = None, tokens: int | None = None
@@ -146,14 +146,14 @@ class Tenants:
         return len(self._tenants)
 
     def replace(self, entries: Iterable[str]) -> None:
-        """From now on these are the keys."""
+        """Replaces the keys by these."""
         quotas = {tenant.salt: tenant.quota for tenant in self._tenants}
         self._keys = KeyRing(entries)
         made = make_tenants(self._keys.digests, *self._limits)
         self._tenants = [replace(one, quota=quotas.get(one.salt, one.quota)) for one in made]
 
     def find(self, key: bytes) -> Tenant | None:
-        """Whose key this is; None: nobody's."""
+        """Returns the tenant of a key, or None."""
         number = self._keys.find(key)
         return None if number is None else self._tenants[number]
 

@@ -11,7 +11,7 @@ from corepipe.errors import UserError
 
 
 class Certificate:
-    """The certificate of a server's ports, and the `context` that presents the one that was read last."""
+    """The certificate of a server's ports; its `context` presents the version that was read last."""
 
     def __init__(self, certfile: Path, keyfile: Path | None) -> None:
         """Raises UserError as `tls_certificate`."""
@@ -20,20 +20,20 @@ class Certificate:
         self.context.sni_callback = self._present
 
     async def reload(self) -> str:
-        """Reads the files again, for handshakes from now on.  What was read, in words; raises UserError."""
+        """Reads the files again, for new handshakes; returns the certificate's path.  Raises UserError."""
         self._latest = await asyncio.to_thread(_read, *self._files)
         return str(self._files[0])
 
     def _present(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Asked in each handshake, whether the client names a server or not."""
+        """Selects the latest certificate; called in each handshake, with or without a server name."""
         connection.context = self._latest
 
 
 def tls_certificate(certfile: Path | None, keyfile: Path | None) -> Certificate | None:
-    """None where there is to be none.
+    """Reads the certificate; returns None if none is configured.
 
-    The key may be in the certificate's file.  Raises UserError where the two cannot be read or do not match,
-    and for a key that everyone may read.
+    The key may be in the certificate's file.  Raises UserError if the two cannot be read or do not match, and
+    for a key that everyone may read.
     """
     if certfile is None:
         if keyfile is not None:
@@ -43,7 +43,7 @@ def tls_certificate(certfile: Path | None, keyfile: Path | None) -> Certificate 
 
 
 def _read(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
-    """A server's context, TLS 1.2 and above."""
+    """Makes a server's context, for TLS 1.2 and above."""
     key, flag = (certfile, "ssl_certfile") if keyfile is None else (keyfile, "ssl_keyfile")
     spelled = f"--{flag.replace('_', '-')} {key}"
     try:
@@ -55,7 +55,7 @@ def _read(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
         context.load_cert_chain(certfile, keyfile, password=_no_password)
     except ssl.SSLError as error:
         reason = error.reason or str(error)
-        raise UserError(f"{spelled}: no certificate and key in PEM that match ({reason})", flag) from error
+        raise UserError(f"{spelled}: not a certificate and key in PEM that match ({reason})", flag) from error
     except OSError as error:
         missing = error.filename or certfile
         flag = "ssl_keyfile" if keyfile is not None and str(missing) == str(keyfile) else "ssl_certfile"
@@ -65,5 +65,5 @@ def _read(certfile: Path, keyfile: Path | None) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Instead of a prompt on the terminal."""
+    """Returns an empty password, so that OpenSSL does not prompt on the terminal."""
     return ""

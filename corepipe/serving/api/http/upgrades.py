@@ -1,4 +1,4 @@
-"""A request that offers another protocol, as one that does not: the offer is not taken (RFC 9110, 7.8)."""
+"""Removes the offer of another protocol from a request; the server ignores such offers (RFC 9110, 7.8)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _OFFER = frozenset({b"upgrade", b"http2-settings"})
 
 
 def without_offer(url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The head of the same POST without its Upgrade; names of headers are in lower case."""
+    """Returns the head of the same POST without its Upgrade; header names are in lower case."""
     lines = [b"POST %b HTTP/%b" % (url, version.encode())]
     for name, value in headers:
         if name == b"connection":

@@ -36,7 +36,7 @@ from corepipe.serving.api.bodies.messages import (
     MAX_TEMPLATE,
     Conversation,
     TemplateMessage,
-    joined,
+    joined_messages,
     with_objects,
 )
 from corepipe.serving.api.bodies.protocol import (
@@ -268,11 +268,11 @@ class Chat(ChoicesEndpoint[ChatRequest]):
     async def _held(self, reading: AnswerFormat | None, offer: OfferedTools | None, wanted: str) -> str:
         """What the whole answer is: what is `wanted` after its reasoning; calls, where these are forced or
         strict."""
-        tokens, narrowed = self.service.tokenizer.added_tokens, {}
+        tokens, schemas = self.service.tokenizer.added_tokens, {}
         if offer is not None and writes_calls(reading, offer, tokens, wanted):
             for name, where, schema in offer.arguments:
-                narrowed[name] = await self.service.narrowed(schema, where)
-        return answer_grammar(reading, offer, tokens, wanted, narrowed)
+                schemas[name] = await self.service.checked_schema(schema, where)
+        return answer_grammar(reading, offer, tokens, wanted, schemas)
 
     async def _reading(
         self, body: ChatRequest, offer: OfferedTools | None, prompt: list[int]
@@ -346,7 +346,7 @@ def _rendered(render: Callable[..., str], conversation: Conversation) -> str:
     try:
         return rendered(said)
     except TemplateRefusalError:
-        for turns in (joined(said), with_objects(said), joined(with_objects(said))):
+        for turns in (joined_messages(said), with_objects(said), joined_messages(with_objects(said))):
             if turns != said:
                 with suppress(TemplateRefusalError):
                     return rendered(turns)

@@ -81,9 +81,9 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
     operation = "classify"
     tasks = (Task.CLASSIFY,)
 
-    async def plan(self, body: ClassifyRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
-        reading = reading._replace(special=body.add_special_tokens)
-        return await read_input(self.service, body.input, "input", reading)
+    async def plan(self, body: ClassifyRequest, options: EncodingOptions) -> list[EncodedPrompt]:
+        options = options._replace(special=body.add_special_tokens)
+        return await read_input(self.service, body.input, "input", options)
 
     def render(
         self, body: ClassifyRequest, results: Sequence[PooledResult], envelope: PooledEnvelope

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from corepipe.models.tasks import Task
 from corepipe.serving.api.answering.answers import DeviceTimes, Strict
 from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult
-from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, check_said, read_entries
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, check_not_empty, read_entries
 from corepipe.serving.api.answering.values import Encoding, to_json
 from corepipe.serving.api.bodies.protocol import ModelRequest, Neutral
 from corepipe.serving.api.routes.embeddings import InputType, VectorRequest, named_prompt, vector
@@ -91,11 +91,11 @@ class Embed(PooledEndpoint[CohereVectorRequest]):
     def converted(self, sent: EmbedRequest) -> CohereVectorRequest:
         return CohereVectorRequest.by(sent)
 
-    async def plan(self, body: CohereVectorRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
+    async def plan(self, body: CohereVectorRequest, options: EncodingOptions) -> list[EncodedPrompt]:
         kind, task = body.sent.input_type, self.service.task
         before = body.prompt(task) if kind is None else named_prompt(task, kind)
-        check_said(body.sent.texts, "texts")
-        return await read_entries(self.service, body.sent.texts, "texts", reading, before)
+        check_not_empty(body.sent.texts, "texts")
+        return await read_entries(self.service, body.sent.texts, "texts", options, before)
 
     def render(
         self, body: CohereVectorRequest, results: Sequence[PooledResult], envelope: PooledEnvelope

@@ -23,7 +23,7 @@ from corepipe.serving.api.answering.texts import (
     EncodedPrompt,
     EncodingOptions,
     Input,
-    check_said,
+    check_not_empty,
     entries,
     read_entries,
 )
@@ -157,11 +157,11 @@ class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
     operation = "embeddings"
     tasks = (Task.EMBED,)
 
-    async def plan(self, body: EmbeddingRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
+    async def plan(self, body: EmbeddingRequest, options: EncodingOptions) -> list[EncodedPrompt]:
         listed = entries(body.input, "input")
-        check_said(listed, "input")
-        reading = reading._replace(special=body.add_special_tokens)
-        return await read_entries(self.service, listed, "input", reading, body.prompt(self.service.task))
+        check_not_empty(listed, "input")
+        options = options._replace(special=body.add_special_tokens)
+        return await read_entries(self.service, listed, "input", options, body.prompt(self.service.task))
 
     def render(
         self, body: EmbeddingRequest, results: Sequence[PooledResult], envelope: PooledEnvelope

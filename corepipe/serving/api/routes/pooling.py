@@ -68,10 +68,10 @@ class PoolingEndpoint(PooledEndpoint[PoolingRequest]):
     operation = "pooling"
     tasks = (Task.EMBED, Task.CLASSIFY, Task.SCORE)
 
-    async def plan(self, body: PoolingRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
-        reading = reading._replace(special=body.add_special_tokens)
+    async def plan(self, body: PoolingRequest, options: EncodingOptions) -> list[EncodedPrompt]:
+        options = options._replace(special=body.add_special_tokens)
         before = body.prompt(self.service.task)
-        return await read_input(self.service, body.input, "input", reading, before)
+        return await read_input(self.service, body.input, "input", options, before)
 
     def render(
         self, body: PoolingRequest, results: Sequence[PooledResult], envelope: PooledEnvelope

@@ -202,7 +202,7 @@ is (404), the message names the one that was meant and the base URL of clients; 
 | 414, 431 | `uri_too_long`, `headers_too_large` | the head is big |
 | 417 | `expectation_failed` | an `Expect` other than `100-continue` |
 | 415 | `unsupported_media_type` | the body is no JSON, or compressed |
-| 421 | `misdirected_request` | `Host` names another place |
+| 421 | `misdirected_request` | `Host` names another host |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `logits_overflow` | the model computed infinity or NaN: its weights do not fit the number format |
 | 400 | `constraint_failed` | the answer's grammar allows none of `allowed_token_ids` where it stands |
@@ -267,7 +267,7 @@ def _settings() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for one in SETTINGS:
         names = ", ".join(f"`{name}`" for name in one.fields)
-        places = ", ".join(place.told for place in one.places)
+        places = ", ".join(place.in_words for place in one.places)
         fate = (
             "honoured: " if one.read_as and not one.by_template else "no effect: " if not one.read_as else ""
         )

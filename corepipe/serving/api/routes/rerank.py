@@ -100,10 +100,10 @@ class Rerank(PooledEndpoint[RerankRequest]):
     version: ClassVar[str] = "1"
     tells_documents: ClassVar[bool] = True
 
-    async def plan(self, body: RerankRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
-        reading = reading._replace(most_second=body.max_tokens_per_doc or 0)
+    async def plan(self, body: RerankRequest, options: EncodingOptions) -> list[EncodedPrompt]:
+        options = options._replace(most_second=body.max_tokens_per_doc or 0)
         documents = ComparedTexts(body.texts, "documents")
-        return await plan_scores(self.service, ComparedTexts([body.query], "query"), documents, reading)
+        return await plan_scores(self.service, ComparedTexts([body.query], "query"), documents, options)
 
     def render(self, body: RerankRequest, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:
         found = scores(self.service, results, 1, body.use_activation)

@@ -82,8 +82,8 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
     operation = "score"
     tasks = SCORED
 
-    async def plan(self, body: ScoreRequest, reading: EncodingOptions) -> list[EncodedPrompt]:
-        return await plan_scores(self.service, *body.sides(), reading)
+    async def plan(self, body: ScoreRequest, options: EncodingOptions) -> list[EncodedPrompt]:
+        return await plan_scores(self.service, *body.sides(), options)
 
     def render(self, body: ScoreRequest, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:
         firsts, _ = body.sides()

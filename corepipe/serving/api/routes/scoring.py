@@ -35,7 +35,7 @@ class ComparedTexts(NamedTuple):
 
 
 async def plan_scores(
-    service: Service, firsts: ComparedTexts, seconds: ComparedTexts, reading: EncodingOptions
+    service: Service, firsts: ComparedTexts, seconds: ComparedTexts, options: EncodingOptions
 ) -> list[EncodedPrompt]:
     """Prompts to compare the first text with each of the second, or as many texts with as many.
 
@@ -46,8 +46,8 @@ async def plan_scores(
         message = f"{counts}: send one and any number, or as many of both."
         raise invalid(message, seconds.field)
     if service.task.task is Task.EMBED:
-        left = await _vectors(service, firsts, "query", reading._replace(most_second=0))
-        return left + await _vectors(service, seconds, "document", _of_seconds(service, reading))
+        left = await _vectors(service, firsts, "query", options._replace(most_second=0))
+        return left + await _vectors(service, seconds, "document", _of_seconds(service, options))
     if not service.task.pairs:
         raise invalid("The model that is served reads no pairs of texts.", "model", "task_not_served")
     both = list(firsts.texts) * (len(seconds.texts) // len(firsts.texts))
@@ -55,7 +55,7 @@ async def plan_scores(
         TextPair(first, second, f"{seconds.field}[{at}]")
         for at, (first, second) in enumerate(zip(both, seconds.texts, strict=True))
     ]
-    return await read_pairs(service, pairs, seconds.field, reading)
+    return await read_pairs(service, pairs, seconds.field, options)
 
 
 def scores(
@@ -72,17 +72,17 @@ def scores(
     return [float(activated(array(output), activation)[0, 0]) for output in outputs]
 
 
-def _of_seconds(service: Service, reading: EncodingOptions) -> EncodingOptions:
+def _of_seconds(service: Service, options: EncodingOptions) -> EncodingOptions:
     """How second texts are read that stand alone: what is put around a text is not counted."""
-    if not reading.most_second:
-        return reading
-    most = reading.most_second + len(service.tokenizer.encode("", reading.special))
-    shorter = reading.cut is not None and reading.cut.most <= most
-    return reading if shorter else reading._replace(cut=Truncation(most, "right"))
+    if not options.most_second:
+        return options
+    most = options.most_second + len(service.tokenizer.encode("", options.special))
+    shorter = options.cut is not None and options.cut.most <= most
+    return options if shorter else options._replace(cut=Truncation(most, "right"))
 
 
 async def _vectors(
-    service: Service, side: ComparedTexts, kind: InputType, reading: EncodingOptions
+    service: Service, side: ComparedTexts, kind: InputType, options: EncodingOptions
 ) -> list[EncodedPrompt]:
     before = named_prompt(service.task, kind)
-    return await read_entries(service, list(side.texts), side.field, reading, before)
+    return await read_entries(service, list(side.texts), side.field, options, before)

@@ -18,7 +18,7 @@ from corepipe.serving.api.answering.texts import (
     EncodedPrompt,
     EncodingOptions,
     Input,
-    check_said,
+    check_not_empty,
     entries,
     read_entries,
 )
@@ -107,11 +107,11 @@ class TeiEmbed(PooledEndpoint[_Vectors]):
             normalize=sent.normalize,
         )
 
-    async def plan(self, body: _Vectors, reading: EncodingOptions) -> list[EncodedPrompt]:
+    async def plan(self, body: _Vectors, options: EncodingOptions) -> list[EncodedPrompt]:
         before = body.prompt(self.service.task)
         listed = entries(body.input, "inputs")
-        check_said(listed, "inputs")
-        return await read_entries(self.service, listed, "inputs", reading, before)
+        check_not_empty(listed, "inputs")
+        return await read_entries(self.service, listed, "inputs", options, before)
 
     def render(self, body: _Vectors, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:  # noqa: ARG002
         task = self.service.task
@@ -130,9 +130,9 @@ class TeiRerank(PooledEndpoint[_Ranked]):
     def converted(self, sent: TeiRerankRequest) -> _Ranked:
         return _Ranked(**sent.cut, query=sent.query, documents=list(sent.texts), sent=sent)
 
-    async def plan(self, body: _Ranked, reading: EncodingOptions) -> list[EncodedPrompt]:
+    async def plan(self, body: _Ranked, options: EncodingOptions) -> list[EncodedPrompt]:
         return await plan_scores(
-            self.service, ComparedTexts([body.query], "query"), ComparedTexts(body.texts, "texts"), reading
+            self.service, ComparedTexts([body.query], "query"), ComparedTexts(body.texts, "texts"), options
         )
 
     def render(self, body: _Ranked, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:  # noqa: ARG002

@@ -180,7 +180,7 @@ def test_links_pipes_and_directories(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         make(folder / "a.yaml")
-        assert refused(folder) == "/a.yaml: is no regular file"
+        assert refused(folder) == "/a.yaml: is not a regular file"
 
 
 def test_too_large_and_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,8 @@ def test_what_cannot_be_written_is_told_and_the_rest_is(
     assert counted == ["lost", "lost", "lost", "recorded"]
     told = [record.getMessage() for record in caplog.records]
     assert told == [
-        f"an answer was not recorded in {folder} (No such file or directory); the end tells of more",
+        f"an exchange was not recorded in {folder}: No such file or directory; "
+        "further ones are counted at the end",
         f"3 exchanges were not recorded in {folder}",
     ]
     assert heard(opened(folder), asked("c")) == "there"

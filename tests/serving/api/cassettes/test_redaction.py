@@ -178,17 +178,17 @@ def test_paths(path: str, found: list[object]) -> None:
 
 
 WRONG = {
-    "": "wants tables",
-    "rule = 1": "wants tables",
-    "[[rules]]\npath='$.a'": "wants tables",
-    "[[rule]]\nreplace='a'": "rule 1: wants a path, a regex or both",
-    "[[rule]]\npath='$.a'\n[[rule]]\npath='a.b'": "rule 2: 'a.b' is no JSON path: it begins with",
+    "": "must have tables",
+    "rule = 1": "must have tables",
+    "[[rules]]\npath='$.a'": "must have tables",
+    "[[rule]]\nreplace='a'": "rule 1: must have a path, a regex or both",
+    "[[rule]]\npath='$.a'\n[[rule]]\npath='a.b'": "rule 2: 'a.b' is not a JSON path: it must begin with",
     "[[rule]]\npath='$.a b'": "from ' b' on",
-    "[[rule]]\npath='$'": "say what",
+    "[[rule]]\npath='$'": "name the part to replace",
     "[[rule]]\nregex='('": "rule 1: regex '(': missing ), unterminated subpattern",
-    "[[rule]]\nregex='a*'": "fits where there is nothing",
+    "[[rule]]\nregex='a*'": "matches an empty text",
     "[[rule]]\nregex='a'\nwith='b'": "'with' is none of",
-    "[[rule]]\nregex=1": "regex is a text",
+    "[[rule]]\nregex=1": "regex must be a text",
     "[[rule]\n": "rules.toml: ",
     "#" + "x" * 70_000: "larger",
 }

@@ -197,21 +197,21 @@ class Infer:
         if task.images is not None:
             return _images(given[PIXELS], task.images, parameters)
         most = self._service.most_tokens
-        reading = EncodingOptions(most, Truncation.of(parameters, most, 0))
+        options = EncodingOptions(most, Truncation.of(parameters, most, 0))
         if (TEXT in given) == (IDS in given):
             raise invalid(f"inputs: send either {TEXT} or {IDS}.", "inputs")
         if IDS in given:
             return self._of_ids(given, most)
         texts = _texts(given[TEXT])
         if not task.pairs:
-            return await read_entries(self._service, texts, TEXT, reading)
+            return await read_entries(self._service, texts, TEXT, options)
         if SECOND not in given:
             raise invalid(f"inputs: the model reads pairs; send {SECOND}, too.", "inputs")
         seconds = _texts(given[SECOND])
         if len(seconds) != len(texts):
             raise invalid(f"{TEXT} and {SECOND} have not the same shape.", "inputs")
         pairs = [TextPair(str(one), str(two), SECOND) for one, two in zip(texts, seconds, strict=True)]
-        return await read_pairs(self._service, pairs, SECOND, reading)
+        return await read_pairs(self._service, pairs, SECOND, options)
 
     def _of_ids(self, given: Mapping[str, NamedTensor], most: int) -> list[EncodedPrompt]:
         if TEXT in given or SECOND in given:
