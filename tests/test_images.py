@@ -163,9 +163,9 @@ def test_what_reads_text_is_refused(server: Served) -> None:
 @pytest.mark.parametrize(
     ("shape", "data", "why"),
     [
-        ([1, 3, SIZE, SIZE - 1], None, f"wants a shape of [images, 3, {SIZE}, {SIZE}]"),
-        ([0, 3, SIZE, SIZE], [], "wants a shape of"),
-        ([3 * SIZE * SIZE], None, "wants a shape of"),
+        ([1, 3, SIZE, SIZE - 1], None, f"must have a shape of [images, 3, {SIZE}, {SIZE}]"),
+        ([0, 3, SIZE, SIZE], [], "must have a shape of"),
+        ([3 * SIZE * SIZE], None, "must have a shape of"),
         ([1, 3, SIZE, SIZE], [1e39] * (3 * SIZE * SIZE), "has infinity, or NaN"),
         ([1, 3, SIZE, SIZE], [10**400] * (3 * SIZE * SIZE), ""),
     ],

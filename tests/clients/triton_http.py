@@ -174,7 +174,7 @@ def extensions() -> None:
         with raises(InferenceServerException) as caught:
             ask()
         assert caught.error.status() == "404"
-        assert "extension is not there" in caught.error.message()
+        assert "extension is not supported" in caught.error.message()
 
 
 @row

@@ -140,7 +140,7 @@ class RequestSpan:
         times = part.last and part.last.device
         if not times:
             return {}
-        told: Attributes = {
+        attributes: Attributes = {
             "corepipe.emulated": True,
             "corepipe.device.instance": self._engine.instance,
             "corepipe.device.time_in_queue": times.time_in_queue_ms / 1e3,
@@ -148,8 +148,8 @@ class RequestSpan:
             "corepipe.device.e2e": times.total_ms / 1e3,
         }
         if times.time_per_output_token_ms is not None:
-            told["corepipe.device.time_per_output_token"] = times.time_per_output_token_ms / 1e3
-        return told
+            attributes["corepipe.device.time_per_output_token"] = times.time_per_output_token_ms / 1e3
+        return attributes
 
     def _phases(self, part: FinishedSequence) -> None:
         """Adds child spans for queue, prefill and decode, around the first token as the server saw it."""
@@ -179,28 +179,28 @@ def _resource(version: str) -> Resource:
 
 
 def _http(scope: Scope) -> Attributes:
-    told: Attributes = {
+    attributes: Attributes = {
         "http.request.method": scope["method"],
         "http.route": scope["path"],
         "url.path": scope["path"],
         "url.scheme": scope["scheme"],
     }
     if scope.get("server"):
-        told["server.address"], told["server.port"] = scope["server"][0], scope["server"][1] or 0
-    return told
+        attributes["server.address"], attributes["server.port"] = scope["server"][0], scope["server"][1] or 0
+    return attributes
 
 
 def _asked(operation: str, request: ModelRequest) -> Attributes:
-    told: Attributes = {
+    attributes: Attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "corepipe",
         "gen_ai.request.model": request.model or "",
     }
-    return told | _drawn(request) if isinstance(request, GenerationRequest) else told
+    return attributes | _drawn(request) if isinstance(request, GenerationRequest) else attributes
 
 
 def _drawn(request: GenerationRequest) -> Attributes:
-    told: Attributes = {
+    attributes: Attributes = {
         "gen_ai.request.stream": request.stream,
         "gen_ai.request.temperature": request.temperature,
         "gen_ai.request.top_p": request.top_p,
@@ -211,10 +211,10 @@ def _drawn(request: GenerationRequest) -> Attributes:
         "gen_ai.request.n": request.n,
     }
     if request.seed is not None:
-        told["gen_ai.request.seed"] = request.seed
+        attributes["gen_ai.request.seed"] = request.seed
     if request.stops:
-        told["gen_ai.request.stop_sequences"] = request.stops
-    return told
+        attributes["gen_ai.request.stop_sequences"] = request.stops
+    return attributes
 
 
 def _said(request: ModelRequest, answer_id: str, parts: Sequence[FinishedSequence]) -> Attributes:
@@ -251,13 +251,13 @@ def _machines(parts: Sequence[FinishedSequence]) -> Attributes:
 
 def _latencies(part: FinishedSequence) -> Attributes:
     """Returns the latencies of the first sequence, in seconds, under vLLM's names."""
-    told: Attributes = {"gen_ai.latency.e2e": part.seconds}
+    attributes: Attributes = {"gen_ai.latency.e2e": part.seconds}
     if part.first_token_seconds is not None:
-        told["gen_ai.latency.time_to_first_token"] = part.first_token_seconds
+        attributes["gen_ai.latency.time_to_first_token"] = part.first_token_seconds
     if part.queue_seconds is not None:
-        told["gen_ai.latency.time_in_queue"] = part.queue_seconds
+        attributes["gen_ai.latency.time_in_queue"] = part.queue_seconds
     if part.inference_seconds is not None:
-        told["gen_ai.latency.time_in_model_prefill"] = part.prefill_seconds or 0.0
-        told["gen_ai.latency.time_in_model_decode"] = part.decoding_seconds or 0.0
-        told["gen_ai.latency.time_in_model_inference"] = part.inference_seconds
-    return told
+        attributes["gen_ai.latency.time_in_model_prefill"] = part.prefill_seconds or 0.0
+        attributes["gen_ai.latency.time_in_model_decode"] = part.decoding_seconds or 0.0
+        attributes["gen_ai.latency.time_in_model_inference"] = part.inference_seconds
+    return attributes

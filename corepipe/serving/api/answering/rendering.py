@@ -178,8 +178,8 @@ class ChoicesRenderer:
         opened = [one for one in map(self._opened, range(choices)) if one is not None]
         if not opened:
             return b""
-        told, fields = _sorted(parts)
-        rest = [rest_of(fields | self._of_answer(told)), *[rest_of(fields)] * (len(opened) - 1)]
+        by_choice, fields = _sorted(parts)
+        rest = [rest_of(fields | self._of_answer(by_choice)), *[rest_of(fields)] * (len(opened) - 1)]
         return b"".join(map(self._chunk, opened, rest))
 
     def _opened(self, index: int) -> dict[str, Any] | None:
@@ -192,34 +192,34 @@ class ChoicesRenderer:
         if not choices:
             return b""
         rest = rest_of(fields)
-        ((index, told),) = choices.items()
-        text, logprobs, finish = joined_text(told.texts), joined_logprobs(told.texts), told.finish
-        details = self._of_choice(told)
+        ((index, choice),) = choices.items()
+        text, logprobs, finish = joined_text(choice.texts), joined_logprobs(choice.texts), choice.finish
+        details = self._of_choice(choice)
         if not text and logprobs is None and finish is None and not any(details.values()):
             return b""
         return self._chunk(self._shape.chunk(index, text, logprobs, finish) | details, rest)
 
     def closing(self, parts: Sequence[ResponsePart]) -> bytes:
         _, fields = _sorted(parts)
-        told = self._head + b',"choices":[]' + rest_of(fields) + b"}\n\n" if fields else b""
-        return told + b"data: [DONE]\n\n"
+        usage = self._head + b',"choices":[]' + rest_of(fields) + b"}\n\n" if fields else b""
+        return usage + b"data: [DONE]\n\n"
 
     def whole(self, parts: Sequence[ResponsePart]) -> bytes:
-        told, fields = _sorted(parts)
-        choices = [self._whole(index, one) for index, one in sorted(told.items())]
+        by_choice, fields = _sorted(parts)
+        choices = [self._whole(index, one) for index, one in sorted(by_choice.items())]
         envelope = self._envelope.fields(self._shape.whole_kind)
-        return encode({**envelope, "choices": choices, **fields, **self._of_answer(told)})
+        return encode({**envelope, "choices": choices, **fields, **self._of_answer(by_choice)})
 
-    def _whole(self, index: int, told: ChoiceParts) -> dict[str, Any]:
-        assert told.finish is not None
-        text, logprobs = joined_text(told.texts), joined_logprobs(told.texts)
-        return self._shape.whole(index, text, logprobs, told.finish) | self._of_choice(told)
+    def _whole(self, index: int, parts: ChoiceParts) -> dict[str, Any]:
+        assert parts.finish is not None
+        text, logprobs = joined_text(parts.texts), joined_logprobs(parts.texts)
+        return self._shape.whole(index, text, logprobs, parts.finish) | self._of_choice(parts)
 
-    def _of_choice(self, told: ChoiceParts) -> dict[str, Any]:
+    def _of_choice(self, parts: ChoiceParts) -> dict[str, Any]:
         """Returns the fields of a choice beside its text."""
-        fields: dict[str, Any] = {} if told.tokens is None else {"token_ids": told.tokens}
-        if told.prompt is not None and not self._shape.one_prompt:
-            fields |= prompt_fields(told.prompt, self._vocabulary)
+        fields: dict[str, Any] = {} if parts.tokens is None else {"token_ids": parts.tokens}
+        if parts.prompt is not None and not self._shape.one_prompt:
+            fields |= prompt_fields(parts.prompt, self._vocabulary)
         return fields
 
     def _of_answer(self, choices: Mapping[int, ChoiceParts]) -> dict[str, Any]:

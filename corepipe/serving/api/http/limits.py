@@ -96,7 +96,7 @@ class RequestGuard:
     async def _with_quota(self, quota: Quota, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request whose key has limits; headers of the answer report what is left of them."""
 
-        async def telling(message: Message) -> None:
+        async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *quota.headers()]}
             await send(message)
@@ -105,9 +105,9 @@ class RequestGuard:
             try:
                 held.enter_context(quota.holding())
             except ApiError as error:
-                await send_error(scope, telling, error)
+                await send_error(scope, sending, error)
                 return
-            await self._app(scope, receive, telling)
+            await self._app(scope, receive, sending)
 
     def _check(self, scope: Scope) -> Tenant:
         if self._check_host and not _is_to_loopback(scope):

@@ -61,17 +61,17 @@ class OriginMiddleware:
             return
         headers: Headers = scope["headers"]
         origins = [value for name, value in headers if name == b"origin"]
-        told = self._allowing(origins)
+        granted = self._granted(origins)
         if scope["method"] == "OPTIONS" and origins and _value(headers, b"access-control-request-method"):
-            await self._preflight(scope, told, send)
-        elif scope["method"] not in SAFE_METHODS and not told and _foreign(headers, origins):
+            await self._preflight(scope, granted, send)
+        elif scope["method"] not in SAFE_METHODS and not granted and _foreign(headers, origins):
             await send_error(scope, send, _refusal(origins))
         elif self._allowed:
-            await self._app(scope, receive, _telling(send, told))
+            await self._app(scope, receive, _with_headers(send, granted))
         else:
             await self._app(scope, receive, send)
 
-    def _allowing(self, origins: Sequence[bytes]) -> Headers:
+    def _granted(self, origins: Sequence[bytes]) -> Headers:
         """Returns the headers that allow the origin, or none if it is not allowed."""
         if self._any and origins:
             return [(b"access-control-allow-origin", b"*")]
@@ -79,13 +79,13 @@ class OriginMiddleware:
             return [(b"access-control-allow-origin", origins[0]), *_VARY]
         return []
 
-    async def _preflight(self, scope: Scope, told: Headers, send: Send) -> None:
+    async def _preflight(self, scope: Scope, granted: Headers, send: Send) -> None:
         headers: Headers = scope["headers"]
-        if not told:
+        if not granted:
             origins = [value for name, value in headers if name == b"origin"]
             await send_error(scope, send, _refusal(origins))
             return
-        answer = [*told, (b"access-control-allow-methods", b"GET, POST"), _REMEMBERED]
+        answer = [*granted, (b"access-control-allow-methods", b"GET, POST"), _REMEMBERED]
         wanted = _value(headers, b"access-control-request-headers")
         if _NAMES.fullmatch(wanted):
             answer.append((b"access-control-allow-headers", wanted))
@@ -95,16 +95,16 @@ class OriginMiddleware:
         await send({"type": "http.response.body"})
 
 
-def _telling(send: Send, told: Headers) -> Send:
+def _with_headers(send: Send, granted: Headers) -> Send:
     """Returns `send` with the headers that a page's browser needs."""
-    more = [*told, _EXPOSED] if told else _VARY
+    more = [*granted, _EXPOSED] if granted else _VARY
 
-    async def telling(message: Message) -> None:
+    async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *more]}
         await send(message)
 
-    return telling
+    return sending
 
 
 def _value(headers: Headers, name: bytes) -> bytes:

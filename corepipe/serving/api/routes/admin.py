@@ -1,4 +1,4 @@
-"""What is for those who run the server: metrics, placement, control."""
+"""Routes for the operators of the server: metrics, placement and control."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Aborted(Strict):
 
 
 async def _placement(models: Models, _: Request) -> Response:
-    """The model's; where there are several a list of those that have loaded, each with its name."""
+    """Answers with the placement of the model, or with a list of the loaded ones if there are several."""
     loaded = [one for one in models.services if one.ready] or [models.first]
     placed = [(one.names[0], one.require_ready().placement) for one in loaded]
     if not any(placement for _, placement in placed):
-        raise ApiError(404, "No model is placed: answers are replayed here.", code="not_found")
+        raise ApiError(404, "This server replays answers; it has placed no model.", code="not_found")
     if models.several:
         return JSONResponse({"models": [{"name": name, **placement} for name, placement in placed]})
     return JSONResponse(placed[0][1])

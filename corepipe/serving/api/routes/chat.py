@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: its body, its plan, its answer."""
+"""POST /v1/chat/completions: the body, the plan and the answer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ TemplateVariables = Annotated[
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[
         list[dict[str, Any]],
@@ -205,7 +205,7 @@ class ChatCompletion(PromptDetails, kw_only=True):
 
 
 class Chat(ChoicesEndpoint[ChatRequest]):
-    """The endpoint."""
+    """The endpoint of chat completions."""
 
     request = ChatRequest
     neutral = NEUTRAL_CHAT
@@ -216,8 +216,8 @@ class Chat(ChoicesEndpoint[ChatRequest]):
         return ChatShape(vocabulary)
 
     def kind(self, body: ChatRequest) -> type[ChoicesRenderer]:
-        told = body.tools or body.chat_template is not None or self.service.dialect.reasoning
-        if not told:
+        has_parts = body.tools or body.chat_template is not None or self.service.dialect.reasoning
+        if not has_parts:
             return ChoicesRenderer
         return ChatRenderer if body.include_reasoning else UnreasonedRenderer
 
@@ -260,14 +260,14 @@ class Chat(ChoicesEndpoint[ChatRequest]):
                 logprobs=body.top_logprobs if body.logprobs else None,
                 prompt_logprobs=body.prompt_logprobs,
                 echo=Echo(said) if said else None,
-                grammar=await self._held(reading, offer, grammar),
+                grammar=await self._answer_grammar(reading, offer, grammar),
                 reading=reading,
             )
         ]
 
-    async def _held(self, reading: AnswerFormat | None, offer: OfferedTools | None, wanted: str) -> str:
-        """What the whole answer is: what is `wanted` after its reasoning; calls, where these are forced or
-        strict."""
+    async def _answer_grammar(self, reading: AnswerFormat | None, offer: Offer | None, wanted: str) -> str:
+        """Returns the grammar of the whole answer: `wanted` after its reasoning, and calls if they are forced
+        or strict."""
         tokens, schemas = self.service.tokenizer.added_tokens, {}
         if offer is not None and writes_calls(reading, offer, tokens, wanted):
             for name, where, schema in offer.arguments:
@@ -286,11 +286,11 @@ class Chat(ChoicesEndpoint[ChatRequest]):
 
 
 async def encode_chat(service: Service, conversation: Conversation, most: int) -> list[int]:
-    """The prompt of a chat, up to where the answer begins; special tokens in it are the template's alone,
-    unless the server allows texts to spell them.
+    """Encodes the prompt of a chat, up to where the answer begins; its special tokens come from the template
+    alone, unless the server allows texts to spell them.
 
-    Raises ApiError, also for more than `most` tokens, and UserError for what the template refuses; one that
-    takes its time holds up nobody else.
+    Raises ApiError, also for more than `most` tokens, and UserError for messages that the template refuses.
+    A thread renders, so that a slow template delays no other request.
     """
     tokenizer = await _tokenizer(service, conversation.template, conversation.offer)
     if not tokenizer.has_chat_template:
@@ -308,9 +308,9 @@ async def encode_chat(service: Service, conversation: Conversation, most: int) -
     return await service.encode(text, "messages", most, lambda one: encode(one, special))
 
 
-async def _tokenizer(service: Service, template: str | None, offer: OfferedTools | None) -> Tokenizer:
-    """The one that renders by `template`, where the server takes those of requests; else the model's, by its
-    template for tools where there are some."""
+async def _tokenizer(service: Service, template: str | None, offer: Offer | None) -> Tokenizer:
+    """Returns the tokenizer with the request's `template`, if the server accepts those; without one the
+    model's tokenizer, with its template for tools if there are tools."""
     if template is None:
         return service.tokenizer if offer is None else service.tokenizer.with_tools
     templates = service.request_templates
@@ -321,7 +321,7 @@ async def _tokenizer(service: Service, template: str | None, offer: OfferedTools
 
 
 def _with_tools(service: Service, tokenizer: Tokenizer, conversation: Conversation) -> Conversation:
-    """With what the template is told of tools and of how much to reason; the request's own variables stay."""
+    """Adds the template's variables for tools and reasoning; the request's own variables take precedence."""
     dialect = service.dialect_of(tokenizer)
     check_callable(dialect, conversation.offer)
     turns, tools = template_input(conversation.messages, conversation.offer, dialect)
@@ -331,8 +331,8 @@ def _with_tools(service: Service, tokenizer: Tokenizer, conversation: Conversati
 
 
 def _rendered(render: Callable[..., str], conversation: Conversation) -> str:
-    """The prompt's text.  A template that refuses the messages as they are gets them in the other forms that
-    say the same: those of one speaker joined, arguments that are no JSON object as one."""
+    """Renders the prompt's text.  If the template refuses the messages, it gets them in other forms with the
+    same content: messages of one speaker joined, arguments that are no JSON object wrapped into one."""
 
     def rendered(messages: Sequence[TemplateMessage]) -> str:
         return render(

@@ -1,4 +1,4 @@
-"""Chat completions as JSON: texts, and for models that reason or call tools what they think and call."""
+"""Renders chat completions as JSON: texts, and for models that have them, reasoning and calls of tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from corepipe.serving.api.answering.token_details import TokenTexts
 
 
 class ChatShape:
-    """`chat.completion` and `chat.completion.chunk`."""
+    """The form of choices in a `chat.completion` and a `chat.completion.chunk`."""
 
     whole_kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -79,13 +79,13 @@ class ChatShape:
 
 
 class ChatRenderer(ChoicesRenderer):
-    """Answers that may hold reasoning and calls.  A message that says nothing has no content: null."""
+    """Renders answers that may have reasoning and calls.  The content of a message without text is null."""
 
     def _opened(self, index: int) -> dict[str, Any] | None:
         return _said(index, {"role": "assistant", "content": None})
 
     def event(self, parts: Sequence[ResponsePart]) -> bytes:
-        """A chunk for each kind of parts that follows another; the end shares one with text alone."""
+        """Returns a chunk for each run of parts of one kind; the end shares a chunk only with text."""
         usage = [part for part in parts if isinstance(part, TokenUsage)]
         rest = [part for part in parts if not isinstance(part, TokenUsage)]
         return b"".join(self._run(list(run), usage) for _, run in groupby(rest, _kind))
@@ -102,13 +102,13 @@ class ChatRenderer(ChoicesRenderer):
     def _delta(self, index: int, delta: dict[str, Any], usage: Sequence[TokenUsage]) -> bytes:
         return self._chunk(_said(index, delta), b"".join(rest_of({"usage": one.fields()}) for one in usage))
 
-    def _whole(self, index: int, told: ChoiceParts) -> dict[str, Any]:
-        choice = super()._whole(index, told)
+    def _whole(self, index: int, parts: ChoiceParts) -> dict[str, Any]:
+        choice = super()._whole(index, parts)
         message = choice["message"]
         message["content"] = message["content"] or None
-        if thoughts := joined_reasoning(told.others):
+        if thoughts := joined_reasoning(parts.others):
             message |= _reasoning(thoughts)
-        if calls := joined_calls(told.others):
+        if calls := joined_calls(parts.others):
             message["tool_calls"] = [
                 {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
                 for one in calls
@@ -117,7 +117,7 @@ class ChatRenderer(ChoicesRenderer):
 
 
 class UnreasonedRenderer(ChatRenderer):
-    """The same answers without their reasoning (`include_reasoning: false`)."""
+    """Renders the same answers without reasoning (`include_reasoning: false`)."""
 
     def event(self, parts: Sequence[ResponsePart]) -> bytes:
         return super().event(_unreasoned(parts))
@@ -141,12 +141,12 @@ def _kind(part: ResponsePart) -> str:
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """By both of its names: clients read one of them."""
+    """Returns reasoning under both of its names: clients read one of them."""
     return {"reasoning": text, "reasoning_content": text}
 
 
 def _fragments(parts: Sequence[CallStart | CallArguments]) -> list[dict[str, Any]]:
-    """One for each call; clients add them up by their index, all but this and the type."""
+    """Returns a fragment for each call; clients join fragments by index, all fields but index and type."""
     found: dict[int, dict[str, Any]] = {}
     for part in parts:
         if isinstance(part, CallStart):

@@ -1,4 +1,4 @@
-"""POST /classify and /v1/classify, in vLLM's shape, of texts and of images; a like one of tokens."""
+"""POST /classify and /v1/classify of texts and images in vLLM's form, and of tokens in a similar form."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ClassifyRequest(PooledRequest, frozen=True, kw_only=True):
 
 
 class TokenClass(Strict):
-    """Of a token of the text, its place counted from 0, special ones too."""
+    """The class of a token of the text; `position` counts from 0, special tokens included."""
 
     position: int
     token: str
@@ -53,7 +53,7 @@ class TokenClass(Strict):
 
 
 class Classes(Strict):
-    """`label` and `probs` of a text; `tokens` where the model classifies tokens."""
+    """The classes of a text: `label` and `probs`, or `tokens` if the model classifies tokens."""
 
     index: int
     num_classes: int
@@ -73,7 +73,7 @@ class Classification(Strict):
 
 
 class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
-    """The endpoint."""
+    """The endpoint of /classify."""
 
     request = ClassifyRequest
     neutral = NEUTRAL_POOLED
@@ -93,8 +93,8 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
         data = []
         for index, (prompt, output) in enumerate(results):
             scores = activated(array(output), activation)
-            told_of = self._of_tokens(prompt, scores) if task.per_token else self._of_text(scores)
-            data.append(encode({"index": index, **told_of, "num_classes": scores.shape[1]}))
+            classes = self._of_tokens(prompt, scores) if task.per_token else self._of_text(scores)
+            data.append(encode({"index": index, **classes, "num_classes": scores.shape[1]}))
         return envelope.listing(data)
 
     def _of_text(self, scores: F32) -> dict[str, object]:

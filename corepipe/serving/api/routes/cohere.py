@@ -1,4 +1,4 @@
-"""POST /v1/embed and /v2/embed: vectors in the forms of Cohere's two versions."""
+"""POST /v1/embed and /v2/embed: vectors in the forms of Cohere's two API versions."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Truncate = Literal["NONE", "START", "END"]
 
 
 class EmbedRequest(ModelRequest, frozen=True, kw_only=True):
-    """POST /v2/embed."""
+    """The body of POST /v2/embed."""
 
     texts: Annotated[list[str], Meta(min_length=1, description="up to 2048 texts")]
     input_type: Annotated[
         InputType | None, Meta(description="the model's prompt of such texts goes before each, if it has one")
     ] = None
     embedding_types: Annotated[
-        list[Encoding] | None, Meta(description="`base64` is of the numbers' bytes, little-endian fp32")
+        list[Encoding] | None, Meta(description="`base64`: the numbers' bytes, little-endian fp32")
     ] = None
     output_dimension: Annotated[
         Annotated[int, Meta(ge=1, le=2**20)] | None, Meta(description="as `dimensions` of /v1/embeddings")
     ] = None
     truncate: Annotated[
-        Truncate, Meta(description="which end of a text that is too long is cut; NONE: it is refused")
+        Truncate, Meta(description="the end of a text that is cut off if it is too long; NONE: it is refused")
     ] = "END"
 
 
 class CohereVectorRequest(VectorRequest, frozen=True, kw_only=True):
-    """What such a request comes to."""
+    """A Cohere request in the form of our requests for vectors."""
 
     sent: EmbedRequest
 
@@ -61,14 +61,14 @@ class InputTokens(Strict):
 
 
 class EmbedMeta(Strict):
-    """What Cohere's clients read."""
+    """Metadata that Cohere's clients read."""
 
     api_version: ApiVersion
     billed_units: InputTokens
 
 
 class Embedded(Strict):
-    """`embeddings`: by their types; those of /v1/embed are a list where it was not asked for types."""
+    """An answer; `embeddings` are by type, or for /v1/embed a list if the request names no types."""
 
     id: str
     embeddings: dict[str, list[Any]] | list[list[float]]
@@ -79,7 +79,7 @@ class Embedded(Strict):
 
 
 class Embed(PooledEndpoint[CohereVectorRequest]):
-    """The endpoint of the second version."""
+    """The endpoint /v2/embed of the second version."""
 
     request = EmbedRequest
     neutral: Mapping[str, Neutral] = {"images": Neutral(([],))}
@@ -112,7 +112,7 @@ class Embed(PooledEndpoint[CohereVectorRequest]):
 
 
 class EmbedV1(Embed):
-    """That of the first, which says what `embeddings` is."""
+    """The endpoint /v1/embed of the first version, which names the form of `embeddings`."""
 
     version = "1"
 

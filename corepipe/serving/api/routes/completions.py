@@ -1,4 +1,4 @@
-"""POST /v1/completions: its body, its plan, its answer."""
+"""POST /v1/completions: the body, the plans and the answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEFAULT_TOKENS = 16
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: Annotated[
         str | list[str | int | list[int]],
@@ -57,9 +57,9 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     @property
     def prompt_alternatives(self) -> int | None:
-        """The most that an echo or `prompt_logprobs` tell of."""
-        told = [self.prompt_logprobs, self.logprobs if self.echo else None]
-        return max((count for count in told if count is not None), default=None)
+        """The most alternatives per prompt token that `echo` or `prompt_logprobs` request, or None."""
+        counts = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in counts if count is not None), default=None)
 
     def check(self, vocab_size: int, max_num_seqs: int) -> None:
         super().check(vocab_size, max_num_seqs)
@@ -67,7 +67,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
             raise invalid("best_of is only supported where it equals n.", "best_of", "unsupported_value")
         if self.suffix and self.truncate_prompt_tokens is not None:
             raise invalid("suffix does not go with truncate_prompt_tokens.", "suffix")
-        if self.suffix and self.echo and self.logprobs is not None:  # of a prompt that holds the suffix, too
+        if self.suffix and self.echo and self.logprobs is not None:  # the prompt then holds the suffix, too
             raise invalid("suffix with echo does not go with logprobs: leave them out.", "suffix")
 
 
@@ -102,7 +102,7 @@ class Completion(Strict):
 
 
 class Completions(ChoicesEndpoint[CompletionRequest]):
-    """The endpoint."""
+    """The endpoint of completions."""
 
     request = CompletionRequest
     neutral = NEUTRAL_COMPLETION
@@ -140,7 +140,7 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
     async def _prompt(
         self, prompt: str | list[int], body: CompletionRequest, cut: Truncation | None
     ) -> tuple[list[int], str]:
-        """Its token ids, and the text that an echo repeats."""
+        """Returns the token ids of a prompt, and the text that an echo repeats."""
         service, tokenizer = self.service, self.service.tokenizer
         most, special = service.require_ready().max_model_len, body.add_special_tokens
         if isinstance(prompt, str):
@@ -154,14 +154,14 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
             raise invalid("prompt must not be empty.", "prompt")
         if cut is not None:
             ids = tokenizer.cut(ids, cut.most, cut.side, framed=special and isinstance(prompt, str))
-        if not body.echo or len(ids) > most:  # refused further on
+        if not body.echo or len(ids) > most:  # too long: refused later
             return ids, ""
         if isinstance(prompt, str) and cut is None:
             return ids, prompt
         return ids, tokenizer.decode(ids, body.skip_special_tokens)
 
     def _filled(self, prompt: str, suffix: str) -> str:
-        """A prompt that asks for what is to stand before the suffix, if there is one."""
+        """Returns a fill-in-the-middle prompt if there is a suffix, else the prompt itself."""
         if not suffix:
             return prompt
         marks = self.service.tokenizer.fill_in_the_middle
@@ -178,7 +178,7 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
 
 
 class CompletionShape:
-    """`text_completion`."""
+    """The form of choices in a `text_completion`."""
 
     whole_kind = chunk_kind = "text_completion"
     one_prompt = False

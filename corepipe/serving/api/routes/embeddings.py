@@ -1,4 +1,4 @@
-"""POST /v1/embeddings and /embeddings: its body, its prompts, its answer."""
+"""POST /v1/embeddings and /embeddings: the body, the prompts and the answer."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ PROMPTS_OF: Mapping[InputType, tuple[str, ...]] = {
     "classification": ("classification",),
     "clustering": ("clustering",),
 }
-"""Names that models have for the prompt of each type, the likeliest first."""
+"""The names that models give the prompt of each input type, the likeliest first."""
 
 
 class VectorRequest(PooledRequest, frozen=True, kw_only=True):
-    """What is asked of vectors, wherever they are asked for."""
+    """The fields of all requests for vectors."""
 
     encoding_format: Annotated[
-        Encoding, Meta(description="`base64` is of the numbers' bytes, little-endian fp32")
+        Encoding, Meta(description="`base64`: the numbers' bytes, little-endian fp32")
     ] = "float"
     dimensions: Annotated[
         Annotated[int, Meta(ge=1, le=2**20)] | None,
-        Meta(description="keep so many numbers, and normalise anew; of models that are made for it"),
+        Meta(description="keep so many numbers, and normalise again; only for models trained for it"),
     ] = None
     prompt_name: Annotated[
         str | None, Meta(description="the model's prompt to put before each text; none with an empty name")
@@ -78,7 +78,7 @@ class VectorRequest(PooledRequest, frozen=True, kw_only=True):
             raise invalid(message, "use_activation", "unsupported_value")
 
     def prompt(self, task: TaskInfo) -> str:
-        """What is put before each text.  Raises ApiError for a prompt that the model has not."""
+        """Returns what is put before each text.  Raises ApiError for a prompt that the model lacks."""
         if self.input_type is not None:
             names = PROMPTS_OF[self.input_type]
             return _prompt(task, next((n for n in names if n in task.prompts), names[0]), "input_type")
@@ -87,7 +87,7 @@ class VectorRequest(PooledRequest, frozen=True, kw_only=True):
 
 
 class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
-    """POST /v1/embeddings."""
+    """The body of POST /v1/embeddings."""
 
     input: Annotated[
         Input, Meta(description="text, token ids, or up to 2048 of either; 300,000 tokens in all")
@@ -95,11 +95,11 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
 
 
 def check_dimensions(wanted: int, task: TaskInfo) -> None:
-    """Raises ApiError unless a part of the model's vectors is a vector, too."""
+    """Raises ApiError unless the model's vectors can be cut to `wanted` dimensions."""
     if wanted == task.dimensions:
         return
     if task.matryoshka is None:
-        message = f"dimensions: this model's vectors have {task.dimensions}; it is not made to be cut."
+        message = f"dimensions: this model's vectors have {task.dimensions}; they cannot be cut."
         raise invalid(message, "dimensions", "unsupported_value")
     if wanted > task.dimensions:
         raise invalid(f"dimensions is at most {task.dimensions} here.", "dimensions")
@@ -109,7 +109,7 @@ def check_dimensions(wanted: int, task: TaskInfo) -> None:
 
 
 def named_prompt(task: TaskInfo, kind: InputType) -> str:
-    """What is put before texts of a type, where nobody says it: the model's prompt of that type, if any."""
+    """Returns the default prompt of an input type: the model's prompt of that type, or its default prompt."""
     named = next((name for name in PROMPTS_OF[kind] if name in task.prompts), task.default_prompt)
     return task.prompts[named] if named else ""
 
@@ -122,7 +122,7 @@ def _prompt(task: TaskInfo, name: str, field: str) -> str:
 
 
 def vector(output: Output, task: TaskInfo, body: VectorRequest) -> F32:
-    """[dimensions], cut and normalised as asked.  Raises ApiError as `array`."""
+    """Returns a vector, [dimensions], cut and normalised as requested.  Raises ApiError as `array`."""
     found: F32 = array(output)[0]
     unit = task.normalized or body.use_activation is True
     if body.dimensions is not None and body.dimensions < found.size:
@@ -149,7 +149,7 @@ class Embeddings(Strict):
 
 
 class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
-    """The endpoint."""
+    """The endpoint of embeddings."""
 
     request = EmbeddingRequest
     neutral = NEUTRAL_POOLED

@@ -1,4 +1,4 @@
-"""What the server tells those who use it: models, version."""
+"""Routes with facts for users of the server: its models and its version."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _models(models: Models, _: Request) -> Response:
 
 
 async def _model(service: Service, request: Request) -> Response:
-    name = request.path_params["model"].replace("%2F", "/")  # as clients encode a name with slashes
+    name = request.path_params["model"].replace("%2F", "/")  # clients encode the slashes of a name
     if not name:
         raise HTTPException(404)
     return JSONResponse(_card(service, service.require_model(name)))

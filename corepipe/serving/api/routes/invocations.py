@@ -1,4 +1,4 @@
-"""POST /invocations: what Amazon SageMaker asks for; a chat or a completion by the body's shape."""
+"""POST /invocations, the route of Amazon SageMaker: a chat or a completion, by the fields of the body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corepipe.serving.api.routes.route import EVENTS, JSON, Route
 
 
 class Invocations:
-    """The endpoint, as plain ASGI.  A body without `model` means the one that is served."""
+    """The endpoint, as plain ASGI.  A body without `model` means the served model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""Routes that are not there: which one was meant, or what there is instead."""
+"""Errors for paths without a route: they name the route that was probably meant, or one to use instead."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from corepipe.serving.api.http.errors import ApiError, echo, wrong_method
 from corepipe.serving.api.routes.route import Route
 
 BASE = "/v1"
-"""Where OpenAI's clients find the server; they add the rest of a route themselves."""
+"""The path of the base URL for OpenAI's clients; they add the rest of a route themselves."""
 _FIXED = "models are loaded when the server starts; GET /v1/models lists them"
-_SHARED = "The shared memory extension is not there: send tensors in the request."
-_GENERATE = "The generate extension is not there: use /v1/completions or /v1/chat/completions."
-_TRACE = "The trace extension is not there: --otlp-traces-endpoint sends traces."
+_SHARED = "The shared memory extension is not supported: send tensors in the request."
+_GENERATE = "The generate extension is not supported: use /v1/completions or /v1/chat/completions."
+_TRACE = "The trace extension is not supported: --otlp-traces-endpoint sends traces."
 _EXTENSIONS: Mapping[str, str] = {
-    "/v2/repository": f"The model repository extension is not there: {_FIXED}.",
+    "/v2/repository": f"The model repository extension is not supported: {_FIXED}.",
     "/v2/systemsharedmemory": _SHARED,
     "/v2/cudasharedmemory": _SHARED,
     "/v2/trace": _TRACE,
-    "/v2/logging": "The logging extension is not there.",
+    "/v2/logging": "The logging extension is not supported.",
 }
 _OF_MODELS: Mapping[str, str] = {
-    "config": "The model configuration extension is not there: GET /v2/models/NAME says the rest.",
-    "stats": "The statistics extension is not there: GET /metrics has figures.",
+    "config": "The model configuration extension is not supported: GET /v2/models/NAME has the metadata.",
+    "stats": "The statistics extension is not supported: GET /metrics has the figures.",
     "trace/setting": _TRACE,
     "generate": _GENERATE,
     "generate_stream": _GENERATE,
 }
-"""Of the Open Inference Protocol, what stands at the end of a model's path."""
+"""Extensions of the Open Inference Protocol, by the end of a model's path."""
 
 
 class MissingRoutes:
-    """Says what a client wants to know whose request no route answers.
+    """Makes the errors for requests that no route answers.
 
-    routes: those that there are.  instead: paths of other servers, and those here that do as much.
+    routes: the existing routes.  instead: paths of other servers, and the paths here that do the same.
     """
 
     def __init__(self, routes: Sequence[Route], instead: Mapping[str, str]) -> None:
@@ -41,7 +41,7 @@ class MissingRoutes:
         self._instead = instead
 
     def error(self, method: str, path: str, origin: str) -> ApiError:
-        """404, or 405 where the path has another method.
+        """Returns error 404, or 405 if the path exists with another method.
 
         origin: scheme, host and port, as the client wrote them.
         """
@@ -65,7 +65,7 @@ class MissingRoutes:
         return f"Use {meant}{base}."
 
     def _meant(self, parts: Sequence[str]) -> Iterator[str]:
-        """Paths that this one ends with, the longest first: a wrong base URL has what is before them."""
+        """Yields known paths that end this one, the longest first: a wrong base URL adds parts in front."""
         if [f"/{part}" for part in parts[-1:]] == [BASE]:
             yield BASE
         for at in range(len(parts)):
@@ -77,12 +77,12 @@ class MissingRoutes:
 
 
 def _precision(route: Route) -> int:
-    """How much a route says of a path that it matches: a model's name may end as another route does."""
+    """Returns how precisely a route matches a path: a model's name may end like another route."""
     return len(route.path)
 
 
 def extension_at(path: str) -> str:
-    """What is said of an extension of the Open Inference Protocol that is not there; else empty."""
+    """Returns the message for an unsupported extension of the Open Inference Protocol; else empty."""
     for prefix, said in _EXTENSIONS.items():
         if f"{path}/".startswith(f"{prefix}/"):
             return said

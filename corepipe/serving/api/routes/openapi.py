@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the types that requests are parsed by and answers are tested against."""
+"""Makes the OpenAPI document from the types that parse requests and that tests hold answers to."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ANYWHERE: dict[int, str] = {
     400: "The request is wrong; `param` names the field.",
     408: "Head or body did not come in time.",
     414: "The target is too long.",
-    417: "An `Expect` that is not met.",
-    421: "`Host` names another place.",
-    429: "Too much is asked at once; `Retry-After` says when to try again.",
+    417: "An `Expect` that is not supported.",
+    421: "`Host` names another host.",
+    429: "The queue is full or a limit is reached; `Retry-After` says when to retry.",
     431: "The head is too large.",
     500: "The server's log says why.",
     503: "The engine is loading or has stopped, or there are too many connections.",
@@ -41,7 +41,7 @@ _WITH_BODY: dict[int, str] = {
 
 _IGNORED = {
     IGNORED: {
-        "description": "Fields that were taken without effect, by commas.",
+        "description": "Fields that were accepted without effect, separated by commas.",
         "schema": {"type": "string"},
     }
 }
@@ -55,7 +55,7 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Called(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an assistant has called."""
+    """The function and the arguments of an assistant's call."""
 
     name: str
     arguments: str = ""
@@ -63,7 +63,7 @@ class Called(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MessageCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call that an assistant has made."""
+    """A call of a function by the assistant."""
 
     function: Called
     id: str | None = None
@@ -75,7 +75,7 @@ Content = str | Annotated[list[TextPart], Meta(min_length=1)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of a chat; a developer's is a system's."""
+    """A message of a chat; developer messages count as system messages."""
 
     role: Literal["system", "developer", "user"]
     content: Content
@@ -83,7 +83,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the model has said, perhaps nothing."""
+    """A message of the assistant, perhaps without text."""
 
     role: Literal["assistant"]
     content: str | list[TextPart] | None = None
@@ -94,7 +94,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a call has come to."""
+    """The result of a call."""
 
     role: Literal["tool"]
     content: Content
@@ -114,9 +114,10 @@ def document(
     strict: bool = False,
     several: bool = False,
 ) -> dict[str, Any]:
-    """The document of a server with these routes, serving `models`, perhaps with API keys.
+    """Returns the document of a server with these routes; `keys`: whether it has API keys.
 
-    models: their names; `several`: they are of more than one.  strict: what has no effect is refused.
+    models: the served names; `several`: they belong to more than one model.  strict: fields without effect
+    are refused.
     """
     types = [kind for one in routes for kind in (one.answer, one.request, *one.failures) if kind is not None]
     inner = list(_nested(NESTED))
@@ -152,7 +153,7 @@ def document(
 
 
 def _nested(fields: Mapping[str, Nested]) -> Iterator[Nested]:
-    """Objects within bodies, and within these."""
+    """Yields the objects within bodies, at any depth."""
     for one in fields.values():
         yield one
         yield from _nested(one.nested)
@@ -184,7 +185,7 @@ def _operation(one: Route, models: Sequence[str], *, keys: bool, strict: bool) -
 
 
 def _body(one: Route, models: Sequence[str]) -> dict[str, Any]:
-    """What is sent, with the route's example, of each of the models where the body names one."""
+    """Returns the content of a request, with an example for each model if the body names one."""
     assert one.request is not None
     content = _content(_reference(one.request))
     if one.example:
@@ -196,7 +197,7 @@ def _body(one: Route, models: Sequence[str]) -> dict[str, Any]:
 
 
 def _failure(one: Route, status: int) -> dict[str, Any]:
-    """A probe that fails says so in its own words, and so do routes of others' protocols."""
+    """Returns the schema of an error: probes and routes of other protocols have their own."""
     failure = _reference(Failure)
     if one.failures:
         return {"anyOf": [*map(_reference, one.failures)]}
@@ -206,8 +207,8 @@ def _failure(one: Route, status: int) -> dict[str, Any]:
 def _success(one: Route) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if one.answer is not None:
-        told = _reference(one.answer)
-        content = _content({"type": "array", "items": told} if one.listed else told)
+        answer = _reference(one.answer)
+        content = _content({"type": "array", "items": answer} if one.listed else answer)
     return {"description": "Done.", "content": content | {kind: {} for kind in one.others}}
 
 
@@ -220,7 +221,7 @@ def _reference(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _strict(schema: dict[str, Any], neutral: Mapping[str, Neutral], models: Sequence[str]) -> dict[str, Any]:
-    """A request's schema as `protocol.screen` has it: null for the default, other names refused."""
+    """Returns a request's schema as `protocol.screen` reads it: null for the default, no other names."""
     required = schema.get("required", [])
     named = {"model": {"enum": list(models)}} if models else {}
     properties = {
@@ -234,14 +235,14 @@ def _strict(schema: dict[str, Any], neutral: Mapping[str, Neutral], models: Sequ
 
 
 def _settle(schemas: dict[str, dict[str, Any]], *, several: bool) -> None:
-    """Adds what is taken of clients' settings."""
+    """Adds the accepted settings of clients to the schemas."""
     for name, taken in taken_by_schema().items():
         if name in schemas:
             schemas[name] = _settled(schemas[name], taken, several=several)
 
 
 def _settled(schema: dict[str, Any], taken: Mapping[str, Neutral], *, several: bool) -> dict[str, Any]:
-    """A schema with the settings that are taken there; a body need not name the one model that is served."""
+    """Returns a schema with the accepted settings; with one served model, `model` becomes optional."""
     known = schema["properties"]
     others = {name: _accepted(one) for name, one in taken.items() if name not in known}
     more = {name: {"anyOf": [known[name], _accepted(one)]} for name, one in taken.items() if name in known}
@@ -253,7 +254,7 @@ def _settled(schema: dict[str, Any], taken: Mapping[str, Neutral], *, several: b
 
 
 def _with_items(messages: dict[str, Any]) -> dict[str, Any]:
-    """`messages`, whose items the parser takes as they are and `chat.plain_messages` checks."""
+    """Returns `messages` with the schema of its items, which `messages.plain_messages` checks."""
     kinds = [dict(one) for one in messages.get("anyOf", [messages])]
     for one in kinds:
         if one.get("type") == "array":
@@ -278,8 +279,8 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class ApiDocument:
-    """The document of an application with these routes; made when it is first asked for: it takes as long as
-    half of the rest of the application."""
+    """The document of an application with these routes; made at the first request, since it takes half as
+    long as all the rest of the application."""
 
     def __init__(self, routes: Sequence[Route], models: Models, *, keys: bool) -> None:
         self._routes = routes
@@ -288,7 +289,7 @@ class ApiDocument:
 
     @cached_property
     def body(self) -> bytes:
-        """JSON."""
+        """The document as JSON."""
         version, names = self._models.first.version, self._models.names
         strict, several = self._models.first.strict, self._models.several
         described = document(self._routes, version, names, keys=self._keys, strict=strict, several=several)
@@ -309,4 +310,4 @@ ROUTE = Route(
     Audience.ALL,
     others=(JSON,),
 )
-"""Each application has a document of its own routes, as `state.document`."""
+"""The route of the document; each application has its own, as `state.document`."""

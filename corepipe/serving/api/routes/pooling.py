@@ -1,4 +1,4 @@
-"""POST /pooling, in vLLM's shapes: what the model computes, whatever it is."""
+"""POST /pooling, in vLLM's form: the values that the model computes, vectors or scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PoolingTask = Literal["embed", "classify", "score", "token_classify"]
 
 
 class PoolingRequest(VectorRequest, frozen=True, kw_only=True):
-    """POST /pooling."""
+    """The body of POST /pooling."""
 
     input: Annotated[
         Input,
@@ -60,7 +60,7 @@ class PooledList(Strict):
 
 
 class PoolingEndpoint(PooledEndpoint[PoolingRequest]):
-    """The endpoint.  Of a token classifier a text's data are rows, one a token."""
+    """The endpoint of pooling.  A token classifier's data of a text are rows, one for each token."""
 
     request = PoolingRequest
     neutral = NEUTRAL_POOLED

@@ -1,4 +1,4 @@
-"""Probes.  Alive: the process need not be restarted.  Ready, and /health: requests are taken."""
+"""Probes.  Alive: the process need not be restarted.  Ready, and /health: requests are accepted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from corepipe.serving.api.routes.route import Audience, ForAllModels, Route
 
 
 class Health(Strict):
-    """`what` is being loaded and how far it is `done`, 0 to 1, while `status` is loading.
+    """The state of the server; while `status` is loading, `what` is being loaded, its share `done`, 0 to 1.
 
-    `models`: the state of each, where there are several; `status` is degraded where some are lost, and the
+    `models`: the state of each model, if there are several; `status` is degraded if some have failed and the
     others serve.
     """
 
@@ -29,14 +29,14 @@ class Health(Strict):
 
 
 async def _ready(models: Models, _: Request) -> Response:
-    return _told(models, ok=models.state in ("ready", "degraded"))
+    return _health(models, ok=models.state in ("ready", "degraded"))
 
 
 async def _alive(models: Models, _: Request) -> Response:
-    return _told(models, ok=models.state != "failed")
+    return _health(models, ok=models.state != "failed")
 
 
-def _told(models: Models, *, ok: bool) -> Response:
+def _health(models: Models, *, ok: bool) -> Response:
     headers = None if ok else {"retry-after": str(RETRY_SECONDS)}
     body: dict[str, Any] = {"status": models.state}
     loading = next((one.progress for one in models.services if one.state == "loading"), None)
@@ -58,15 +58,15 @@ def _probe(
         details,
         Audience.ALL,
         answer=Health,
-        statuses={503: "Not now."},
+        statuses={503: "The server is not ready."},
         keyless=True,
         counted=False,
     )
 
 
 ROUTES = (
-    _probe("/health", "Whether requests are taken", _ready, "200 if they are, else 503"),
+    _probe("/health", "Whether requests are accepted", _ready, "200 if they are, else 503"),
     _probe("/health/ready", "As `/health`", _ready, ""),
-    _probe("/health/live", "Whether the process may go on", _alive, "503 only if it must be restarted"),
+    _probe("/health/live", "Whether the process is alive", _alive, "503 only if it must be restarted"),
     _probe("/ping", "As `/health`", _ready, ""),
 )

@@ -1,4 +1,4 @@
-"""docs/api.md, written from the lists of the endpoints, so that the page cannot say anything else."""
+"""Writes docs/api.md from the tables of the endpoints, so that the page and the code cannot differ."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ _INTRO = """\
 
 <!-- Written by `python -m corepipe.serving.api.routes.reference`; a test compares. -->
 
-The server speaks the OpenAI API. A parameter is in one of four lists: it is **honoured**; or it is accepted
-because the value sent **asks for nothing**; or it is one of the [settings](#settings-that-clients-send) that
-change no answer, and is taken without effect and **named** in the answer's header `x-corepipe-ignored`; or it
-is **refused by name** with status 400 and code `unsupported_parameter`. With `--strict` the third list is
-refused, too. Null stands for the default everywhere, and where a JSON object repeats a name the last one
-counts.
+The server implements the OpenAI API. A parameter is in one of four lists: it is **honoured**; or it is
+accepted because the value sent **asks for nothing**; or it is one of the
+[settings](#settings-that-clients-send) that change no answer, and is accepted without effect and **named** in
+the answer's header `x-corepipe-ignored`; or it is **refused by name** with status 400 and code
+`unsupported_parameter`. With `--strict` the third list is refused, too. Null stands for the default
+everywhere. If a JSON object repeats a name, the last one counts.
 
 ## Routes
 
 @ROUTES@
 
-With `--admin-port` the routes @ADMIN@ are on that
-port alone, beside the probes; it has keys of its own (`--admin-api-key`). With `--metrics-port` there is a
-port with `/metrics` and the probes alone, which wants no key; they stay where they are besides. It is for
-scrapers that cannot send one, such as the endpoint pickers of [gateways](gateways.md): let nobody else
-reach it.
+With `--admin-port` the routes @ADMIN@ are only on that
+port, beside the probes; it has keys of its own (`--admin-api-key`). With `--metrics-port` a further port has
+`/metrics` and the probes only, and needs no key; the other ports keep these routes. It is for scrapers that
+cannot send a key, such as the endpoint pickers of [gateways](gateways.md): let no other clients reach it.
 
 With API keys set (`Authorization: Bearer KEY`, or `x-api-key: KEY`; both only if they are the same) every
-route needs one but @KEYLESS@. Without,
+route needs one, except @KEYLESS@. Without,
 the server listens on a loopback address only and answers only to loopback names in `Host`. Web pages are
 served if their origin is allowed: [connections](connections.md).
 
 ## Keys and their limits
 
-A key is given as it is or as `sha256:` and the 64 hex digits of its SHA-256 (`printf %s KEY | sha256sum`),
-by `--api-key`, `COREPIPE_API_KEY` or `--api-key-file` (one entry a line; refused where everyone may read
-the file; SIGHUP has it read again). The server keeps digests alone. Prefix-cache entries of one key are
-never found by another.
+A key is set as plain text or as `sha256:` and the 64 hex digits of its SHA-256 (`printf %s KEY | sha256sum`),
+by `--api-key`, `COREPIPE_API_KEY` or `--api-key-file` (one entry a line; refused if everyone may read the
+file; SIGHUP reloads it). The server keeps only digests. Requests with one key never find prefix-cache entries
+of another.
 
 `--max-requests-per-key` limits the sequences (prompts times `n`) that a key has in flight, and
 `--max-tokens-per-minute-per-key` the tokens it uses. Tokens are a bucket that holds a minute's worth and
-refills evenly: a prompt is taken from it when it is submitted, an answer when it ends, and what is owed
-then must be repaid before the next request is taken. Beyond a limit the answer is 429 with `Retry-After`.
-Answers to POST say what is left: `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests`,
-`x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens`, `x-ratelimit-reset-tokens`. With keys,
-`priority` is 0 or more: nobody goes before others. Keys whose requests wait [take
-turns](decisions/2026-11-21-turns.md), and one alone fills half of the queue.
+refills evenly: a prompt is charged when it is submitted, an answer when it ends. The bucket's level may
+become negative then, and requests are refused until it is positive. Beyond a limit the answer is 429 with
+`Retry-After`. Headers of answers to POST report what is left: `x-ratelimit-limit-requests`,
+`x-ratelimit-remaining-requests`, `x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens`,
+`x-ratelimit-reset-tokens`. With keys, `priority` must be 0 or more, so that no client goes before others.
+Keys whose requests wait [take turns](decisions/2026-11-21-turns.md), and one key alone fills half of the
+queue.
 
 ## Emulated device times
 
-`"device_metrics": true` in the body, or the header `x-corepipe-device: 1`, adds what the emulated device
-would have taken, in milliseconds, and when the request came, in seconds since the device's start, to a plain
-answer and to a stream's last chunk:
+`"device_metrics": true` in the body, or the header `x-corepipe-device: 1`, adds to a plain answer and to a
+stream's last chunk the times that the emulated device would have taken, in milliseconds, and the time when
+the request came, in seconds since the device's start:
 
 ```json
 "corepipe": {"device": "inf2.xlarge", "emulated": true, "valid": true, "time_scale_needed": null,
@@ -68,127 +68,130 @@ answer and to a stream's last chunk:
 
 Where the host cannot keep the device's pace, `valid` is false, and `time_scale_needed` is the
 `--time-scale` with which it would ([pacing](pacing.md#a-host-that-is-too-slow)). All three times are null
-if the answer ended at a stop string, before the device was asked. Over several choices they are the earliest
-arrival, the earliest first token and the mean time per token.
+if the answer ended at a stop string before the device's times were known. Over several choices they are the
+earliest arrival, the earliest first token and the mean time per token.
 
-Where somebody guesses how the answer goes on ([speculation](speculation.md)) it has `speculative_decoding`,
-too, with vLLM's figures of a request: `mean_acceptance_length`, `draft_acceptance_rate`,
-`acceptance_histogram` (steps by how many guesses were right, from none on) and `num_spec_steps`, over all
-choices; `assumed` is true where the server was told how often they are right. An answer that has lost an
-engine has none.
+With [speculative decoding](speculation.md) it also has `speculative_decoding`, with vLLM's figures of a
+request: `mean_acceptance_length`, `draft_acceptance_rate`, `acceptance_histogram` (steps by how many draft
+tokens were accepted, from none on) and `num_spec_steps`, over all choices; `assumed` is true if the
+acceptance rate was given to the server instead of measured. An answer whose engine was lost and replaced has
+none.
 
-## Tokens, beside the text
+## Tokens beside the text
 
-Names, forms and places are vLLM's, and a stream tells the same as a plain answer.
+Names, forms and places are those of vLLM; a stream has the same as a plain answer.
 
-- `return_token_ids` adds to each choice its tokens as `token_ids`, with those whose text is not shown: the
-  end token, a stop string's. In a stream they are those since the last chunk. It also adds
-  `prompt_token_ids`: to each choice of a completion, in a stream to the choice's first chunk; once to a chat,
-  in a stream to the first chunk of all.
-- `prompt_logprobs` adds a field of that name where `prompt_token_ids` stand. For each token of the prompt it
-  has an object `{"TOKEN ID": {"logprob", "rank", "decoded_token"}}` of the prompt's own token and of so many
-  likeliest; null for the first token, which nothing predicts.
+- `return_token_ids` adds to each choice its tokens as `token_ids`, including those whose text is not shown:
+  the end token, and the tokens of a stop string. In a stream they are those since the last chunk. It also
+  adds `prompt_token_ids`: to each choice of a completion, in a stream to the choice's first chunk; once to a
+  chat, in a stream to the first chunk of all.
+- `prompt_logprobs` adds a field of that name in the same place as `prompt_token_ids`. For each token of the
+  prompt it has an object `{"TOKEN ID": {"logprob", "rank", "decoded_token"}}` of the prompt's own token and
+  of that many likeliest tokens; null for the first token, which has no prediction.
 - `return_tokens_as_token_ids` puts `token_id:N` in place of a token's text into `logprobs`; `bytes` and
   `text_offset` stay those of the text.
 - `stream_options.continuous_usage_stats` adds to every chunk the `usage` of its choice so far; the last chunk
   has that of all choices.
 
-## What a chat's prompt is
+## The prompt of a chat
 
 The chat template renders the messages, and the prompt ends where the assistant begins to speak.
 `"add_generation_prompt": false` leaves that beginning out. `"continue_final_message": true` ends the prompt
-within the last message, whoever speaks there, and the model goes on with it, as `apply_chat_template` of
-transformers does. The two cannot both be true. With `echo` the answer repeats the last message before it goes
-on, if that is the assistant's.
+within the last message, whatever its role, and the model continues it, as `apply_chat_template` of
+transformers does. The two cannot both be true. With `echo` the answer begins with the
+last message, if that is the assistant's.
 
-Contents go to the template in the form that it reads, which the server finds out at its start, role by role:
-a text, a list of parts, or a list of one part. Parts stay apart where it reads several; elsewhere they are
-the lines of one text. A template that renders nothing of what a user says is refused.
+The template gets contents in the form that it reads, which the server finds out at its start for each role:
+a text, a list of parts, or a list of one part. Parts stay separate if the template reads several; otherwise
+they become the lines of one text. A template that renders nothing of a user's message is refused.
 
 `chat_template_kwargs` are variables for the template (`{"enable_thinking": false}`): up to 64, with up to
-4,096 values in them, up to 16 levels deep. What they say is text, as messages are. Names that a template has
-anyway (`messages`, `tools`, `bos_token`, ...) are refused. `documents` are for templates that name them, and
-are refused where the template does not. `chat_template` renders in place of the model's template, in the same
-sandbox, on servers with `--trust-request-chat-template`; the special tokens that it spells are tokens.
+4,096 values in them, up to 16 levels deep. Their texts are encoded as text, like messages. Names that every
+template has (`messages`, `tools`, `bos_token`, ...) are refused. `documents` are for templates that name
+them, and are refused otherwise. `chat_template` renders in place of the model's template, in the same
+sandbox, on servers with `--trust-request-chat-template`; special tokens that the template spells are tokens.
 
-`/tokenize` takes the same fields, to look at a prompt before it is sent. The `render` routes take whole
-bodies, as the routes before them do, refuse the same, and answer with what they would have the engine do, in
-the shape of vLLM's `GenerateRequest`: `token_ids`, and `sampling_params` under the names of the body. What
-holds an answer to a grammar is not told, and a key is not charged.
+`/tokenize` accepts the same fields, to check a prompt before it is sent. The `render` routes accept the whole
+bodies of the routes whose paths they extend, refuse the same, and answer with the request that the engine
+would get, in the form of vLLM's `GenerateRequest`: `token_ids`, and `sampling_params` under the names of the
+body. Grammars are not shown, and a key is not charged.
 
 ## Rules
 
-- A body need not name its `model` where one is served, unless the server is `--strict`.
+- A body need not name its `model` if one model is served, unless the server is `--strict`.
 - Prompt and `max_tokens` must fit the context together; otherwise 400, code `context_length_exceeded`.
   -1 asks for as many tokens as fit.
-- Where two say the same: `max_completion_tokens` goes before `max_tokens`; `best_of` must equal `n`; device
-  times are added if the body or the header asks for them; `/tokenize` takes `prompt` or `messages`, not both.
+- Where two fields mean the same: `max_completion_tokens` takes precedence over `max_tokens`; `best_of` must
+  equal `n`; device times are added if the body or the header asks for them; `/tokenize` takes `prompt` or
+  `messages`, not both.
 - Prompts times `n` is at most 128.
-- Numbers are JSON's: where an integer is wanted, `8.0` and `1e1` are integers. NaN and Infinity are refused.
-  A byte order mark may stand before a body.
-- `truncate_prompt_tokens` keeps so many tokens of each prompt: its end, or its beginning if
+- Where an integer is expected, `8.0` and `1e1` are accepted, too. NaN and Infinity are refused.
+  A byte order mark may precede a body.
+- `truncate_prompt_tokens` keeps that many tokens of each prompt: its end, or its beginning if
   `truncation_side` is `right`; what the tokenizer puts around a text stays. -1 keeps as many as leave room
   for `max_tokens` (in a chat without it, for one token). Text of more than 131,072 tokens is refused.
-- `bad_words` are token sequences, as in vLLM: a word as it is spelled at a text's beginning and, where that
-  has as many tokens, after a space. Its last token is banned where the answer ends with those before it. The
-  same text in other tokens is not found.
-- Of `allowed_token_ids` some must be left by `bad_words` and `min_tokens`. Where a constrained answer can go
-  on with none of them it ends with an error.
-- `suffix` is for tokenizers with tokens to fill in the middle: `<|fim_prefix|>`, `<|fim_suffix|>` and
+- `bad_words` are token sequences, as in vLLM: a word as it is encoded at a text's beginning and, if that
+  has as many tokens, after a space. Its last token is banned when the answer ends with the tokens before it.
+  The same text in other tokens is not recognised.
+- `bad_words` and `min_tokens` must leave some of `allowed_token_ids`. If none of them can continue a
+  constrained answer, it ends with an error.
+- `suffix` is for tokenizers with fill-in-the-middle tokens: `<|fim_prefix|>`, `<|fim_suffix|>` and
   `<|fim_middle|>`, or those of StarCoder, SantaCoder or DeepSeek; elsewhere it is refused. It needs a prompt
   of text, and does not go with `truncate_prompt_tokens`; `echo` then repeats the prompt without the suffix,
   and without `logprobs`.
 - `request_id` becomes the end of the answer's `id`. The header `X-Request-Id` is another name, of the
-  exchange; it comes back as a header. Neither need be unique.
-- `prediction` makes an answer that has much of it come sooner, and changes none: several of its tokens are
-  computed at once, and stand where they are drawn ([speculation](speculation.md)). `usage` then has
+  exchange; the answer repeats it. Neither need be unique.
+- `prediction` makes an answer that contains much of it faster, and changes none: several of its tokens are
+  computed at once, and are kept if they are sampled ([speculation](speculation.md)). `usage` then has
   `completion_tokens_details`: tokens that were computed so and are in the answer, and those that are not.
-- `"speculation": false` has nobody guess about this answer, whatever the server was started with. It is the
-  same, and comes a token at a time; a `prediction` beside it is refused.
-- What chat messages say is text: special tokens that they spell, such as `<|im_end|>`, are not encoded as
-  such, nor are others that the chat template writes or that are named `<|...|>`, unless the server has
-  `--allow-special-tokens-in-text`. The prompt of a completion is all its author's, and special tokens in it
-  are tokens. `/tokenize` does as the route does whose `messages` or `prompt` it is given.
-- The message of an answer may be sent back as it came, whole or added up from a stream, also as the openai
+- `"speculation": false` switches speculative decoding off for this answer, whatever the server's flags. The
+  answer is the same, and comes a token at a time; a `prediction` beside it is refused.
+- The contents of chat messages are text: special tokens that they spell, such as `<|im_end|>`, are not
+  encoded as such, nor are others that the chat template writes or that are named `<|...|>`, unless the server
+  has `--allow-special-tokens-in-text`. Special tokens in the prompt of a completion are tokens. `/tokenize`
+  encodes `messages` and `prompt` as the routes that have these fields.
+- The message of an answer may be sent back unchanged, whole or joined from a stream, also as the openai
   package writes it (`parsed`, `index`, nulls): an assistant's `content` may be null or empty or missing.
 - Roles need not alternate: a chat template that refuses two messages of one role in a row gets them as one,
   with an empty line between.
-- What an answer must look like is said by one of `response_format`, `structured_outputs` and `guided_...`:
-  [structured output](structured-output.md) says what of schemas is honoured, and what is refused.
-- A choice that ends at a stop string or at one of `stop_token_ids` says which in `stop_reason`.
+- One of `response_format`, `structured_outputs` and `guided_...` constrains the form of an answer:
+  [structured output](structured-output.md) lists which parts of schemas are honoured or refused.
+- A choice that ends at a stop string or at one of `stop_token_ids` names it in `stop_reason`.
 - Token ids are those of the model's rows. Where the tokenizer has no text for one, its text is empty.
 - When the client goes away its requests are aborted at once.
 
-What is made of texts ([embeddings](embeddings.md)):
+Vectors, scores and classes of texts ([embeddings](embeddings.md)):
 
-- A route that needs another task than the model is served for answers 400, code `task_not_served`, and names
+- A route that needs another task than the served model's answers 400, code `task_not_served`, and names
   the task, its routes and `--task`.
 - A request has up to 2,048 texts and 300,000 tokens; of these up to 256 texts are in the engine at a time.
 - Images ([their page](images.md)) come as data URIs, up to 64 a request, or as tensors; nothing is fetched.
-- A text that is longer than the model reads is refused; `truncate_prompt_tokens` has it cut (-1: to what
-  fits), at its end unless `truncation_side` is `left`. Of a pair the longer text gives way first, at its end.
+- A text that is longer than the model reads is refused; `truncate_prompt_tokens` cuts it (-1: to what
+  fits), at its end unless `truncation_side` is `left`. Of a pair the longer text is cut first, at its end.
   `max_tokens_per_doc` cuts documents before that.
-- `prompt_name` names one of the model's prompts, `input_type` (`query`, `document`, ...) asks for the one of
-  such texts. Without, the model's default prompt goes before a text, if it has one; never before token ids.
-- `dimensions` is for models that are made for it; what is kept is normalised anew where vectors have
+- `prompt_name` names one of the model's prompts, `input_type` (`query`, `document`, ...) selects the prompt
+  for such texts. Without them, the model's default prompt goes before a text, if it has one; never before
+  token ids.
+- `dimensions` is for models that are trained for it; the kept part is normalised again if vectors have
   length 1.
-- `/score` and the rerank routes have pairs read by a cross-encoder. A model of vectors compares the vectors
-  of the two texts (cosine), with its prompts for queries and documents where it has them.
-- Answers of `/v2` have the shape of the Open Inference Protocol, failures too: `{"error": "..."}`; its
-  extensions (repository, configuration, statistics, ...) are not there, and say so.
+- For `/score` and the rerank routes a cross-encoder reads pairs. An embedding model compares the vectors of
+  the two texts (cosine), with its prompts for queries and documents if it has them.
+- Answers of `/v2` have the form of the Open Inference Protocol, errors too: `{"error": "..."}`; its
+  extensions (repository, configuration, statistics, ...) are not supported, and the error says so.
 
 ## Errors
 
 Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` names the field at fault. Under
 `/v2`, but for Cohere's routes, it is the Open Inference Protocol's `{"error": "..."}`, and under
-`/v1/messages` Anthropic's `{"type": "error", "error": {"type", "message"}}`, whatever failed. Where no route
-is (404), the message names the one that was meant and the base URL of clients; `GET /` names that, too.
+`/v1/messages` Anthropic's `{"type": "error", "error": {"type", "message"}}`, whatever failed. If no route
+matches (404), the message names the one that was probably meant and the base URL for clients, as `GET /`
+does.
 
 | status | code | when |
 |---|---|---|
 | 400 | `invalid_json`, `invalid_type`, `invalid_value` | the body is wrong |
-| 400 | `missing_required_parameter` | something is not there |
-| 400 | `unsupported_parameter`, `unsupported_value` | it asks for what this server does not do |
+| 400 | `missing_required_parameter` | a required field is missing |
+| 400 | `unsupported_parameter`, `unsupported_value` | the server does not support it |
 | 400 | `request_too_complex` | the body holds too many strings, arrays, objects or values |
 | 400 | `context_length_exceeded` | prompt and answer do not fit, or a text is longer than the model reads |
 | 400 | `task_not_served` | the model is served for another task |
@@ -197,7 +200,7 @@ is (404), the message names the one that was meant and the base URL of clients; 
 | 404 | `model_not_found`, `not_found` | no such model, no such route |
 | 404 | `not_recorded` | [`--replay`](testing-llm-apps.md): no answer is recorded for this request |
 | 405 | `method_not_allowed` | |
-| 400 | `invalid_http` | it is not HTTP/1.1 as the standard has it: [connections](connections.md) |
+| 400 | `invalid_http` | it is not valid HTTP/1.1: [connections](connections.md) |
 | 408, 413 | `request_timeout`, `request_too_large` | head or body is late; the body is big |
 | 414, 431 | `uri_too_long`, `headers_too_large` | the head is big |
 | 417 | `expectation_failed` | an `Expect` other than `100-continue` |
@@ -205,11 +208,11 @@ is (404), the message names the one that was meant and the base URL of clients; 
 | 421 | `misdirected_request` | `Host` names another host |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `logits_overflow` | the model computed infinity or NaN: its weights do not fit the number format |
-| 400 | `constraint_failed` | the answer's grammar allows none of `allowed_token_ids` where it stands |
-| 500 | `constraint_failed` | the answer could not go on as its grammar wants, or came to a limit of it |
+| 400 | `constraint_failed` | the answer's grammar allows none of `allowed_token_ids` at some point |
+| 500 | `constraint_failed` | no next token fits the grammar, or the grammar reached a limit |
 | 500 | `internal_error` | the server's log says why |
-| 503 | `service_unavailable` | loading, restarting, lost, about to end; no place for a connection |
-| 504 | `queue_timeout` | it waited for as long as `--max-queue-seconds` allows |
+| 503 | `service_unavailable` | the engine is loading or lost; the server ends; too many connections |
+| 504 | `queue_timeout` | it waited longer than `--max-queue-seconds` |
 
 A stream that fails after its first token ends with an event that holds the error, without `[DONE]`.
 """
@@ -219,15 +222,15 @@ _SETTINGS = """\
 ## Settings that clients send
 
 Graphical clients, frameworks and agents send settings of other servers that their users cannot leave out.
-Each is honoured, or changes no answer and is taken without effect: the answer's header `x-corepipe-ignored`
-names these with their paths (`store, messages[].content[].cache_control`), that of a stream, too. Any other
+Each is honoured, or changes no answer and is accepted without effect: the header `x-corepipe-ignored` of the
+answer, streamed or not, lists these with their paths (`store, messages[].content[].cache_control`). Any other
 value is refused. A server with `--strict` refuses them all, and a body without its `model`, with 400 and the
 field's name.
 """
 
 
 def reference() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     admin = [one for one in ROUTES if one.audience in (Audience.WATCHERS, Audience.OPERATORS)]
     intro = _INTRO.replace("@ROUTES@", "\n".join(_table()))
     intro = intro.replace("@ADMIN@", _listed(admin))
@@ -261,9 +264,9 @@ def _sections() -> Iterator[str]:
 
 
 def _settings() -> Iterator[str]:
-    """What clients of other servers send."""
+    """Yields the table of settings that clients of other servers send."""
     yield _SETTINGS
-    yield "| setting | values | in | what becomes of it | sent by |"
+    yield "| setting | values | in | effect | sent by |"
     yield "|---|---|---|---|---|"
     for one in SETTINGS:
         names = ", ".join(f"`{name}`" for name in one.fields)
@@ -298,7 +301,7 @@ def _section(title: str, request: type[msgspec.Struct], neutral: Mapping[str, Ne
 
 
 def _taken(neutral: Neutral) -> str:
-    """In words: an object's own fields are told by whose it is."""
+    """Returns the accepted values in words; the fields of an object are not listed."""
     if neutral.type is None:
         return _accepted(neutral)
     schema = msgspec.json.schema(neutral.type)
@@ -312,7 +315,7 @@ def _accepted(neutral: Neutral) -> str:
 
 
 def _values(field: Mapping[str, Any]) -> str:
-    """A JSON schema in a few words."""
+    """Returns a JSON schema in a few words."""
     if "anyOf" in field:
         return " or ".join(_values(one) for one in field["anyOf"] if one.get("type") != "null")
     if "$ref" in field:

@@ -1,6 +1,6 @@
-"""POST /v1/completions/render and /v1/chat/completions/render, in vLLM's shapes: prompts as token ids.
+"""POST /v1/completions/render and /v1/chat/completions/render, in vLLM's form: prompts as token ids.
 
-A gateway that routes by prefix asks them what a request will be, before it chooses who answers it.
+A gateway that routes by prefix requests the token ids of a prompt here before it chooses a server.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from corepipe.serving.api.routes.route import NO_MODEL, Route
 
 
 class Drawing(Strict):
-    """How the answer's tokens are drawn and when it ends, under the names of the body.
+    """The sampling parameters and the stop conditions of an answer, under the names of the body.
 
-    `seed` is that of the first choice; `max_tokens` is what fits, where the body does not say.
+    `seed` is that of the first choice; `max_tokens` is what fits the context if the body has none.
     """
 
     n: int
@@ -65,9 +65,9 @@ class Rendered(Strict):
 
 
 class RenderEndpoint:
-    """The endpoint, as plain ASGI: refuses what `endpoint` would refuse before it has anything computed.
+    """A render endpoint, as plain ASGI: refuses what `endpoint` would refuse before it computes anything.
 
-    A key's tokens are not charged, as nothing is generated.
+    A key's tokens are not charged, since nothing is generated.
     """
 
     def __init__(self, endpoint: Endpoint[Any], *, listed: bool) -> None:
@@ -79,9 +79,9 @@ class RenderEndpoint:
         job = await self._endpoint.prepare(scope, receive)
         submits = Generation(service, job).submits[:: job.body.n]
         answers = [_rendered(job, submit) for submit in submits]
-        told = answers if self._listed else answers[0]
+        sent = answers if self._listed else answers[0]
         tokens = sum(len(submit.prompt) for submit in submits)
-        body = await service.beside(tokens, lambda: msgspec.json.encode(told))
+        body = await service.beside(tokens, lambda: msgspec.json.encode(sent))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         send = naming(send, job.ignored)
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -1,4 +1,4 @@
-"""POST /rerank, /v1/rerank and /v2/rerank: documents by how well they answer a query (Jina, Cohere, vLLM)."""
+"""POST /rerank, /v1/rerank and /v2/rerank: documents ranked for a query (Jina, Cohere, vLLM)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 DOCUMENTS_A_UNIT = 100
-"""Documents that Cohere bills as one search."""
+"""The documents that Cohere bills as one search."""
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,9 +34,9 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RerankRequest(PooledRequest, frozen=True, kw_only=True):
-    """POST /rerank."""
+    """The body of POST /rerank."""
 
-    query: Annotated[str, Meta(description="what is looked for")]
+    query: Annotated[str, Meta(description="the query")]
     documents: Annotated[
         list[str | Document], Meta(min_length=1, description="up to 2048 texts, or objects with a `text`")
     ]
@@ -55,7 +55,7 @@ class RerankRequest(PooledRequest, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> list[str]:
-        """Of the documents."""
+        """The texts of the documents."""
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
@@ -74,7 +74,7 @@ class BilledUnits(Strict):
 
 
 class RankingMeta(Strict):
-    """What Cohere's clients read."""
+    """Metadata that Cohere's clients read."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
@@ -90,7 +90,7 @@ class Ranking(Strict):
 
 
 class Rerank(PooledEndpoint[RerankRequest]):
-    """The endpoint of Jina's and Cohere's first version, and vLLM's."""
+    """The endpoint of Jina, vLLM and Cohere's first version."""
 
     request = RerankRequest
     neutral = NEUTRAL_POOLED
@@ -98,7 +98,7 @@ class Rerank(PooledEndpoint[RerankRequest]):
     operation = "rerank"
     tasks = SCORED
     version: ClassVar[str] = "1"
-    tells_documents: ClassVar[bool] = True
+    returns_documents: ClassVar[bool] = True
 
     async def plan(self, body: RerankRequest, options: EncodingOptions) -> list[EncodedPrompt]:
         options = options._replace(most_second=body.max_tokens_per_doc or 0)
@@ -108,7 +108,7 @@ class Rerank(PooledEndpoint[RerankRequest]):
     def render(self, body: RerankRequest, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:
         found = scores(self.service, results, 1, body.use_activation)
         best = sorted(range(len(found)), key=lambda at: (-found[at], at))
-        texts = body.texts if self._tells(body) else None
+        texts = body.texts if self._has_documents(body) else None
         units = -(-len(found) // DOCUMENTS_A_UNIT)
         answer = {
             "id": envelope.id,
@@ -119,15 +119,15 @@ class Rerank(PooledEndpoint[RerankRequest]):
         }
         return msgspec.json.encode(answer | envelope.more)
 
-    def _tells(self, body: RerankRequest) -> bool:
-        return self.tells_documents if body.return_documents is None else body.return_documents
+    def _has_documents(self, body: RerankRequest) -> bool:
+        return self.returns_documents if body.return_documents is None else body.return_documents
 
 
 class RerankV2(Rerank):
-    """That of Cohere's second version, whose results have no documents."""
+    """The endpoint of Cohere's second version, whose results have no documents."""
 
     version = "2"
-    tells_documents = False
+    returns_documents = False
 
 
 def _ranked(index: int, score: float, texts: Sequence[str] | None) -> dict[str, Any]:
@@ -149,7 +149,7 @@ RERANK = Route(
     statuses=NO_MODEL,
     generates=True,
 )
-"""That of /rerank, which takes another form, too: `tei`."""
+"""The route /rerank, which accepts another form, too: `tei`."""
 ROUTES = (
     replace(RERANK, path="/v1/rerank", summary="The same", details="for clients of Jina and Cohere"),
     replace(

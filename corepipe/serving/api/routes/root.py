@@ -1,4 +1,4 @@
-"""GET /: a short page for who opens the server's address in a browser, and the same as JSON."""
+"""GET /: a short page for browsers that open the server's address, and the same facts as JSON."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PAGE = """\
 <h1>corepipe {version}</h1>
 <p>A server of the OpenAI API. The base URL of clients is <code>{base}</code>.
 <p><a href="/v1/models">Models</a>, <a href="/health">health</a>, <a href="/metrics">metrics</a>,
-<a href="/openapi.json">routes</a>. With API keys all but the health want one.
+<a href="/openapi.json">routes</a>. If the server has API keys, all but the health need one.
 """
 
 
 class Root(Strict):
-    """`base_url`: of OpenAI's clients."""
+    """The answer to GET /; `base_url`: the base URL for OpenAI's clients."""
 
     name: str
     version: str

@@ -1,4 +1,4 @@
-"""What a route is: its path, who may ask, what it takes and answers.  Nothing else knows paths."""
+"""Routes: path, audience, request and answer of each.  No other module knows paths."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ Answerer = ASGIApp | Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class ForAllModels:
-    """`make` of a route that a function answers for all models of the server together."""
+    """The `make` of a route for which a function answers for all models of the server together."""
 
     handler: Callable[[Models, Request], Awaitable[Response]]
 
 
 class Audience(Enum):
-    """Whom a route is for, and so on which port it is: the public one, or the admin port."""
+    """The users that a route is for, which decides its port: the public one or the admin port."""
 
     USERS = "users"
     """The public port alone."""
     ALL = "all"
     """All ports."""
     WATCHERS = "watchers"
-    """The admin port, or the public one where there is no other."""
+    """The admin port, or the public one if there is no admin port."""
     OPERATORS = "operators"
     """The admin port alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path; `{name}` in a path stands for all that is there, slashes too.
+    """One method of one path; `{name}` in a path matches any text, slashes included.
 
-    make: what answers, given the service; of several models each has its own.  summary: what it does, in the
-    OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, where they are JSON;
-    neutral: the request's parameters without effect.  listed: the answer is a list of such.  example: a body,
-    without its model.  failures: types of what fails, beside that of all routes.  statuses, others: further
-    ones, and content types of a 200.
+    make: makes the ASGI application of a service; each of several models has its own.  summary: what the
+    route does, in the OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, if
+    they are JSON; neutral: the request's parameters without effect.  listed: the answer is a list of that
+    type.  example: a body without its model.  failures: types of errors, in place of the usual one.
+    statuses: further statuses.  others: further content types of a 200.
 
-    scraped: is on the port of metrics, too.  keyless: needs no API key.  counted: is in the metrics of HTTP.
-    generates: has the model answer, so that it is traced and meets faults that are injected.  of_model: has
-    its tokenizer work, or tells of it.
+    scraped: the route is on the port of metrics, too.  keyless: it needs no API key.  counted: it is in the
+    metrics of HTTP.  generates: the model answers, so that the route is traced and gets injected faults.
+    of_model: it uses the model's tokenizer, or describes the model.
     """
 
     method: str
@@ -82,7 +82,7 @@ class Route:
     of_model: bool = False
 
     def bound(self, models: Models) -> routing.Route:
-        """The route of an application.  HEAD is no method of it."""
+        """Makes the application's route.  HEAD is not among its methods."""
         if isinstance(self.make, ForAllModels):
             return self._answered_by(partial(self.make.handler, models))
         made = [self._answered_by(self.make(one)) for one in models.services]
@@ -97,11 +97,11 @@ class Route:
 
     @property
     def recorded(self) -> bool:
-        """Whether cassettes have what it is asked and answers: what a client wants of the model."""
+        """Whether cassettes record the route: whether clients use the model by it."""
         return self.generates or self.of_model
 
     def matches(self, path: str) -> bool:
-        """Whether a request's path is this one; a name in it has no line break, as the framework has it."""
+        """Returns whether a request's path matches; as in the framework, a name has no line break."""
         before, _, rest = self.path.partition("{")
         if not rest:
             return path == before
@@ -112,7 +112,7 @@ class Route:
 
 
 class RoutePaths(Collection[str]):
-    """The paths of some routes, as requests have them."""
+    """The set of paths that some routes match."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         routes = [*routes]
@@ -130,5 +130,5 @@ class RoutePaths(Collection[str]):
 
 
 def plain(handler: Handler) -> Callable[[Service], Callable[[Request], Awaitable[Response]]]:
-    """`make` of a route that a function answers for a model."""
+    """Returns the `make` of a route for which a function answers for one model."""
     return lambda service: partial(handler, service)

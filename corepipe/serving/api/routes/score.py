@@ -1,4 +1,4 @@
-"""POST /score and /v1/score, in vLLM's shapes."""
+"""POST /score and /v1/score, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scor
 
 Texts = str | list[str]
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
-"""What the two sides are called; one pair of these is sent."""
+"""The pairs of names of the two fields; a body has one pair."""
 
 
 class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
-    """POST /score."""
+    """The body of POST /score."""
 
     text_1: Annotated[Texts | None, Meta(description="a text, or as many as `text_2` has")] = None
     text_2: Annotated[Texts | None, Meta(description="a text, or up to 2048")] = None
@@ -41,7 +41,7 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
     )
 
     def sides(self) -> tuple[ComparedTexts, ComparedTexts]:
-        """Raises ApiError unless there is one pair of them."""
+        """Returns the texts of the two fields.  Raises ApiError unless there is exactly one pair."""
         sent = [pair for pair in NAMES if any(getattr(self, name) is not None for name in pair)]
         if len(sent) > 1:
             raise invalid(f"Send {sent[0][1]} or {sent[1][1]}, not both.", sent[1][1])
@@ -74,7 +74,7 @@ class Scores(Strict):
 
 
 class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
-    """The endpoint."""
+    """The endpoint of scores."""
 
     request = ScoreRequest
     neutral = NEUTRAL_POOLED

@@ -1,4 +1,4 @@
-"""How well texts go with others: read as pairs by a cross-encoder, or compared as vectors."""
+"""Scores of how well texts match: a cross-encoder reads pairs, or vectors are compared."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import InputType, named_prompt
 
 SCORED = (Task.SCORE, Task.EMBED)
-"""Tasks that scores can be had of."""
+"""The tasks whose models can give scores."""
 
 
 class ComparedTexts(NamedTuple):
-    """Texts on one side of a comparison, and the field that they came in."""
+    """The texts on one side of a comparison, and the field that they came from."""
 
     texts: Sequence[str]
     field: str
@@ -37,19 +37,19 @@ class ComparedTexts(NamedTuple):
 async def plan_scores(
     service: Service, firsts: ComparedTexts, seconds: ComparedTexts, options: EncodingOptions
 ) -> list[EncodedPrompt]:
-    """Prompts to compare the first text with each of the second, or as many texts with as many.
+    """Returns prompts to compare one first text with each second one, or each first one with its second one.
 
     Raises ApiError for other numbers of texts, and as `read_pairs` and `read_entries`.
     """
     if len(firsts.texts) not in (1, len(seconds.texts)) or not seconds.texts:
         counts = f"{firsts.field} has {len(firsts.texts)} texts and {seconds.field} {len(seconds.texts)}"
-        message = f"{counts}: send one and any number, or as many of both."
+        message = f"{counts}: send one text and any number, or the same number of both."
         raise invalid(message, seconds.field)
     if service.task.task is Task.EMBED:
         left = await _vectors(service, firsts, "query", options._replace(most_second=0))
         return left + await _vectors(service, seconds, "document", _of_seconds(service, options))
     if not service.task.pairs:
-        raise invalid("The model that is served reads no pairs of texts.", "model", "task_not_served")
+        raise invalid("The served model reads no pairs of texts.", "model", "task_not_served")
     both = list(firsts.texts) * (len(seconds.texts) // len(firsts.texts))
     pairs = [
         TextPair(first, second, f"{seconds.field}[{at}]")
@@ -61,7 +61,7 @@ async def plan_scores(
 def scores(
     service: Service, results: Sequence[PooledResult], firsts: int, use_activation: bool | None
 ) -> list[float]:
-    """One for each of the second texts; `firsts`: how many first ones there are."""
+    """Returns a score for each of the second texts; `firsts`: the number of first texts."""
     outputs = [result.output for result in results]
     task = service.task
     if task.task is Task.EMBED:
@@ -73,7 +73,7 @@ def scores(
 
 
 def _of_seconds(service: Service, options: EncodingOptions) -> EncodingOptions:
-    """How second texts are read that stand alone: what is put around a text is not counted."""
+    """Returns the options for second texts that are read alone: their limit does not count special tokens."""
     if not options.most_second:
         return options
     most = options.most_second + len(service.tokenizer.encode("", options.special))

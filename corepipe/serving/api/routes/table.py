@@ -1,4 +1,4 @@
-"""All routes of the server: nothing else lists them."""
+"""All routes of the server; no other module lists them."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ ROUTES: Sequence[Route] = (
 )
 
 KEYLESS_PATHS = frozenset(route.path for route in ROUTES if route.keyless)
-"""What needs no API key: what load balancers and probes ask for, and nothing that tells of users."""
+"""Paths that need no API key: those of load balancers and probes, and none that shows data of users."""
 GENERATING_PATHS = RoutePaths(route for route in ROUTES if route.generates)
-"""What is traced, and meets faults that are injected."""
+"""Paths that are traced and get injected faults."""
 _RECORDED = tuple(route for route in ROUTES if route.recorded)
 
 
 def is_recorded(method: str, path: str) -> bool:
-    """Whether cassettes have what is asked there."""
+    """Returns whether cassettes record requests of this method and path."""
     return any(route.method == method and route.matches(path) for route in _RECORDED)
 
 
@@ -68,21 +68,21 @@ INSTEAD = {
     **dict.fromkeys(("/api/embed", "/api/embeddings"), embeddings.ROUTE.path),
     **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props"), info.ROUTES[0].path),
 }
-"""What answers the requests of routes that other servers have, and this one has not."""
+"""Paths of other servers that this server does not have, and the paths to use instead."""
 
 
 def public_routes(*, admin_port: bool) -> list[Route]:
-    """Those of the public port, of a server that has an admin port or none."""
+    """Returns the routes of the public port, of a server with or without an admin port."""
     hidden = {Audience.OPERATORS, Audience.WATCHERS} if admin_port else {Audience.OPERATORS}
     return [route for route in ROUTES if route.audience not in hidden]
 
 
 def admin_routes() -> list[Route]:
-    """Those of the admin port."""
+    """Returns the routes of the admin port."""
     return [route for route in ROUTES if route.audience is not Audience.USERS]
 
 
 def metrics_routes() -> list[Route]:
-    """Those of the port of metrics, where nobody has a key."""
+    """Returns the routes of the port of metrics, which needs no key."""
     probes = [one for one in ROUTES if one.audience is Audience.ALL and one.keyless]
     return [*probes, *(one for one in ROUTES if one.scraped)]

@@ -1,4 +1,4 @@
-"""POST /embed, and /rerank of `texts`, in the forms of Text Embeddings Inference."""
+"""POST /embed, and /rerank with `texts`, in the form of Text Embeddings Inference."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scor
 
 Direction = Annotated[
     Literal["Left", "Right", "left", "right"],
-    Meta(description="where it is cut: `Right` keeps its beginning"),
+    Meta(description="the side that is cut off: `Right` keeps the beginning"),
 ]
 Truncate = Annotated[bool, Meta(description="cut a text that is too long; else it is refused")]
 
 
 class TeiRequest(ModelRequest, frozen=True, kw_only=True):
-    """What both share."""
+    """The fields that both endpoints share."""
 
     truncate: Truncate = False
     truncation_direction: Direction = "Right"
 
     @property
     def cut(self) -> dict[str, Any]:
-        """The same under our names."""
+        """The same fields under our names."""
         side = "left" if self.truncation_direction.lower() == "left" else "right"
         return {
             "model": self.model,
@@ -55,7 +55,7 @@ class TeiRequest(ModelRequest, frozen=True, kw_only=True):
 
 
 class TeiEmbedRequest(TeiRequest, frozen=True, kw_only=True):
-    """POST /embed."""
+    """The body of POST /embed."""
 
     inputs: Annotated[Input, Meta(description="text, token ids, or up to 2048 of either")]
     normalize: Annotated[bool, Meta(description="vectors of length 1")] = True
@@ -66,7 +66,7 @@ class TeiEmbedRequest(TeiRequest, frozen=True, kw_only=True):
 
 
 class TeiRerankRequest(TeiRequest, frozen=True, kw_only=True):
-    """POST /rerank of `texts`."""
+    """The body of POST /rerank with `texts`."""
 
     query: Annotated[str, Meta(description="what is looked for")]
     texts: Annotated[list[str], Meta(min_length=1, description="up to 2048 texts")]
@@ -74,7 +74,7 @@ class TeiRerankRequest(TeiRequest, frozen=True, kw_only=True):
     return_text: Annotated[bool, Meta(description="each result has its `text`")] = False
 
 
-class _Vectors(EmbeddingRequest, frozen=True, kw_only=True):
+class _TeiVectors(EmbeddingRequest, frozen=True, kw_only=True):
     normalize: bool
 
     def check(self, task: TaskInfo) -> None:
@@ -84,12 +84,12 @@ class _Vectors(EmbeddingRequest, frozen=True, kw_only=True):
             raise invalid(message, "normalize", "unsupported_value")
 
 
-class _Ranked(RerankRequest, frozen=True, kw_only=True):
+class _TeiRanking(RerankRequest, frozen=True, kw_only=True):
     sent: TeiRerankRequest
 
 
-class TeiEmbed(PooledEndpoint[_Vectors]):
-    """The endpoint: a list of vectors."""
+class TeiEmbed(PooledEndpoint[_TeiVectors]):
+    """The endpoint /embed: answers with a list of vectors."""
 
     request = TeiEmbedRequest
     neutral: Mapping[str, Neutral] = {}
@@ -97,8 +97,8 @@ class TeiEmbed(PooledEndpoint[_Vectors]):
     operation = "embeddings"
     tasks = (Task.EMBED,)
 
-    def converted(self, sent: TeiEmbedRequest) -> _Vectors:
-        return _Vectors(
+    def converted(self, sent: TeiEmbedRequest) -> _TeiVectors:
+        return _TeiVectors(
             **sent.cut,
             input=sent.inputs,
             dimensions=sent.dimensions,
@@ -107,19 +107,24 @@ class TeiEmbed(PooledEndpoint[_Vectors]):
             normalize=sent.normalize,
         )
 
-    async def plan(self, body: _Vectors, options: EncodingOptions) -> list[EncodedPrompt]:
+    async def plan(self, body: _TeiVectors, options: EncodingOptions) -> list[EncodedPrompt]:
         before = body.prompt(self.service.task)
         listed = entries(body.input, "inputs")
         check_not_empty(listed, "inputs")
         return await read_entries(self.service, listed, "inputs", options, before)
 
-    def render(self, body: _Vectors, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:  # noqa: ARG002
+    def render(
+        self,
+        body: _TeiVectors,
+        results: Sequence[PooledResult],
+        envelope: PooledEnvelope,  # noqa: ARG002
+    ) -> bytes:
         task = self.service.task
         return msgspec.json.encode([vector(result.output, task, body).tolist() for result in results])
 
 
-class TeiRerank(PooledEndpoint[_Ranked]):
-    """The endpoint: a list of results, the best first; scores from 0 to 1, unless they are to be raw."""
+class TeiRerank(PooledEndpoint[_TeiRanking]):
+    """The endpoint /rerank with `texts`: a list of results, the best first; scores from 0 to 1, or raw."""
 
     request = TeiRerankRequest
     neutral: Mapping[str, Neutral] = {}
@@ -127,15 +132,20 @@ class TeiRerank(PooledEndpoint[_Ranked]):
     operation = "rerank"
     tasks = SCORED
 
-    def converted(self, sent: TeiRerankRequest) -> _Ranked:
-        return _Ranked(**sent.cut, query=sent.query, documents=list(sent.texts), sent=sent)
+    def converted(self, sent: TeiRerankRequest) -> _TeiRanking:
+        return _TeiRanking(**sent.cut, query=sent.query, documents=list(sent.texts), sent=sent)
 
-    async def plan(self, body: _Ranked, options: EncodingOptions) -> list[EncodedPrompt]:
+    async def plan(self, body: _TeiRanking, options: EncodingOptions) -> list[EncodedPrompt]:
         return await plan_scores(
             self.service, ComparedTexts([body.query], "query"), ComparedTexts(body.texts, "texts"), options
         )
 
-    def render(self, body: _Ranked, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:  # noqa: ARG002
+    def render(
+        self,
+        body: _TeiRanking,
+        results: Sequence[PooledResult],
+        envelope: PooledEnvelope,  # noqa: ARG002
+    ) -> bytes:
         found = scores(self.service, results, 1, use_activation=False)
         if self.service.task.task is Task.SCORE and not body.sent.raw_scores:
             found = [_sigmoid(one) for one in found]
@@ -145,7 +155,7 @@ class TeiRerank(PooledEndpoint[_Ranked]):
 
 
 class RerankByForm:
-    """As plain ASGI: documents are Jina's and Cohere's, texts those of Text Embeddings Inference."""
+    """Chooses by the body: `documents` are Jina's and Cohere's form, `texts` Text Embeddings Inference's."""
 
     def __init__(self, service: Service) -> None:
         self._documents = Rerank(service)

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info, in vLLM's shapes: bodies and answers."""
+"""POST /tokenize and /detokenize, and GET /tokenizer_info, in vLLM's form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from corepipe.serving.api.routes.chat import (
 from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
 
 MAX_TOKENIZED = 16_384
-"""Tokens that text may have here, where the context has not more room."""
+"""The most tokens of a text here, if the context is not larger."""
 
 
 _OF_CHATS: Mapping[str, tuple[object, ...]] = {
@@ -39,11 +39,11 @@ _OF_CHATS: Mapping[str, tuple[object, ...]] = {
     "chat_template_kwargs": (None, {}),
     "tools": (None, []),
 }
-"""What these may be beside a prompt: they are about messages."""
+"""The values that these fields for messages may have beside a prompt."""
 
 
 class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
-    """POST /tokenize: either a prompt or messages."""
+    """The body of POST /tokenize: either a prompt or messages."""
 
     prompt: Annotated[str | None, Meta(description="text")] = None
     messages: Annotated[
@@ -65,7 +65,7 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
 
 
 class DetokenizeRequest(ModelRequest, frozen=True, kw_only=True):
-    """POST /detokenize."""
+    """The body of POST /detokenize."""
 
     tokens: Annotated[list[Count], Meta(description="token ids")]
 
@@ -82,7 +82,7 @@ class Text(Strict):
 
 
 class TokenizerInfo(Strict):
-    """What remote tokenizers need to know, under the names of tokenizer_config.json; null: there is none."""
+    """Facts that remote tokenizers need, under the names of tokenizer_config.json; null: there is none."""
 
     tokenizer_class: str
     model_max_length: int
@@ -94,7 +94,7 @@ class TokenizerInfo(Strict):
 
 
 def _require_text(service: Service) -> None:
-    """Raises ApiError where a model reads none."""
+    """Raises ApiError if the model reads images, not text."""
     if service.task.images is not None:
         raise invalid(
             "The model that is served reads images, and has no tokenizer.", "model", "task_not_served"
@@ -103,11 +103,11 @@ def _require_text(service: Service) -> None:
 
 async def _tokenize(service: Service, request: Request) -> Response:
     _require_text(service)
-    asked, ignored = await read_request(service, request.receive, TokenizeRequest, {})
-    tokens = await _tokens(service, asked)
+    body, ignored = await read_request(service, request.receive, TokenizeRequest, {})
+    tokens = await _tokens(service, body)
 
     def described() -> bytes:
-        named = asked.return_token_strs
+        named = body.return_token_strs
         names = [service.tokenizer.decode_token(token) for token in tokens] if named else None
         return msgspec.json.encode(
             {
@@ -123,17 +123,17 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
 async def _detokenize(service: Service, request: Request) -> Response:
     _require_text(service)
-    asked, ignored = await read_request(service, request.receive, DetokenizeRequest, {})
+    body, ignored = await read_request(service, request.receive, DetokenizeRequest, {})
     rows, known = service.vocab_size, service.tokenizer.token_bytes
-    unknown = [token for token in asked.tokens if token >= rows and not known(token)]
+    unknown = [token for token in body.tokens if token >= rows and not known(token)]
     check_ids(unknown, rows, "tokens")
 
     def text() -> bytes:
         return msgspec.json.encode(
-            {"prompt": service.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+            {"prompt": service.tokenizer.decode(body.tokens, skip_special_tokens=False)}
         )
 
-    return _json(await service.beside(len(asked.tokens), text), ignored)
+    return _json(await service.beside(len(body.tokens), text), ignored)
 
 
 _SPECIAL = tuple(name for name in TokenizerInfo.__struct_fields__ if name.endswith("_token"))
@@ -156,22 +156,22 @@ def _json(body: bytes, ignored: Sequence[str]) -> Response:
     return Response(body, headers=headers, media_type="application/json")
 
 
-async def _tokens(service: Service, asked: TokenizeRequest) -> list[int]:
-    if (asked.prompt is None) == (asked.messages is None):
+async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
         raise invalid("Send either prompt or messages.", "prompt", "missing_required_parameter")
     most = max(service.require_ready().max_model_len, MAX_TOKENIZED)
-    special = asked.add_special_tokens
-    if asked.messages is not None:
+    special = body.add_special_tokens
+    if body.messages is not None:
         conversation = Conversation.of(
-            asked.messages, asked, add_special_tokens=bool(special), offer=offered(asked.tools)
+            body.messages, body, add_special_tokens=bool(special), offer=offered(body.tools)
         )
         return await encode_chat(service, conversation, most)
     for name, neutral in _OF_CHATS.items():
-        if getattr(asked, name) not in neutral:
+        if getattr(body, name) not in neutral:
             raise invalid(f"{name} is for messages, not for a prompt.", name)
     encode = service.tokenizer.encode
     return await service.encode(
-        asked.prompt or "", "prompt", most, lambda text: encode(text, special is not False)
+        body.prompt or "", "prompt", most, lambda text: encode(text, special is not False)
     )
 
 

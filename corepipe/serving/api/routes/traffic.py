@@ -1,4 +1,4 @@
-"""Request ids and the metrics of HTTP itself, around everything else."""
+"""Request ids and the metrics of HTTP, in the outermost middleware."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class HttpMetrics(Collector):
-    """`http_*` by route, method and class of status; labels come from fixed sets, never from the client."""
+    """Metrics `http_*` by route, method and class of status; labels come from fixed sets, not clients."""
 
     def __init__(self, registry: CollectorRegistry, routes: Iterable[Route]) -> None:
         self._routes = {route.path: route for route in routes}
@@ -55,7 +55,7 @@ class HttpMetrics(Collector):
         registry.register(self)
 
     def observe(self, method: str, path: str, status: int, received: int, sent: int, seconds: float) -> None:
-        """Count one answer, sizes of bodies in bytes; status 0, where the client left before it, is none."""
+        """Counts one answer, sizes of bodies in bytes; status 0 (the client left before) is not counted."""
         route = self._route(path)
         if not status or (route is not None and not route.counted):
             return
@@ -71,7 +71,7 @@ class HttpMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
-            "http_requests", "Requests answered.", labels=("handler", "status", "method")
+            "http_requests", "Answered requests.", labels=("handler", "status", "method")
         )
         for labels, count in self._requests.items():
             requests.add_metric(labels, count)
@@ -84,29 +84,31 @@ class HttpMetrics(Collector):
                 sizes.add_metric((handler,), totals[0], totals[at])
             yield sizes
         durations = HistogramMetricFamily(
-            "http_request_duration_seconds", "From request to end of answer.", labels=("handler", "method")
+            "http_request_duration_seconds",
+            "Seconds from the request to the end of its answer.",
+            labels=("handler", "method"),
         )
         for labels_of, histogram in self._durations.items():
             histogram.add_to(durations, labels_of)
         yield durations
         fine = HistogramMetricFamily(
             "http_request_duration_highr_seconds",
-            "From request to end of answer, in fine buckets.",
+            "Seconds from the request to the end of its answer, in fine buckets.",
             labels=(),
         )
         self._all_durations.add_to(fine, ())
         yield fine
 
     def _route(self, path: str) -> Route | None:
-        """The one that says the most of the path: a model's name may end as another route does."""
+        """Returns the route that matches a path most precisely: a model's name may end like another route."""
         matching = (one for one in self._routes.values() if one.matches(path))
         return self._routes.get(path) or max(matching, key=lambda one: len(one.path), default=None)
 
 
 class TrafficMiddleware:
-    """Pure ASGI: gives every answer an `x-request-id` (the client's own, if it is plain) and counts it.
+    """ASGI middleware: adds `x-request-id` to every answer (the client's own, if it is plain) and counts it.
 
-    A fault of ours becomes a 500 here, so that it has them too; it is raised again, for the server to log.
+    An unexpected exception becomes a 500 here, so that it has the header, too; it is then raised for the log.
     """
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:

@@ -1,7 +1,6 @@
 """The Open Inference Protocol (KServe's second) over HTTP: tensors in and out.
 
-Texts go in as they are, or as the token ids that their client made of them, images as the numbers that it
-made of them; tensors are JSON or binary.
+Clients send texts, or token ids of texts, or the preprocessed numbers of images; tensors are JSON or binary.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ BINARY = (b"content-type", b"application/octet-stream")
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked of a whole request; `binary_data_output`: outputs are binary that say nothing else."""
+    """Parameters of a whole request; `binary_data_output`: the default of the outputs' `binary_data`."""
 
     binary_data_output: bool = False
     priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS)] = 0
@@ -67,20 +66,20 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutputParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether an output follows the JSON."""
+    """Parameters of an output; `binary_data`: whether it follows the JSON as binary data."""
 
     binary_data: bool | None = None
 
 
 class RequestedOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An output that is wanted."""
+    """An output that the request names."""
 
     name: Annotated[str, Meta(max_length=128)]
     parameters: OutputParameters | None = None
 
 
 class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /v2/models/{model}/infer."""
+    """The body of POST /v2/models/{model}/infer."""
 
     inputs: Annotated[
         list[TensorInput],
@@ -110,8 +109,8 @@ class InferAnswer(Strict):
 
 
 def computed(task: TaskInfo, results: Sequence[PooledResult]) -> dict[str, NamedTensor]:
-    """The outputs of a model, by name.  Rows of tokens end with zeros, and empty labels, where there are no
-    more tokens.  Raises ApiError as `array`."""
+    """Returns the outputs of a model, by name.  Rows of tokens are padded with zeros and empty labels.
+    Raises ApiError as `array`."""
     found = [array(result.output) for result in results]
     if task.task is Task.EMBED:
         return _by_name(NamedTensor("embedding", "FP32", np.concatenate(found)))
@@ -138,7 +137,7 @@ def _by_name(*outputs: NamedTensor) -> dict[str, NamedTensor]:
 
 
 class Infer:
-    """The endpoint, as plain ASGI."""
+    """The endpoint of inference, as plain ASGI."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -168,7 +167,7 @@ class Infer:
             await answer(send, whole)
 
     def _wanted(self, request: InferRequest) -> dict[str, bool]:
-        """Names of outputs, and whether they are binary.  Raises ApiError for what the model tells not."""
+        """Returns names of outputs, and whether they are binary.  Raises ApiError for an unknown output."""
         everywhere = request.parameters is not None and request.parameters.binary_data_output
         known = [one.name for one in outputs_of(self._service.task)]
         if not request.outputs:
@@ -176,7 +175,7 @@ class Infer:
         wanted: dict[str, bool] = {}
         for at, one in enumerate(request.outputs):
             if one.name not in known:
-                message = f"outputs[{at}]: the model tells {', '.join(known)}."
+                message = f"outputs[{at}]: the model has the outputs {', '.join(known)}."
                 raise invalid(message, f"outputs[{at}].name")
             said = None if one.parameters is None else one.parameters.binary_data
             wanted[one.name] = everywhere if said is None else said
@@ -218,7 +217,7 @@ class Infer:
             raise invalid(f"inputs: send either {TEXT} or {IDS}.", "inputs")
         ids = given[IDS].array
         if ids.ndim != 2 or 0 in ids.shape:
-            raise invalid(f"{IDS} wants a shape of [texts, tokens], neither 0.", IDS)
+            raise invalid(f"{IDS} must have a shape of [texts, tokens], neither 0.", IDS)
         check_count(len(ids), IDS)
         mask = given[MASK].array if MASK in given else np.ones_like(ids)
         types = given[TYPES].array if TYPES in given else np.zeros_like(ids)
@@ -228,7 +227,7 @@ class Infer:
         lengths = mask.sum(1)
         places = np.arange(ids.shape[1])
         if not (np.array_equal(mask, places < lengths[:, None]) and lengths.all()):
-            raise invalid(f"{MASK} wants ones, one at least, then zeros: padding goes to the right.", MASK)
+            raise invalid(f"{MASK} must be ones, at least one, then zeros: padding goes to the right.", MASK)
         prompts = [
             EncodedPrompt(row[:length].tolist(), _second(kinds[:length]))
             for row, kinds, length in zip(ids, types, lengths.tolist(), strict=True)
@@ -243,23 +242,23 @@ class Infer:
     def _written(
         self, name: str, request: InferRequest, wanted: Mapping[str, bool], results: Sequence[PooledResult]
     ) -> list[bytes]:
-        """The JSON of an answer, then its binary tensors."""
+        """Returns the JSON of an answer, then its binary tensors."""
         found = computed(self._service.task, results)
         written = [tensors.write(found[one], binary=binary) for one, binary in wanted.items()]
-        told = {"model_name": name, "model_version": VERSION, "outputs": [one for one, _ in written]}
+        fields = {"model_name": name, "model_version": VERSION, "outputs": [one for one, _ in written]}
         if request.id is not None:
-            told["id"] = request.id
-        return [msgspec.json.encode(told), *(data for _, data in written)]
+            fields["id"] = request.id
+        return [msgspec.json.encode(fields), *(data for _, data in written)]
 
 
 def _images(tensor: NamedTensor, images: Images, parameters: Parameters) -> list[EncodedPrompt]:
-    """Of images that their client has made ready."""
+    """Returns prompts of images that the client has preprocessed."""
     if parameters.truncate_prompt_tokens is not None:
         raise invalid("truncate_prompt_tokens is for texts; this model reads images.", "parameters")
     pixels = tensor.array
     if pixels.shape[1:] != images.shape or not len(pixels):
         wanted = ", ".join(map(str, images.shape))
-        raise invalid(f"{PIXELS} wants a shape of [images, {wanted}], not {list(pixels.shape)}.", PIXELS)
+        raise invalid(f"{PIXELS} must have a shape of [images, {wanted}], not {list(pixels.shape)}.", PIXELS)
     check_count(len(pixels), PIXELS)
     if not np.isfinite(pixels).all():
         raise invalid(f"{PIXELS} has infinity, or NaN.", PIXELS)
@@ -267,27 +266,27 @@ def _images(tensor: NamedTensor, images: Images, parameters: Parameters) -> list
 
 
 def _second(types: tensors.Array) -> int:
-    """Where zeros become ones (0: they are zeros).  Raises ApiError for other types."""
+    """Returns where zeros become ones (0: all are zeros).  Raises ApiError for other types."""
     ones = int(types.sum())
     second = types.size - ones if ones else 0
     if not np.array_equal(types, np.arange(types.size) >= second if second else np.zeros_like(types)):
-        raise invalid(f"{TYPES} wants zeros, then ones.", TYPES)
+        raise invalid(f"{TYPES} must be zeros, then ones.", TYPES)
     return second
 
 
 def _texts(tensor: NamedTensor) -> list[str | list[int]]:
     if tensor.array.ndim > 2 or tensor.array.shape[1:] not in ((), (1,)) or not tensor.array.size:
-        raise invalid(f"{tensor.name} wants a shape of [texts] or [texts, 1].", tensor.name)
+        raise invalid(f"{tensor.name} must have a shape of [texts] or [texts, 1].", tensor.name)
     return list(tensor.array.ravel())
 
 
 def _split(body: bytes, scope: Scope) -> tuple[bytes, bytes]:
-    """The JSON, and the binary tensors after it, as a header says."""
+    """Splits a body into its JSON and the binary tensors after it, at the length in a header."""
     given = [value for name, value in scope["headers"] if name == TENSORS]
     if not given:
         return body, b""
     if len(given) > 1 or not (given[0].isdigit() and len(given[0]) < 10 and int(given[0]) <= len(body)):
-        raise invalid("Inference-Header-Content-Length is no length of the body's JSON.")
+        raise invalid("Inference-Header-Content-Length is not the length of the body's JSON.")
     return body[: int(given[0])], body[int(given[0]) :]
 
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's health and metadata: whether a model takes requests, and which tensors."""
+"""Health and metadata of the Open Inference Protocol: whether a model is ready, and its tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT, SECOND = "text", "text_pair"
 
 
 class Outcome(Strict):
-    """Every failure."""
+    """The error of every request that failed."""
 
     error: str
 
@@ -61,7 +61,7 @@ class ModelMetadata(Strict):
 
 
 def inputs_of(task: TaskInfo) -> list[TensorMetadata]:
-    """What a model reads: texts, token ids, or images; -1 is any number."""
+    """Returns the inputs of a model: texts, token ids, or images; -1 is any number."""
     if task.task is Task.GENERATE:
         return []
     if task.images is not None:
@@ -75,7 +75,7 @@ def inputs_of(task: TaskInfo) -> list[TensorMetadata]:
 
 
 def outputs_of(task: TaskInfo) -> list[TensorMetadata]:
-    """What a model tells."""
+    """Returns the outputs of a model."""
     rows = [-1, -1] if task.per_token else [-1]
     if task.task is Task.EMBED:
         return [TensorMetadata(name="embedding", datatype="FP32", shape=[-1, task.dimensions])]
@@ -90,16 +90,16 @@ def outputs_of(task: TaskInfo) -> list[TensorMetadata]:
 
 
 def _name(service: Service, request: Request) -> str:
-    """The served name in a path.  Raises ApiError for a path that a model's name is only a part of."""
-    told, path = named_in_path(request.path_params["model"]), request.scope["path"]
-    if not told:
+    """Returns the served name in a path.  Raises ApiError for a path that only begins with a model's name."""
+    name, path = named_in_path(request.path_params["model"]), request.scope["path"]
+    if not name:
         raise HTTPException(404)
-    if told not in service.names:
+    if name not in service.names:
         if extension := extension_at(path):
             raise ApiError(404, extension, code="not_found")
-        if told.endswith("/infer"):
+        if name.endswith("/infer"):
             raise wrong_method(request.method, path, "POST")
-    return service.require_model(told)
+    return service.require_model(name)
 
 
 async def _server(models: Models, _: Request) -> Response:
@@ -159,7 +159,7 @@ ROUTES = (
     Route(
         "GET",
         "/v2/health/ready",
-        "Whether requests are taken",
+        "Whether requests are accepted",
         ForAllModels(_ready),
         audience=Audience.ALL,
         answer=ServerReady,
@@ -170,7 +170,7 @@ ROUTES = (
     Route(
         "GET",
         "/v2/models/{model}/ready",
-        "Whether a model takes requests",
+        "Whether a model accepts requests",
         plain(_model_ready),
         answer=ModelReady,
         failures=(Outcome, ModelReady),
@@ -180,7 +180,7 @@ ROUTES = (
     Route(
         "GET",
         "/v2/models/{model}",
-        "What a model takes and tells",
+        "The inputs and outputs of a model",
         plain(_model),
         answer=ModelMetadata,
         failures=(Outcome,),

@@ -1,7 +1,7 @@
-"""Tensors of the Open Inference Protocol, in JSON or in binary, as numpy has them.
+"""Converts tensors of the Open Inference Protocol, in JSON or in binary, to numpy and back.
 
-Binary tensors follow the JSON, in the order in which it names them: numbers little-endian; each element of
-BYTES after its length, 4 bytes little-endian.
+Binary tensors follow the JSON, in the order in which it names them: numbers are little-endian; an element of
+BYTES comes after its length, 4 bytes little-endian.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SIZE = np.dtype("<u4")
 
 
 class InputParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`binary_data_size`: bytes of a tensor that follows the JSON."""
+    """Parameters of an input; `binary_data_size`: the bytes of a tensor that follows the JSON."""
 
     binary_data_size: Annotated[int, Meta(ge=0)] | None = None
 
 
 class TensorInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor that is sent: `data` in row-major order, nested or not."""
+    """A tensor of a request: `data` in row-major order, nested or not."""
 
     name: Annotated[str, Meta(max_length=128)]
     shape: TensorShape
@@ -53,7 +53,7 @@ class TensorOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class NamedTensor(NamedTuple):
-    """A tensor by its name."""
+    """A tensor with its name and its datatype."""
 
     name: str
     datatype: Datatype
@@ -61,13 +61,13 @@ class NamedTensor(NamedTuple):
 
 
 def read(inputs: Sequence[TensorInput], binary: bytes) -> Iterator[NamedTensor]:
-    """The tensors of a request; texts as arrays of str.  Raises ApiError, naming the tensor at fault."""
+    """Yields the tensors of a request; texts as arrays of str.  Raises ApiError that names the tensor."""
     at = 0
     for number, one in enumerate(inputs):
         field = f"inputs[{number}]"
         size = None if one.parameters is None else one.parameters.binary_data_size
         if (size is None) == (one.data is UNSET):
-            raise invalid(f"{field} wants data, or parameters.binary_data_size; not both.", field)
+            raise invalid(f"{field} must have either data or parameters.binary_data_size.", field)
         if size is None:
             assert one.data is not UNSET
             flat: Sequence[Any] | Array = _checked([*_flat(one.data)], one.datatype, field)
@@ -86,7 +86,7 @@ def read(inputs: Sequence[TensorInput], binary: bytes) -> Iterator[NamedTensor]:
 
 
 def write(tensor: NamedTensor, *, binary: bool) -> tuple[TensorOutput, bytes]:
-    """What is said of a tensor in the JSON, and what follows that."""
+    """Returns the fields of a tensor in the JSON, and its bytes after the JSON."""
     shape = list(tensor.array.shape)
     if not binary:
         return TensorOutput(tensor.name, tensor.datatype, shape, data=tensor.array.ravel().tolist()), b""
@@ -101,7 +101,7 @@ def write(tensor: NamedTensor, *, binary: bool) -> tuple[TensorOutput, bytes]:
 def _array(flat: Sequence[Any] | Array, datatype: Datatype, field: str) -> Array:
     kind = {"BYTES": object, "INT64": np.int64, "FP32": np.float32}[datatype]
     try:
-        with np.errstate(over="ignore"):  # what is too large for fp32 is infinity
+        with np.errstate(over="ignore"):  # a number too large for fp32 becomes infinity
             return np.array(flat, kind)
     except OverflowError:  # an integer that no float holds
         raise invalid(f"{field}.data: a number is out of range.", f"{field}.data") from None
