@@ -265,7 +265,9 @@ class Chat(ChoicesEndpoint[ChatRequest]):
             )
         ]
 
-    async def _answer_grammar(self, reading: AnswerFormat | None, offer: Offer | None, wanted: str) -> str:
+    async def _answer_grammar(
+        self, reading: AnswerFormat | None, offer: OfferedTools | None, wanted: str
+    ) -> str:
         """Returns the grammar of the whole answer: `wanted` after its reasoning, and calls if they are forced
         or strict."""
         tokens, schemas = self.service.tokenizer.added_tokens, {}
@@ -308,7 +310,7 @@ async def encode_chat(service: Service, conversation: Conversation, most: int) -
     return await service.encode(text, "messages", most, lambda one: encode(one, special))
 
 
-async def _tokenizer(service: Service, template: str | None, offer: Offer | None) -> Tokenizer:
+async def _tokenizer(service: Service, template: str | None, offer: OfferedTools | None) -> Tokenizer:
     """Returns the tokenizer with the request's `template`, if the server accepts those; without one the
     model's tokenizer, with its template for tools if there are tools."""
     if template is None:
