@@ -47,9 +47,9 @@ class SamplingParams(TokenSampling, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, limits in NUMBERS.items():
-            if not limits.allow(getattr(self, name)):
-                raise _wrong(name, limits.wanted, getattr(self, name))
+        for name, bounds in NUMBERS.items():
+            if not bounds.allow(getattr(self, name)):
+                raise _wrong(name, bounds.in_words, getattr(self, name))
         for name in FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, "True or False", getattr(self, name))
@@ -67,12 +67,12 @@ class SamplingParams(TokenSampling, frozen=True, kw_only=True):
 
     def constraint(self) -> Constraint | None:
         """Returns the constraint on the answer's format, None where there is none."""
-        asked = self.structured_outputs
-        if asked is None:
+        given = self.structured_outputs
+        if given is None:
             return None
-        fields = msgspec.structs.asdict(asked) if isinstance(asked, StructuredOutputsParams) else asked
+        fields = msgspec.structs.asdict(given) if isinstance(given, StructuredOutputsParams) else given
         if not isinstance(fields, Mapping):
-            raise _wrong("structured_outputs", "StructuredOutputsParams, or its fields", asked)
+            raise _wrong("structured_outputs", "StructuredOutputsParams, or its fields", given)
         for name in fields:
             if name not in StructuredOutputsParams.__struct_fields__:
                 raise UserError(f"{shown(name)} is no field of StructuredOutputsParams", "structured_outputs")

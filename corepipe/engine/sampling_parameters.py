@@ -52,7 +52,7 @@ class NumberBounds(NamedTuple):
         return isinstance(value, kind) and not isinstance(value, bool) and self.least <= value <= self.most  # type: ignore[operator]
 
     @property
-    def wanted(self) -> str:
+    def in_words(self) -> str:
         """The bounds in words, for an error."""
         what = "a whole number" if self.whole else "a number"
         ends = {FLOAT32_TINY: "above 0", -FLOAT32_MAX: "finite"}
@@ -88,14 +88,14 @@ class TokenSampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tokens that may be drawn; None: every token."""
 
     @classmethod
-    def of(cls, asked: object, **others: object) -> TokenSampling:
-        """Copies the fields of these names from `asked`, except those given in `others`; a `top_p` of 0 makes
+    def of(cls, source: object, **others: object) -> TokenSampling:
+        """Copies the fields of these names from `source`, but for those in `others`; a `top_p` of 0 makes
         it greedy."""
-        said: dict[str, Any] = {n: getattr(asked, n) for n in cls.__struct_fields__ if n not in others}
-        said.update(others)
-        if said["top_p"] == 0:
-            said["temperature"] = 0.0
-        return TokenSampling(**said)
+        values: dict[str, Any] = {n: getattr(source, n) for n in cls.__struct_fields__ if n not in others}
+        values.update(others)
+        if values["top_p"] == 0:
+            values["temperature"] = 0.0
+        return TokenSampling(**values)
 
 
 def bounds_of(struct: type[msgspec.Struct]) -> Mapping[str, NumberBounds]:
@@ -111,9 +111,9 @@ def columns_of(struct: type[msgspec.Struct]) -> Mapping[str, Column]:
     return {name: column._replace(name=column.name or name) for name, _, column in _metadata(struct, Column)}
 
 
-def _metadata(struct: type[msgspec.Struct], wanted: type[T]) -> Iterator[tuple[str, Any, T]]:
-    """Yields each field's name, type and metadata of the type `wanted`."""
+def _metadata(struct: type[msgspec.Struct], kind: type[T]) -> Iterator[tuple[str, Any, T]]:
+    """Yields each field's name, type and metadata of the type `kind`."""
     for field in msgspec.structs.fields(struct):
         for each in get_args(field.type):
-            if isinstance(each, wanted):
+            if isinstance(each, kind):
                 yield field.name, get_args(field.type)[0], each

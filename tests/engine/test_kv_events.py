@@ -109,9 +109,9 @@ def test_events_read_back_are_what_the_pools_find(caches: list[KVCache], operati
     for number in range(1, operations + 1):
         work.step()
         if number % 5 == 0:
-            work.events.tell()
+            work.events.publish_new()
         if number % 500 == 0:
-            work.events.tell()
+            work.events.publish_new()
             for batch in work.batches:
                 reader.read(batch)
             work.batches.clear()
@@ -130,10 +130,10 @@ def stored_batch(**fields: object) -> bytes:
     cache.grow(request, 3)
     request.num_done = 3 * SIZE
     cache.commit(request, 3 * SIZE)
-    events.tell()
+    events.publish_new()
     cache.release(request)
     cache.grow(Request("other", [0], 1), 8)
-    events.tell()
+    events.publish_new()
     return batches
 
 

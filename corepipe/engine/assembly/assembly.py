@@ -273,18 +273,18 @@ def _host_blocks(config: EngineConfig, host: HostPlan, device: DevicePlan) -> tu
         room -= beside * host.state_bytes
     budget = room // host.block_bytes(config)
     sequence, groups = host.sequence_blocks(config), len(host.layer_groups.windows)
-    asked = config.num_blocks and config.num_blocks * groups
+    configured = config.num_blocks and config.num_blocks * groups
     held = device.memory.num_blocks * groups
     are_states = host.graph.is_recurrent and not beside
     most = most_states(held) if are_states and keeps_snapshots(config, host.graph) else held
-    wanted = min(asked or max(budget, sequence), most)
-    if wanted < sequence:
+    count = min(configured or max(budget, sequence), most)
+    if count < sequence:
         raise UserError(
-            f"--num-blocks {wanted // groups} holds less than one sequence of --max-model-len "
+            f"--num-blocks {count // groups} holds less than one sequence of --max-model-len "
             f"{host.graph.max_positions}; use at least {-(-sequence // groups)}",
             "num_blocks",
         )
-    return wanted, beside
+    return count, beside
 
 
 def _clock(config: EngineConfig) -> Clock:

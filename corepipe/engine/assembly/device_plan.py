@@ -230,14 +230,14 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
     return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk, draft_plan)
 
 
-def _check_speculation(config: EngineConfig, graph: Graph, asked: SpeculativeConfig) -> None:
+def _check_speculation(config: EngineConfig, graph: Graph, settings: SpeculativeConfig) -> None:
     """Raises UserError where drafts are not possible, and where an acceptance is assumed of the host."""
     why = None
     if not graph.generates:
         why = f"{graph.name} generates nothing, so that it needs no drafts"
     elif graph.is_recurrent:
         why = no_way_back(graph)
-    elif asked.synthetic_rates is not None and config.clock == "host" and config.timing_model is None:
+    elif settings.synthetic_rates is not None and config.clock == "host" and config.timing_model is None:
         why = "an assumed acceptance makes the emulated device faster, not the host; add --clock device"
     if why is not None:
         raise UserError(f"--speculative-config: {why}", "speculative_config")
@@ -273,14 +273,14 @@ def _limits(
     )
 
 
-def timed_task(asked: str, model: Architecture) -> TaskInfo | None:
+def timed_task(requested: str, model: Architecture) -> TaskInfo | None:
     """Returns the task that is timed; None: the model's own output, as for models of images without named
     classes, and for those that predict masked words.
 
     Raises UserError for a task that the config names, and that the model does not do.
     """
-    if asked != "auto":
-        return model.task(asked)
+    if requested != "auto":
+        return model.task(requested)
     try:
         found = model.task()
     except UserError:
@@ -315,11 +315,11 @@ def graph_of(
 def batch_tokens(config: EngineConfig, graph: Graph) -> int:
     """Returns the tokens of a batch: as configured, but no fewer than the longest text that is computed
     whole; of images, which are all of one size, as many as the batch may have images."""
-    asked, longest = config.max_num_batched_tokens, graph.max_positions
+    configured, longest = config.max_num_batched_tokens, graph.max_positions
     if graph.causal:
-        return asked
+        return configured
     texts = any(given.kind is InputKind.TOKENS for given in graph.inputs)
-    return max(asked, longest if texts else config.max_num_seqs * longest)
+    return max(configured, longest if texts else config.max_num_seqs * longest)
 
 
 def runtime_profile(config: EngineConfig, graph: Graph) -> RuntimeProfile:

@@ -36,14 +36,14 @@ nothing, but its drafts are still computed."""
 def with_draft_here(config: EngineConfig, progress: Progress) -> EngineConfig:
     """Returns the config with the local path of its draft model, which is fetched if need be; the config as
     it is, where there is no draft model to compute. Raises UserError."""
-    asked, named = config.speculative_config, draft_path(config)
-    if asked is None or named is None:
+    settings, named = config.speculative_config, draft_path(config)
+    if settings is None or named is None:
         return config
     try:
         path = hub.resolve(str(named), progress)
     except UserError as error:
         raise refused_draft(error.message) from error
-    return config.model_copy(update={"speculative_config": asked.model_copy(update={"model": str(path)})})
+    return config.model_copy(update={"speculative_config": settings.model_copy(update={"model": str(path)})})
 
 
 def draft_path(config: EngineConfig) -> Path | None:

@@ -32,11 +32,11 @@ def plan_draft(config: EngineConfig, graph: Graph, draft: Architecture | None) -
     """Returns the draft model of this graph's model on the device, if there is one; `draft` where the caller
     has it. Where another model is timed than the one that it drafts for, their vocabularies may differ.
     Raises UserError as `draft_graph` does."""
-    asked = config.speculative_config
-    if asked is None or asked.model is None:
+    settings = config.speculative_config
+    if settings is None or settings.model is None:
         return None
-    model = draft or draft_architecture(asked.model)
-    same_words = config.timing_model is None or asked.synthetic_rates is not None
+    model = draft or draft_architecture(settings.model)
+    same_words = config.timing_model is None or settings.synthetic_rates is not None
     return Draft(draft_graph(model, graph, same_words=same_words))
 
 

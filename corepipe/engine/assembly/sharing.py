@@ -58,13 +58,13 @@ def check_weights(sizes: Mapping[str, int], memory: int) -> None:
     )
 
 
-def shares(asked: Sequence[int | None], whole: int) -> list[int]:
+def shares(requested: Sequence[int | None], whole: int) -> list[int]:
     """Returns the shares of a whole: a requested one stays; the others divide the rest evenly, at least 1
     each, the first of them the larger ones."""
-    others = asked.count(None)
-    left = max(whole - sum(one for one in asked if one is not None), others)
+    others = requested.count(None)
+    left = max(whole - sum(one for one in requested if one is not None), others)
     sizes = iter([left // others + (at < left % others) for at in range(others)] if others else [])
-    return [next(sizes) if one is None else one for one in asked]
+    return [next(sizes) if one is None else one for one in requested]
 
 
 def divided(models: Sequence[Tenancy]) -> list[EngineConfig]:

@@ -19,8 +19,8 @@ the positions behind the last state are computed again."""
 def keeps_snapshots(config: EngineConfig, graph: Graph) -> bool:
     """Tells whether any states stay: Neuron software keeps none, so there are none where the device's
     decisions count."""
-    wanted = config.prefix_cache and not faithful(config)
-    return wanted and graph.is_recurrent and graph.max_positions > CLOSEST
+    cached = config.prefix_cache and not faithful(config)
+    return cached and graph.is_recurrent and graph.max_positions > CLOSEST
 
 
 def most_states(sequences: int) -> int:

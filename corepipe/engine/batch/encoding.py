@@ -114,9 +114,9 @@ class EncodingRunner:
     def submit(self, batch: Batch) -> SubmittedStep:
         """Starts a batch and does not wait."""
         chunks = batch.chunks
-        self._tell_started(chunks)
+        self._announce_started(chunks)
         starts = np.array([0, *accumulate([chunk.count for chunk in chunks])], np.int32)
-        wanted = self._wanted_rows(chunks, starts)
+        wanted = self._logit_rows(chunks, starts)
         inputs = StepInputs(
             tokens=tokens_of(chunks),
             positions=positions_of(chunks, starts),
@@ -141,7 +141,7 @@ class EncodingRunner:
         failures = [] if finite.all() else _overflows(step, finite)
         return StepResult(step, output, [()] * len(step.drawn_rows), failures)
 
-    def _wanted_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Ids:
+    def _logit_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Ids:
         """Returns one row of each sequence whose last token is among its rows."""
         rows = starts[1:] - 1 if self._encoding.causal else starts[:-1]
         samples = [chunk.samples for chunk in chunks]
@@ -170,7 +170,7 @@ class EncodingRunner:
         images = (np.frombuffer(_sampled(chunk.request).image, LITTLE_ENDIAN) for chunk in chunks)
         return np.concatenate([patches_of(image.reshape(shape), given) for image in images])
 
-    def _tell_started(self, chunks: Sequence[Chunk]) -> None:
+    def _announce_started(self, chunks: Sequence[Chunk]) -> None:
         fresh = [chunk.request for chunk in chunks if chunk.request.id not in self._started]
         if fresh:
             self._on_start([Started(request.id, _sampled(request).seed) for request in fresh])

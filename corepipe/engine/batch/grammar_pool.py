@@ -68,7 +68,7 @@ class GrammarPool:
         self._compile = compile_
         self._on_done = on_done
         self._clock = clock
-        self._asked: SimpleQueue[GrammarCompilation] = SimpleQueue()
+        self._queue: SimpleQueue[GrammarCompilation] = SimpleQueue()
         self._done: SimpleQueue[GrammarCompilation] = SimpleQueue()
         self._open: dict[SampledRequest, GrammarCompilation] = {}
         self._threads = 0
@@ -80,8 +80,8 @@ class GrammarPool:
 
     def start(self, request: SampledRequest) -> None:
         """Compiles a request's grammar."""
-        self._open[request] = asked = GrammarCompilation(request)
-        self._asked.put(asked)
+        self._open[request] = compilation = GrammarCompilation(request)
+        self._queue.put(compilation)
         self._add_thread()
 
     def patience(self) -> float | None:
@@ -132,23 +132,23 @@ class GrammarPool:
     def _work(self) -> None:
         clock = self._clock()
         while True:
-            asked = self._asked.get()
+            compilation = self._queue.get()
             began = clock()
-            asked.spent = partial(_since, clock, began)
-            if asked.request.status is Status.FINISHED:
-                asked.error = "the request has ended"
+            compilation.spent = partial(_since, clock, began)
+            if compilation.request.status is Status.FINISHED:
+                compilation.error = "the request has ended"
             else:
-                self._try(asked)
-            self._done.put(asked)
+                self._try(compilation)
+            self._done.put(compilation)
             self._on_done()
 
-    def _try(self, asked: GrammarCompilation) -> None:
+    def _try(self, compilation: GrammarCompilation) -> None:
         try:
-            asked.constraint = self._compile(asked.request)
+            compilation.constraint = self._compile(compilation.request)
         except GrammarError as error:
-            asked.error = str(error)
+            compilation.error = str(error)
         except BaseException as error:  # a panic of the library is not an Exception
-            asked.error = f"the grammar cannot be compiled: {shown(str(error), 200)}"
+            compilation.error = f"the grammar cannot be compiled: {shown(str(error), 200)}"
 
 
 def _is_late(each: GrammarCompilation) -> bool:

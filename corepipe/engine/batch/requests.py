@@ -129,7 +129,7 @@ def _check_generated(submit: Submit, vocab_size: int, max_model_len: int) -> Non
 def _check_sampling(params: TokenSampling, vocab_size: int) -> None:
     for name, bounds in _BOUNDS.items():
         if not bounds.allow(value := getattr(params, name)):
-            raise ValueError(f"{name} must be {bounds.wanted}, not {value}")
+            raise ValueError(f"{name} must be {bounds.in_words}, not {value}")
     _check_ids(params, vocab_size)
 
 

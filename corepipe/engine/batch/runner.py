@@ -141,23 +141,23 @@ class Runner:
     def _start(self, batch: Batch, states: Sequence[RequestInputs]) -> SubmittedStep:
         """Makes the arrays of a batch, and hands them to the executor."""
         chunks = batch.chunks
-        self._tell_started(states)
+        self._announce_started(states)
         starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum([chunk.count for chunk in chunks], out=starts[1:])
-        wanted = LogitRows()
-        drawn_rows, prompt_rows, drafting = _want_logits(wanted, states, chunks, starts.tolist())
+        logits = LogitRows()
+        drawn_rows, prompt_rows, drafting = _add_logit_rows(logits, states, chunks, starts.tolist())
         inputs = StepInputs(
             tokens=tokens_of(chunks),
             positions=positions_of(chunks, starts),
             sequence_starts=starts,
             block_tables=self._join([state.blocks.follow(state.request) for state in states]),
-            logit_rows=np.array(wanted.rows, np.int32),
+            logit_rows=np.array(logits.rows, np.int32),
         )
-        sampling = wanted.sampling()
+        sampling = logits.sampling()
         ticket = self._executor.submit(inputs, sampling)
         each = max(drafting.values()) if drafting else 1
-        masked = self._give_masks(ticket, states, chunks, drafting) if wanted.masked else ((), ())
-        shape = StepShape.of([(c.start, c.count) for c in chunks], len(wanted.rows), each)
+        masked = self._give_masks(ticket, states, chunks, drafting) if logits.masked else ((), ())
+        shape = StepShape.of([(c.start, c.count) for c in chunks], len(logits.rows), each)
         top = sampling.top_logprobs
         return SubmittedStep(
             ticket, batch, drawn_rows, prompt_rows, top, shape, *masked, drafting=drafting or None
@@ -184,7 +184,7 @@ class Runner:
             self._executor.give_masks(ticket, masks)
         return found, [end - began for began, end in pairwise(ended)]
 
-    def _tell_started(self, states: Sequence[RequestInputs]) -> None:
+    def _announce_started(self, states: Sequence[RequestInputs]) -> None:
         fresh = [state for state in states if not state.started]
         if fresh:
             self._on_start([Started(state.request.id, state.request.seed) for state in fresh])
@@ -303,50 +303,50 @@ def _take_tokens(
     return failures
 
 
-def _want_logits(
-    wanted: LogitRows, states: Sequence[RequestInputs], chunks: Sequence[Chunk], starts: Sequence[int]
+def _add_logit_rows(
+    logits: LogitRows, states: Sequence[RequestInputs], chunks: Sequence[Chunk], starts: Sequence[int]
 ) -> tuple[list[int | None], dict[int, range], dict[int, int]]:
-    """Adds the rows that draw or report to `wanted`; `SubmittedStep` says what is returned."""
+    """Adds the rows that draw or report to `logits`; `SubmittedStep` says what is returned."""
     drawn_rows: list[int | None] = []
     prompt_rows: dict[int, range] = {}
     drafting: dict[int, int] = {}
     for index, (state, chunk) in enumerate(zip(states, chunks, strict=True)):
         if state.prompt_scalars is not None:
-            prompt_rows[index] = _want_prompt(wanted, state, state.prompt_scalars, chunk, starts[index])
-        drawn_rows.append(len(wanted.rows) if chunk.samples else None)
+            prompt_rows[index] = _add_prompt_rows(logits, state, state.prompt_scalars, chunk, starts[index])
+        drawn_rows.append(len(logits.rows) if chunk.samples else None)
         if chunk.drafts:
-            _want_drafts(wanted, state, chunk, starts[index])
+            _add_draft_rows(logits, state, chunk, starts[index])
             drafting[index] = len(chunk.drafts) + 1
         elif chunk.samples:
-            wanted.draw(starts[index + 1] - 1, state.scalars, chunk.start + chunk.count, state.lists)
+            logits.draw(starts[index + 1] - 1, state.scalars, chunk.start + chunk.count, state.lists)
             if state.request.masked:
-                wanted.mask()
+                logits.mask()
     return drawn_rows, prompt_rows, drafting
 
 
-def _want_drafts(wanted: LogitRows, state: RequestInputs, chunk: Chunk, first_row: int) -> None:
+def _add_draft_rows(logits: LogitRows, state: RequestInputs, chunk: Chunk, first_row: int) -> None:
     """Adds the rows of the last known token and of each draft token; each is drawn as if those before it were
     known."""
     lists = state.lists
     last = chunk.count - len(chunk.drafts) - 1
     for at in range(len(chunk.drafts) + 1):
         after = lists and lists.after(chunk.drafts[:at])
-        wanted.draw(first_row + last + at, state.scalars, chunk.start + last + at + 1, after)
+        logits.draw(first_row + last + at, state.scalars, chunk.start + last + at + 1, after)
         if state.request.masked:
-            wanted.mask()
+            logits.mask()
 
 
-def _want_prompt(
-    wanted: LogitRows, state: RequestInputs, scalars: bytes, chunk: Chunk, first_row: int
+def _add_prompt_rows(
+    logits: LogitRows, state: RequestInputs, scalars: bytes, chunk: Chunk, first_row: int
 ) -> range:
     """Adds the rows whose next token is a prompt token not yet reported (a preempted prompt runs twice)."""
     prompt = state.request.prompt
     first, end = max(chunk.start + 1, state.prompt_known), min(chunk.start + chunk.count + 1, len(prompt))
-    before = len(wanted.rows)
+    before = len(logits.rows)
     for position in range(first, end):
-        wanted.report(first_row + position - 1 - chunk.start, scalars, prompt, position)
+        logits.report(first_row + position - 1 - chunk.start, scalars, prompt, position)
     state.prompt_known = max(state.prompt_known, end)
-    return range(before, len(wanted.rows))
+    return range(before, len(logits.rows))
 
 
 def tokens_of(chunks: Sequence[Chunk]) -> Ids:

@@ -55,7 +55,7 @@ def _nobody(_request: SampledRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """All replicas, the clock they share, and what the server is told about them.
+    """All replicas, the clock they share, and their description for the server.
 
     seed makes the draws of requests that bring no seed of their own repeatable. tokenizer reads the model's
     tokenizer; it raises UserError. encoding: of a model that generates nothing (None: it generates). drafter:

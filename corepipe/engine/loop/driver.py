@@ -140,11 +140,11 @@ class Driver:
 
     def outputs(self) -> list[Output]:
         """Returns the outputs since the last call."""
-        self._tell()
+        self._collect()
         if self._cache_events is not None:
-            self._cache_events.tell()
-        news, self._outputs = self._outputs, []
-        return news
+            self._cache_events.publish_new()
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def handle(self, command: Submit | Abort) -> None:
         """Takes a request on, refuses it, or aborts requests; the results come with `outputs`.
@@ -200,7 +200,7 @@ class Driver:
         self._stats[replica.number].count(batch, behind)
         self._unreported.append(batch)
 
-    def _tell(self) -> None:
+    def _collect(self) -> None:
         while self._unreported:
             self._outputs += self._reporter.outputs(self._unreported.popleft())
 
@@ -245,7 +245,7 @@ class Driver:
         self._outputs.append(Output(request_id, finish_reason=ended, error=error, error_kind=kind))
 
     def _abort(self, ids: Iterable[str]) -> None:
-        self._tell()  # outputs of a completed step come before the abort
+        self._collect()  # outputs of a completed step come before the abort
         for request_id in ids:
             request = self._loop.abort(request_id)
             if request is not None:

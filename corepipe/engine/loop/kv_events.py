@@ -73,7 +73,7 @@ class CacheLog:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._events: list[Event] = [AllBlocksCleared()]
-        self._told: dict[tuple[int, Hashable], int] = {}
+        self._published: dict[tuple[int, Hashable], int] = {}
         self._holders: Counter[int] = Counter()
 
     def of_replica(self, number: int) -> ReplicaLog:
@@ -88,24 +88,24 @@ class CacheLog:
     def stored(self, replica: int, request: Request, index: int) -> None:
         """See `CacheListener`."""
         size = self._block_size
-        told = _hash(request.told_key(index, size))
-        self._told[replica, request.block_key(index, size)] = told
-        self._holders[told] += 1
-        if self._holders[told] > 1:
+        block_hash = _hash(request.told_key(index, size))
+        self._published[replica, request.block_key(index, size)] = block_hash
+        self._holders[block_hash] += 1
+        if self._holders[block_hash] > 1:
             return
         parent = _hash(request.told_key(index - 1, size)) if index else None
         salted = (request.told_salt,) if request.told_salt and not index else None
         tokens = request.tokens[index * size : (index + 1) * size]
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockStored) and last.block_hashes[-1] == parent:
-            last.block_hashes.append(told)
+            last.block_hashes.append(block_hash)
             last.token_ids.extend(tokens)
             if last.extra_keys is not None:
                 last.extra_keys.append(None)
             return
         self._events.append(
             BlockStored(
-                block_hashes=[told],
+                block_hashes=[block_hash],
                 parent_block_hash=parent,
                 token_ids=tokens,
                 block_size=size,
@@ -118,16 +118,16 @@ class CacheLog:
 
     def removed(self, replica: int, key: Hashable) -> None:
         """See `CacheListener`."""
-        told = self._told.pop((replica, key))
-        self._holders[told] -= 1
-        if self._holders[told]:
+        block_hash = self._published.pop((replica, key))
+        self._holders[block_hash] -= 1
+        if self._holders[block_hash]:
             return
-        del self._holders[told]
+        del self._holders[block_hash]
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved):
-            last.block_hashes.append(told)
+            last.block_hashes.append(block_hash)
         else:
-            self._events.append(BlockRemoved(block_hashes=[told], medium=MEDIUM))
+            self._events.append(BlockRemoved(block_hashes=[block_hash], medium=MEDIUM))
 
 
 class ReplicaLog:
@@ -152,7 +152,7 @@ class CacheEvents:
         self._publish = publish
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def tell(self) -> None:
+    def publish_new(self) -> None:
         """Publishes the events since the last call, if there are any."""
         if events := self.log.take():
             self._publish(self._encode(EventBatch(time.time(), events, 0)))

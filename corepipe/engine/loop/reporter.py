@@ -75,12 +75,12 @@ class Reporter:
         if batch.result.step.value_rows:
             return self._encoded(batch) + [self.fail(failure) for failure in batch.failures]
         logprobs = self._logprobs(batch.result)
-        news = [
+        outputs = [
             self._output(event, logprobs.get(event.request.id, _NONE), batch.device_now)
             for event in batch.events
             if event.token is not None or event.finish_reason is not None
         ]
-        return news + [self.fail(failure) for failure in batch.failures]
+        return outputs + [self.fail(failure) for failure in batch.failures]
 
     def end(self, request: Request, reason: FinishReason) -> Output:
         """Returns the last output of a request that ends without a token."""
@@ -111,14 +111,14 @@ class Reporter:
     def _encoded(self, batch: Completed) -> list[Output]:
         """Returns the only output of each request whose text a batch has completed."""
         chunk_of = {chunk.request: at for at, chunk in enumerate(batch.result.step.batch.chunks)}
-        news = []
+        outputs = []
         for request, _, reason in batch.events:
             if reason is not None:
                 self._records[request.id].device.add(batch.device_now)
                 values, rows = values_of(batch.result, chunk_of[request])
                 output = Output(request.id, cached=request.num_cached, finish_reason=reason.value)
-                news.append(self._last(request, replace(output, values=values, rows=rows)))
-        return news
+                outputs.append(self._last(request, replace(output, values=values, rows=rows)))
+        return outputs
 
     def _last(self, request: Request, output: Output) -> Output:
         """Adds the times of a request that has ended, and forgets it."""

@@ -1,6 +1,6 @@
 """Batches with an assumed acceptance of drafts: the host computes their tokens one by one.
 
-A draft token that is accepted is the token that the model draws, and nobody has it before it is drawn. So a
+A draft token that is accepted is the token that the model draws, which is unknown before it is drawn. So a
 batch that the device is timed to compute at once takes the host a pass for each of the accepted tokens. They
 are drawn as always; only how soon they come is assumed.
 """
@@ -85,8 +85,8 @@ class _Passes:
         """Begins the passes that follow the first one, which had all chunks."""
         chunks, failed = first.step.batch.chunks, {failure.request for failure in first.failures}
         tokens = [list(drawn) for drawn in first.tokens]
-        asked = first.has_logprobs
-        logprobs = [first.logprobs(at) if asked else [] for at in range(len(chunks))]
+        reported = first.has_logprobs
+        logprobs = [first.logprobs(at) if reported else [] for at in range(len(chunks))]
         over = {at for at, chunk in enumerate(chunks) if _is_over(chunk.request, tokens[at], failed)}
         seconds, masks = first.output.seconds, list(first.step.mask_seconds)
         return cls(first, tokens, logprobs, over, seconds, masks, [0] * len(chunks))
@@ -110,12 +110,12 @@ class _Passes:
         """Takes the results of a pass. A request that cannot go on fails with the next batch, when its tokens
         so far are known."""
         failed = {failure.request for failure in result.failures}
-        asked = result.has_logprobs
+        reported = result.has_logprobs
         for number, at in enumerate(going):
             request, drawn = result.step.batch.chunks[number].request, result.tokens[number]
             if request not in failed:
                 self.tokens[at] += drawn
-                self.logprobs[at] += result.logprobs(number) if asked else []
+                self.logprobs[at] += result.logprobs(number) if reported else []
             if _is_over(request, drawn, failed):
                 self.ended.add(at)
         self.seconds += result.output.seconds

@@ -34,8 +34,8 @@ def published_events(config: EngineConfig, deployment: Deployment) -> Iterator[C
 
     Raises UserError as KVPublisher does, and where there is no prefix cache whose blocks stay.
     """
-    asked = config.kv_events_config
-    if asked is None or not asked.publishes:
+    events_config = config.kv_events_config
+    if events_config is None or not events_config.publishes:
         yield None
         return
     limits = deployment.replicas[0].scheduler
@@ -47,9 +47,9 @@ def published_events(config: EngineConfig, deployment: Deployment) -> Iterator[C
         )
     if None not in limits.windows:
         raise UserError("--kv-events-config: every layer of this model has a window", FLAG)
-    with closing(KVPublisher(asked)) as publisher:
+    with closing(KVPublisher(events_config)) as publisher:
         events = CacheEvents(CacheLog(limits.block_size), publisher.publish)
-        events.tell()
+        events.publish_new()
         yield events
 
 
@@ -122,9 +122,9 @@ class KVPublisher:
 
         try:
             while True:
-                asked = router.recv_multipart()
-                if len(asked) == 3 and len(asked[2]) == 8:
-                    self._answer(router, asked[0], int.from_bytes(asked[2]))
+                question = router.recv_multipart()
+                if len(question) == 3 and len(question[2]) == 8:
+                    self._answer(router, question[0], int.from_bytes(question[2]))
         except zmq.ContextTerminated:
             router.close(linger=0)
 

@@ -40,7 +40,7 @@ def serve(
     paces the Stats; `epoch` is the engine's number. `prefixes`: collects the changes of its caches.
     """
 
-    def tell(outputs: list[Output], stats: list[Stats]) -> None:
+    def send_all(outputs: list[Output], stats: list[Stats]) -> None:
         """Sends one message; one more for each further replica's stats."""
         found = None if prefixes is None else prefixes.take()
         if outputs or stats or found is not None:
@@ -48,15 +48,15 @@ def serve(
         for more in stats[1:]:
             send(Outputs([], more, epoch=epoch))
 
-    tell([], driver.stats())  # so that gauges exist before the first request
+    send_all([], driver.stats())  # so that gauges exist before the first request
     commands = _Commands(driver, inbox, seconds())
     try:
         for _ in driver.turns(commands):
             outputs = driver.outputs()
-            tell(outputs, driver.stats() if commands.stats_due(seconds()) else [])
+            send_all(outputs, driver.stats() if commands.stats_due(seconds()) else [])
     except EOFError:
         return
-    tell(driver.outputs(), driver.stats())
+    send_all(driver.outputs(), driver.stats())
 
 
 class _Commands:

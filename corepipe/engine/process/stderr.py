@@ -49,7 +49,7 @@ class NonBlockingLog(io.TextIOBase):
         self._fd = fd
         self._texts: list[str] = []
         self._waiting = 0
-        self._told = 0
+        self._logged = 0
         self._changed = threading.Condition()  # re-entrant: a signal handler may write as well
         threading.Thread(target=self._run, name="stderr", daemon=True).start()
 
@@ -87,18 +87,18 @@ class NonBlockingLog(io.TextIOBase):
                 self._texts.clear()
             written = self._write(text)
             if written and not self._texts:
-                self._tell_losses()  # after all text that was written before
+                self._log_losses()  # after all text that was written before
             with self._changed:
                 self._waiting -= len(text)
                 if not written:
                     self.dropped += text.count("\n")
                 self._changed.notify_all()
 
-    def _tell_losses(self) -> None:
+    def _log_losses(self) -> None:
         dropped = self.dropped
-        lost = dropped - self._told
+        lost = dropped - self._logged
         if lost and self._write(f"corepipe: {lost} lines of this log could not be written\n"):
-            self._told = dropped
+            self._logged = dropped
 
     def _write(self, text: str) -> bool:
         """Waits for the reader; returns False where there is none, or no room."""
