@@ -125,9 +125,9 @@ class RopeSpec:
 class StateKind(StrEnum):
     """The unit for which an Op keeps data from one step to the next."""
 
-    TOKENS = "tokens"  # for each token of a sequence, in KV blocks
-    SOURCE = "source"  # for each token of the source, made once
-    SEQUENCE = "sequence"  # for a sequence, however long it is
+    TOKENS = "tokens"  # per token of a sequence, in KV blocks
+    SOURCE = "source"  # per token of the source, made once
+    SEQUENCE = "sequence"  # per sequence, however long it is
 
 
 class StateSpec(NamedTuple):
@@ -165,7 +165,7 @@ class InputKind(StrEnum):
     TOKENS = "tokens"  # ids in the vocabulary
     TYPES = "types"  # BERT's first or second text of a pair
     PATCHES = "patches"  # parts of an image, all channels
-    PIXELS = "pixels"  # of an image, all channels
+    PIXELS = "pixels"  # pixels of an image, all channels
 
 
 class GraphInput(NamedTuple):
@@ -193,10 +193,10 @@ class OutputKind(StrEnum):
     """The kinds of output that a forward pass returns for each row of the value."""
 
     LOGITS = "logits"  # over the vocabulary
-    VECTOR = "vector"  # one a sequence or an image
+    VECTOR = "vector"  # one per sequence or image
     HIDDEN = "hidden"  # the last hidden state
-    SCORES = "scores"  # one a class
-    MAP = "map"  # one a pixel
+    SCORES = "scores"  # one per class
+    MAP = "map"  # one per pixel
 
 
 class GraphOutput(NamedTuple):

@@ -183,8 +183,8 @@ def link(instance: Instance, cores: Sequence[int], on_chip: float) -> CoreLink:
     seconds = hops * (instance.chip.hop_seconds or 0.0)
     if len(chips) == 1 or instance.link_bytes_per_second is None:
         return CoreLink(seconds, on_chip)
-    crowd = max(by_chip.count(chip) for chip in chips)
-    return CoreLink(seconds, instance.link_bytes_per_second / crowd)
+    most = max(by_chip.count(chip) for chip in chips)
+    return CoreLink(seconds, instance.link_bytes_per_second / most)
 
 
 def ring_steps(instance: Instance, cores: Sequence[int]) -> int:

@@ -63,8 +63,8 @@ class Scales:
 
     def of(self, site: Site) -> float:
         """Returns the factor of the time of one kind of step."""
-        told = sum(weight * site.likeness(where) for where, weight in self.learnt)
-        return self.flat(site.decodes) * exp(min(log(MOST_SCALE), max(-log(MOST_SCALE), told)))
+        learnt = sum(weight * site.likeness(where) for where, weight in self.learnt)
+        return self.flat(site.decodes) * exp(min(log(MOST_SCALE), max(-log(MOST_SCALE), learnt)))
 
     def as_json(self) -> dict[str, object]:
         learnt = [{**asdict(site), "weight": weight} for site, weight in self.learnt]

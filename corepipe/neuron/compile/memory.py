@@ -233,7 +233,7 @@ def _advice(
             return measure(programs, limits)
         try:
             return measure(recompile(candidate), limits) if recompile else None
-        except UserError:  # the model cannot be cut so: not a candidate
+        except UserError:  # the model cannot be cut by this degree
             return None
 
     budget = limits.kv_budget

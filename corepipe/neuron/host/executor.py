@@ -50,7 +50,7 @@ class Weights(Protocol):
 class NativeCore:
     """One emulated NeuronCore on the host: its shard of weights, its KV cache, its native Program."""
 
-    def __init__(  # noqa: PLR0913 -- what a core is made of
+    def __init__(  # noqa: PLR0913 -- the parts of a core
         self,
         program: Program,
         weights: Weights,
@@ -66,7 +66,7 @@ class NativeCore:
         program.require_computed()
         self._program = program
         self._weights = weights
-        self._cores = cores  # of a stage
+        self._cores = cores  # per stage
         self._layer_groups = layer_groups
         self._tables: dict[RopeSpec, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
         self._tempers: dict[Tempering, F32] = {}
@@ -312,7 +312,7 @@ class NativeExecutor:
     `same_bits`: results have the same bits on every CPU (docs/kernels.md).
     """
 
-    def __init__(  # noqa: PLR0913 -- what a replica is made of
+    def __init__(  # noqa: PLR0913 -- the parts of a replica
         self,
         programs: Sequence[Program],
         weights: Weights,

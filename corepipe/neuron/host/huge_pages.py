@@ -71,8 +71,8 @@ def _huge_share(mapped: npt.NDArray[np.uint8]) -> float:
     """Returns the share of the mapped bytes that are in huge pages."""
     begin = mapped.ctypes.data
     end, huge, inside = begin + mapped.nbytes, 0, False
-    for told in AREA.finditer(Path("/proc/self/smaps").read_bytes()):
-        first, last, kib = told.groups()
+    for match in AREA.finditer(Path("/proc/self/smaps").read_bytes()):
+        first, last, kib = match.groups()
         if kib is None:
             inside = int(first, 16) < end and int(last, 16) > begin
         elif inside:
@@ -98,6 +98,6 @@ def _copy(file: BufferedReader, nbytes: int) -> npt.NDArray[np.uint8]:
     file.seek(0)
     copy = whole[start : start + nbytes]
     if file.readinto(copy.data) != nbytes:
-        raise ValueError("it became shorter while it was read")
+        raise ValueError("the file became shorter while it was read")
     copy.flags.writeable = False
     return copy

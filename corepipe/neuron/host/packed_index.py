@@ -81,10 +81,10 @@ def read(head: bytes, nbytes: int) -> Index:
     length = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 8], "little")
     body = head[HEAD_BYTES : HEAD_BYTES + length]
     if len(body) != length or zlib.crc32(body) != int.from_bytes(head[HEAD_BYTES - 4 : HEAD_BYTES], "little"):
-        raise ValueError("its index is not what was written")
+        raise ValueError("the checksum of its index is wrong")
     index = msgspec.json.decode(body, type=Index)
     if index.nbytes != nbytes:
-        raise ValueError(f"it has {nbytes} bytes of {index.nbytes}")
+        raise ValueError(f"it has {nbytes} bytes, not {index.nbytes}")
     return index
 
 
@@ -120,7 +120,7 @@ def weights_size(graph: Graph) -> int:
 def _check(index: Index, graph: Graph) -> None:
     specs = {spec.name: spec for spec in graph.weights()}
     if index.tensors.keys() != specs.keys():
-        raise ValueError("it holds other weights than the model's")
+        raise ValueError("it holds other weights than those of the model")
     for name, entry in index.tensors.items():
         found = (entry.kind, entry.shape, entry.data.nbytes, entry.scale.nbytes if entry.scale else 0)
         known = expected(specs[name], graph.format)
@@ -128,9 +128,9 @@ def _check(index: Index, graph: Graph) -> None:
             raise ValueError(f"{name} is stored as {found}")
         for part in parts(entry):
             if part.offset < ALIGNMENT or part.offset % TENSOR_ALIGNMENT or part.end > index.nbytes:
-                raise ValueError(f"{name} is said to lie at {part.offset}")
+                raise ValueError(f"{name} has the invalid offset {part.offset}")
     if not 0 <= index.lookups <= index.nbytes:
-        raise ValueError(f"its embedding tables are said to lie at {index.lookups}")
+        raise ValueError(f"its embedding tables have the invalid offset {index.lookups}")
 
 
 def parts(entry: PackedEntry) -> Iterator[ByteRange]:

@@ -188,7 +188,7 @@ class ReferenceCore:
     ) -> None:
         program.require_computed()
         self.program = program
-        self.cores = cores  # of a stage
+        self.cores = cores  # per stage
         fmt, shards = program.format, program.shards.items()
         self.weights = {
             name: bind_weight(shard, fmt, read(name)) for name, shard in shards if not shard.spec.is_stack
@@ -198,7 +198,7 @@ class ReferenceCore:
         }
         self.block_size = block_size
         self.blocks = blocks
-        self.states: dict[int, F32] = {}  # by the value that the Op makes
+        self.states: dict[int, F32] = {}  # by the id of the Op's result
         positions = blocks * block_size
         self.keys, self.values = (_caches(program, positions, int8=int8_cache) for _ in range(2))
         self._rope: dict[RopeSpec, tuple[F32, F32]] = {}

@@ -90,8 +90,9 @@ class PackedWeights:
     @property
     def digest(self) -> str:
         """16 hex digits that identify the whole content, by its checksums."""
-        said = [(name, each.kind, each.shape, each.crc) for name, each in sorted(self._index.tensors.items())]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+        tensors = sorted(self._index.tensors.items())
+        contents = [(name, each.kind, each.shape, each.crc) for name, each in tensors]
+        return hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]
 
     def __getitem__(self, name: str) -> PackedTensor:
         entry = self._index.tensors[name]
@@ -108,7 +109,7 @@ class PackedWeights:
         disk."""
         for name, entry in self._index.tensors.items():
             if _crc(self._bytes(part) for part in packed_index.parts(entry)) != entry.crc:
-                raise ValueError(f"{name} is not what was written")
+                raise ValueError(f"the checksum of {name} is wrong")
         # A step looks up a few rows of the tables: the pages that the check has read need not stay.
         begin = self._index.lookups // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < len(self._map):

@@ -40,7 +40,7 @@ class Passes:
         return self.one + self.two * (2 if fmt.compute is DType.FP32 else 1)
 
 
-GATE = Passes(two=2, scalar=1)  # of a gated activation: times the gate, times up; sigmoid
+GATE = Passes(two=2, scalar=1)  # a gated activation: times the gate, times up; sigmoid
 
 
 def matrix_cost(

@@ -106,7 +106,7 @@ class Add(SameWidthOp):
     b: Value
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        passes = Passes(one=1)  # to what a matrix product has left in PSUM (nki/api/nki/isa, tensor_tensor)
+        passes = Passes(one=1)  # added to a matrix product in PSUM (nki/api/nki/isa, tensor_tensor)
         return elementwise_cost(self.out, passes, fmt, rates)
 
     def refuses(self, _fmt: Format) -> None:

@@ -56,7 +56,7 @@ class Activity:
         self._cost = cost
         self._stages = [StageActivity([0.0] * len(ENGINES)) for _ in range(cost.stages)]
         self._counted = [0.0] * cost.stages
-        self._random = Random(0)  # noqa: S311 -- a sample, no secret
+        self._random = Random(0)  # noqa: S311 -- a statistical sample, not a secret
         self._seconds = 0.0
         self._chosen: StepShape | None = None
 

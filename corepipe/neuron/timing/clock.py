@@ -125,7 +125,7 @@ class VirtualClock:
     def wait_until(self, t: float) -> None:
         self._now = max(self._now, t)
 
-    def host_seconds_until(self, t: float) -> float:  # noqa: ARG002 -- whenever it is
+    def host_seconds_until(self, t: float) -> float:  # noqa: ARG002 -- never waits
         return 0.0
 
     def behind(self, t: float) -> None:

@@ -71,7 +71,7 @@ struct Queries {
   int row, rows, query;
 };
 
-// Those that ask: all of a sequence's, or runs of the wanted ones.
+// The rows with queries: all of a sequence's, or runs of the requested ones.
 std::vector<Queries> queries_of(const Batch& batch, int sequence, bool wanted) {
   const int begin = batch.starts[sequence], end = batch.starts[sequence + 1];
   if (!wanted) return {{begin, end - begin, begin}};

@@ -1,4 +1,4 @@
-// What an ISA provides for attention, and what it takes.
+// The attention functions of an ISA, and their arguments.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace corepipe {
 
 constexpr int kKeyGroup = 16;      // keys that lie together in the cache
 constexpr int kKeyBlock = 64;      // keys of one softmax step, at absolute positions
-constexpr int kKeySegment = 512;   // keys whose sums are built apart and combined in order
+constexpr int kKeySegment = 512;   // keys whose sums are computed apart and combined in order
 constexpr int kNoWindow = 0x7fffffff;  // also: of what comes after a row, all
 
 // One layer of a paged cache.  Group g of block b of a head lies at
@@ -24,8 +24,8 @@ struct KVLayer {
   size_t group_bytes;
   int groups_per_block;
   int width;  // head size, padded to 16
-  bool fp32;  // is what keys and values are multiplied as, otherwise bf16
-  bool int8;  // is what they are kept as, otherwise the same
+  bool fp32;  // keys and values are multiplied as fp32, otherwise as bf16
+  bool int8;  // they are stored as int8, otherwise in the same format
   int shared = 0;  // padded to 16; 0: values are kept beside the keys
 
   int value_width() const { return shared > 0 ? shared : width; }
@@ -41,26 +41,26 @@ struct Rotation {
 struct AttentionCall {
   const float *q, *k, *v;
   float* out;
-  bool wanted;  // q and out have the wanted rows alone, k and v all of them
+  bool wanted;  // q and out have the requested rows only, k and v all rows
   size_t q_stride, k_stride, v_stride, out_stride;
   int kv_heads, group, head_dim;  // group: query heads of a kv head; of latents a part of the heads counts as a kv head
   int value_dim;                  // elements of a value and of a result of a head
   float scale;
-  int window;                     // a row sees from window - 1 positions before its own
+  int window;                     // a row attends from window - 1 positions before its own on
   bool chunked = false;           // or from the last multiple of `window` on, its own position included
-  int ahead = 0;                  // to so many after it
+  int ahead = 0;                  // up to so many positions after its own
   bool keeps = true;              // otherwise keys and values are of this Op's rows alone, and the cache is a thread's
   bool wide = false;              // an fp32 cache of numbers that are rounded to bf16
   bool values_in_place = false;   // `v` begins with the sequence's first row, and the cache has keys alone
   float softcap = 0;              // above 0: a scaled score s becomes softcap * tanh(s / softcap)
-  const float* slopes = nullptr;  // [kv_heads * group], or null: what a head's scores then lose a position
-  const float* biases = nullptr;  // [kv_heads * group][2 reach + 1], or null: what they gain, by how far on the key is
-  const float* sinks = nullptr;   // [kv_heads * group], or null: scores of nothing, one a head, that the softmax counts
+  const float* slopes = nullptr;  // [kv_heads * group], or null: slope by which a head's scores fall per position
+  const float* biases = nullptr;  // [kv_heads * group][2 reach + 1], or null: added to scores by distance
+  const float* sinks = nullptr;   // [kv_heads * group], or null: a score per head without a key, for the softmax
   int reach = 0;                  // from -reach on; kKeyBlock more than positions ever differ by
   Rotation rotation;
   Norm q_norm, k_norm;
   Norm head_norm;                     // of queries and keys, once they are rotated
-  const float* tempers = nullptr;     // [max_positions], or null: what a row's queries are multiplied by in the end
+  const float* tempers = nullptr;     // [max_positions], or null: final factor of a row's queries
   bool round_bf16;
   KVLayer cache;
   const int32_t* positions;

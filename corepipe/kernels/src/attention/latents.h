@@ -11,13 +11,13 @@ namespace corepipe {
 
 struct Run;
 
-// Of a head: what takes the part of its queries that is not rotated to the latents [latent, part], and what takes what
-// it has found there to its values [value, latent].
+// The matrices of a head: from the part of its queries that is not rotated to latents [latent, part], and from the
+// attention over latents to its values [value, latent].
 struct LatentHead {
   const Matrix *key_up, *value_up;
 };
 
-// Each head asks the latents themselves, with key_up @ its query, and is answered by one that value_up makes its own.
+// The queries of each head are key_up @ q; the attention runs over the latents; value_up makes the head's result of it.
 // A key is a latent, then the rotated elements that all heads share; a head's query its rotated elements, then others.
 struct LatentAttention {
   const std::vector<LatentHead>* heads;

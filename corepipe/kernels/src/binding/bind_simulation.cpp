@@ -33,7 +33,7 @@ double step_column(const sim::StepRow& row, int column) {
     case 8: return row.running;
     case 9: return row.waiting;
     case 10: return 0.0;  // longest: they grow
-    default: return 1.0;  // each: nobody guesses
+    default: return 1.0;  // each: no drafts
   }
 }
 

@@ -72,7 +72,7 @@ nb::object accumulators(Array<int8_t, 2> x, const PyMatrix& matrix) {
 NB_MODULE(_native, m) {
   using namespace corepipe;
   m.doc() = "corepipe's native executor";
-  // Python drops what is left at exit in no particular order; that is no leak to warn of.
+  // Python drops remaining objects at exit in no particular order, which is no leak to warn of.
   nb::set_leak_warnings(false);
   m.def("isas", &available_names);
   m.def("left_out", &left_out);

@@ -1,4 +1,4 @@
-// What a step is given, and what it yields; see corepipe.neuron.compile.program.
+// Inputs and outputs of a step; see corepipe.neuron.inputs.
 #pragma once
 
 #include <algorithm>
@@ -24,9 +24,9 @@ struct Batch {
   const int32_t* table(int index) const { return tables.data() + static_cast<size_t>(index) * sequences() * table_width; }
 };
 
-// The parameters with one value x a logit row, named as in SamplingBatch (corepipe/neuron/inputs.py): the type, the name, which
-// values are allowed, and the error for others.  The struct, its binding and its checks are made of this list.  masked: the
-// row's place among the masks, which come later; -1: it has none.
+// The parameters with one value x a logit row, named as in SamplingBatch (corepipe/neuron/inputs.py): the type, the
+// name, which values are allowed, and the error for others.  The struct, its binding and its checks are made of this
+// list.  masked: the row's place among the masks, which come later; -1: it has none.
 #define COREPIPE_ROW_PARAMETERS(X)                                                                          \
   X(float, temperature, x >= 0 && std::isfinite(x), "temperature must be finite and >= 0")                  \
   X(float, top_p, x >= 0 && x <= 1, "top_p must be 0 .. 1")                                                 \
@@ -53,8 +53,9 @@ struct Sampling {
   int masks() const { return static_cast<int>(masked.size() - std::count(masked.begin(), masked.end(), -1)); }
 };
 
-// What follows where each sequence has drawn the token behind its last row: a row more of each, of a token that is not known
-// yet (0), drawn from alike.  Throws std::invalid_argument where one has not, and for draws that hang on more than logits.
+// The batch after one in which each sequence samples the token after its last row: one more row per sequence, of a
+// token that is not known yet (0), with the same sampling parameters.  Throws std::invalid_argument where a sequence
+// samples no such token, and for sampling that depends on more than logits.
 Batch next_rows(const Batch& batch);
 Sampling next_draws(const Sampling& sampling);
 
@@ -69,7 +70,7 @@ struct Drawn {
   std::vector<int32_t> ranks;  // of the chosen tokens, 1 the likeliest; 0 in the rows that draw
   std::vector<float> logprobs, top_logprobs;
   int top_width = 0;
-  std::unique_ptr<bool[]> finite;  // whether the row's logits are numbers, all of them
+  std::unique_ptr<bool[]> finite;  // whether all logits of the row are finite
 };
 
 struct Span {

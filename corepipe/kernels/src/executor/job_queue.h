@@ -1,4 +1,4 @@
-// Batches on their way through the executors of a process, one after the other.
+// The queue of batches for the executors of a process, which run one after the other.
 #pragma once
 
 #include <atomic>
@@ -30,26 +30,26 @@ struct Job {
   Batch batch;
   std::optional<Sampling> sampling;
 
-  // What may be drawn of masked rows, [wanted_masks, mask_words]: given while the batch is computed, under the queue's
-  // mutex, as the two that follow.
+  // Tokens allowed in masked rows, [wanted_masks, mask_words]: set while the batch is computed, under the queue's
+  // mutex, as the next two fields.
   int wanted_masks = 0;
   std::vector<uint32_t> masks;
   bool has_masks = false;
-  bool forsaken = false;  // nobody will give them any more
+  bool forsaken = false;  // no masks will be given any more
 
-  // Of a batch that goes on from another: that one, until its tokens are known and stand in `batch`, and the tokens behind
-  // which this one is not wanted.  Under the queue's mutex, as what follows.
+  // For a batch that follows another by itself: the first batch, until its tokens are known and copied to `batch`, and
+  // the tokens after which this one is dropped.  Under the queue's mutex, as the fields below.
   std::shared_ptr<Job> before;
   std::vector<int32_t> ends;
-  bool dropped = false;  // it did not start, and never will
+  bool dropped = false;  // it has not started, and never will
 
   // The result, valid once done; `error` instead if it failed.
   Drawn drawn;
   std::vector<float> values;  // [.., width] of the executor's result
   std::vector<Span> spans;
   double seconds = 0;
-  int64_t weight_bytes = 0;  // that products took from where weights are kept: a panel counts each time
-  size_t scratch_bytes = 0;  // that Linears and mixtures of the pool work in by now
+  int64_t weight_bytes = 0;  // bytes of packed weights that products read: a panel counts each time
+  size_t scratch_bytes = 0;  // present working memory of Linears and mixtures of the pool
   std::exception_ptr error;
   bool done = false;
 };
@@ -58,7 +58,7 @@ struct Job {
 // them one by one in the order of their arrival.
 class JobQueue {
  public:
-  // `beats` grows while a batch gets on, whatever it computes; see Pool.
+  // `beats` grows while a batch makes progress; see Pool.
   explicit JobQueue(int threads, std::atomic<int64_t>* beats = nullptr);
   ~JobQueue() { close(); }
 
@@ -70,19 +70,19 @@ class JobQueue {
   // False if the job is not done within `seconds`.
   bool wait(const Job& job, double seconds);
 
-  // The masks that a job's sampling speaks of.  Throws std::invalid_argument where it wants none, or has them already.
+  // Sets the masks of a job's masked rows.  Throws std::invalid_argument if it needs none, or has them already.
   void give_masks(Job& job, std::vector<uint32_t> masks);
 
-  // Nobody gives a job masks any more: one that has none fails when it needs them.
+  // Declares that no masks will come: a job without them fails when it needs them.
   void forsake(Job& job);
 
-  // False for a job that was dropped; any other runs, now that it is wanted.
+  // Returns false for a job that was dropped; any other job will run.
   bool adopt(const Job& job);
 
-  // Nobody wants it any more: it is taken out of the queue, unless it has started.
+  // Removes a job from the queue, unless it has started.
   void drop(Job& job);
 
-  // From now on no job that goes on from another starts where there is something to read.
+  // Sets files to watch: while one can be read, no job that follows another by itself starts.
   void heed(std::vector<int> files);
 
   // Fails the jobs of `executor` that have not started and waits for the one that has.

@@ -9,7 +9,7 @@
 
 namespace corepipe {
 
-// Anonymous memory, in huge pages if asked for and there are any; zero, and not resident before it is touched.
+// Anonymous memory, in huge pages if requested and available; zero, and not resident before it is touched.
 class Arena {
  public:
   // Throws std::bad_alloc.
@@ -41,8 +41,8 @@ inline KVLayer layer_of(int head_dim, bool fp32, bool int8 = false, int shared =
 // stream for each head; a group as in KVLayer.
 class KVCache {
  public:
-  // dtype: of what is computed, and of what is kept unless that is int8.  Throws std::invalid_argument for types and
-  // sizes that the kernels don't take, std::bad_alloc.  shared: of latents, the elements that are a value, too.
+  // dtype: of the computation, and of the cache unless that is int8.  Throws std::invalid_argument for types and sizes
+  // that the kernels don't take, std::bad_alloc.  shared: for latents, the number of elements that are also a value.
   KVCache(int layers, int blocks, int block_size, int kv_heads, int head_dim, const std::string& dtype,
           bool int8, int shared = 0);
 

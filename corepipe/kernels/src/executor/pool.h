@@ -24,7 +24,7 @@ class Pool {
  public:
   // Throws std::invalid_argument for threads < 1, std::runtime_error where the system starts no more of them; those
   // that run are ended first.
-  // `beats`, which outlives the pool, grows while regions run; null: nobody looks.
+  // `beats`, which outlives the pool, grows while regions run; null: no counter.
   explicit Pool(int threads, std::atomic<int64_t>* beats = nullptr);
   ~Pool();
   Pool(const Pool&) = delete;
@@ -48,7 +48,7 @@ class Pool {
         &body);
   }
 
-  // Shows that thread 0 gets on.  It is the only one that writes, so that no other core's line is taken away.
+  // Shows that thread 0 makes progress.  Only this thread writes, so that no other core loses the cache line.
   void beat() { beats_->store(beats_->load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
 
  private:

@@ -178,7 +178,7 @@ void Program::norm(int x_index, int out_index, const NormSpec& spec, int groups)
   });
 }
 
-// What `linear` is given, checked: how the segments and what is added fit x.
+// Checks the arguments of `linear`: the segments and the added values must fit x.
 Value Program::addend(int index, const Value& x, int width) {
   if (index < 0) return {};
   const Value value = at(index);

@@ -5,7 +5,8 @@
 
 namespace corepipe {
 
-// Names of kernels.cmake's, best first.  Of AVX-512 with BF16 there are two ways to use it, by whose CPU it is.
+// Names of the tables in kernels.cmake, best first.  AVX-512 with BF16 is used in two ways, depending on the CPU's
+// maker.
 std::vector<const char*> tables_of_this_cpu();
 
 }  // namespace corepipe

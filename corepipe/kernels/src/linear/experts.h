@@ -1,4 +1,4 @@
-// A mixture of experts: which of them each row takes, and what they make of it.
+// A mixture of experts: the routing of rows to experts, and the experts' results.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@ namespace corepipe {
 
 struct Run;
 
-// What a row's scores weigh the experts by that it takes: softmax of all scores; of those of these experts; of each
-// expert by itself, of the scores near its own, without those of the experts taken before it; or each score's sigmoid,
-// as it is or by the sum of those of these experts.  input_sigmoid: each score's, which multiplies what the expert takes,
-// not what it makes.
+// The weights of the experts that a row is routed to: the softmax over all scores; over those of the chosen experts;
+// for each expert over the scores near its own, without those of the experts chosen before it; or each score's sigmoid,
+// as it is or divided by the sum of those of the chosen experts.  input_sigmoid: each score's sigmoid, which multiplies
+// the expert's input, not its result.
 enum class Scoring { of_all, of_chosen, of_near, sigmoid, sigmoid_shares, input_sigmoid };
 
-// nearness: of_near, by what part of the larger of the two sizes a score may be less than the expert's.  correction:
-// sigmoid, what is added to an expert's for the choice alone.  groups: experts are in so many equal ones, of which a row
-// takes those of the `taken_groups` that have the largest expert, or, of sigmoids, the largest two together.  factor:
-// of all weights.
+// nearness: for of_near, by which part of the larger of the two sizes a score may be less than the expert's.
+// correction: for sigmoids, added for the choice alone.  groups: number of equal groups of experts; a row chooses from
+// the `taken_groups` groups with the largest score or, for sigmoids, with the largest sum of their two largest.
+// factor: multiplies all weights.
 struct Routing {
   int top_k;
   Scoring scoring;
@@ -45,7 +45,7 @@ struct Expert {
   ExpertMatrix gate, up, down;
 };
 
-// Rows and the scores by which each takes some of so many experts.  Strides are in elements.
+// Rows, and the scores by which each is routed to some of so many experts.  Strides are in elements.
 struct Choice {
   Routing routing;
   int experts;
@@ -54,12 +54,12 @@ struct Choice {
   int64_t scores_stride;
 };
 
-// out = round(the sum over the `top_k` experts of the taken groups whose scores are highest of weight * round(down(...))), added in that
-// order; of equal scores the first comes first.  Where inputs are weighed, experts take round(weight * x), and what they
-// make is added as it is.  A row whose scores are not all finite becomes NaN.  All experts have
-// the same shapes.  out is not x.
-// Of a core that has some of the experts, from `first` on, out has what these make, neither weighed nor added: a row's
-// for the i-th expert that it takes at i * n; the places of other cores' experts are left as they were.
+// out = round(the sum over the `top_k` experts of the taken groups whose scores are highest of weight *
+// round(down(...))), added in that order; of equal scores the first comes first.  Where inputs are weighted, experts
+// take round(weight * x), and their results are added unweighted.  A row whose scores are not all finite becomes NaN.
+// All experts have the same shapes.  out is not x.  For a core that has some of the experts, from `first` on, out has
+// their results, neither weighted nor added: a row's result of its i-th expert at i * n; the places of other cores'
+// experts are left as they were.
 struct Mixture : Choice {
   const std::vector<Expert>* own;
   int first;
@@ -72,9 +72,9 @@ struct Mixture : Choice {
   int64_t out_stride;
 };
 
-// The sum that a Mixture makes, of what cores have made of their own experts each, with the same bits.
+// The sum of a Mixture, from the results of each core's own experts, with the same bits.
 struct Gathering : Choice {
-  const std::vector<int>* bounds;  // [parts + 1]: where each core's experts begin, and where the last one's end
+  const std::vector<int>* bounds;  // [parts + 1]: the first expert of each core, and the end of the last core's
   std::vector<const float*> parts;  // [rows][top_k * width] each
   int64_t stride;
   std::vector<float*> outs;  // [rows][width] each, all the same
@@ -86,13 +86,13 @@ struct Gathering : Choice {
 // The mixtures of one pool, with their working memory.  It grows outside of regions alone.
 class Experts {
  public:
-  // However many rows go to one expert, none is dropped; what a row becomes depends on that row alone, bit for bit.
-  // Of experts that no row takes nothing is read.  Throws as `linear` does.
+  // An expert accepts any number of rows; a row's result depends on that row alone, bit for bit.
+  // Weights of experts without rows are not read.  Throws as `linear` does.
   void run(const Run& run, const Mixture& op);
 
   void gather(const Run& run, const Gathering& op);
 
-  // Of what rows are while experts multiply them: as much as rows take experts, whichever these are.
+  // Bytes of the intermediate rows: they depend on rows times experts per row, not on which experts these are.
   size_t bytes() const { return inputs_.size() + middle_.size() + results_.size(); }
 
  private:
@@ -104,10 +104,10 @@ class Experts {
   void scale_inputs(const Run& run, const Mixture& op);
   void multiply(const Run& run, const Mixture& op);
 
-  // By row and by place among the experts that it takes.
-  std::vector<int32_t> chosen_, place_;  // which expert, and where its result is (-1: on another core)
+  // By row and by place among the row's experts.
+  std::vector<int32_t> chosen_, place_;  // the expert, and the row of its result (-1: on another core)
   std::vector<float> weights_;
-  std::vector<float> factors_;  // of what experts take, where that is weighed
+  std::vector<float> factors_;  // of the experts' inputs, where those are weighted
   std::vector<float> shares_, judged_;  // [rows][experts]
   std::vector<int32_t> groups_;  // [rows][taken groups]
   // By expert and, of each, by row.

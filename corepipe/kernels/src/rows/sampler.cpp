@@ -119,7 +119,7 @@ void Sampler::Thread::run(const float* raw, const Sampling& s, int row, const ui
   if (wanted > 0) report_best(raw, wanted, sum, &drawn.top_ids[at], &drawn.top_logprobs[at]);
 }
 
-// `finite` is told of the raw row, by the pass that looks for the largest of it where there is one.  A mask is null
+// `finite` is set from the raw row, by the pass that looks for the largest of it where there is one.  A mask is null
 // where all tokens are allowed.
 int Sampler::Thread::choose(const float* raw, const Sampling& s, int row, const uint32_t* mask, bool* finite) {
   if (s.chosen[row] >= 0) return s.chosen[row];

@@ -1,4 +1,4 @@
-// What recurrent layers keep of sequences: one state each, however long they are.
+// States of recurrent layers: one of fixed size per sequence, however long the sequence is.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 
 namespace corepipe {
 
-// `blocks` blocks of `elements` fp32 numbers, those of all of a core's recurrent layers.  Block i of a sequence's table
-// has what is left of positions up to its end, or as far as the sequence goes: `block_size` positions of which a
-// sequence needs the last alone.  Neighbours in a table may be one block, which has what is left of the latest then.
+// `blocks` blocks of `elements` fp32 numbers, for all of a core's recurrent layers.  Block i of a sequence's table has
+// the state after its `block_size` positions, or after the sequence's last one; a sequence needs its last block only.
+// Neighbours in a table may be one block, which then has the latest state.
 class StateCache {
  public:
-  // table: which of a sequence's block tables has its blocks.  Throws std::invalid_argument, std::bad_alloc.
+  // table: the number of the sequence's block table with its blocks.  Throws std::invalid_argument, std::bad_alloc.
   StateCache(int blocks, int block_size, size_t elements, int table = 0);
 
   float* block(int index) const {

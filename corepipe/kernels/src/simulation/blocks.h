@@ -1,4 +1,4 @@
-// KV blocks of a simulated replica: who holds which, and which of the rest are still found by their keys.  The twin of
+// KV blocks of a simulated replica: their references, and the cached blocks by their keys.  The native version of
 // corepipe/scheduler/block_pool.py and prefix_index.py.
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace corepipe::sim {
 
-// What a full block is found by: the segment of tokens in which it ends, which stands for all before it, how many of
-// the segment's tokens it has, and the group of layers that it is of.
+// The key of a full block: the segment of tokens in which it ends, which implies all earlier tokens, how many of the
+// segment's tokens precede its end, and its group of layers.
 struct Key {
   int64_t segment;
   uint32_t offset, group;
@@ -19,37 +19,37 @@ struct Key {
   }
 };
 
-// A number from 0 on for each of some keys: open addressing, without holes where a key was taken out.
+// A hash table from keys to numbers from 0 on: open addressing; removing a key leaves no hole.
 class KeyTable {
  public:
   KeyTable();
 
-  int find(const Key& key) const;  // -1: there is none
-  int& at(const Key& key);             // -1: the key is new, and must be given a number before anything else is done
+  int find(const Key& key) const;  // -1: none
+  int& at(const Key& key);             // -1: the key is new, and must get a number before the next call
   void erase(const Key& key);
   size_t size() const { return size_; }
 
  private:
   struct Entry {
     Key key;
-    int value;  // -1: nobody is here
+    int value;  // -1: the entry is free
   };
 
   size_t home(const Key& key) const;
-  size_t place(const Key& key) const;  // where it is, or would be
+  size_t place(const Key& key) const;  // its index, or the one for inserting it
   void double_up();
 
-  std::vector<Entry> entries_;  // a power of two of them, half of them free at least
+  std::vector<Entry> entries_;  // a power of two, at least half of them free
   size_t size_ = 0;
 };
 
-// Which replicas have a block: a bit for each.  Most blocks are of one replica, whose number is then all that is kept.
+// The replicas that have a block: a bit per replica.  For a block of a single replica only its number is stored.
 class PrefixIndex {
  public:
   explicit PrefixIndex(int replicas) : words_((replicas + 63) / 64), alone_(words_, 0) {}
 
   int words() const { return words_; }
-  const uint64_t* holders(const Key& key) const;  // null: nobody has it; holds until the next call
+  const uint64_t* holders(const Key& key) const;  // null: no replica has it; valid until the next call
   void add(const Key& key, int replica);
   void drop(const Key& key, int replica);
 
@@ -60,11 +60,11 @@ class PrefixIndex {
   KeyTable owners_;  // 2 * replica, or 2 * place of a set + 1
   std::vector<uint64_t> sets_;
   std::vector<int> free_;
-  mutable std::vector<uint64_t> alone_;  // the set of the one owner that was asked for last
+  mutable std::vector<uint64_t> alone_;  // the set of a single owner, from the last call
 };
 
-// Blocks 0 .. total - 1: free, cached or held.  At most max_cached are cached; `index`, if there is one, is told what
-// replica number `replica` has.
+// Blocks 0 .. total - 1: free, cached or held.  At most max_cached are cached; `index`, if there is one, is kept up
+// to date with the blocks of replica number `replica`.
 class BlockPool {
  public:
   BlockPool(int total, int max_cached, PrefixIndex* index, int replica)
@@ -74,7 +74,7 @@ class BlockPool {
   int held() const { return total_ - free() - cached_; }
   int cached() const { return cached_; }
 
-  // Appends `count` blocks, no more than are available, with a reference each.
+  // Appends `count` blocks with a reference each; at least that many must be available.
   void allocate(int count, std::vector<int>& to);
   void share(int block);
   void release(int block);
@@ -87,7 +87,7 @@ class BlockPool {
   struct Block {
     int references = 0;
     bool known = false;            // it has a key
-    int before = -1, behind = -1;  // among those that are cached
+    int before = -1, behind = -1;  // neighbours in the list of cached blocks
     Key key{};
   };
 
@@ -99,7 +99,7 @@ class BlockPool {
   int total_, max_cached_;
   PrefixIndex* index_;
   int replica_;
-  int used_ = 0;           // blocks from this one on were never held; they are taken in order, after those in free_
+  int used_ = 0;           // blocks from this one on were never used; they are taken in order, after those in free_
   std::vector<int> free_;  // the last is taken first
   std::vector<Block> blocks_;
   KeyTable known_;

@@ -91,7 +91,7 @@ int Fleet::choose_at(Request& request, double moment) {
 
 int Fleet::least_load() const { return *std::min_element(loads_.begin(), loads_.end()); }
 
-// The longest prefix that any has whose load is in the margin; the least loaded of those that have it, then the first.
+// Chooses among the replicas within the load margin: the longest cached prefix, then the least load, then the first.
 int Fleet::choose_by_index(Request& request) {
   const int words = index_.words(), most = least_load() + margin_;
   std::vector<uint64_t> best(words, 0), narrower(words);

@@ -1,5 +1,5 @@
-// The replicas of a simulated deployment under one router and one clock: the twin of corepipe/engine/loop/loop.py,
-// agenda.py and router.py where nothing comes from outside but requests at known times.
+// The replicas of a simulated deployment under one router and one clock: the native version of the loop and the router
+// in corepipe/engine/loop/, for requests at known times and no other input.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace corepipe::sim {
 
-// What is asked of a deployment.
+// A request to a deployment.
 struct Asked {
   int64_t number;
   double arrival;
@@ -21,18 +21,18 @@ struct Asked {
   std::vector<Segment> segments;
 };
 
-// Where nobody wants news, a replica acts when a request comes to it, or when others may see what it does: so a fleet
-// costs what happens in it, not its time.
+// Without news, a replica is advanced only when a request comes to it, or when others may see its changes: so the cost
+// of a fleet depends on its events, not on its time.
 class Fleet {
  public:
-  // A replica for each of `times`; margin: see corepipe/engine/loop/router.py.  told: whether news is wanted.
+  // A replica for each of `times`; margin: see corepipe/engine/loop/router.py.  told: whether news is collected.
   Fleet(const Limits& limits, Policy policy, const std::vector<std::pair<std::shared_ptr<StepTimes>, HostSeconds>>& of,
         int margin, bool told);
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
 
   double next_event() const;
-  // Does all that is to do up to and at `until`, or until there is news: true then.
+  // Processes all events up to and at `until`, or until there is news; returns true then.
   bool advance(double until);
   Admission add(const Asked& asked);
 
@@ -52,12 +52,12 @@ class Fleet {
 
   Common common_;
   PrefixIndex index_;
-  bool indexed_;  // whether blocks decide which prefix a replica has
+  bool indexed_;  // whether the cached prefix of a replica is looked up in the index
   int margin_;
   std::deque<Replica> replicas_;
   std::vector<int> loads_;
-  std::vector<double> moments_;  // of each replica: of its next event, or until when it is quiet
-  mutable std::vector<Moment> heap_;  // all that were ever and may still hold, the first on top
+  std::vector<double> moments_;  // for each replica the time of its next event, or until which it is quiet
+  mutable std::vector<Moment> heap_;  // present and outdated moments, the earliest on top
   Request asked_;
 };
 

@@ -133,7 +133,7 @@ void KVCache::commit(Request& request, int count) {
   if (windowed_) give_back(request);
 }
 
-// Blocks that nobody looks back to any more, so that what is oldest is evicted first.
+// Frees blocks outside of all windows, in such an order that the oldest is evicted first.
 void KVCache::give_back(Request& request) {
   std::vector<int> behind;
   for (int group = 0; group < groups_; ++group) {

@@ -1,4 +1,4 @@
-// The KV blocks of simulated requests.  The twin of corepipe/scheduler/kv_cache.py and windowed_kv_cache.py.
+// The KV blocks of simulated requests.  The native version of corepipe/scheduler/kv_cache.py and windowed_kv_cache.py.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace corepipe::sim {
 
-// Of one replica; see corepipe/scheduler/config.py.  A window of 0 looks back over everything.
+// Limits of one replica; see corepipe/scheduler/config.py.  A window of 0 means no window.
 struct Limits {
   int blocks, block_size, most_running, batch_tokens, longest;
   bool prefix_cache;
@@ -25,21 +25,22 @@ struct Segment {
 
 enum class Status { kWaiting, kRunning, kPreempted };
 
-// Tokens that are counted, not known.  See corepipe/scheduler/request.py and simulation/simulated_request.py.
+// A request whose tokens are counted, not known.  See corepipe/scheduler/request.py and
+// simulation/simulated_request.py.
 struct Request {
-  int64_t number = 0;  // whose it is, for who asked
+  int64_t number = 0;  // the caller's number of the request
   double arrival = 0.0;
-  int64_t rank = 0;  // among those that arrive at once
+  int64_t rank = 0;  // among requests that arrive at the same time
   int prompt = 0, most_tokens = 0;
   int64_t answer = 0;  // the id of its segment
   int tokens = 0, computed = 0, done = 0;
   int cached = 0, preemptions = 0;
   Status status = Status::kWaiting;
-  bool batched = false, admitted = false;  // in the batch that is being made
-  std::vector<int> table;  // rows of a block for each group, or kEmpty
-  int room = 0;            // positions that the table is for
+  bool batched = false, admitted = false;  // state in the batch that is being built
+  std::vector<int> table;  // rows with a block per group, or kEmpty
+  int room = 0;            // positions that fit in the table
   std::vector<Segment> segments;
-  std::vector<std::pair<int64_t, uint32_t>> keys;  // of the blocks that end in the prompt
+  std::vector<std::pair<int64_t, uint32_t>> keys;  // of the full blocks within the prompt
   double scheduled_at = -1.0, first_at = -1.0, last_at = -1.0;
 
   bool generates() const { return computed == tokens - 1 && tokens > prompt; }
@@ -57,7 +58,7 @@ class KVCache {
   int64_t queries() const { return queries_; }
   int64_t hits() const { return hits_; }
 
-  int blocks_for(int tokens) const;  // that are held at most while so many are computed, a batch after the other
+  int blocks_for(int tokens) const;  // most blocks held while so many tokens are computed, batch after batch
   int missing(const Request& request, int tokens) const;
   int lacking(const Request& request) const;
   int cached_prefix(Request& request);  // tokens
@@ -66,8 +67,8 @@ class KVCache {
   void grow(Request& request, int blocks);
   void commit(Request& request, int count);
   void release(Request& request);
-  int full_rows(int tokens) const { return (tokens - 1) / size_; }  // that leave a token to compute
-  // The key of full block number `row` of the request, but for its group.
+  int full_rows(int tokens) const { return (tokens - 1) / size_; }  // full rows that leave a token to compute
+  // The key of full block number `row` of the request, without its group.
   Key key(Request& request, int row) const;
 
  private:
@@ -75,7 +76,7 @@ class KVCache {
   int first_row(int window, int rows) const;
   int found(Request& request, int row, int group) const;
   int whole_rows(Request& request) const;
-  int hole(Request& request, int rows) const;  // -1: there is none
+  int hole(Request& request, int rows) const;  // -1: none
   int prefix_rows(Request& request) const;
   void give_back(Request& request);
 

@@ -69,7 +69,7 @@ void StepTable::append(const StepRow& row, double host, const Times& times) {
   ++rows_;
 }
 
-// Its number, and itself where it is told for the first time or is none of the first that were.
+// Writes the number of the seconds, and the seconds themselves if they are new or have no number.
 void StepTable::known(double seconds, Known& last) {
   if (seconds == last.seconds) return packed_.whole(last.number);
   const auto found = numbers_.find(seconds);

@@ -1,4 +1,4 @@
-// What a simulation writes down: the twin of corepipe/simulation/record.py, in fewer bytes.
+// The record of a simulation: the native version of corepipe/simulation/record.py, in fewer bytes.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct StepRow {
   int blocks_held = 0, running = 0, waiting = 0;
 };
 
-// Numbers one after the other, small ones in few bytes.
+// A sequence of numbers, small ones in few bytes.
 class Packed {
  public:
   void whole(int64_t value);
@@ -39,8 +39,8 @@ class Packed {
   std::vector<uint8_t> bytes_;
 };
 
-// The steps of a replica, in order.  What follows from the row before takes no bytes, and seconds that recur take one
-// or two.
+// The steps of a replica, in order.  Values that follow from the previous row take no bytes, and repeated seconds take
+// one or two.
 class StepTable {
  public:
   // host: seconds of the host before the step.
@@ -51,7 +51,7 @@ class StepTable {
   class Reader {
    public:
     explicit Reader(const StepTable& table) : table_(table), packed_(table.packed_) {}
-    bool next();  // false: there is none
+    bool next();  // false: there is no further row
     const StepRow& row() const { return row_; }
 
    private:
@@ -79,10 +79,10 @@ class StepTable {
   size_t rows_ = 0;
 };
 
-// A row of `GAP_COLUMNS` is a time between tokens and how many tokens came so.
+// A row of `GAP_COLUMNS` is a time between tokens and the number of tokens after it.
 class GapTable {
  public:
-  void append(double seconds, int tokens);  // those alike that follow one another are one row
+  void append(double seconds, int tokens);  // consecutive equal ones become one row
   size_t size() const { return rows_ + (tokens_ > 0); }
   size_t nbytes() const { return packed_.size(); }
   void read(std::vector<double>& seconds, std::vector<double>& tokens) const;
@@ -101,13 +101,13 @@ struct RequestRow {
 
 constexpr int kRequestColumns = 9;
 
-// In order of their ends.
+// Requests in the order of their ends.
 class RequestTable {
  public:
   void append(const RequestRow& row);
   size_t size() const { return rows_; }
   size_t nbytes() const { return packed_.size(); }
-  // A column after the other, `size()` numbers each, in the order of RequestRow.
+  // Returns one column after the other, `size()` numbers each, in the order of RequestRow.
   std::vector<double> columns() const;
 
  private:

@@ -1,5 +1,5 @@
-// A replica of one stage in a simulation: its scheduler, its device's time line and what is written down of both.  The
-// twin of corepipe/engine/loop/replica.py, corepipe/neuron/timing/timeline.py and the record.
+// A replica of one stage in a simulation: its scheduler, its device's time line and the record of both.  The native
+// version of corepipe/engine/loop/replica.py, corepipe/neuron/timing/timeline.py and the record.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,20 @@ namespace corepipe::sim {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Seconds of the host for each batch; `changed`: where its sequences are not those of the one before.
+// Host seconds per batch; `changed`: for a batch whose sequences are not those of the previous one.
 struct HostSeconds {
   double plain;
   std::optional<double> changed;
 };
 
-// What has happened to requests, for who wants to be told.
+// Events of requests, for a listener.
 struct First {
   int64_t number;
   double at;
 };
 struct End {
   int64_t number;
-  int tokens;  // that it has, prompt included
+  int tokens;  // of the request, prompt included
   double at;
 };
 struct News {
@@ -37,12 +37,12 @@ struct News {
   std::vector<End> ends;
 };
 
-// What all replicas write down in common.
+// The record that all replicas share.
 struct Common {
   RequestTable requests;
   GapTable gaps;
   News news;
-  bool told = false;  // whether anybody wants news
+  bool told = false;  // whether news is collected
 };
 
 class Replica {
@@ -52,12 +52,12 @@ class Replica {
       : scheduler_(limits, policy, index, number), number_(number), times_(std::move(times)), host_(host),
         common_(common) {}
 
-  // When a batch is due or another can be submitted.
+  // The time at which a batch is due or another can be submitted.
   double next_event() const { return in_flight_ ? due_ : (idle_ ? kNever : accepts_at_); }
-  void act();  // does what is to do at that moment
-  void act_until(double until);  // does all that is to do up to then, that moment included
-  // No later than the next moment after which others may see anything else of it, if no request comes: the end of
-  // one, or a batch that is not as the one before.
+  void act();  // processes the next event
+  void act_until(double until);  // processes all events up to and at that time
+  // A lower bound of the next time at which others may see a change, if no request comes: the end of a request, or a
+  // batch that is not like the previous one.
   double quiet_until();
   Admission add(Request& request);
   Scheduler& scheduler() { return scheduler_; }
@@ -82,9 +82,9 @@ class Replica {
   Common& common_;
   StepTable steps_;
 
-  bool idle_ = true;  // the scheduler had nothing to give, and nothing has happened since
+  bool idle_ = true;  // the scheduler had no batch, and there was no event since
   bool in_flight_ = false;
-  Shape shape_;  // of what is in flight
+  Shape shape_;  // of the batch in flight
   double due_ = kNever, accepts_at_ = 0.0, device_now_ = 0.0;
   int unscheduled_ = 0;
 

@@ -1,6 +1,6 @@
-// What of simulated requests the next batch computes.  The twin of corepipe/scheduler/scheduler.py, with its running
-// requests, queue, policies and next batch, for one stage, requests of one owner and one priority, and no drafts: the
-// same decisions, to the last KV block.
+// The tokens of simulated requests in the next batch.  The native version of corepipe/scheduler/scheduler.py, with its
+// running requests, queue, policies and next batch, for one stage, requests of one owner and one priority, and no
+// drafts: the same decisions, to the last KV block.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct Chunk {
   bool samples;
 };
 
-// What decides a step's time; see corepipe/neuron/step.py.
+// The properties that decide a step's time; see corepipe/neuron/step.py.
 struct Shape {
   int rows = 0, logit_rows = 0, sequences = 0;
   int64_t kv_tokens = 0, attended = 0;
@@ -42,18 +42,18 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // A request that is to be filled in and given to `add`.
+  // Returns a request to be filled in and passed to `add`.
   Request& fresh();
   Admission add(Request& request);
-  bool schedule();  // the next batch; false where nothing can run now
-  // Takes the batch back, each of whose chunks that samples draws a token; `tell(request, ends)` of each that does.
+  bool schedule();  // makes the next batch; false if nothing can run now
+  // Completes the batch: each chunk that samples gets a token; calls `tell(request, ends)` for each of these.
   template <class Tell>
   void update(Tell tell);
 
   const std::vector<Chunk>& batch() const { return batch_; }
   Shape shape() const;
-  int rounds_left() const;  // of those in the batch, which all generate, until the first of them ends
-  // Whether so many batches, this one included, are alike but for a token more of each, if nobody comes.
+  int rounds_left() const;  // rounds until the first request of the batch ends; all of them generate
+  // Whether so many batches, this one included, differ only by one more token per request, if no request arrives.
   bool goes_round(int rounds) const;
   int running() const { return static_cast<int>(running_.size()); }
   int waiting() const { return static_cast<int>(queue_.size()); }
@@ -64,7 +64,7 @@ class Scheduler {
   void check() const;  // throws std::logic_error unless blocks and references match the requests that hold them
 
  private:
-  using Turn = std::tuple<bool, double, int64_t>;  // the smaller, the sooner
+  using Turn = std::tuple<bool, double, int64_t>;  // smaller ones come first
   static Turn turn(const Request& request) {
     return {request.status != Status::kPreempted, request.arrival, request.rank};
   }
@@ -89,13 +89,13 @@ class Scheduler {
   KVCache kv_;
   std::deque<Request> requests_;
   std::vector<Request*> unused_;
-  std::vector<Request*> running_;  // who was scheduled longest ago first
+  std::vector<Request*> running_;  // ordered by last scheduling, the oldest first
   std::map<Turn, Request*> queue_;
   int64_t waiting_tokens_ = 0, added_ = 0, preemptions_ = 0;
   std::vector<Chunk> batch_;
   std::vector<Request*> ready_, others_;
-  int tokens_ = 0, seats_ = 0;  // that the batch has left
-  bool short_ = false;          // somebody who runs lacks blocks
+  int tokens_ = 0, seats_ = 0;  // still free in the batch
+  bool short_ = false;          // a running request lacks blocks
 };
 
 template <class Tell>

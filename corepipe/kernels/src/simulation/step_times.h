@@ -1,4 +1,4 @@
-// How long steps take, asked of who knows and kept.
+// Times of steps, computed by callbacks and cached.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,16 @@
 
 namespace corepipe::sim {
 
-constexpr int kAtOnce = 256;  // decode steps that are asked for, or foreseen, at a time
+constexpr int kAtOnce = 256;  // decode steps that are computed, or predicted, at a time
 
-// Seconds of a step: to copy its inputs, on the device, for its tokens to be drawn, for what it gives to be there.
+// Seconds of a step: copying its inputs, on the device, sampling its tokens, copying its results.
 struct Times {
   double sent = 0.0, device = 0.0, drawn = 0.0, result = 0.0;
 };
 
-// Of decode steps of as many sequences, with `tokens` tokens of context in all, and as many more in each as there are
-// sequences: `device` has a step each, or one that holds for all contexts of `first` to `last` tokens.
+// Times of consecutive decode steps of some sequences, from `tokens` tokens of context in all on, which grow by the
+// number of sequences in each step: `device` has one time per step, or one for all contexts of `first` to `last`
+// tokens.
 struct Decoded {
   Times times;
   std::vector<double> device;
@@ -27,7 +28,7 @@ struct Decoded {
   bool same() const { return first <= last; }
 };
 
-// Shared by replicas whose cores are as fast.
+// Shared by replicas whose cores are equally fast.
 class StepTimes {
  public:
   using AskDecode = std::function<Decoded(int sequences, int64_t tokens, int steps)>;
@@ -35,18 +36,18 @@ class StepTimes {
 
   StepTimes(AskDecode decode, AskOther other) : ask_decode_(std::move(decode)), ask_other_(std::move(other)) {}
 
-  // Of the decode steps that follow one another in one replica.
+  // The times of consecutive decode steps of one replica.
   class Strip {
    public:
     friend class StepTimes;
 
    private:
     int sequences_ = 0;
-    int64_t tokens_ = 0;  // of the first
+    int64_t tokens_ = 0;  // of the first step
     Decoded decoded_;
   };
 
-  // `rounds`: how many such steps are likely to follow one another, this one included.
+  // `rounds`: how many such steps probably follow one another, this one included.
   Times of(const Shape& shape, int rounds, Strip& strip);
 
  private:
@@ -60,7 +61,7 @@ class StepTimes {
   AskDecode ask_decode_;
   AskOther ask_other_;
   std::unordered_map<Shape, Times, Hash> others_;
-  std::vector<std::vector<Decoded>> same_;  // by sequences; the one that was asked for last is the last
+  std::vector<std::vector<Decoded>> same_;  // by number of sequences; the most recently used is last
 };
 
 }  // namespace corepipe::sim
