@@ -1,15 +1,16 @@
-"""What no schedule can beat: closed forms from the cost model that spare the planner a simulation.
+"""Bounds that no schedule can beat: closed forms of the cost model that spare the planner a simulation.
 
 Each bound is on the safe side: nothing that a simulation would accept is refused.
+
 - A token takes at least a decode step of its request alone, at its shortest context.
 - A first token takes at least its prompt's own chunks, one after the other through the first stage.
-- A replica's busiest stage spends, for each request, the time of its prompt's chunks and its tokens' part
-  of decode steps.  A step's time is at least a + b x sequences, so that a stage can only gain from larger
+- A replica's busiest stage spends, for each request, the time of its prompt's chunks and its tokens' part of
+  decode steps.  A step's time is at least a + b x sequences, so that a stage can only gain from larger
   batches; but where tokens must not take longer than the objective, batches cannot be larger than that
   allows, prompts that interrupt them included.
-- With guesses a step has as many tokens of a request as it may have, or in the long run as many as are
-  assumed to stand, and costs no less than one without.
-- Requests wait for a replica that computes no other prompt, where a batch has one (`Queue`), and for a seat
+- With speculative decoding a step has as many tokens of a request as it may have, or in the long run as many
+  as are assumed to be accepted, and costs no less than a step without drafts.
+- Requests wait for a replica that computes no other prompt, where a batch has one (`Queue`), and for a place
   in a batch, where nobody is preempted.  `lateness` counts those that must be late.
 """
 
@@ -35,22 +36,22 @@ MOST_SEQUENCES = 256
 """Largest batch that is considered."""
 
 CROWD = 2.3
-"""Standard deviations above the mean number of running requests for which a batch should have room, lest
-they queue: of a Poisson distribution, its 99th percentile."""
+"""Standard deviations above the mean number of running requests for which a batch should have room, so
+that they need not queue: the 99th percentile of a Poisson distribution."""
 
 SLACK = 1.1
-"""How far a finite run may do better than the steady state that a capacity is computed for."""
+"""Factor by which a finite run may do better than the steady state that a capacity is computed for."""
 
 
 ROUNDING = 1 + 1e-9
-"""A simulation takes the same sums from where its clock stands, and rounds them otherwise."""
+"""Tolerance for rounding: a simulation adds the same times in another order."""
 
 BEYOND_HELP = 1e6
-"""Excess of what no change of the objectives would help."""
+"""Excess of a failure that no change of the objectives would help."""
 
 
 class Reason(StrEnum):
-    """Why a configuration fails."""
+    """Reasons for which a configuration fails."""
 
     MEMORY = "memory"
     TTFT = "TTFT"
@@ -63,7 +64,8 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one configuration fails.  `excess`: how many times too much its best possible figure is."""
+    """The reason for which one configuration fails.  `excess`: its best possible figure divided by the
+    allowed one."""
 
     reason: Reason
     text: str
@@ -72,9 +74,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service-level objectives in seconds (None: none), held at a percentile; and requests a second.
+    """Service-level objectives in seconds (None: none), held at a percentile; and the rate in requests per
+    second.
 
-    margin: share of each by which a prediction must be below it."""
+    margin: share of each objective by which a prediction must be below it.
+    """
 
     ttft: float | None
     tpot: float | None
@@ -84,14 +88,15 @@ class Objectives:
 
     @property
     def tightened(self) -> Objectives:
-        """What a prediction must meet: the margin taken off."""
+        """The objectives less the margin, which a prediction must meet."""
         left = 1 - self.margin
         return replace(
             self, ttft=self.ttft and self.ttft * left, tpot=self.tpot and self.tpot * left, margin=0.0
         )
 
     def quantile(self, values: Floats) -> float:
-        """The objective's percentile of `values`, between the nearest ranks; 0 of none."""
+        """Returns the objective's percentile of `values`, interpolated between the nearest ranks; 0 for no
+        values."""
         return float(np.percentile(values, self.percentile)) if len(values) else 0.0
 
 
@@ -111,8 +116,8 @@ class RequestSizes:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What requests wait for: one of so many `servers`, which each takes for so many `seconds` at least; they
-    are late where they wait longer than `patience`."""
+    """A queue of requests for `servers` servers, each of which takes at least `seconds` for a request;
+    requests that wait longer than `patience` seconds are late."""
 
     servers: int
     seconds: float
@@ -120,10 +125,11 @@ class Queue:
 
 
 class Timed:
-    """One shape's costs: what its Programs take alone, and what fits beside them.
+    """The times and the memory of one shape: of its Programs alone, and the KV blocks that fit beside their
+    weights.
 
-    cost: makes the cost model, once somebody asks for a time: most shapes fail by their memory alone.
-    host: seconds of the host a step, which a step's time includes.  block_size: positions of a KV block.
+    cost: makes the cost model when a time is first needed: most shapes fail by their memory alone. host:
+    seconds of the host per step, which a step's time includes.  block_size: positions of a KV block.
     """
 
     def __init__(
@@ -146,17 +152,18 @@ class Timed:
         return self._make_cost()
 
     def step(self, shape: StepShape) -> float:
-        """Seconds from a step's submission to its result, on an idle replica."""
+        """Returns the seconds from a step's submission to its result, on an idle replica."""
         lone = self._cost.lone
         return self._host + lone.latency(shape) + lone.sampling_seconds(shape)
 
     def busiest(self, shape: StepShape) -> float:
-        """Seconds that a step keeps the busiest stage from the next one."""
+        """Returns the seconds for which a step occupies the busiest stage."""
         stages = self._cost.stage_seconds(shape)
         return max(self._host, *stages) if len(stages) > 1 else self._host + stages[0]
 
     def tokens_alone(self, longest: int) -> Floats:
-        """[longest]: seconds of a decode step of a lone request with 1 ... `longest` tokens of context."""
+        """Returns [longest]: seconds of a decode step of a single request with 1 ... `longest` tokens of
+        context."""
         step = StepShape.decode(1, 1)
         moved = sum(self._cost.transfer_seconds(stage, step) for stage in range(self._cost.stages))
         stages = self._cost.lone.decode_seconds(1, np.arange(1, longest + 1))
@@ -164,17 +171,18 @@ class Timed:
         return alone
 
     def prompt(self, tokens: int, chunk: int) -> float:
-        """Seconds until a lone prompt's first token, in chunks of up to `chunk` tokens."""
+        """Returns the seconds until a single prompt's first token, in chunks of up to `chunk` tokens."""
         chunks = _chunks(tokens, chunk)
         first = sum(self._host + self._cost.lone.stage_seconds(step)[0] for step in chunks[:-1])
         return first + self.step(chunks[-1])
 
     def prompt_device(self, tokens: int, chunk: int) -> float:
-        """Seconds that a lone prompt keeps the first stage busy, at least: without the host."""
+        """Returns the seconds for which a single prompt occupies the first stage, at least: without the
+        host."""
         return sum(self._cost.lone.stage_seconds(step)[0] for step in _chunks(tokens, chunk))
 
     def prompt_work(self, tokens: int, chunk: int) -> float:
-        """Seconds that a prompt keeps the busiest stage busy."""
+        """Returns the seconds for which a prompt occupies the busiest stage."""
         return sum(self.busiest(step) for step in _chunks(tokens, chunk))
 
     @cached_property
@@ -200,8 +208,8 @@ def _chunks(tokens: int, chunk: int) -> list[StepShape]:
 
 
 class Bounds:
-    """The bounds of one shape for a workload and its objectives; rates: of guesses, by their place, how often
-    they are right up to there."""
+    """The bounds of one shape for a workload and its objectives; rates: for each position of a draft, the
+    share of drafts that are accepted up to there."""
 
     def __init__(
         self, timed: Timed, sizes: RequestSizes, objectives: Objectives, rates: Sequence[float] = ()
@@ -219,11 +227,13 @@ class Bounds:
         self._answer = float(sizes.answers.mean())
 
     def failure(self, limits: BatchLimits) -> Failure | None:
-        """Why no number of such instances can do it; None where that is not clear."""
+        """Returns the reason for which no number of such instances suffices; None where the bounds do not
+        tell."""
         return self._memory(limits) or self._tpot() or self._ttft(limits)
 
     def capacity(self, limits: BatchLimits) -> float:
-        """Requests a second that an instance sustains within the objective for a token, at most."""
+        """Returns the requests per second that an instance sustains within the objective for a token, at
+        most."""
         batches = np.arange(1, self._largest_batch(limits) + 1)
         steps, busy = self._decode_times(len(batches))
         work = self._prompt_work(limits.max_num_batched_tokens)
@@ -235,15 +245,17 @@ class Bounds:
         return SLACK / share * self._timed.shape.placement.data * float(most.max())
 
     def fewest(self, limits: BatchLimits) -> int:
-        """Instances without which the rate cannot be sustained; 1 where none can at all: a simulation finds
-        out what it is that it lacks."""
+        """Returns the number of instances below which the rate cannot be sustained; 1 where no number
+        sustains it: a simulation then finds the reason."""
         capacity = self.capacity(limits)
         return ceil(self._objectives.rate / capacity) if capacity > 0 else 1
 
     def queues(self, limits: BatchLimits) -> list[Queue]:
-        """What every request of one instance waits for: a replica that computes no other prompt, and a seat.
+        """Returns the queues of one instance in which every request waits: for a replica that computes no
+        other prompt, and for a place in a batch.
 
-        None where prompts share batches, or stages, or may be found in the cache, or nobody asks.
+        Returns none where prompts share batches or stages, where they may be cached, or without an objective
+        for the first token.
         """
         shape, shortest = self._timed.shape, int(self._sizes.prompts.min())
         pipeline, data = shape.placement.pipeline, shape.placement.data
@@ -258,8 +270,9 @@ class Bounds:
         return queues
 
     def estimate(self, limits: BatchLimits, instances: int) -> float:
-        """Seconds of a mean request under load, in steady state and with room in the batch for a crowd: the
-        order in which to try what costs the same.  Infinite where the load is too much."""
+        """Estimates the seconds of a mean request under load, in steady state and with room in the batch
+        for peaks: it decides the order in which deployments of one price are tried.  Infinite where the
+        load is too high."""
         replicas = instances * self._timed.shape.placement.data
         rate = self._objectives.rate / replicas
         left = 1 - rate * self._prompt_work(limits.max_num_batched_tokens)
@@ -275,15 +288,15 @@ class Bounds:
         return float(first + self._answer * token[enough[0]])
 
     def is_likely(self, limits: BatchLimits, instances: int) -> bool:
-        """Whether a mean request is in time, in steady state, about."""
+        """Tells whether a mean request is likely to be in time, in steady state."""
         seconds, tpot = self.estimate(limits, instances), self._objectives.tpot
         if seconds == inf or tpot is None:
             return seconds < inf
         return seconds <= (self._objectives.ttft or inf) + self._answer * tpot
 
     def likely_queues(self, limits: BatchLimits, instances: int) -> list[Queue]:
-        """Of one replica `queues`, with what they take about: a prompt waits for a step, an answer for
-        prompts."""
+        """Returns `queues` for one replica with estimated instead of least times: a prompt waits for a
+        step, an answer for prompts."""
         queues = self.queues(limits)
         if not queues:
             return []
@@ -301,7 +314,7 @@ class Bounds:
         ]
 
     def fastest(self, limits: BatchLimits) -> float:
-        """Seconds that a request takes at the objectives' percentile, at least."""
+        """Returns the seconds that a request takes at the objectives' percentile, at least."""
         shortest = int(self._sizes.prompts.min())
         first = self._timed.prompt(self._computed(shortest), limits.max_num_batched_tokens)
         return first + self._objectives.quantile(self._decoding)
@@ -341,15 +354,15 @@ class Bounds:
         return Failure(Reason.TTFT, text, least / objective)
 
     def _computed(self, prompt: int) -> int:
-        """Tokens of a prompt that must be computed."""
+        """Returns the tokens of a prompt that must be computed."""
         return 1 if self._sizes.shared else prompt
 
     @cached_property
     def _decoding(self) -> Floats:
         """[requests]: seconds from the first token of each request to its last, at least.
 
-        That is alone; but where contexts are padded to a bucket it is by their mean (`chips.padding`), so
-        that a request beside the shortest ones is as fast as they are.
+        That is the time of the request alone; but where contexts are padded to a bucket it is by their mean
+        (`chips.padding`), so that a request beside the shortest ones is as fast as they are.
         """
         prompts, answers = self._sizes.prompts, self._sizes.answers
         steps = self._timed.tokens_alone(self._sizes.longest)
@@ -367,14 +380,14 @@ class Bounds:
         return max(1, round(float(self._sizes.prompts.mean())))
 
     def _decode_times(self, sequences: int) -> Floats:
-        """[2, sequences]: seconds of a decode step from end to end, and on the busiest stage."""
+        """Returns [2, sequences]: seconds of a decode step from end to end, and on the busiest stage."""
         while len(self._steps) < sequences:
             step = StepShape.decode(len(self._steps) + 1, self._context)
             self._steps.append((self._timed.step(step), self._timed.busiest(step)))
         return np.array(self._steps[:sequences]).T
 
     def _token_times(self, sequences: int) -> Floats:
-        """[sequences]: seconds between the tokens of a request, in the mean."""
+        """Returns [sequences]: mean seconds between the tokens of a request."""
         if self._each == 1:
             times: Floats = self._decode_times(sequences)[0]
             return times
@@ -395,7 +408,8 @@ class Bounds:
         return max(1, min(limits.max_num_seqs, MOST_SEQUENCES, floor(held)))
 
     def _uninterrupted(self, steps: Floats, work: float) -> Floats:
-        """Requests a second of a replica beside whose prompts a batch's tokens keep the objective."""
+        """Returns the rate in requests per second at which the prompts of a replica leave the tokens of a
+        batch within the objective."""
         assert self._objectives.tpot is not None
         left = 1 - steps / (SLACK * self._each * self._objectives.tpot)
         if not self._segregated or work == 0:

@@ -1,4 +1,5 @@
-"""Which deployments a plan tells apart by the intervals of their figures, and what to measure if none."""
+"""Comparison of deployments by the intervals of their figures, and the measurement that would tell them
+apart."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.search_result import Option
 
 MEASURED = 0.05
-"""A deployment's own measurement, repeated, is within this share: served models differ so from day to day."""
+"""Relative error of a deployment's own measurement when repeated: served models vary so much from day to
+day."""
 
 TAIL = 75.0
-"""Percentiles above it are less sure than the median."""
+"""Percentile above which figures are less certain than the median."""
 
 FIGURES = {"ttft": Figure.FIRST_TOKEN, "tpot": Figure.DECODE, "e2e": Figure.THROUGHPUT}
 
@@ -32,15 +34,16 @@ Bounds = tuple[float, float]
 
 
 def overlap(one: Bounds, other: Bounds) -> bool:
-    """Whether two intervals have anything in common."""
+    """Tells whether two intervals overlap."""
     return one[0] <= other[1] and other[0] <= one[1]
 
 
 @dataclass(frozen=True)
 class Certainty:
-    """Of what is planned for a model and a demand.
+    """The intervals of a plan for a model and a demand.
 
-    level: the share of measurements that lie in an interval; ranks: whether options are chosen by it.
+    level: the share of measurements that lie in an interval; ranks: whether options are ranked by the
+    intervals.
     """
 
     demand: Demand
@@ -49,7 +52,7 @@ class Certainty:
     ranks: bool = False
 
     def interval(self, option: Option, figure: Figure, *, tail: bool = False) -> Interval:
-        """By how much a figure of an option may turn out otherwise."""
+        """Returns the interval of a figure of an option."""
         shape, architecture = option.deployment.candidate.shape, self._architecture
         point = Point(
             kind_of(figure, architecture, load=True), shape.instance, shape.profile.stack, architecture,
@@ -66,24 +69,25 @@ class Certainty:
         return round(float((self.demand.sizes.prompts + self.demand.sizes.answers).mean()))
 
     def latency(self, option: Option, name: str) -> Bounds:
-        """Seconds between which a ttft, tpot or e2e lies, at the objectives' percentile."""
+        """Returns the bounds in seconds of a ttft, tpot or e2e, at the objectives' percentile."""
         outcome = option.outcome
         seconds = {"ttft": outcome.ttft, "tpot": outcome.tpot, "e2e": outcome.latency}[name]
         tail = self.demand.objectives.percentile > TAIL
         return self.interval(option, FIGURES[name], tail=tail).around(seconds)
 
     def rate(self, option: Option) -> Bounds:
-        """Output tokens a second of the whole deployment."""
+        """Returns the bounds of the output tokens per second of the whole deployment."""
         tokens = option.outcome.tokens_per_second * option.deployment.instances
         return self.interval(option, Figure.THROUGHPUT).around(tokens, rate=True)
 
     def price(self, option: Option) -> Bounds:
-        """Dollars an hour for the rate that was asked for: fewer or more instances, where each does more or
-        less than was predicted."""
+        """Returns the bounds of the dollars per hour for the demanded rate: fewer or more instances are
+        needed where each does more or less than was predicted."""
         return self.interval(option, Figure.THROUGHPUT).around(option.price)
 
     def may_miss(self, option: Option) -> list[str]:
-        """Objectives that it meets by prediction, and not by the upper end of the interval."""
+        """Returns the objectives that an option meets by its prediction, but not by the upper end of the
+        interval."""
         asked = self.demand.objectives
         limits = {"ttft": asked.ttft, "tpot": asked.tpot}
         return [
@@ -93,14 +97,14 @@ class Certainty:
         ]
 
     def order(self, option: Option) -> tuple[object, ...]:
-        """Sorts options: by price as predicted; where they are ranked by certainty, first what meets the
-        objectives for sure, then the most that it may cost."""
+        """Returns a key that sorts options: by predicted price; or, where they are ranked by certainty,
+        first those that surely meet the objectives, then by the upper end of the price."""
         predicted = (option.price, option.outcome.latency)
         return (bool(self.may_miss(option)), self.price(option)[1], *predicted) if self.ranks else predicted
 
     def alike(self, options: Sequence[Option]) -> list[Option]:
-        """Those that cannot be told from the first: their prices' intervals overlap, and they keep the
-        objectives as surely."""
+        """Returns the options that cannot be distinguished from the first: their prices' intervals
+        overlap, and they meet the objectives as surely."""
         if not options:
             return []
         first, *others = options
@@ -111,14 +115,17 @@ class Certainty:
         return as_sure and overlap(self.price(first), self.price(other))
 
     def undecided(self, options: Sequence[Option]) -> bool:
-        """Whether nothing is told apart: there are several, and all intervals overlap."""
+        """Tells whether no two options can be distinguished: there are several, and all intervals overlap."""
         intervals = [self.price(option) for option in options]
         pairs = ((one, other) for i, one in enumerate(intervals) for other in intervals[:i])
         return len(options) > 1 and all(overlap(one, other) for one, other in pairs)
 
     def next_measurement(self, options: Sequence[Option]) -> Measurement | None:
-        """The one that would tell most of them apart; of those that do, the one on the cheapest instance.
-        None where nothing is to be told apart, or none would tell anything apart."""
+        """Returns the measurement that would distinguish most options; of equal ones, that on the cheapest
+        instance.
+
+        Returns None where there is only one option, or where no measurement would distinguish any.
+        """
         rivals = [*options[:1], *self.alike(options)]
         if len(rivals) < 2:
             return None
@@ -138,10 +145,10 @@ class Certainty:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One instance of an option, under its part of the load.
+    """A measurement of one instance of an option, under its part of the load.
 
-    separates: of `rivals`, how many it would then be told from, if it is as predicted; price: dollars an
-    hour; width: of the interval now, the most by the least.
+    separates: number of the `rivals` that it would then be distinguished from, if it is as predicted; price:
+    dollars per hour; width: of the interval now, its upper end divided by its lower.
     """
 
     option: Option

@@ -1,4 +1,4 @@
-"""The commands that serve a plan's deployment emulated, and that simulate it again."""
+"""Commands that serve a plan's deployment emulated, and that simulate it again."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from corepipe.planning.planner.evaluate import QUEUE
 from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment
 
 COLUMNS = 78
-"""Of a command that is printed for people; what is longer goes on in another line."""
+"""Columns of a printed command; a longer one is continued on the next line."""
 
 INDENT = "  "
 
 MEASURED_REQUESTS = 1000
-"""Of a measurement: an hour's rent is enough for them at rates that anyone measures."""
+"""Requests of a measurement: they take less than an hour at usual rates."""
 
 MEASURED = "measured"
-"""Where a measurement is written."""
+"""Directory that a measurement is written to."""
 
 
 def serve_command(
     model: str, deployment: PlannedDeployment, stack: str, *, weights: bool
 ) -> list[str] | None:
-    """`corepipe serve` for one instance; None where it cannot: it takes logical cores as they come.
+    """Returns `corepipe serve` for one instance; None for logical cores that are not the instance's default,
+    which it cannot serve.
 
-    stack: what the profile was called.  weights: whether the model can be loaded; else the default model
+    stack: the profile's name as given.  weights: whether the model can be loaded; else the default model
     answers at its pace.
     """
     if deployment.candidate.shape.lnc is not None:
@@ -38,7 +39,7 @@ def serve_command(
 
 
 def simulate_command(model: str, deployment: PlannedDeployment, stack: str, demand: Demand) -> list[str]:
-    """`corepipe simulate` for one instance, with the requests that it was planned with."""
+    """Returns `corepipe simulate` for one instance, with the requests of the plan."""
     rate = demand.objectives.rate / deployment.instances
     lnc = deployment.candidate.shape.lnc
     flags = {
@@ -59,8 +60,8 @@ def simulate_command(model: str, deployment: PlannedDeployment, stack: str, dema
 def simulate_once_command(
     model: str, deployment: PlannedDeployment, stack: str, load: Mapping[str, object]
 ) -> list[str]:
-    """`corepipe simulate` for one instance, of a model that is run once over its input.  load: its flags,
-    and None for those to leave out."""
+    """Returns `corepipe simulate` for one instance of a model that runs once over its input.  load: its
+    flags; those that are None are left out."""
     queues = {"--max-num-queued-reqs": QUEUE, "--max-num-queued-tokens": QUEUE}
     flags = {**_flags(deployment, stack), **queues, **load}
     given = {name: value for name, value in flags.items() if value is not None}
@@ -70,7 +71,8 @@ def simulate_once_command(
 def measure_commands(
     model: str, deployment: PlannedDeployment, stack: str, demand: Demand
 ) -> tuple[list[str], ...]:
-    """`corepipe bench` for one instance under its part of the load, and `corepipe fit` of its result."""
+    """Returns `corepipe bench` for one instance under its part of the load, and `corepipe fit` of its
+    result."""
     rate = demand.objectives.rate / deployment.instances
     shape, place = deployment.candidate.shape, deployment.candidate.shape.placement
     bench = {
@@ -101,7 +103,7 @@ def measure_commands(
 
 
 def wrapped(command: list[str]) -> str:
-    """A command for a shell, in lines that fit a terminal."""
+    """Returns a command for a shell, in lines that fit a terminal."""
     lines = [INDENT + shlex.join(command[:2])]
     for words in _pairs(command[2:]):
         if len(lines[-1]) + 1 + len(words) > COLUMNS:
@@ -112,7 +114,7 @@ def wrapped(command: list[str]) -> str:
 
 
 def _pairs(words: list[str]) -> list[str]:
-    """Each flag with its value."""
+    """Returns each flag with its value."""
     parts: list[str] = []
     for word in words:
         if parts and parts[-1].startswith("--") and " " not in parts[-1]:

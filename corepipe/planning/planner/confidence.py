@@ -1,4 +1,4 @@
-"""How sure a predicted figure is: the cross-validation error of figures of its kind.
+"""Confidence in predicted figures: the cross-validation error of figures of their kind.
 
 Errors come with the fitted constants, as cells of metric x instance x runtime profile (`score.Cell`).  For a
 deployment the nearest cell counts: the same instance and profile, else the same generation of cores and
@@ -19,7 +19,7 @@ METRICS: dict[str, tuple[str, ...]] = {
     "tpot": ("tpot", "itl", "per_token_latency"),
     "throughput": ("output_throughput", "total_throughput"),
 }
-"""A plan's figures -> metrics of the measurements that they are validated with, the figure itself first."""
+"""A plan's figures -> metrics of the measurements that validate them, the figure itself first."""
 
 MEDIAN = 50.0
 NOT_VALIDATED = "not validated"
@@ -27,7 +27,7 @@ NOT_VALIDATED = "not validated"
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """A figure's error as a share (None: not validated), and what that is known from."""
+    """The error of a figure as a share (None: not validated), and the measurements that it comes from."""
 
     error: float | None
     basis: str
@@ -39,13 +39,14 @@ class Confidence:
 class Validation:
     """The cells of a cross-validation: objects with the fields of `score.Cell`.
 
-    No figure is surer than its measurements are exact (`noise`)."""
+    The error of a figure is at least that of its measurements (`noise`).
+    """
 
     def __init__(self, cells: Sequence[Mapping[str, object]]) -> None:
         self._cells = [cell for cell in cells if cell["validated"]]
 
     def of(self, figure: str, shape: Shape) -> Confidence:
-        """How sure one of METRICS is for a shape."""
+        """Returns the confidence of one of METRICS for a shape."""
         version = shape.device.chip.core.version
         cells = [c for c in self._cells if c["metric"] in METRICS[figure] and _version(c) == version]
         if not cells:
@@ -56,22 +57,23 @@ class Validation:
         return Confidence(max(float(str(best[name])) for name in ("median", "noise")), basis)
 
     def worst(self, shape: Shape) -> Confidence:
-        """The figure of a shape that is known least well."""
+        """Returns the lowest confidence of a shape's figures."""
         found = [self.of(figure, shape) for figure in METRICS]
         return max(found, key=lambda c: float("inf") if c.error is None else c.error)
 
     def tied(self, shape: Shape) -> float:
-        """The share by which its cost may differ from another's and mean nothing; 0 where that is unknown."""
+        """Returns the share by which the cost of a shape may differ from another's without being
+        significant; 0 where that is unknown."""
         return self.of("throughput", shape).error or 0.0
 
 
 def shipped_validation() -> Validation:
-    """That of the constants that come with corepipe."""
+    """Returns the validation of the constants that come with corepipe."""
     return Validation(provenance().get("cells", ()))
 
 
 def _version(cell: Mapping[str, object]) -> str | None:
-    """The generation of cores of a cell's instance."""
+    """Returns the generation of cores of a cell's instance."""
     return next((i.chip.core.version for i in INSTANCES if i.name == cell["instance"]), None)
 
 

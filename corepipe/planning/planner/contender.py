@@ -1,4 +1,4 @@
-"""A shape in the running: what bounds and simulations have told of its variants."""
+"""The state of a shape in the search: what bounds and simulations have found about its variants."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from corepipe.planning.planner.search_result import Rejected
 from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
 
 NEAR = 0.6
-"""What fails, and that is certain no sooner than after such a share of its requests, may do with fewer
-instances: where 1 % may be late, up to 1.7 % are, and of a thousand requests that is chance."""
+"""Share of its requests after which a failure counts as near: fewer instances may then meet the
+objectives, as where 1 % may be late, up to 1.7 % may be by chance among a thousand requests."""
 
 
 @dataclass(slots=True, eq=False)
 class Contender:
-    """A shape that may yet do it, with `variants` that no bound or simulation has ruled out.
+    """A shape that may meet the objectives, with `variants` that no bound or simulation has ruled out.
 
-    bound: instances that a variant needs at least; few: as far as is known from simulations; likely: those
-    that may do; capable: variants that meet the objectives with no load; by_chance: whether the last
-    simulation that failed was near enough; step: by how many more the next try goes.
+    bound: instances that a variant needs at least; few: the same, as far as simulations have shown; likely:
+    those that may suffice; capable: variants that meet the objectives without load; by_chance: whether the
+    last simulation that failed was near enough; step: instances to add in the next attempt.
     """
 
     index: int
@@ -37,12 +37,12 @@ class Contender:
 
     @property
     def fewest(self) -> int:
-        """Instances without which none of its variants does; 1 as long as none is known."""
+        """The number of instances below which none of its variants suffices; 1 as long as none is known."""
         return min((self.few[variant] for variant in self.variants), default=1)
 
     @property
     def promising(self) -> int:
-        """Instances with which one of its variants may do."""
+        """The number of instances with which one of its variants may suffice."""
         return min(max(self.few[variant], self.likely[variant]) for variant in self.variants)
 
     def failed(self, deployment: PlannedDeployment, failure: Failure, seen: float) -> None:
@@ -53,12 +53,12 @@ class Contender:
             self.failure = failure
 
     def reject(self, rejected: Rejected) -> None:
-        """Keeps the failure that came nearest."""
+        """Keeps the rejection with the smallest excess."""
         if self.nearest is None or rejected.failure.excess < self.nearest.failure.excess:
             self.nearest = rejected
 
     def verdict(self) -> Rejected:
-        """Why it meets the objectives at no price."""
+        """Returns the reason for which the shape meets the objectives at no price."""
         if not self.variants:
             assert self.nearest is not None
             return self.nearest

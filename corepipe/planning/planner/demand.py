@@ -1,4 +1,4 @@
-"""What is asked of a deployment: requests of some lengths at a rate, and objectives."""
+"""The demand on a deployment: requests with given lengths at a rate, and objectives."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from corepipe.workload.lengths import Lengths
 from corepipe.workload.workload import Synthetic, first_requests
 
 LEAST_REQUESTS = 1000
-"""Requests of a simulation, unless it takes more to see a steady state: a 99th percentile then has ten
-requests above it."""
+"""Requests of a simulation, unless a steady state takes more: a 99th percentile then has ten requests
+above it."""
 
 TURNOVERS = 10
-"""A simulation lasts as long as so many requests one after the other, at the objectives."""
+"""Length of a simulation, in times of one request that takes as long as the objectives allow."""
 
 MOST_REQUESTS = 20_000
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What is asked for: lengths as `corepipe simulate` takes them; `requests` None: as many as it takes."""
+    """A demand: lengths as `corepipe simulate` takes them, and objectives; `requests` None: as many as are
+    needed."""
 
     input_len: Lengths
     output_len: Lengths
@@ -34,7 +35,7 @@ class Demand:
     seed: int
 
     def requests_at(self, rate: float) -> int:
-        """How many requests show a steady state at this rate of one instance."""
+        """Returns the number of requests that show a steady state at this rate of one instance."""
         if self.requests is not None:
             return self.requests
         answer = float(self.sizes.answers.mean())
@@ -42,17 +43,17 @@ class Demand:
         return min(MOST_REQUESTS, max(LEAST_REQUESTS, ceil(TURNOVERS * rate * seconds)))
 
     def stream(self, rate: float, requests: int) -> Synthetic:
-        """So many requests at a rate; fewer are the first of more."""
+        """Returns so many requests at a rate; a shorter stream is a prefix of a longer one."""
         return Synthetic(self.input_len, self.output_len, requests, arrivals=Arrivals(rate), seed=self.seed)
 
     @property
     def tightened(self) -> Demand:
-        """With what a prediction must meet for its objectives."""
+        """The demand with the objectives that a prediction must meet."""
         return replace(self, objectives=self.objectives.tightened)
 
     @cached_property
     def sizes(self) -> RequestSizes:
-        """Of every request that any simulation may hold."""
+        """The sizes of all requests that any simulation may use."""
         most = self.requests or MOST_REQUESTS
         turns = first_requests(self.stream(1.0, most).workload(), most)
         return RequestSizes(

@@ -1,6 +1,7 @@
-"""The values file that deploys a plan's choice emulated: one pod for each instance, serving with these flags.
+"""The Helm values file that deploys a plan's choice emulated: one pod for each instance, serving with these
+flags.
 
-Every value that is a setting of `corepipe serve` has its flag in `FLAGS`, and beside it in the file.
+Every value that is a setting of `corepipe serve` has its flag in `FLAGS`, and as a comment in the file.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ BESIDE: Mapping[str, str] = MappingProxyType(
         "extraVolumeMounts": "where the pods have them",
     }
 )
-"""Keys that are no flags, and what they are."""
+"""Keys that are no flags, and their meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the pods serve, as `corepipe plan` was told.
+    """The model that the pods serve, as `corepipe plan` was given it.
 
     weights: whether `model` can be loaded and served itself; otherwise the default model answers, at the pace
     and within the memory of `model`.  profile: a name, or a file.  answer_seconds: of the slowest requests.
@@ -57,7 +58,7 @@ class Served:
 
 
 def helm_values(served: Served, deployment: PlannedDeployment, notes: Sequence[str]) -> str:
-    """The values file as YAML; `notes` become comments at its head."""
+    """Returns the values file as YAML; `notes` become comments at its head."""
     values = {
         "replicas": deployment.instances,
         **_values(served, deployment),
@@ -90,19 +91,20 @@ def _values(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
 
 
 def _guesses(assumed: SpeculativeConfig) -> dict[str, object]:
-    """As they were given, with the path of a draft model as the pods have it."""
+    """Returns the speculative settings as they were given, with the path of a draft model as the pods have
+    it."""
     model = {} if assumed.model is None else {"model": _absolute(assumed.model)}
     return {**assumed.as_given(), **model}
 
 
 def _absolute(source: str) -> str:
-    """A path as the pods have it; what is none stays as it is."""
+    """Returns a path as the pods have it; text that is no path stays as it is."""
     path = Path(source)
     return str(path.absolute()) if path.exists() else source
 
 
 def _mounted(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
-    """Volumes for what the values name by its path: from there on the node."""
+    """Returns volumes for the paths that the values name: each from the same path on the node."""
     guesses = deployment.candidate.limits.speculative_config
     own = None if served.profile in PROFILES else served.profile
     named = {"model": served.model, "profile": own, "draft": guesses and guesses.model}

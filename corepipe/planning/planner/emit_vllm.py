@@ -1,4 +1,4 @@
-"""What runs a plan's choice on the real hardware: vLLM on Neuron, as Kubernetes objects.
+"""Kubernetes objects that run a plan's choice on the real hardware, with vLLM on Neuron.
 
 trn2 and trn3 have vLLM's native plugin (`vllm_native`), inf2 and trn1 NxD Inference (`vllm_nxdi`).  Resources
 are the device plugin's (deploy/includes/k8s-neuron-device-plugin.rst).  docs/planning.md lists what is
@@ -21,25 +21,25 @@ from corepipe.planning.planner import vllm_native, vllm_nxdi
 from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
 
 PORT = 8000
-"""vLLM's own."""
+"""The default port of vLLM."""
 
 PROBE_SECONDS = 10
 
 MODELS = "/models"
-"""Directory of nodes and containers with what is not fetched by a server itself."""
+"""Directory of nodes and containers for files that a server does not download itself."""
 
 EMITTED = "--emit vllm-neuron: "
-"""Before what is wrong with it."""
+"""Prefix of error messages."""
 
 NXDI_PROFILE, NATIVE_PROFILE = "vllm-neuron", "vllm-neuron-native"
-"""Of inf2 and trn1, and of trn2 and trn3."""
+"""The profiles of inf2 and trn1, and of trn2 and trn3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory of the node, and where the container has it.
+    """A directory of the node, and its path in the container.
 
-    kind: `Directory` is there before the pod is, `DirectoryOrCreate` is made.  what: is in it.
+    kind: `Directory` must exist before the pod does, `DirectoryOrCreate` is created.  what: its content.
     """
 
     name: str
@@ -51,7 +51,8 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One replica's: an image, arguments of `vllm serve`, variables, and seconds that it may take to start.
+    """The server of one replica: an image, arguments of `vllm serve`, variables, and seconds that it may take
+    to start.
 
     mounts: every directory that an argument or a variable names.
     """
@@ -64,12 +65,12 @@ class Server:
 
 
 def is_native(instance: Instance) -> bool:
-    """Whether the instance has vLLM's native plugin."""
+    """Tells whether the instance has vLLM's native plugin."""
     return instance.chip.core.version in vllm_native.GENERATIONS
 
 
 def check_runs(shape: Shape, model: ModelConfig) -> None:
-    """Raises UserError for what vLLM on Neuron has no way to run."""
+    """Raises UserError for a shape that vLLM on Neuron cannot run."""
     if shape.device.family == "inf1":
         problem: str | None = (
             f"vLLM does not run on {shape.device.name}; restrict the plan with --instance to inf2 or trn"
@@ -83,7 +84,7 @@ def check_runs(shape: Shape, model: ModelConfig) -> None:
 
 
 def runs(shape: Shape, model: ModelConfig) -> bool:
-    """Whether vLLM on Neuron runs it."""
+    """Tells whether vLLM on Neuron runs the model in this shape."""
     try:
         check_runs(shape, model)
     except UserError:
@@ -92,8 +93,8 @@ def runs(shape: Shape, model: ModelConfig) -> bool:
 
 
 def refusal(candidate: Candidate, model: ModelConfig, prompt: int) -> str | None:
-    """Why vLLM on Neuron does not run a candidate as it was planned, with prompts of up to `prompt` tokens;
-    None: it does."""
+    """Returns the reason for which vLLM on Neuron does not run a candidate as planned, with prompts of up
+    to `prompt` tokens; None: it does."""
     shape, native = candidate.shape, is_native(candidate.shape.device)
     try:
         check_runs(shape, model)
@@ -109,7 +110,8 @@ def refusal(candidate: Candidate, model: ModelConfig, prompt: int) -> str | None
 
 
 def unfit(candidate: Candidate, prompt: int) -> str | None:
-    """Why it cannot batch as the candidate does, with prompts of up to `prompt` tokens; None: it can."""
+    """Returns the reason for which the stack cannot batch as the candidate does, with prompts of up to
+    `prompt` tokens; None: it can."""
     shape, limits = candidate.shape, candidate.limits
     if is_native(shape.device):
         return vllm_native.unfit(limits, shape.placement.tensor)
@@ -117,7 +119,7 @@ def unfit(candidate: Candidate, prompt: int) -> str | None:
 
 
 def server(model: str, deployment: PlannedDeployment) -> Server:
-    """What runs one replica of `model`, a path or a repository."""
+    """Returns the server of one replica of `model`, a path or a repository."""
     stack = vllm_native if is_native(deployment.candidate.shape.device) else vllm_nxdi
     return Server(
         stack.IMAGE,
@@ -129,7 +131,7 @@ def server(model: str, deployment: PlannedDeployment) -> Server:
 
 
 def _mounts(model: str, shape: Shape) -> Iterator[Mount]:
-    """Directories that the arguments and variables of a replica name."""
+    """Yields the directories that the arguments and variables of a replica name."""
     if Path(model).is_absolute():
         yield Mount("model", model, model, "the model")
     if is_native(shape.device):
@@ -151,14 +153,14 @@ def _mounts(model: str, shape: Shape) -> Iterator[Mount]:
 
 
 def needed(model: str, deployment: PlannedDeployment) -> list[str]:
-    """What each node has to have."""
+    """Returns the directories that each node must have, in words."""
     return [f"each node has {mount.on_node}: {mount.what}" for mount in server(model, deployment).mounts]
 
 
 def loaded(model: str, shape: Shape, config: ModelConfig) -> tuple[str, list[str]]:
-    """What a server loads of a directory or a repository, and what there is to do for it.
+    """Returns the path or repository that a server loads, and the preparations for it.
 
-    Of a repository with tied embeddings it is a directory on the node: NxD Inference may fail on the name of
+    For a repository with tied embeddings it is a directory on the node: NxD Inference may fail on the name of
     one with NotImplementedError (vllm-user-guide-v1.rst, known issues).
     """
     if is_native(shape.device) or not config.tied or Path(model).is_absolute():
@@ -169,19 +171,20 @@ def loaded(model: str, shape: Shape, config: ModelConfig) -> tuple[str, list[str
 
 
 def undocumented(shape: Shape, config: ModelConfig) -> str | None:
-    """That the stack is not documented to have the model; None: it is."""
+    """Returns a note that the stack is not documented to support the model; None: it is."""
     if is_native(shape.device) or not vllm_nxdi.MODELS.isdisjoint([config.model_type]):
         return None
     return f"NxD Inference is not documented to have {config.model_type}"
 
 
 def command(model: str, deployment: PlannedDeployment) -> list[str]:
-    """`vllm serve` for one replica of `model`, a path or a repository."""
+    """Returns `vllm serve` for one replica of `model`, a path or a repository."""
     return ["vllm", "serve", *server(model, deployment).flags]
 
 
 def neuron_resource(instance: Instance, cores: int) -> tuple[str, int]:
-    """The extended resource that one replica asks for: whole devices where they divide, else cores."""
+    """Returns the extended resource that one replica requests: whole devices where the cores fill them,
+    else cores."""
     devices, rest = divmod(cores, instance.cores_per_chip)
     return ("aws.amazon.com/neuroncore", cores) if rest else ("aws.amazon.com/neuron", devices)
 
@@ -189,10 +192,10 @@ def neuron_resource(instance: Instance, cores: int) -> tuple[str, int]:
 def vllm_manifests(
     model: str, deployment: PlannedDeployment, config: ModelConfig, notes: Sequence[str]
 ) -> str:
-    """A Deployment with one pod for each replica, and its Service, as YAML; `notes` become comments.
+    """Returns a Deployment with one pod for each replica, and its Service, as YAML; `notes` become comments.
 
     A data-parallel replica is a vLLM server of its own: an instance holds as many pods as there is room for.
-    Raises UserError for what vLLM on Neuron does not run.
+    Raises UserError for a deployment that vLLM on Neuron does not run.
     """
     check_runs(deployment.candidate.shape, config)
     replica, name = server(model, deployment), _object_name(model)
@@ -294,6 +297,7 @@ spec:
 
 
 def _object_name(model: str) -> str:
-    """A name that Kubernetes takes: lower-case letters, digits and hyphens, at most 63 characters."""
+    """Returns a name that Kubernetes accepts: lower-case letters, digits and hyphens, at most 63
+    characters."""
     stem = re.sub(r"[^a-z0-9]+", "-", f"vllm-{model.lower()}").strip("-")
     return stem[:63].strip("-")

@@ -1,4 +1,4 @@
-"""What the planner asks about a model under a workload: bounds, then simulations that end once they fail."""
+"""Evaluation of deployments for the planner: bounds, then simulations that end once they fail."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ ALONE = 32
 """Requests that are simulated without load."""
 
 IDLE = 50
-"""Without load, requests come so many times further apart than they take."""
+"""Time between requests without load, in times of one request."""
 
 QUEUE = 10**9
-"""Nothing is refused: a plan's queues are as long as they get."""
+"""Queue limit of a simulation: no request is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What Programs depend on.  instance, profile: those for which a pipeline's stages are balanced."""
+    """The properties that Programs depend on.  instance, profile: those for which a pipeline's stages are
+    balanced."""
 
     format: Format
     pipeline: int
@@ -71,7 +72,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Placed(DevicePlan):
-    """A DevicePlan whose cost models are made once for all simulations, one for each replica."""
+    """A DevicePlan whose cost models, one for each replica, are made once for all simulations."""
 
     costs: tuple[CostModel, ...] = ()
 
@@ -84,9 +85,10 @@ def _unwatched() -> None:
 
 
 class Workbench:
-    """Implements `search.Evaluator` for one model: `prices` of instances by name, dollars an hour.
+    """Implements `search.Evaluator` for one model: `prices` of instances by name, dollars per hour.
 
-    pulse: called now and then in a long simulation; may raise.  unfit: as an `Inquiry` has it."""
+    pulse: called regularly during a long simulation; may raise.  unfit: as in `Inquiry`.
+    """
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class Workbench:
             return Failure(Reason.UNSUPPORTED, why)
         try:
             return self._bounds_of(candidate).failure(candidate.limits)
-        except UserError as error:  # the model cannot be cut so
+        except UserError as error:  # the model cannot be divided so
             return Failure(Reason.UNSUPPORTED, error.message.splitlines()[0])
 
     def fewest(self, candidate: Candidate) -> int:
@@ -153,20 +155,20 @@ class Workbench:
         return _first(may_do, self.fewest(candidate))
 
     def _must_be_late(self, queues: Sequence[Queue], instances: int, replicas: int = 1) -> bool:
-        """Whether so many requests wait for too long that the percentile is missed, of those that come to
-        one instance, or to one of so many replicas that take turns."""
+        """Tells whether so many requests wait for too long that the percentile is missed, of the requests
+        of one instance, or of one of `replicas` that take turns."""
         arrivals = self._arrivals(self._demand.objectives.rate / max(1, instances))[::replicas]
         enough = self._most_late(len(arrivals))
         return any(surely_late(arrivals, q.servers, q.seconds, q.patience, enough) for q in queues)
 
     def _make_arrivals(self, rate: float) -> tuple[float, ...]:
-        """Of the requests of a simulation at this rate."""
+        """Returns the arrival times in a simulation at this rate."""
         requests = self._demand.requests_at(rate)
         starts = islice(self._demand.stream(rate, requests).starts(), requests)
         return tuple(start or 0.0 for start in starts)
 
     def _most_late(self, requests: int) -> int:
-        """Of so many requests: as many late ones as this, and the percentile is missed."""
+        """Returns the number of late requests, out of so many, with which the percentile is missed."""
         return requests - floor(self._demand.objectives.percentile / 100 * (requests - 1))
 
     def estimate(self, candidate: Candidate, instances: int) -> float:
@@ -179,7 +181,7 @@ class Workbench:
         return self._measure(self._twin_of(deployment.candidate), deployment.instances)
 
     def _make_measurement(self, candidate: Candidate, instances: int) -> Outcome:
-        """A simulation that is given up when so many requests are late that the whole must fail: requests
+        """Simulates a deployment; stops when so many requests are late that the whole must fail: requests
         that come later make none of them faster."""
         rate = self._demand.objectives.rate / instances
         requests = self._demand.requests_at(rate)
@@ -195,18 +197,18 @@ class Workbench:
         return self._judge.of_record(self._play(candidate, 1 / (IDLE * seconds), ALONE))
 
     def outcome(self, report: Report) -> Outcome:
-        """What a simulation means for the objectives."""
+        """Returns the outcome of a simulation for the objectives."""
         return self._judge.of_report(report)
 
     def simulate(self, deployment: PlannedDeployment) -> Report:
-        """The whole simulation of one of the deployment's instances."""
+        """Returns the whole simulation of one of the deployment's instances."""
         rate = self._demand.objectives.rate / deployment.instances
         candidate = deployment.candidate
         workload = self._demand.stream(rate, self._demand.requests_at(rate)).workload()
         return simulate(self.config(candidate), workload, device=self.place(candidate))
 
     def config(self, candidate: Candidate) -> SimulationConfig:
-        """What `corepipe simulate` would be asked for this candidate."""
+        """Returns the configuration of `corepipe simulate` for this candidate."""
         return SimulationConfig(self._engine(candidate), self._slo())
 
     def _bounds_of(self, candidate: Candidate) -> Bounds:
@@ -251,7 +253,7 @@ class Workbench:
         )
 
     def place(self, candidate: Candidate) -> Placed:
-        """The candidate's model on its instance, for any number of simulations."""
+        """Places the candidate's model on its instance, for any number of simulations."""
         shape, limits = candidate.shape, candidate.limits
         cores = self._cores(candidate)
         blocks = blocks_that_fit(cores, shape.placement.data, shape.device, shape.profile.kv_budget)
@@ -279,13 +281,14 @@ class Workbench:
         return Bounds(timed, self._sizes, self._demand.objectives, rates)
 
     def _cost_of(self, candidate: Candidate, replica: int) -> CostModel:
-        """Of one replica, with the graphs that the candidate's limits ask for."""
+        """Returns the cost model of one replica, with the graphs for the candidate's limits."""
         shape, limits = candidate.shape, candidate.limits
         chunk = None if shape.profile.chunk is None else limits.max_num_batched_tokens
         return self._cost(shape, limits.max_num_seqs, chunk, replica)
 
     def _make_cost(self, shape: Shape, sequences: int, chunk: int | None, replica: int) -> CostModel:
-        """Of one replica, with graphs for so many sequences, and so many tokens of a prompt."""
+        """Makes the cost model of one replica, with graphs for so many sequences, and so many tokens of a
+        prompt."""
         if replica > 0:
             return self._cost(shape, sequences, chunk, 0).on_replica(replica)
         if sequences > 1 or chunk is not None:
@@ -294,7 +297,7 @@ class Workbench:
         return CostModel(programs, shape.device, shape.profile, shape.placement.data, batch=1)
 
     def _cores(self, candidate: Candidate) -> tuple[CoreMemory, ...]:
-        """Memory of one replica's cores."""
+        """Returns the memory of one replica's cores."""
         limits, draft = candidate.limits, self._draft_of(candidate)
         return self._memory(_cut(candidate.shape), limits.max_num_seqs, limits.max_num_batched_tokens, draft)
 
@@ -306,7 +309,8 @@ class Workbench:
         return cores if draft is None else draft.add(cores, cut.tensor, limits)
 
     def _draft_of(self, candidate: Candidate) -> Draft | None:
-        """The model that guesses, if one does.  Raises UserError where it cannot, for so long requests."""
+        """Returns the draft model, if there is one.  Raises UserError where it cannot draft for such long
+        requests."""
         guesses = candidate.limits.speculative_config
         model = None if guesses is None else guesses.model
         return None if model is None else self._draft(model, candidate.shape.format)
@@ -315,11 +319,11 @@ class Workbench:
         return Draft(draft_graph(draft_architecture(model), self._graph(fmt)))
 
     def _make_footprints(self, cut: Cut) -> tuple[Footprint, ...]:
-        """Of one replica's cores."""
+        """Returns the footprints of one replica's cores."""
         return tuple(of_each(self._programs(cut), Footprint.of))
 
     def _make_programs(self, cut: Cut) -> tuple[Program, ...]:
-        """The Programs of one replica."""
+        """Compiles the Programs of one replica."""
         graph, placement = self._graph(cut.format), Placement(cut.pipeline, cut.tensor, expert=cut.expert)
         if cut.instance is None or cut.profile is None:
             return compile_for_timing(graph, placement)
@@ -330,8 +334,8 @@ class Workbench:
 
 
 def _first(good: Callable[[int], bool], least: int) -> int:
-    """The first number from `least` on that is good, where those after it are too; or one past the most
-    instances that there may be."""
+    """Returns the first number from `least` on that is good, where all after it are good too; or one past
+    the most instances that there may be."""
     low, high = least - 1, max(1, least)
     while not good(high):
         if high > MOST_INSTANCES:
@@ -352,13 +356,14 @@ def _cut(shape: Shape) -> Cut:
 
 
 def twin_shape(shape: Shape) -> Shape:
-    """The same on the first instance of the catalogue with the same device: it differs in host and price."""
+    """Returns the same shape on the first instance of the catalogue with the same device: only host and
+    price differ."""
     wanted = _device(shape.device)
     alike = (i if shape.lnc is None else i.with_lnc(shape.lnc) for i in INSTANCES)
     return replace(shape, instance=next(i.name for i in alike if _device(i) == wanted))
 
 
 def _device(instance: Instance) -> tuple[object, ...]:
-    """All that times and memory depend on."""
+    """Returns all properties that times and memory depend on."""
     chip = replace(instance.chip, name="")
     return chip, instance.chips, instance.topology, instance.link_bytes_per_second, instance.lnc

@@ -1,4 +1,4 @@
-"""What simulations mean for the objectives of a plan."""
+"""Judgement of simulations by the objectives of a plan."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from corepipe.simulation.record import Record
 from corepipe.simulation.report import GROWS, Latencies, Report, queue_growth
 
 SUSTAINED = 0.9
-"""Requests must leave at least at this share of the rate at which they come."""
+"""Share of the arrival rate at which requests must complete, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Says what a simulation gave, and by what it fails."""
+    """Turns the results of simulations into outcomes, with the failure if there is one."""
 
     objectives: Objectives
 
@@ -33,7 +33,7 @@ class Judge:
         return self._outcome(requests, float(requests["output_tokens"].sum()) / seconds if seconds else 0.0)
 
     def of_lost(self, patience: Patience, requests: int) -> Outcome:
-        """Of a simulation of `requests` that was given up: what it has seen, which fails for certain."""
+        """Returns the outcome of a simulation of `requests` that was stopped early, which certainly fails."""
         seen = len(patience.ttfts) / requests
         quantile = self.objectives.quantile
         ttft, tpot = quantile(np.array(patience.ttfts)), quantile(np.array(patience.tpots))
@@ -64,7 +64,7 @@ def _worst(*failures: Failure | None) -> Failure | None:
 
 
 def _unsustained(requests: dict[str, Floats]) -> Failure | None:
-    """Whether requests leave more slowly than they come."""
+    """Returns a failure where requests complete more slowly than they arrive."""
     came, left = float(np.ptp(requests["arrival"])), float(np.ptp(requests["last_at"]))
     if left <= came / SUSTAINED or came == 0:
         return None
@@ -72,7 +72,8 @@ def _unsustained(requests: dict[str, Floats]) -> Failure | None:
 
 
 def _queued(requests: dict[str, Floats]) -> Failure | None:
-    """Whether the queue grows as long as requests come: a first token is late without an objective, too."""
+    """Returns a failure where the queue grows as long as requests come: first tokens are then late, even
+    without an objective."""
     growth = queue_growth(requests)
     if growth <= GROWS:
         return None

@@ -1,9 +1,9 @@
-"""How many requests must be late, whatever a scheduler does: a bound on queues.
+"""The number of requests that must be late, whatever a scheduler does: a bound on queues.
 
 `servers` take requests one at a time, each for `seconds` at least; a request is in time if it begins within
-`patience` of its arrival.  Late ones are taken to cost nothing, so that no real queue has fewer of them.
+`patience` of its arrival.  Late ones are assumed to cost nothing, so that no real queue has fewer of them.
 
-First come, first served, and dropping who would begin late, is then the best that can be done.  By
+The best strategy is then first come, first served, where requests that would begin late are dropped.  By
 induction over the arrivals it serves as many in time as any other choice, and its servers are free no later:
 another choice that serves this one too has dropped an earlier one, which gains at most `seconds`, and spends
 `seconds` on this one.
@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Sequence
 
 TOLERANCE = 1e-9
-"""Of a time, for sums that are taken in another order than a simulation takes them."""
+"""Relative tolerance of a time, for sums that a simulation takes in another order."""
 
 
 def surely_late(
     arrivals: Sequence[float], servers: int, seconds: float, patience: float, enough: int
 ) -> bool:
-    """Whether at least `enough` of the requests that arrive so, in order of time, are late."""
+    """Tells whether at least `enough` of the requests with these arrival times, in order, are late."""
     patience += TOLERANCE * (1 + seconds)
     seconds *= 1 - TOLERANCE
     free = deque([0.0] * servers)

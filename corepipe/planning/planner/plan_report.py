@@ -1,4 +1,4 @@
-"""A plan as a document for machines; `cli.plan` shows the same to people."""
+"""A plan as a document for programs; `cli.plan` shows the same to people."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MILLISECONDS = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """That serve and simulate a choice, as words; serve None: it cannot be served so.
+    """The commands that serve and simulate a choice, as words; serve None: it cannot be served.
 
-    measure: those of the next measurement, where one is asked for, or why there is none.  vllm: what runs a
-    replica on the hardware, or why no stack does; before: what is to be done before it runs;
-    doubt: why it may not.
+    measure: the commands of the next measurement, where one was requested, or the reason why there is none.
+    vllm: the command that runs a replica on the hardware, or the reason why no stack does; before: the
+    preparations for it; doubt: the reason why it may not run.
     """
 
     serve: list[str] | None
@@ -40,7 +40,8 @@ class Commands:
 
 
 def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None) -> dict[str, object]:
-    """The plan: times in milliseconds, prices in dollars an hour.  The same plan gives the same document."""
+    """Returns the plan: times in milliseconds, prices in dollars per hour.  The same plan gives the same
+    document."""
     inquiry, found = plan.inquiry, plan.search
     demand = inquiry.demand
     roomy = None if plan.options else roomier(plan)
@@ -96,7 +97,7 @@ def objectives(asked: Objectives) -> dict[str, object]:
 
 
 def option(plan: Plan, chosen: Option) -> dict[str, object]:
-    """A deployment that meets the objectives."""
+    """Returns a deployment that meets the objectives."""
     shape, outcome = chosen.deployment.candidate.shape, chosen.outcome
     price = plan.prices[shape.instance]
     return {
@@ -118,7 +119,7 @@ def option(plan: Plan, chosen: Option) -> dict[str, object]:
 
 
 def _intervals(plan: Plan, chosen: Option) -> dict[str, object]:
-    """[least, most] of each predicted figure, and of the price for the rate that was asked for."""
+    """Returns [least, most] of each predicted figure, and of the price for the demanded rate."""
     known = plan.certainty
     latencies = {name: known.latency(chosen, name) for name in FIGURES}
     return {
@@ -132,7 +133,7 @@ def _intervals(plan: Plan, chosen: Option) -> dict[str, object]:
 
 
 def _confidence(plan: Plan) -> dict[str, object]:
-    """What the intervals tell apart."""
+    """Returns what the intervals distinguish."""
     return {
         "level": plan.certainty.level,
         "ranked_by_it": plan.certainty.ranks,
@@ -155,8 +156,8 @@ def _measurement(plan: Plan, commands: Commands | None) -> dict[str, object] | N
 
 
 def distances(plan: Plan, chosen: Option) -> Iterator[tuple[str, float, float | None]]:
-    """Of each objective: ttft or tpot, the share by which the prediction is below it, and the error of such
-    predictions (None: not validated)."""
+    """Yields for each objective: ttft or tpot, the share by which the prediction is below it, and the
+    error of such predictions (None: not validated)."""
     asked, outcome = plan.inquiry.demand.objectives, chosen.outcome
     for name, limit, seconds in (("ttft", asked.ttft, outcome.ttft), ("tpot", asked.tpot, outcome.tpot)):
         if limit is not None:
@@ -165,14 +166,14 @@ def distances(plan: Plan, chosen: Option) -> Iterator[tuple[str, float, float | 
 
 
 def million(plan: Plan, chosen: Option) -> float:
-    """Dollars for a million output tokens at the rate that was asked for."""
+    """Returns the dollars for a million output tokens at the demanded rate."""
     demand = plan.inquiry.demand
     tokens = demand.objectives.rate * float(demand.sizes.answers.mean())
     return chosen.price / 3600 / tokens * 1e6
 
 
 def validation(plan: Plan, shape: Shape) -> dict[str, object]:
-    """The error of each kind of figure, in percent; null where it is not validated."""
+    """Returns the error of each kind of figure, in percent; null where it is not validated."""
     figures: dict[str, object] = {}
     for figure in METRICS:
         known = plan.inquiry.validation.of(figure, shape)
@@ -182,13 +183,13 @@ def validation(plan: Plan, shape: Shape) -> dict[str, object]:
 
 
 def percentile_note(plan: Plan) -> str:
-    """What is known of the percentile that the objectives are held at."""
+    """Returns a note on the validation of the percentile at which the objectives are held."""
     percentile = plan.inquiry.demand.objectives.percentile
     return "as the median" if percentile == MEDIAN else f"p{percentile:g} {NOT_VALIDATED}"
 
 
 def deployment(chosen: PlannedDeployment) -> dict[str, object]:
-    """The settings, named as the flags of `corepipe serve`."""
+    """Returns the settings, named as the flags of `corepipe serve`."""
     limits = chosen.candidate.limits
     return {
         "instances": chosen.instances,
@@ -232,8 +233,8 @@ def _dearer(dearer: Dearer) -> dict[str, object]:
 
 
 def reasons(plan: Plan) -> Iterator[tuple[str, str, int, str]]:
-    """For people: (instance, reason, how many shapes, the nearest of them) of what fails at any price, and of
-    what would do for a higher price than others."""
+    """Yields, for people, (instance, reason, number of shapes, the nearest of them) for shapes that fail
+    at any price, and for those that would suffice at a higher price than others."""
     order = {i.name: n for n, i in enumerate(plan.inquiry.space.instances)}
     failures = [
         (r.shape, r.failure.reason.value, r.failure.excess, r.failure.text) for r in plan.search.rejected

@@ -1,4 +1,4 @@
-"""The cheapest deployment of a model that meets its objectives, and how it compares."""
+"""The cheapest deployment of a model that meets its objectives, and its comparison with others."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from corepipe.planning.planner.search_result import Option, Progress, Rejected, 
 from corepipe.planning.planner.space import Candidate, Shape, Space
 
 SPREAD = 4.0
-"""Faster deployments are looked for up to so many times the price of the cheapest."""
+"""Factor of the cheapest price up to which faster deployments are searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """Where and how instances are bought."""
+    """The region, the way of buying and the prices of instances."""
 
     prices: PriceList
     purchase: Purchase
@@ -36,9 +36,9 @@ class Market:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """What a plan is asked for.  `max_error`: share above which a validation error is too much; `accepts`:
-    shapes that are wanted at all; `unfit`: why a candidate is not wanted, for prompts of up to so many
-    tokens; `confidence`: by which options are ranked, instead of by prediction."""
+    """The input of a plan.  `max_error`: share above which a validation error is too high; `accepts`:
+    filters shapes; `unfit`: returns the reason to exclude a candidate, for prompts of up to so many
+    tokens; `confidence`: level by which options are ranked, instead of by prediction."""
 
     architecture: Architecture
     demand: Demand
@@ -55,9 +55,9 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was found.  options: deployments that meet the objectives, cheapest first, those that cost the
-    same by latency; the first is the choice, unless certainty ranks them and tells none apart.  unpriced:
-    instances without a price."""
+    """The result of a plan.  options: deployments that meet the objectives, cheapest first, those of equal
+    price by latency; the first is the choice, unless certainty ranks them and distinguishes none.
+    unpriced: instances without a price."""
 
     inquiry: Inquiry
     max_model_len: int
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Of the model: what bounds the degrees of a placement."""
+        """The sizes of the model that bound the degrees of a placement."""
         graph = _decoder(self.inquiry.architecture)
         return graph.attention_heads, graph.num_layers, graph.experts
 
@@ -79,16 +79,16 @@ class Plan:
 
     @property
     def undecided(self) -> bool:
-        """Whether options are ranked by how sure they are, and no two of them are told apart."""
+        """Tells whether options are ranked by certainty, and no two of them are distinguished."""
         return self.certainty.ranks and self.certainty.undecided(self.options)
 
     @property
     def alike(self) -> list[Option]:
-        """Options that cannot be told from the first."""
+        """Options that cannot be distinguished from the first."""
         return self.certainty.alike(self.options)
 
     def is_tied(self, option: Option) -> bool:
-        """Whether the difference in cost from the choice is within the validation error."""
+        """Tells whether the difference in cost from the choice is within the validation error."""
         assert self.best is not None
         shapes = (option.deployment.candidate.shape, self.best.deployment.candidate.shape)
         error = max(self.inquiry.validation.tied(shape) for shape in shapes)
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def front(self) -> list[Option]:
-        """The Pareto front: each is the fastest for its price or less."""
+        """The Pareto front: options that are each the fastest for their price or less."""
         front: list[Option] = []
         for option in sorted(self.options, key=lambda o: (o.price, o.outcome.latency)):
             if not front or option.outcome.latency < front[-1].outcome.latency:
@@ -109,13 +109,14 @@ class Plan:
 
     @property
     def nearest(self) -> Rejected | None:
-        """Of what can be deployed but meets the objectives at no price, what comes nearest."""
+        """The rejected shape that can be deployed and comes nearest to the objectives."""
         return min(self.search.rejected, key=lambda r: r.failure.excess, default=None)
 
 
 def plan(inquiry: Inquiry, watch: Watch) -> Plan:
-    """Searches.  `watch` is told how far it is, all the time, and may end it (`found.Stopped`).  Raises
-    UserError for an impossible request: no shape to choose from, requests too long."""
+    """Searches the cheapest deployment.  `watch` is called with the progress all the time, and may end the
+    search (`search_result.Stopped`).  Raises UserError for an impossible request: no shape to choose from,
+    requests too long."""
     market, graph = inquiry.market, _decoder(inquiry.architecture)
     longest = _max_model_len(inquiry)
     market.prices.check_region(market.purchase, market.region)
@@ -142,7 +143,7 @@ def _search(
 
 
 class _Beat:
-    """Tells what was told last once more in the middle of long simulations."""
+    """Repeats the last progress during long simulations."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -165,7 +166,7 @@ def _decoder(architecture: Architecture) -> Graph:
 
 
 def _max_model_len(inquiry: Inquiry) -> int:
-    """What was given, or the next power of two above the longest request."""
+    """Returns the given length, or the next power of two above the longest request."""
     needed, most = inquiry.demand.sizes.longest, inquiry.architecture.max_positions
     if needed > most:
         prompts, answers = inquiry.demand.input_len.spec, inquiry.demand.output_len.spec
@@ -185,7 +186,7 @@ def _max_model_len(inquiry: Inquiry) -> int:
 
 
 def _prices(inquiry: Inquiry) -> dict[str, Price]:
-    """Prices of those instances that have one.  Raises UserError where the only ones asked for have none."""
+    """Returns the prices of those instances that have one.  Raises UserError where none of them has."""
     market, instances = inquiry.market, inquiry.space.instances
     found = {i.name: market.prices.get(i.name, market.purchase, market.region) for i in instances}
     priced = {name: price for name, price in found.items() if price is not None}
@@ -195,7 +196,7 @@ def _prices(inquiry: Inquiry) -> dict[str, Price]:
 
 
 def _shapes(inquiry: Inquiry, graph: Graph, prices: dict[str, Price]) -> tuple[list[Shape], list[Rejected]]:
-    """Shapes to search, and those that are not validated well enough."""
+    """Returns the shapes to search, and those that are not validated well enough."""
     shapes, refused = [], []
     for shape in inquiry.space.shapes(graph.attention_heads, graph.num_layers, graph.experts):
         if shape.instance in prices and inquiry.accepts(shape):

@@ -1,7 +1,7 @@
-"""What an hour of an instance costs: the catalogue's dated list prices, or those of the user's file.
+"""Prices of an hour of an instance: the catalogue's dated list prices, or those of the user's file.
 
-A price belongs to an instance, a way to buy it and a region.  The list prices are those of us-east-1; that
-of trn2.3xlarge is a third party's, of the one region that has it.  trn3 has no published price.
+A price belongs to an instance, a way to buy it and a region.  The list prices are those of us-east-1; that of
+trn2.3xlarge is a third party's, of the one region that has it.  trn3 has no published price.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars an hour; `source` says where the number is from and when it held."""
+    """A price in US dollars per hour; `source` says where the number is from and its date."""
 
     instance: str
     purchase: Purchase
@@ -51,11 +51,11 @@ SOURCES = {
 
 
 DOCUMENTED = "about-neuron/benchmarks/"
-"""Where the Neuron documentation has prices."""
+"""Path of the prices in the Neuron documentation."""
 
 
 class PriceList:
-    """Prices to look up.  `origin` names the list in messages."""
+    """A list of prices.  `origin` names the list in messages."""
 
     def __init__(self, prices: Iterable[Price], origin: str) -> None:
         self._prices = {(p.instance, p.purchase, p.region): p for p in prices}
@@ -67,24 +67,26 @@ class PriceList:
         return tuple(self._prices.values())
 
     def get(self, instance: str, purchase: Purchase, region: str) -> Price | None:
-        """The price; None where the list has none."""
+        """Returns the price; None where the list has none."""
         return self._prices.get((instance, purchase, region))
 
     def require(self, instance: str, purchase: Purchase, region: str) -> Price:
-        """The price.  Raises UserError with what the list does have for this instance."""
+        """Returns the price.  Raises UserError, which names the prices that the list has for this
+        instance."""
         price = self.get(instance, purchase, region)
         if price is None:
             raise UserError(self._missing(instance, purchase, region), "purchase")
         return price
 
     def otherwise(self, instance: str) -> str:
-        """The flags with which the list has a price for an instance, and the price; or how to give one."""
+        """Returns the flags with which the list has a price for an instance, and the price; or how to give
+        one."""
         known = [p for p in self._prices.values() if p.instance == instance]
         others = ", ".join(f"--purchase {p.purchase} --region {p.region} ({p.per_hour:g} $/h)" for p in known)
         return others or "give it with --prices FILE"
 
     def check_region(self, purchase: Purchase, region: str) -> None:
-        """Raises UserError where nothing at all can be bought so."""
+        """Raises UserError where the list has no price at all for this way of buying and region."""
         if any(key[1:] == (purchase, region) for key in self._prices):
             return
         regions = sorted({where for _, _, where in self._prices})
@@ -108,7 +110,7 @@ class PriceList:
 
 
 def list_prices() -> PriceList:
-    """The catalogue's prices, and those that it does not hold."""
+    """Returns the catalogue's prices, and those that it does not hold."""
     return PriceList([*_catalogue(), *OTHER_PRICES], "the price list")
 
 
@@ -126,13 +128,14 @@ def _catalogue() -> Iterator[Price]:
 
 
 def read_prices(path: Path) -> PriceList:
-    """Prices from a CSV file with the columns instance,purchase,region,$/h, or a JSON list of such objects.
+    """Reads prices from a CSV file with the columns instance,purchase,region,$/h, or a JSON list of such
+    objects.
 
-    They stand alone: what the file does not price is not planned with.  Raises UserError naming the file,
-    the row and the field for whatever is missing or wrong.
+    They replace the list prices: instances without a price in the file are not planned with.  Raises
+    UserError, which names the file, the row and the field, for anything missing or wrong.
     """
     try:
-        with path.open("rb") as file:  # not its size: a pipe or a device has none
+        with path.open("rb") as file:  # the size is not read first: a pipe or a device has none
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise UserError(

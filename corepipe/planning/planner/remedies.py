@@ -1,5 +1,5 @@
-"""What would help where a plan finds nothing: the objectives nearest to those that were asked for, or an
-instance with more memory."""
+"""Remedies where a plan finds nothing: the nearest objectives that can be met, or an instance with more
+memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from corepipe.planning.planner.search_result import Option, Outcome
 from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
 
 EASES = (1, 2, 3, 4, 6, 8)
-"""How many times what its rate takes at least the nearest deployment is tried with."""
+"""Factors of the least number of instances with which the nearest shape is tried."""
 
 AS_NEAR = 1.05
-"""Of deployments that come so near to the nearest of them, the one with the fewest instances is proposed."""
+"""Factor of the smallest excess within which the deployment with the fewest instances is proposed."""
 
 LATENCIES = frozenset({Reason.TTFT, Reason.TPOT})
 
@@ -27,16 +27,16 @@ Report = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Objectives that can be met, and the deployment that does."""
+    """Objectives that can be met, and the deployment that meets them."""
 
     objectives: Objectives
     option: Option
 
 
 def remedy(plan: Plan, report: Report) -> Remedy | None:
-    """Objectives that the nearest shape meets, as near to those that were asked for as it comes: simulated.
+    """Returns the objectives nearest to the requested ones that the nearest shape meets in simulations.
 
-    None where no objective is what is in the way.
+    Returns None where the objectives are not what prevents a plan.
     """
     nearest, asked = plan.nearest, plan.inquiry.demand.objectives
     if nearest is None or nearest.failure.reason not in LATENCIES:
@@ -60,7 +60,8 @@ def _bench(plan: Plan, objectives: Objectives) -> Workbench:
 
 
 def _deployments(plan: Plan, shape: Shape, bench: Workbench) -> Iterator[PlannedDeployment]:
-    """Of the shape, with ever more instances for the rate: each with the limits that suit it best."""
+    """Yields deployments of the shape, with ever more instances for the rate: each with the limits that
+    suit it best."""
     limits = plan.inquiry.space.limits(plan.max_model_len, bench.longest_prompt)
     able = [c for c in (Candidate(shape, limit) for limit in limits) if bench.failure(c) is None]
     for ease in EASES:
@@ -69,7 +70,8 @@ def _deployments(plan: Plan, shape: Shape, bench: Workbench) -> Iterator[Planned
 
 
 def _excess(asked: Objectives, outcome: Outcome) -> float:
-    """How many times too much the worse of the two is; infinite for what does not sustain the rate."""
+    """Returns the factor by which the worse of the two objectives is exceeded; infinite where the rate is
+    not sustained."""
     if outcome.failure is not None:
         return inf
     pairs = ((outcome.ttft, asked.ttft), (outcome.tpot, asked.tpot))
@@ -77,7 +79,8 @@ def _excess(asked: Objectives, outcome: Outcome) -> float:
 
 
 def _loosened(objectives: Objectives, outcome: Outcome) -> Objectives:
-    """Those that the outcome misses as it would meet them, with the margin."""
+    """Returns the objectives, with those that the outcome misses raised so that it meets them, with the
+    margin."""
     ttft, tpot, left = objectives.ttft, objectives.tpot, 1 - objectives.margin
     if ttft is not None and outcome.ttft > ttft * left:
         ttft = _rounded_up(outcome.ttft / left)
@@ -87,16 +90,16 @@ def _loosened(objectives: Objectives, outcome: Outcome) -> Objectives:
 
 
 def _rounded_up(seconds: float) -> float:
-    """To two digits of milliseconds."""
+    """Rounds up to two digits of milliseconds."""
     milliseconds = seconds * 1e3
     unit = 10.0 ** (floor(log10(milliseconds)) - 1)
     return ceil(milliseconds / unit) * unit / 1e3
 
 
 def roomier(plan: Plan) -> Shape | None:
-    """Where memory alone is in the way: what holds the model on the cheapest instance that does; instances
-    without a price come last.  None where something else is in the way, or no instance holds it.
-    """
+    """Returns the shape that holds the model on the cheapest instance that does, where only memory
+    prevents a plan; instances without a price come last.  Returns None where something else does, or no
+    instance holds it."""
     if {r.failure.reason for r in plan.search.rejected} - {Reason.MEMORY, Reason.UNSUPPORTED}:
         return None
     market, inquiry = plan.inquiry.market, plan.inquiry

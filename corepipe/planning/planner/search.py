@@ -1,10 +1,10 @@
-"""Branch and bound: the cheapest deployment that meets the objectives, without trying them all.
+"""Branch and bound: finds the cheapest deployment that meets the objectives, without trying them all.
 
-More instances share the same requests, so what meets the objectives with some of them does with more, but for
-chance where it is near: then the next ones are tried too.  Hence a configuration that clearly fails with as
-many instances as are still cheaper than the best known one is out, after one simulation; and one that does is
-taken back to the fewest that do, by halves.  The first best one comes from a guess; what a bound rules out is
-never simulated.  Among deployments of one price the one with the
+More instances share the same requests, so a configuration that meets the objectives with some of them does
+with more, except by chance where it is near: then the next ones are tried too.  Hence a configuration that
+clearly fails with as many instances as are still cheaper than the best known one is out, after one
+simulation; and for one that succeeds the fewest instances are found by bisection.  The first best one comes
+from an estimate; what a bound rules out is never simulated.  Among deployments of one price the one with the
 shortest estimated time of a request goes first.  Beyond the cheapest, the search goes on to `spread` times
 its price, for deployments that are faster.
 """
@@ -30,49 +30,51 @@ from corepipe.planning.planner.search_result import (
 from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
 
 GROWTH = 1.5
-"""Where a guess was too low, the next one is so many times as many instances, or one more."""
+"""Factor by which the number of instances grows where an estimate was too low, or one more."""
 
 MOST_INSTANCES = 256
-"""Of a deployment: what needs more meets the objectives only by serving next to nothing on each."""
+"""Instances of a deployment at most: one that needs more would serve next to nothing on each."""
 
 MORE_VARIANTS = 2
 """Batch limits tried for each shape and number of instances, once the cheapest deployment is known."""
 
 MOST_TIES = 4
-"""Deployments of one price that are simulated, those first that are estimated to be the fastest: an instance
-with a hundred cores can be cut in dozens of ways that all do."""
+"""Deployments of one price that are simulated, in order of their estimated time: an instance with a
+hundred cores can be divided in dozens of ways that all suffice."""
 
 NOTICEABLE = 0.97
-"""Beyond the cheapest, only what is estimated to take this share of the fastest's time is simulated."""
+"""Share of the fastest known time below which a dearer deployment's estimate must lie for it to be
+simulated."""
 
 
 class Evaluator(Protocol):
-    """What the search asks about a model under a workload."""
+    """The evaluation of a model under a workload that the search uses."""
 
     def failure(self, candidate: Candidate) -> Failure | None:
-        """Why no number of instances can do it; None where a bound does not tell."""
+        """Returns the reason for which no number of instances suffices; None where a bound does not tell."""
 
     def fewest(self, candidate: Candidate) -> int:
-        """Instances without which it cannot be done, at least 1; asked where `failure` says nothing."""
+        """Returns the number of instances below which it cannot suffice, at least 1; called where
+        `failure` is None."""
 
     def likely(self, candidate: Candidate) -> int:
-        """Instances that may do, about: where the search begins."""
+        """Returns the estimated number of instances that suffice: the search begins there."""
 
     def estimate(self, candidate: Candidate, instances: int) -> float:
-        """Seconds of a request, about; decides who is tried first."""
+        """Returns the estimated seconds of a request; decides the order of attempts."""
 
     def price(self, shape: Shape) -> float:
-        """Dollars an hour of one instance."""
+        """Returns the dollars per hour of one instance."""
 
     def measure(self, deployment: PlannedDeployment) -> Outcome:
-        """Simulates it."""
+        """Simulates a deployment."""
 
     def alone(self, candidate: Candidate) -> Outcome:
-        """Simulates it with next to no load: what more instances cannot better."""
+        """Simulates a candidate with next to no load: more instances cannot do better."""
 
 
 Watch = Callable[[Progress], None]
-"""Is told of progress; may raise Stopped."""
+"""Receives the progress; may raise Stopped."""
 
 INTERRUPTED = "interrupted"
 CHEAPEST, FASTER = "searching for the cheapest", "searching for faster ones"
@@ -87,9 +89,10 @@ def search(
     tied: Callable[[Shape], float] = lambda _: 0.0,
     most: int = MOST_INSTANCES,
 ) -> SearchResult:
-    """Searches all shapes x limits x up to `most` instances.  `tied`: the share by which a price may differ
-    and still be tied, for which an option is wanted even if it is no faster.  The same arguments give the
-    same result, unless `watch` raises Stopped or the user interrupts: then it is what was found so far."""
+    """Searches all shapes x limits x up to `most` instances.  `tied`: the share by which a price may
+    differ and still be tied, for which an option is kept even if it is no faster.  The same arguments give
+    the same result, unless `watch` raises Stopped or the user interrupts: then it is what was found so
+    far."""
     return _Search(shapes, limits, evaluator, watch, spread, tied, most).run()
 
 
@@ -114,7 +117,7 @@ class _Search:
         self._options: dict[Shape, Option] = {}
         self._shapes = [Contender(i, shape, evaluator.price(shape)) for i, shape in enumerate(shapes)]
         self._unseen = sorted(self._shapes, key=lambda opened: opened.price)
-        self._open: list[Contender] = []  # bounded, and not settled
+        self._open: list[Contender] = []  # bounded, and not yet settled
         self._what = CHEAPEST
 
     def run(self) -> SearchResult:
@@ -161,8 +164,8 @@ class _Search:
         self._polish()
 
     def _find_first(self, batch: Sequence[Contender]) -> None:
-        """Tries variants at the least price that may do, and those that fail with ever more instances, until
-        one does."""
+        """Tries variants at the least price that may suffice, and those that fail with ever more
+        instances, until one succeeds."""
         heap = [self._guess(opened, candidate) for opened in batch for candidate in opened.variants]
         heapq.heapify(heap)
         while heap:
@@ -178,7 +181,8 @@ class _Search:
                 heapq.heappush(heap, self._guess(opened, candidate))
 
     def _guess(self, opened: Contender, candidate: Candidate) -> tuple[float, float, int, int, int]:
-        """Of the queue: price, estimated seconds of a request, which candidate, and how many instances."""
+        """Returns an entry of the heap: price, estimated seconds of a request, candidate, and number of
+        instances."""
         instances, seconds = self._order(opened, candidate)
         instances = min(instances, self._most)
         return (
@@ -190,8 +194,8 @@ class _Search:
         )
 
     def _next_bounded(self) -> list[Contender]:
-        """Of the shapes that nobody has looked at, in order of price, all of which one instance costs less
-        than the best, or than those before are likely to."""
+        """Returns the next shapes in order of price that are not yet bounded: all of which one instance
+        costs less than the best, or than earlier ones are likely to."""
         bounded, promised = [], self._best
         while self._unseen and self._unseen[0].price < promised:
             opened = self._unseen[0]
@@ -201,7 +205,7 @@ class _Search:
         return bounded
 
     def _bound(self, opened: Contender) -> bool:
-        """Rules out what no number of instances makes good; whether anything is left of the shape."""
+        """Rules out variants that no number of instances makes good; returns whether any is left."""
         self._tell()
         for limits in self._limits:
             candidate = Candidate(opened.shape, limits)
@@ -220,13 +224,13 @@ class _Search:
         return False
 
     def _settle(self, opened: Contender) -> None:
-        """Takes a shape out: it has an option, or meets the objectives at no price."""
+        """Removes a shape from the open ones: it has an option, or meets the objectives at no price."""
         self._open.remove(opened)
         if opened.shape not in self._options:
             self._found.rejected.append(opened.verdict())
 
     def _promise(self, opened: Contender) -> tuple[float, float]:
-        """The price that may do, and the time of a request then."""
+        """Returns the price that may suffice, and the time of a request then."""
         instances, seconds = min(self._order(opened, variant) for variant in opened.variants)
         return instances * opened.price, seconds
 
@@ -235,7 +239,7 @@ class _Search:
         return likely, self._evaluator.estimate(candidate, likely)
 
     def _undercut(self, opened: Contender, candidate: Candidate) -> None:
-        """Finds the fewest instances of a variant that do and are cheaper than the best; keeps them."""
+        """Finds the fewest instances of a variant that suffice and are cheaper than the best; keeps them."""
         most = self._below(opened.price, self._best)
         if most < opened.bound[candidate] or self._best == inf:
             return
@@ -244,7 +248,7 @@ class _Search:
             self._keep(opened, option)
 
     def _nearly(self, opened: Contender, candidate: Candidate, instances: int) -> Option | None:
-        """With fewer instances than failed, as long as they fail by chance."""
+        """Tries fewer instances than failed, as long as they fail by chance."""
         while opened.by_chance and instances > max(1, opened.bound[candidate]):
             instances -= 1
             option = self._tried(opened, candidate, instances)
@@ -253,7 +257,8 @@ class _Search:
         return None
 
     def _keep(self, opened: Contender, option: Option) -> None:
-        """Keeps an option at once, in case that time runs out, and then takes it back to the fewest."""
+        """Keeps an option at once, in case the search is ended, and then reduces it to the fewest
+        instances."""
         self._options[opened.shape] = option
         candidate = option.deployment.candidate
         low = opened.bound[candidate]
@@ -264,7 +269,7 @@ class _Search:
             self._options[opened.shape] = option = cheaper or option
 
     def _below(self, price: float, best: float) -> int:
-        """The most instances of this price that cost less than `best`."""
+        """Returns the most instances of this price that cost less than `best`."""
         if best / price > self._most:
             return self._most
         instances = int(best // price) + 1
@@ -273,7 +278,7 @@ class _Search:
         return instances
 
     def _tried(self, opened: Contender, candidate: Candidate, instances: int) -> Option | None:
-        """The simulated deployment, if it meets the objectives."""
+        """Simulates a deployment; returns the option if it meets the objectives."""
         self._tell()
         deployment = PlannedDeployment(candidate, instances)
         self._found.simulations += 1
@@ -284,7 +289,8 @@ class _Search:
         return None
 
     def _can_alone(self, opened: Contender, candidate: Candidate) -> bool:
-        """Whether a variant does with no load; drops it otherwise: more instances cannot help it."""
+        """Tells whether a variant suffices without load; drops it otherwise: more instances cannot help
+        it."""
         if candidate in opened.capable:
             return True
         self._found.simulations += 1
@@ -297,8 +303,8 @@ class _Search:
         return False
 
     def _polish(self) -> None:
-        """Where another variant of a cheapest shape does with as many instances and is estimated to be
-        faster, takes that."""
+        """Replaces the option of a cheapest shape by another variant that suffices with as many instances
+        and is estimated to be faster."""
         for opened in [opened for opened in self._open if opened.shape in self._options]:
             option = self._options[opened.shape]
             instances = option.deployment.instances
@@ -313,8 +319,8 @@ class _Search:
             self._settle(opened)
 
     def _find_faster(self) -> None:
-        """Tries the shapes that are left in order of price: those that are tied with the cheapest, and those
-        that may be faster than all that are cheaper."""
+        """Tries the remaining shapes in order of price: those that are tied with the cheapest, and those
+        that may be faster than all cheaper ones."""
         self._what = FASTER
         if self._best == inf:
             return
@@ -335,17 +341,19 @@ class _Search:
             self._found.dearer.append(Dearer(opened.shape, 0, opened.price, None))
 
     def _entry(self, opened: Contender, instances: int) -> tuple[float, float, int, int]:
-        """Of the queue: price, estimated seconds of a request, which shape, and how many instances."""
+        """Returns an entry of the heap: price, estimated seconds of a request, shape, and number of
+        instances."""
         instances = max(instances, opened.fewest)
         estimate = min(self._evaluator.estimate(v, instances) for v in opened.variants)
         return instances * opened.price, estimate, opened.index, instances
 
     def _limit(self, opened: Contender) -> float:
-        """The most that a shape's option may cost."""
+        """Returns the most that a shape's option may cost."""
         return self._best * self._spread * (1 + self._tied(opened.shape))
 
     def _next(self, opened: Contender, instances: int) -> int:
-        """How many are tried after so many: steps get longer, but none goes past the last that may do."""
+        """Returns the next number of instances to try: steps get longer, but none goes past the last that
+        may suffice."""
         last = min(self._most, int(self._limit(opened) / opened.price))
         following = min(instances + opened.step, last) if instances < last else instances + 1
         opened.step *= 2
@@ -356,7 +364,8 @@ class _Search:
         self._found.dearer.append(Dearer(opened.shape, instances, price, opened.failure))
 
     def _try(self, opened: Contender, instances: int) -> bool:
-        """Simulates the first of the shape's variants with so many instances; whether one does."""
+        """Simulates the first of the shape's variants with so many instances; returns whether one
+        succeeds."""
         for candidate in self._variants(opened, instances)[:MORE_VARIANTS]:
             option = self._tried(opened, candidate, instances)
             if option is not None:
@@ -367,8 +376,8 @@ class _Search:
         return False
 
     def _is_dull(self, opened: Contender, instances: int, price: float) -> bool:
-        """Whether the shape is neither one of the first ties of the cheapest, nor faster than what is
-        known."""
+        """Tells whether the shape is neither one of the first ties of the cheapest, nor faster than the
+        known options."""
         tied = self._best * (1 + self._tied(opened.shape))
         ties = sum(option.price <= tied for option in self._options.values())
         if price <= tied and ties < MOST_TIES:
@@ -377,6 +386,7 @@ class _Search:
         return estimate > NOTICEABLE * self._latency
 
     def _variants(self, opened: Contender, instances: int) -> list[Candidate]:
-        """Those that may do with so many instances, by what a request is estimated to take."""
+        """Returns the variants that may suffice with so many instances, by their estimated time of a
+        request."""
         ready = [v for v in opened.variants if opened.bound[v] <= instances]
         return sorted(ready, key=lambda v: self._evaluator.estimate(v, instances))

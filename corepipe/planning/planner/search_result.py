@@ -1,4 +1,4 @@
-"""What a search for a deployment tells of its way, and what it finds."""
+"""The results of a search for a deployment, and its progress."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulation gave: seconds at the objectives' percentile, and what it fails by, if it does; and
-    after which share of its requests that was certain."""
+    """The outcome of a simulation: seconds at the objectives' percentile, the failure if there is one, and
+    the share of requests after which it was certain."""
 
     ttft: float
     tpot: float
@@ -32,7 +32,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A shape that meets them at no price, and the failure that came nearest.  `outcome`: if simulated."""
+    """A shape that meets the objectives at no price, and its nearest failure.  `outcome`: if simulated."""
 
     shape: Shape
     failure: Failure
@@ -42,9 +42,9 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Dearer:
-    """A shape that was given up at `instances` (0: before its bounds were looked at) and this price.
+    """A shape that was given up at `instances` (0: before its bounds were computed) and this price.
 
-    failure: what fewer of them failed by; None where none were simulated.
+    failure: of fewer instances; None where none were simulated.
     """
 
     shape: Shape
@@ -55,11 +55,12 @@ class Dearer:
 
 @dataclass(slots=True)
 class SearchResult:
-    """What a search found: one option a shape, cheapest first; shapes that cannot; shapes given up because
-    others are cheaper and no slower; how many configurations there were, and simulations.
+    """The result of a search: one option per shape, cheapest first; shapes that cannot meet the objectives;
+    shapes given up because others are cheaper and no slower; the numbers of configurations and of
+    simulations.
 
-    cut_short: why the search ended before its end, if it did; least: dollars an hour below which nothing
-    meets the objectives, as far as was found out.
+    cut_short: the reason why the search ended early, if it did; least: dollars per hour below which nothing
+    meets the objectives, as far as is known.
     """
 
     options: list[Option] = field(default_factory=list)
@@ -73,7 +74,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a search is: simulations so far, the best option, and shapes that are left of how many."""
+    """The progress of a search: simulations so far, the best option, and the shapes left of all."""
 
     what: str
     tried: int
@@ -83,4 +84,4 @@ class Progress:
 
 
 class Stopped(Exception):  # noqa: N818 -- nothing is wrong
-    """Raised by whoever watches a search, to end it with what it has found; says why."""
+    """Raised by `watch` to end a search with what it has found; the message says why."""

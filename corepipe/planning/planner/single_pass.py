@@ -1,6 +1,6 @@
-"""The cheapest instances for a model that is run once over its input: encoders, and what classifies images.
+"""The cheapest instances for a model that runs once over its input: encoders, and image classifiers.
 
-Every core has a copy of the model, as torch_neuronx's DataParallel makes them, and copies share the requests.
+Every core has a copy of the model, as with torch_neuronx's DataParallel, and copies share the requests.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from corepipe.workload.lengths import Lengths
 from corepipe.workload.workload import Synthetic, first_requests
 
 SEATS = (1, 2, 4, 8, 16, 32)
-"""Requests of a batch."""
+"""Numbers of requests in a batch."""
 
 LEAST_TOKENS = 16
-"""Of a batch, as `corepipe serve` takes it."""
+"""Tokens of a batch at least, as `corepipe serve` takes them."""
 
 REQUESTS = 1000
-"""Of a simulation, unless it is said."""
+"""Requests of a simulation by default."""
 
 OPTIMISM = 1.1
-"""By how much a simulation may do better than full batches one after the other."""
+"""Factor by which a simulation may do better than full batches one after the other."""
 
 MORE = 1.1
-"""Of many instances that are too few, so many times as many are tried next."""
+"""Factor by which a number of instances that is too small grows, where it is large."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Requests a second of so many tokens, and seconds in which a percentile of them is to be answered (None:
-    any, as long as no queue grows)."""
+    """A demand for requests per second of given lengths, and seconds in which a percentile of them must be
+    answered (None: any, as long as no queue grows)."""
 
     rate: float
     input_len: Lengths
@@ -68,7 +68,7 @@ class Demand:
     requests: int = REQUESTS
 
     def workload(self, rate: float) -> Synthetic:
-        """Of one instance."""
+        """Returns the workload of one instance."""
         arrivals, one = Arrivals(rate), Lengths.parse("1", "output-len")
         return Synthetic(self.input_len, one, self.requests, arrivals=arrivals, seed=self.seed)
 
@@ -81,7 +81,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An instance with its price in dollars an hour, and a format and software for it."""
+    """An instance with its price in dollars per hour, and a format and software for it."""
 
     instance: Instance
     price: float
@@ -92,7 +92,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A deployment that meets the demand: dollars an hour, seconds at the percentile, and one instance's
+    """A deployment that meets the demand: dollars per hour, seconds at the percentile, and one instance's
     simulation."""
 
     deployment: PlannedDeployment
@@ -108,9 +108,9 @@ class Option:
 
 @dataclass(slots=True)
 class Found:
-    """Options, the best first, one a shape; shapes that fail, with the reason.
+    """The result of a search: options, the best first, one per shape; shapes that fail, with the reason.
 
-    cut_short: why the search ended before its end, if it did.
+    cut_short: the reason why the search ended early, if it did.
     """
 
     options: list[Option] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A candidate on its instance.  least: instances below which the rate cannot be kept up."""
+    """A candidate on its instance.  least: instances below which the rate cannot be sustained."""
 
     offer: Offer
     candidate: Candidate
@@ -144,7 +144,7 @@ def offers(
     formats: Sequence[Format],
     stacks: Mapping[str, RuntimeProfile],
 ) -> Iterator[Offer]:
-    """Each instance that has a price, in each format that its chip has."""
+    """Yields each instance that has a price, in each format that its chip has."""
     for instance in instances:
         for fmt in formats:
             if instance.name in prices and instance.support(fmt) is Support.NATIVE:
@@ -159,10 +159,11 @@ def search(
     positions: int,
     watch: Callable[[float], None],
 ) -> Found:
-    """Simulates what may be the cheapest, the least price first.  `watch` is told which share is done, and
-    may end it (`Stopped`).
+    """Simulates the candidates that may be the cheapest, the least price first.  `watch` is called with the
+    share that is done, and may end the search (`Stopped`).
 
-    positions: the longest text that is provided for.  Raises UserError where nothing is offered."""
+    positions: the longest supported text.  Raises UserError where nothing is offered.
+    """
     if not offered:
         raise UserError("nothing to choose from: give other --instance, --dtype or --prices", "instance")
     found = Found()
@@ -185,7 +186,7 @@ def search(
 def _placed(
     architecture: Architecture, demand: Demand, offered: Sequence[Offer], positions: int, found: Found
 ) -> Iterator[_Placed]:
-    """What fits, and may be in time."""
+    """Yields the candidates that fit, and may be in time."""
     tokens = round(fmean(demand.lengths))
     for offer in offered:
         for seats in SEATS:
@@ -233,7 +234,7 @@ def _engine(model: str, candidate: Candidate, stack: str) -> EngineConfig:
 
 
 def _try(one: _Placed, demand: Demand, best: float, found: Found) -> None:
-    """With ever more instances, until they do or cost more than the best."""
+    """Tries ever more instances, until they suffice or cost more than the best."""
     why, count = "", one.least
     while count <= MOST_INSTANCES and count * one.offer.price <= best:
         report = simulate(
@@ -260,5 +261,5 @@ def _failure(report: Report, seconds: float, demand: Demand) -> str:
 
 
 def tightened(demand: Demand, margin: float) -> Demand:
-    """With what a prediction must be below: the margin, a share, taken off."""
+    """Returns the demand with the margin, a share, taken off its objective."""
     return demand if demand.seconds is None else replace(demand, seconds=demand.seconds * (1 - margin))

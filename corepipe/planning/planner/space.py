@@ -1,6 +1,6 @@
-"""What a plan chooses from: instances x logical cores x placements x formats x profiles x batch limits.
+"""The search space of a plan: instances x logical cores x placements x formats x profiles x batch limits.
 
-Unless asked otherwise, only what a Neuron stack runs is proposed: tensor degrees that it accepts on the
+By default only configurations that a Neuron stack runs are proposed: tensor degrees that it accepts on the
 instance, pipelines on inf1 alone (NeuronCore Pipeline), formats that it serves with and the chip has.
 """
 
@@ -17,20 +17,21 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS, Format
 
 DEFAULT_FORMATS = ("bf16", "int8-weights")
-"""What Neuron stacks serve with: int8 arithmetic they do not have, fp32 is never faster, nor smaller."""
+"""Formats that Neuron stacks serve with: they have no int8 arithmetic, and fp32 is never faster, nor
+smaller."""
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCHED_TOKENS = (512, 2048, 8192)
 
 MOST_TOKENS = 16384
-"""Of a batch, as `corepipe serve` takes it."""
+"""Tokens of a batch at most, as `corepipe serve` takes them."""
 
 BLOCK_SIZE = 32
-"""Positions in a KV block, as `corepipe serve` has it by default."""
+"""Positions in a KV block, the default of `corepipe serve`."""
 
 
 def degrees(placement: Placement) -> str:
-    """The degrees above 1, in words."""
+    """Returns the degrees above 1, in words."""
     return " ".join(f"{name} {degree}" for name, degree in placement.degrees.items() if degree > 1)
 
 
@@ -38,7 +39,7 @@ def degrees(placement: Placement) -> str:
 class Shape:
     """A model on one instance, named as in the catalogue: everything that needs Programs of its own.
 
-    lnc: physical cores in a logical one, if not as many as the instance has unless asked (trn2: 2).
+    lnc: physical cores in a logical one, if not the instance's default (trn2: 2).
     """
 
     instance: str
@@ -61,8 +62,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Longest request, most sequences and most tokens of a batch, as the flags of these names; and what is
-    assumed of guesses, where a step has some."""
+    """The longest request, the most sequences and the most tokens of a batch, as the flags of these names;
+    and the assumptions on speculative decoding, if it is used."""
 
     max_model_len: int
     max_num_seqs: int
@@ -72,7 +73,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One configuration of one instance; how many such instances are needed is found by the search."""
+    """One configuration of one instance; the search finds how many such instances are needed."""
 
     shape: Shape
     limits: BatchLimits
@@ -99,9 +100,9 @@ class PlannedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What may be chosen; `formats` None: those of DEFAULT_FORMATS that the chip has.  `whole`: also batches
-    that take the longest sequence whole, where that is more than a prompt.  `speculative_config`: each batch
-    limit also with guesses, of which this is assumed."""
+    """The choices of a search; `formats` None: those of DEFAULT_FORMATS that the chip has.  `whole`: also
+    batches that take the longest sequence whole, where that is more than a prompt.  `speculative_config`:
+    each batch limit also with speculative decoding, with these assumptions."""
 
     instances: tuple[Instance, ...]
     formats: tuple[Format, ...] | None
@@ -112,8 +113,8 @@ class Space:
     speculative_config: SpeculativeConfig | None = None
 
     def shapes(self, heads: int, layers: int, experts: int = 0) -> Iterator[Shape]:
-        """Every model-on-an-instance, in the catalogue's order, for a model of so many heads, layers and
-        experts of a layer (0: none): these also divided among tensor ranks, by software that does that."""
+        """Yields every shape, in the catalogue's order, for a model of so many heads, layers and experts
+        of a layer (0: none): experts are also divided among tensor ranks, by software that does that."""
         for instance in self.instances:
             for lnc, device in _logical(instance):
                 for fmt in self._formats(device):
@@ -126,8 +127,8 @@ class Space:
                                 yield Shape(device.name, fmt, divided, profile, lnc)
 
     def limits(self, longest: int, prompt: int) -> Iterator[BatchLimits]:
-        """Every batch limit, for requests of up to `longest` tokens of which `prompt` are the prompt's: room
-        for more tokens than that changes nothing."""
+        """Yields every batch limit, for requests of up to `longest` tokens of which `prompt` are the
+        prompt's: room for more tokens than that changes nothing."""
         tokens = [n for n in self.batched_tokens if n < prompt]
         most = min(longest, MOST_TOKENS)
         tokens += [min((n for n in self.batched_tokens if n >= prompt), default=most)]
@@ -147,15 +148,16 @@ class Space:
 
 
 def _logical(instance: Instance) -> Iterator[tuple[int | None, Instance]]:
-    """The instance as it comes, and with each physical core a logical one where that differs."""
+    """Yields the instance with its default logical cores, and with each physical core a logical one where
+    that differs."""
     yield None, instance
     if instance.lnc > 1:
         yield 1, instance.with_lnc(1)
 
 
 def placements(instance: Instance, heads: int, layers: int) -> Iterator[Placement]:
-    """Cuts of the model that the instance's stack accepts, each with as many replicas as there are cores
-    for; where cores share a memory bank also with a half, a quarter ... of them."""
+    """Yields the placements that the instance's stack accepts, each with as many replicas as there are
+    cores for; where cores share a memory bank also with a half, a quarter ... of them."""
     for tensor in instance.tensor_degrees:
         if tensor <= heads:
             for pipeline in _pipelines(instance, layers):

@@ -1,4 +1,4 @@
-"""vLLM with its native plugin for Neuron, for trn2 and trn3: what it runs, and its flags.
+"""vLLM with its native plugin for Neuron, for trn2 and trn3: the models that it runs, and its flags.
 
 Names and meanings: vllm-neuron/docs/ of aws-neuron-sdk at 81ce03ae (SDK 2.32) and the later pages of SDK
 2.33; `native_plugin` has the rules of its graphs.  NxD Inference ends on trn2 and trn3 with SDK 2.34.
@@ -26,16 +26,16 @@ IMAGE = (
 )
 
 GENERATIONS = frozenset({"v3", "v4"})
-"""Of NeuronCores that it runs on."""
+"""Generations of NeuronCores that it runs on."""
 
 MODELS = "Llama 3 (dense), gpt-oss and Qwen3-32B"
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What the plugin runs of a kind of model.
+    """The formats in which the plugin runs a kind of model.
 
-    fields: of its config, by which it is told.  formats: by generation of cores.  FP8 comes from a
+    fields: fields of its config that identify it.  formats: by generation of cores.  FP8 comes from a
     checkpoint of ModelOpt; MXFP4 is gpt-oss's own, and on Trn3 alone.
     """
 
@@ -51,18 +51,18 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "gpt_oss": Recipe({}, {"v3": ("bf16",), "v4": ("bf16", "mxfp4")}),
     }
 )
-"""By model_type; of those that a plan can be made for (vllm-neuron/docs/model-recipes, SDK 2.33)."""
+"""Recipes by model_type, for models that can be planned (vllm-neuron/docs/model-recipes, SDK 2.33)."""
 
 CACHE_PATH = "/var/cache/vllm"
 COMPILATION_SECONDS = 3600
-"""VLLM_NEURON_COMPILATION_TIMEOUT, 600 unless set: too few for what is compiled for the first time."""
+"""VLLM_NEURON_COMPILATION_TIMEOUT; its default of 600 is too short for a first compilation."""
 
 STARTUP_SECONDS = 5400
 """VLLM_ENGINE_READY_TIMEOUT_S, as the longest of the recipes."""
 
 
 def problem(shape: Shape, model: ModelConfig) -> str | None:
-    """Why it does not run; None: it does."""
+    """Returns the reason for which the plugin does not run it; None: it does."""
     place, instance, fmt = shape.placement, shape.device, shape.format.name
     recipe = RECIPES.get(model.model_type)
     if recipe is None or any(getattr(model, name) != value for name, value in recipe.fields.items()):
@@ -83,7 +83,7 @@ def problem(shape: Shape, model: ModelConfig) -> str | None:
 
 
 def unfit(limits: BatchLimits, tensor: int) -> str | None:
-    """Why it cannot batch so; None: it can."""
+    """Returns the reason for which the plugin cannot batch so; None: it can."""
     chunk, longest = limits.max_num_batched_tokens, limits.max_model_len
     if is_chunked(longest, chunk) and chunk not in CHUNKS:
         return f"the native plugin takes prompts in chunks of {', '.join(map(str, CHUNKS))}, not of {chunk}"
@@ -95,9 +95,9 @@ def unfit(limits: BatchLimits, tensor: int) -> str | None:
 
 
 def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
-    """Keys of the plugin's `neuron_config`: its graphs, and where tokens are drawn.
+    """Returns the keys of the plugin's `neuron_config`: its graphs, and the device that samples tokens.
 
-    {} draws on the device, null on the host; one table of the documentation says the reverse, so that it is
+    {} samples on the device, null on the host; one table of the documentation says the reverse, so that it is
     written and not left to a default.
     """
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
@@ -115,7 +115,8 @@ def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
 
 
 def flags(model: str, deployment: PlannedDeployment) -> list[str]:
-    """The arguments of `vllm serve`.  Sizes of KV blocks and their number are the plugin's to find."""
+    """Returns the arguments of `vllm serve`.  The plugin chooses the size and the number of KV blocks
+    itself."""
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
     chunk = min(limits.max_num_batched_tokens, limits.max_model_len)
     named = {
@@ -132,7 +133,8 @@ def flags(model: str, deployment: PlannedDeployment) -> list[str]:
 
 
 def environment(shape: Shape) -> dict[str, str]:
-    """Variables of the server; cores of a logical one are the compiler's and the runtime's."""
+    """Returns the variables of the server; the compiler and the runtime both read the size of a logical
+    core."""
     return {
         "NEURON_LOGICAL_NC_CONFIG": str(shape.device.lnc),
         "VLLM_CACHE_ROOT": CACHE_PATH,

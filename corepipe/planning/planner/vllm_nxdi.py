@@ -1,4 +1,4 @@
-"""vLLM with NxD Inference, for inf2 and trn1: what it runs, and its flags.
+"""vLLM with NxD Inference, for inf2 and trn1: the models that it runs, and its flags.
 
 Release: SDK 2.28, the last whose NKI kernels run there (libraries of later ones, up to 2.31.1, name inf2 and
 trn1 and have plain attention: release-notes/components/nxd-inference.rst).  Names and meanings: the NxD
@@ -20,23 +20,24 @@ FIRST_BUCKET = 128
 GLOBAL_TOPK = 256
 
 DTYPES = {"bf16": "bfloat16", "int8-weights": "bfloat16", "fp32": "float32"}
-"""Our formats that NxD Inference computes -> vLLM's --dtype."""
+"""Formats that NxD Inference computes -> vLLM's --dtype."""
 
 QUANTIZED, QUANTIZED_PATH = "int8-weights", "/models/quantized"
-"""The format whose weights are quantised before a server starts, and where it finds them."""
+"""The format whose weights are quantised before a server starts, and their path."""
 
 MODELS = frozenset(
     {"llama", "llama4", "llama4_text", "mistral", "mixtral", "dbrx", "qwen2", "qwen3", "qwen3_moe"}
 )
-"""model_types that it is documented to have: developer_guides/model-reference.rst, where Mistral is a Llama;
-Qwen3-MoE in release-notes/components/nxd-inference.rst.  What others contributed is left out."""
+"""model_types that it is documented to support: developer_guides/model-reference.rst, where Mistral is a
+Llama; Qwen3-MoE in release-notes/components/nxd-inference.rst.  Contributed models are left out."""
 
 STARTUP_SECONDS = 3600
-"""That a server may take to compile: optimum-neuron's guide gives 30 to 60 minutes for large models."""
+"""Seconds that a server may take to compile: optimum-neuron's guide gives 30 to 60 minutes for large
+models."""
 
 
 def problem(shape: Shape) -> str | None:
-    """Why it does not run; None: it does."""
+    """Returns the reason for which NxD Inference does not run it; None: it does."""
     place, instance = shape.placement, shape.device
     if place.pipeline > 1:
         return "NxD Inference cuts by tensor alone; plan without pipelines"
@@ -53,21 +54,22 @@ def problem(shape: Shape) -> str | None:
 
 
 def unfit(limits: BatchLimits, prompt: int) -> str | None:
-    """Why it cannot batch so, for prompts of up to `prompt` tokens: it computes them whole."""
+    """Returns the reason for which it cannot batch so, for prompts of up to `prompt` tokens, which it
+    computes whole; None: it can."""
     if limits.max_num_batched_tokens >= min(prompt, limits.max_model_len):
         return None
     return f"NxD Inference computes prompts whole, not {limits.max_num_batched_tokens} tokens at a time"
 
 
 def buckets(longest: int) -> list[int]:
-    """What NxD Inference compiles for by default: powers of two from 128 up, as many as `longest` is nearest
-    to, the last of which is `longest` itself (modules/autobucketing.py, generate_buckets)."""
+    """Returns the default buckets of NxD Inference: powers of two from 128 up, as many as `longest` is
+    nearest to, the last of which is `longest` itself (modules/autobucketing.py, generate_buckets)."""
     powers = range(int(log2(FIRST_BUCKET)), round(log2(longest)))
     return [*(1 << power for power in powers), longest]
 
 
 def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
-    """Keys of NxD Inference's NeuronConfig."""
+    """Returns the keys of NxD Inference's NeuronConfig."""
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
     batch, longest = limits.max_num_seqs, limits.max_model_len
     config: dict[str, object] = {
@@ -97,7 +99,7 @@ def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
 
 
 def flags(model: str, deployment: PlannedDeployment) -> list[str]:
-    """The arguments of `vllm serve`.
+    """Returns the arguments of `vllm serve`.
 
     Without prefix caching a sequence's keys and values lie in one block of max_model_len tokens, which the
     plugin sets itself (vllm_neuron/platform.py), so that there is a block for each sequence.
@@ -117,5 +119,5 @@ def flags(model: str, deployment: PlannedDeployment) -> list[str]:
 
 
 def environment(shape: Shape) -> dict[str, str]:
-    """Variables of the server."""
+    """Returns the variables of the server."""
     return {"NEURON_RT_NUM_CORES": str(shape.placement.tensor)}
