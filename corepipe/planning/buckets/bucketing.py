@@ -1,4 +1,4 @@
-"""Which graphs to compile for a workload: the stack's default beside what pads the least.
+"""Graphs to compile for a workload: the stack's default beside the graphs that pad the least.
 
 Prompts come one at a time.  A decode step runs a full batch at the bucket of its longest sequence, as if the
 batch's contexts were drawn independently of all contexts that requests go through.
@@ -32,13 +32,14 @@ from corepipe.planning.buckets.compiling import NATIVE_WORKERS, Compiling, warni
 from corepipe.planning.planner.vllm_nxdi import buckets as nxdi_buckets
 
 STEP = 128
-"""Buckets are multiples of it: the native plugin's rule for contexts, and NxD Inference's first bucket."""
+"""Unit of buckets: the native plugin's rule for contexts, and NxD Inference's first bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """What is compiled: tokens of prefill graphs, contexts of decode graphs, and sequences where there are
-    graphs for several (else empty).  chunk: prompts come in pieces of it (None: whole)."""
+    """The graphs that are compiled: tokens of prefill graphs, contexts of decode graphs, and sequences
+    where there are graphs for several (else empty).  chunk: tokens of the pieces in which prompts are
+    computed (None: whole)."""
 
     prefill: tuple[int, ...]
     decode: tuple[int, ...]
@@ -47,15 +48,16 @@ class Graphs:
 
     @property
     def number(self) -> int:
-        """Graphs in all: NxD Inference has one a bucket, the native plugin one a pair in decode steps."""
+        """Number of graphs: NxD Inference has one per bucket, the native plugin one per pair in decode
+        steps."""
         return len(self.prefill) + len(self.decode) * max(1, len(self.sequences))
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What a workload costs in padding, beside the tokens that there are: of prompts, and of decode steps'
-    contexts, which are as long as the longest of their batch whatever the buckets; seconds in all, and those
-    that padding takes."""
+    """The cost of padding for a workload: tokens of prompts and of decode steps' contexts, which are as
+    long as the longest of their batch whatever the buckets, and the padding of each; seconds in all, and
+    those that padding takes."""
 
     prompt_tokens: float
     prompt_waste: float
@@ -88,7 +90,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """The default and what was chosen, for as many graphs; and what compiling that takes."""
+    """The default graphs and the chosen ones, for as many graphs; and the cost of compiling these."""
 
     asked: Asked
     default: Graphs
@@ -100,8 +102,9 @@ class BucketPlan:
 
 
 def plan_buckets(asked: Asked) -> BucketPlan:
-    """The graphs with which the requests take the least time, for a number of graphs; those of each kind are
-    the ones that pad the fewest tokens.  Raises UserError for a model that cannot be cut so."""
+    """Returns the graphs with which the requests take the least time, for a number of graphs; those of
+    each kind are the ones that pad the fewest tokens.  Raises UserError for a model that cannot be divided
+    so."""
     bench = _Bench(asked)
     default = bench.default
     number = asked.graphs or default.number
@@ -115,7 +118,7 @@ def plan_buckets(asked: Asked) -> BucketPlan:
 
 
 class _Bench:
-    """What graphs mean for the requests, in tokens and in seconds."""
+    """Times and padding of the requests with given graphs."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
@@ -129,7 +132,7 @@ class _Bench:
 
     @property
     def default(self) -> Graphs:
-        """What the stack compiles where nobody says."""
+        """The graphs that the stack compiles by default."""
         asked = self._asked
         if not self._native:
             sizes = tuple(nxdi_buckets(asked.longest))
@@ -138,7 +141,7 @@ class _Bench:
         return self._native_graphs(prefill_buckets(asked.longest, chunk, asked.tensor), chunk)
 
     def options(self, number: int) -> Iterator[Graphs]:
-        """Graphs of at most so many, each kind the best for its number."""
+        """Yields sets of at most `number` graphs, each kind the best for its number."""
         if self._native:
             yield from self._native_options(number)
             return
@@ -172,11 +175,12 @@ class _Bench:
         return choices(contexts, candidates(contexts, self._asked.longest, STEP), most)
 
     def seconds(self, graphs: Graphs) -> float:
-        """Of all requests, one prompt after the other and decode steps of full batches."""
+        """Returns the seconds of all requests, with one prompt after the other and decode steps of full
+        batches."""
         return self._prefill_seconds(graphs) + self._decode_seconds(graphs)
 
     def padding(self, graphs: Graphs) -> Padding:
-        """What the requests cost in padding."""
+        """Returns the cost of padding for the requests."""
         prompts, contexts = self._prompts, self._longest_of_batch
         unit = graphs.chunk
         sizes = np.asarray(graphs.prefill if unit is None else _multiples(unit, prompts.longest))
@@ -196,7 +200,7 @@ class _Bench:
         )
 
     def compiling(self, graphs: Graphs) -> tuple[Compiling, tuple[str, ...]]:
-        """What compiling them takes, and what is known to fail."""
+        """Returns the work of compiling the graphs, and warnings of known failures."""
         asked = self._asked
         weights = max(Footprint.of(program).weights for program in self._programs)
         workers = NATIVE_WORKERS if self._native else 1
@@ -205,7 +209,8 @@ class _Bench:
         return work, tuple(warnings(work, asked.instance, self._programs, steps))
 
     def _least_seconds(self) -> float:
-        """Without any padding: each prompt alone, each batch at the mean of its longest contexts."""
+        """Returns the seconds without any padding: each prompt alone, each batch at the mean of its
+        longest contexts."""
         lengths, weights = self._prompts.lengths, self._prompts.weights
         each = (self._step_seconds(self._prompt(0, int(length))) for length in lengths)
         prompts = sum(weight * seconds for weight, seconds in zip(weights, each, strict=True))
@@ -242,7 +247,8 @@ class _Bench:
 
 
 def _contexts(asked: Asked) -> Distribution | None:
-    """Contexts that decode steps read, one for each token after the first; None where there are none."""
+    """Returns the contexts that decode steps read, one for each token after the first; None where there
+    are none."""
     changes = np.zeros(asked.longest + 2, np.int64)
     np.add.at(changes, asked.prompts + 1, 1)
     np.add.at(changes, asked.prompts + asked.answers, -1)
@@ -252,12 +258,12 @@ def _contexts(asked: Asked) -> Distribution | None:
 
 
 def _multiples(unit: int, longest: int) -> Sequence[int]:
-    """Up to the first that holds the longest."""
+    """Returns the multiples of `unit` up to the first that is at least `longest`."""
     return range(unit, -(-longest // unit) * unit + 1, unit)
 
 
 def _unpadded(profile: RuntimeProfile) -> RuntimeProfile:
-    """The same software, given steps of the very shapes that run."""
+    """Returns the same software, with a graph for every exact shape."""
     return replace(
         profile,
         prefill_buckets=Buckets.EXACT,

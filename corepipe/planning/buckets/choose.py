@@ -1,8 +1,8 @@
 """The buckets that pad the least: exact dynamic programming over a distribution of lengths.
 
-A length is padded to the smallest bucket that holds it.  With so many buckets, the largest of which is given,
-the rest is a choice among candidates: best[k][j] = min over i of best[k - 1][i] + what is padded to j and is
-longer than i.
+A length is padded to the smallest bucket that holds it.  For a number of buckets, the largest of which is
+given, the rest is a choice among candidates: best[k][j] = min over i of best[k - 1][i] + the tokens padded to
+j of lengths above i.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Distribution:
 
     @classmethod
     def of(cls, lengths: npt.ArrayLike) -> Distribution:
-        """That of a sample of at least one length."""
+        """Counts the lengths of a sample, of which there is at least one."""
         found, counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
         return cls(found, counts.astype(np.float64))
 
     @property
     def tokens(self) -> float:
-        """All lengths together."""
+        """The sum of all lengths."""
         return float(self.lengths @ self.weights)
 
     @property
@@ -43,34 +43,35 @@ class Distribution:
         return int(self.lengths[-1])
 
     def largest_of(self, several: int) -> Distribution:
-        """Of the largest of `several` that are drawn independently, with as much weight in all."""
+        """Returns the distribution of the largest of `several` lengths that are drawn independently, with
+        the same total weight."""
         share = np.cumsum(self.weights) / self.count
         grown = np.diff(share**several, prepend=0.0) * self.count
         return Distribution(self.lengths, grown)
 
     def padded(self, buckets: npt.ArrayLike) -> F64:
-        """Weight of what each of `buckets`, in ascending order, holds."""
+        """Returns the weight of the lengths that each of `buckets`, in ascending order, holds."""
         sizes = np.asarray(buckets, np.int64)
         which = np.searchsorted(sizes, self.lengths)
         return np.bincount(which, self.weights, len(sizes))[: len(sizes)].astype(np.float64)
 
 
 def waste(distribution: Distribution, buckets: npt.ArrayLike) -> float:
-    """Tokens of padding."""
+    """Returns the tokens of padding."""
     padded = distribution.padded(buckets) @ np.asarray(buckets, np.float64)
     return float(padded) - distribution.tokens
 
 
 def candidates(distribution: Distribution, longest: int, step: int) -> I64:
-    """Lengths that buckets may have: those of the distribution, each up to a multiple of `step`, and the
-    longest; no other is ever better."""
+    """Returns the lengths that buckets may have: those of the distribution, each up to a multiple of
+    `step`, and the longest; no other is ever better."""
     sizes = np.unique(-(-distribution.lengths // step) * step)
     return np.append(sizes[sizes < longest], longest)
 
 
 def choices(distribution: Distribution, sizes: I64, most: int) -> list[tuple[int, ...]]:
-    """For 1, 2 ... `most` buckets: at most so many of `sizes`, the largest among them, to which the fewest
-    tokens are padded.
+    """Returns, for 1, 2 ... `most` buckets: at most so many of `sizes`, the largest among them, to which the
+    fewest tokens are padded.
 
     Raises ValueError for lengths above the largest.
     """
@@ -93,12 +94,13 @@ def choices(distribution: Distribution, sizes: I64, most: int) -> list[tuple[int
 
 
 def choose(distribution: Distribution, sizes: I64, number: int) -> tuple[int, ...]:
-    """The last of `choices`."""
+    """Returns the last of `choices`."""
     return choices(distribution, sizes, number)[-1]
 
 
 def _traced(sizes: I64, before: list[I64]) -> tuple[int, ...]:
-    """The sizes on the best way to the largest; -1: no further bucket was of use there."""
+    """Returns the sizes on the best path to the largest; -1 in `before`: no further bucket improved the
+    result there."""
     at, way = len(sizes) - 1, [len(sizes) - 1]
     for step in reversed(before):
         if step[at] >= 0:

@@ -1,4 +1,4 @@
-"""What compiling a model's graphs takes: minutes as a range, memory of the host, what is known to fail.
+"""The cost of compiling a model's graphs: minutes as a range, memory of the host, known failures.
 
 Nobody has published a formula.  The figures are what documents and recipes report, each with its source.
 """
@@ -14,12 +14,14 @@ from corepipe.neuron.timing.cost import StepShape
 from corepipe.planning.profiling.instructions import matmul_instructions
 
 MINUTES_A_GRAPH = (0.35, 11.0)
-"""Of cold compilation: 51 models of NxD Inference's contrib/models/*/README.md, two graphs each at a batch of
-one, take 0.7 to 22 minutes, the median about 5; not monotonic in size."""
+"""Minutes of a cold compilation, the least and the most: 51 models of NxD Inference's
+contrib/models/*/README.md, two graphs each at a batch of one, take 0.7 to 22 minutes, the median about 5;
+not monotonic in size."""
 
 LARGE_PARAMETERS = 30e9
 LARGE_MINUTES = 60.0
-"""At most for a large model: huggingface/optimum-neuron docs/source/guides/cache_system.mdx (30 to 60)."""
+"""Minutes at most for a large model: huggingface/optimum-neuron docs/source/guides/cache_system.mdx (30 to
+60)."""
 
 MINUTES_SOURCE = (
     "51 entries of neuronx-distributed-inference contrib/models (2 graphs: 0.7 to 22 minutes, median 5), "
@@ -30,15 +32,17 @@ NATIVE_WORKERS = 8
 """Graphs that the native plugin compiles at a time (NEURON_LIBTORCH_PARALLEL_COMPILE_WORKERS)."""
 
 MOST_INSTRUCTIONS = 5_000_000
-"""Of a graph (aws-neuron-sdk issue 819; NCC_EVRF007, NCC_EBVF030, NCC_EXTP004)."""
+"""Instructions of a graph at most (aws-neuron-sdk issue 819; NCC_EVRF007, NCC_EBVF030, NCC_EXTP004)."""
 
 FAILED_HOST, FAILED_WEIGHTS = 32 * GIB, 16e9
-"""Llama-3.1-8B in bf16 with one rank ran out of so much memory (aws-neuron/nki-samples issue 87)."""
+"""Host memory that Llama-3.1-8B in bf16 with one rank exhausted (aws-neuron/nki-samples issue 87), and the
+bytes of weights from which this is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiling:
-    """A model to compile: bytes of weights of a rank, how many parameters, graphs, and graphs at a time."""
+    """A model to compile: bytes of weights of a rank, numbers of parameters and of graphs, and graphs at a
+    time."""
 
     weights: int
     parameters: int
@@ -47,7 +51,7 @@ class Compiling:
 
     @property
     def minutes(self) -> tuple[float, float]:
-        """From nothing in the cache, the least and the most."""
+        """Minutes with an empty cache, the least and the most."""
         rounds = -(-self.graphs // self.workers)
         low, high = rounds * MINUTES_A_GRAPH[0], self.graphs * MINUTES_A_GRAPH[1]
         return low, max(high, LARGE_MINUTES) if self.parameters >= LARGE_PARAMETERS else high
@@ -56,7 +60,7 @@ class Compiling:
 def warnings(
     compiling: Compiling, instance: Instance, programs: Sequence[Program], steps: Sequence[StepShape]
 ) -> Iterator[str]:
-    """What is known to fail, or cannot be told."""
+    """Yields warnings of known failures, and of what cannot be checked."""
     host = instance.host_memory_bytes
     if host is None:
         yield f"how much host memory {instance.name} has is not published"

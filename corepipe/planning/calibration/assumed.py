@@ -1,4 +1,4 @@
-"""What published rows leave unsaid, and what is assumed in its place: the answer says so."""
+"""Assumptions for values that published rows do not state; the prediction reports them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from corepipe.planning.calibration.rows import Raw, text
 
 COLUMN = "assumed"
-"""Where a completed row says what was assumed."""
+"""Column in which a completed row holds its assumption."""
 
 LLMPERF = "serving-tgi"
 """The task whose loads were made with llmperf."""
@@ -22,7 +22,7 @@ _SERVER = (
 
 
 def completed(rows: Iterable[Raw]) -> Iterator[Raw]:
-    """The rows, with the users of loads that do not name theirs.
+    """Yields the rows, with the users of loads that do not name theirs.
 
     Such loads come in series: 1, 2, 4, 8 ... users of one server, so that its n-th figure of a metric is that
     of the n-th load.

@@ -1,4 +1,4 @@
-"""What a row describes: a model on the cores of an instance, and a batch."""
+"""The cases that rows describe: a model on the cores of an instance, and a batch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from corepipe.planning.calibration.rows import (
 from corepipe.planning.calibration.stacks import ENCODERS, Kind, profile_of
 
 DEFAULT_TOKENS = 2048
-"""Of a whole sequence, where a row that counts input and output alike does not say: that of the published
-rows of that kind that do, at a batch of one."""
+"""Tokens of a whole sequence, where a row that counts input and output together does not say: that of the
+published rows of that kind that do, at a batch of one."""
 
 DEFAULT_ENCODER_TOKENS = 128
 """Tokens of a text that an encoder reads, where a row does not say: that of all published rows that do."""
@@ -47,10 +47,10 @@ class Case:
 
     place: the instance's name and its physical cores in a logical one.  batch: sequences of a replica.
     inputs, outputs: tokens of a prompt and of an answer; longest: of the longest sequence that the graphs are
-    compiled for.  encodes: the model is run once over its input; causal: it is a decoder, whose output head
-    is then left out.  translates: it decodes what an encoder has read.  image: pixels a side of one (None: as
-    the model has it).  vocabulary: its tokens; architecture: what its errors are like.
-    assumed: what the row does not say, in words; else empty.
+    compiled for.  encodes: the model runs once over its input; causal: it is a decoder, whose output head is
+    then left out.  translates: it decodes the output of an encoder.  image: pixels per side (None: the
+    model's own).  vocabulary: its tokens; architecture: the group of models with similar errors. assumed: the
+    values that the row does not state, in words; else empty.
     """
 
     model: str
@@ -77,9 +77,9 @@ class Case:
 
 
 class Cases:
-    """Reads cases from rows, and keeps what several of them need.
+    """Reads cases from rows, and caches what several of them need.
 
-    profile: for all rows, whatever they say.
+    profile: for all rows, instead of theirs.
     """
 
     def __init__(self, profile: RuntimeProfile | None = None) -> None:
@@ -89,7 +89,7 @@ class Cases:
         self._models: dict[tuple[object, ...], CostModel] = {}
 
     def read(self, row: Raw) -> Case:
-        """The case of a row.  Raises Unpredictable, or UserError for a model or an instance."""
+        """Returns the case of a row.  Raises Unpredictable, or UserError for a model or an instance."""
         cut = degrees(row)
         batch = count(row, "batch_size", 1) or 1
         model, task = text(row, "model"), text(row, "task").lower()
@@ -127,8 +127,8 @@ class Cases:
         )
 
     def cost(self, case: Case, constants: Mapping[str, Constants] | None = None) -> CostModel:
-        """The case's cost model, with its profile's constants or those given.  Raises Unpredictable where
-        the weights do not fit, or the model cannot be cut so."""
+        """Returns the case's cost model, with its profile's constants or those given.  Raises
+        Unpredictable where the weights do not fit, or the model cannot be divided so."""
         key = (
             case.model,
             case.format,
@@ -170,7 +170,8 @@ class Cases:
 
 
 def placement(cut: Degrees) -> Placement:
-    """Raises UserError for experts on a number of cores that is no multiple of the tensor ranks."""
+    """Returns the placement.  Raises UserError for experts on a number of cores that is no multiple of the
+    tensor ranks."""
     return Placement(cut.pipeline, cut.tensor, cut.data, cut.expert)
 
 
@@ -180,7 +181,8 @@ def _graph(model: str, fmt: Format, image: int | None) -> Graph:
 
 
 def _image(row: Raw, graph: Graph) -> int | None:
-    """Pixels a side, where the row says it: "224x224", or one number where no patches are counted.
+    """Returns the pixels per side, where the row states them: "224x224", or one number where no patches are
+    counted.
 
     Raises Unpredictable for images that are not square.
     """
@@ -194,7 +196,7 @@ def _image(row: Raw, graph: Graph) -> int | None:
 
 
 def _headless(graph: Graph) -> Graph:
-    """The graph up to its last hidden state, of which there is one a token."""
+    """Returns the graph up to its last hidden state, of which there is one per token."""
     ops = tuple(op for op in graph.ops if op.out.axis.kind is not AxisKind.VOCABULARY)
     states = (op.out for op in reversed(ops) if op.out.axis.kind is AxisKind.HIDDEN)
     last = next(value for value in states if value.rows == TOKENS)
@@ -202,7 +204,7 @@ def _headless(graph: Graph) -> Graph:
 
 
 def _finer(graph: Graph) -> Graph:
-    """The graph with a part for each of its matrices instead of for each layer.
+    """Returns the graph with a part for each of its matrices instead of for each layer.
 
     NeuronCore Pipeline cuts within layers where it has more cores than there are layers
     (about-neuron/arch/neuron-features/neuroncore-pipeline.rst).
@@ -216,7 +218,8 @@ def _finer(graph: Graph) -> Graph:
 
 
 def _instance(row: Raw, cut: Degrees) -> Instance:
-    """The instance; with one physical core as a logical one where more cores are used than there are of two.
+    """Returns the instance; with one physical core per logical core where more cores are used than there are
+    of two.
 
     Raises Unpredictable where it has too few cores.
     """
@@ -230,17 +233,18 @@ def _instance(row: Raw, cut: Degrees) -> Instance:
 
 
 def _native(fmt: Format, instance: Instance) -> Format:
-    """neuron-cc computes fp32 models in bf16 on inf1 (serving facts: neuron-cc --fast-math, default)."""
+    """Returns the format that is computed: neuron-cc computes fp32 models in bf16 on inf1 (serving facts:
+    neuron-cc --fast-math, default)."""
     if instance.chip.core.version != "v1" or fmt.compute is not DType.FP32:
         return fmt
     return Format(fmt.name, DType.BF16, DType.BF16, DType.BF16)
 
 
 def _held(graph: Graph, instance: Instance, tokens: int) -> Degrees:
-    """A lone core; where the weights do not fit it, the fewest tensor ranks that hold them and the keys and
-    values of `tokens`, if any do.
+    """Returns one core; where the weights do not fit it, the fewest tensor ranks that hold them and the keys
+    and values of `tokens`, if any do.
 
-    The tables that count input and output alike do not all say how many cores a model took.
+    The tables that count input and output together do not all say how many cores a model took.
     """
     weights = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in graph.weights())
     if weights <= instance.bank_bytes:
@@ -255,7 +259,7 @@ def _held(graph: Graph, instance: Instance, tokens: int) -> Degrees:
 
 @dataclass(frozen=True, slots=True)
 class _Lengths:
-    """Tokens in, tokens out, and of the longest sequence that the graphs are compiled for."""
+    """Tokens in, tokens out, and those of the longest sequence that the graphs are compiled for."""
 
     inputs: int
     outputs: int
@@ -283,12 +287,12 @@ def _lengths(row: Raw, graph: Graph, encodes: bool) -> _Lengths:
 
 
 def _together(row: Raw) -> bool:
-    """Whether the row counts input and output alike, as tables before SDK 2.18 do."""
+    """Tells whether the row counts input and output together, as tables before SDK 2.18 do."""
     return text(row, "task").lower().endswith("(in+out)")
 
 
 def _unsaid(row: Raw, graph: Graph, encodes: bool) -> bool:
-    """Whether such a row does not say how much of it is output."""
+    """Tells whether such a row does not say how much of it is output."""
     return _together(row) and graph.causal and not encodes and not count(row, "output_len", 0)
 
 

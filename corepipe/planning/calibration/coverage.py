@@ -1,4 +1,5 @@
-"""How often intervals hold what was measured, of models that they know nothing of."""
+"""Coverage: how often intervals contain the measurement, for families of models that they were made
+without."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from corepipe.neuron.timing.uncertainty import LEVEL, Interval, Residual, Uncert
 ALL = "all"
 TAILS = ", tails"
 MANY = 40
-"""Runs from which on a kind's coverage is held to its binomial bound."""
+"""Number of runs from which on a kind's coverage is checked against its binomial bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,9 @@ class Covered:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Of one kind: runs, the share whose measurement lies in its interval, within which a coverage of 90 %
-    would be found 19 times of 20; and the mean width, as the most by the least."""
+    """The coverage of one kind: runs; the share whose measurement lies in its interval; the bounds within
+    which a coverage of 90 % would be found 19 times of 20; and the mean width, as the upper end divided by
+    the lower."""
 
     kind: str
     runs: int
@@ -41,7 +43,7 @@ class Coverage:
 
     @property
     def sound(self) -> bool:
-        """Whether the share is one that intervals of 90 % would have, as far as so few runs tell."""
+        """Tells whether the share is one that intervals of 90 % would have, as far as so few runs tell."""
         return self.runs < MANY or self.least <= self.share <= self.most
 
     def as_json(self) -> dict[str, object]:
@@ -51,8 +53,8 @@ class Coverage:
 def nested(
     residuals: Sequence[Residual], widths: Mapping[str, Widths], level: float = LEVEL
 ) -> list[Covered]:
-    """Every run with the interval that other families alone give: neither its constants, nor its errors, nor
-    what is chosen of intervals (`widths`, by the family that is left out) knows of its family."""
+    """Returns every run with the interval that other families alone give: constants, errors and `widths`
+    (by the family that is left out) are all from other families."""
     found = []
     for family in dict.fromkeys(one.family for one in residuals):
         rest = scored([one for one in residuals if one.family != family], widths[family])
@@ -65,7 +67,7 @@ def nested(
 
 
 def coverage(found: Iterable[Covered], level: float = LEVEL) -> list[Coverage]:
-    """By kind, all together first."""
+    """Returns the coverage by kind, all together first."""
     groups: defaultdict[str, list[Covered]] = defaultdict(list)
     for one in found:
         point = one.residual.point
@@ -75,7 +77,7 @@ def coverage(found: Iterable[Covered], level: float = LEVEL) -> list[Coverage]:
 
 
 def by_steps(found: Iterable[Covered]) -> dict[int, tuple[int, float, float, float]]:
-    """{steps away: runs, coverage, mean width, mean error}: whether intervals grow as errors do."""
+    """Returns {steps away: (runs, coverage, mean width, mean error)}: intervals should grow as errors do."""
     groups: defaultdict[int, list[Covered]] = defaultdict(list)
     for one in found:
         groups[round(one.interval.steps)].append(one)
@@ -102,8 +104,8 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def binomial(runs: int, level: float, within: float = 0.95) -> tuple[float, float]:
-    """Shares between which that of `runs` draws of probability `level` lies, but for (1 - within) / 2 on
-    either side."""
+    """Returns the shares between which that of `runs` draws of probability `level` lies, but for (1 -
+    within) / 2 on either side."""
     tail, below, low = (1 - within) / 2, 0.0, None
     for hits in range(runs + 1):
         below += comb(runs, hits) * level**hits * (1 - level) ** (runs - hits)

@@ -1,4 +1,5 @@
-"""Whether predictions choose as measurements would, and what their first choice costs beside the best."""
+"""Decisions by predictions: whether they are those that measurements make, and the extra cost of the first
+choice."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ from corepipe.planning.calibration.rows import UNITS, count, degrees, text
 from corepipe.planning.calibration.score import resolution
 
 CHOICES = ("instance", "parallelism", "batch_size")
-"""What is chosen, and differs between the two of a pair."""
+"""Columns that are chosen, and differ between the two rows of a pair."""
 
 GIVEN = (
     "task", "model", "dtype", "input_len", "output_len", "metric", "percentile", "arrival", "users", "rate",
 )  # fmt: skip
-"""What is the same for both."""
+"""Columns that are the same for both."""
 
 Intervals = Mapping[tuple[str, str, bool], Interval]
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Of so many pairs, how many were predicted in the order in which they were measured."""
+    """A number of pairs, and how many of them were predicted in the order in which they were measured."""
 
     pairs: int
     right: int
@@ -41,8 +42,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """Of groups of configurations for one workload: how often the one that is cheapest by prediction is the
-    cheapest by measurement, and how much dearer it is than that one."""
+    """The regret over groups of configurations for one workload: how often the one that is cheapest by
+    prediction is the cheapest by measurement, and how much dearer it is."""
 
     groups: int
     best: int
@@ -53,7 +54,8 @@ class Regret:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """apart, overlapping: pairs by their intervals; by: all pairs, by what differs."""
+    """The decisions of pairs.  apart, overlapping: pairs by their intervals; by: all pairs, by what
+    differs."""
 
     apart: Order
     overlapping: Order
@@ -65,7 +67,7 @@ class Decisions:
 
 
 def decisions(found: Sequence[Measured], held: Iterable[Covered]) -> Decisions:
-    """Of measured rows, each predicted without its family, and the intervals that the others give."""
+    """Judges measured rows, each predicted without its family, by the intervals that the others give."""
     intervals = {_key(one.residual.run, one.residual.point): one.interval for one in held}
     judged: defaultdict[tuple[str, bool], list[bool]] = defaultdict(list)
     for one, other in pairs(found):
@@ -85,7 +87,8 @@ def _key(name: str, point: Point) -> tuple[str, str, bool]:
 
 
 def pairs(found: Sequence[Measured]) -> Iterator[tuple[Measured, Measured]]:
-    """Rows of one model and workload on two instances, placements or batches, with different figures."""
+    """Yields rows of one model and workload on two instances, placements or batches, with different
+    figures."""
     for group in _groups(found, GIVEN).values():
         for one, other in combinations(group, 2):
             differ = any(text(one.row, name) != text(other.row, name) for name in CHOICES)
@@ -125,7 +128,7 @@ def _order(groups: Iterable[Sequence[bool]]) -> Order:
 
 
 def _regret(found: Sequence[Measured]) -> Regret:
-    """Over workloads of which several configurations' costs were measured."""
+    """Returns the regret over workloads for which several configurations' costs were measured."""
     priced = [one for one in found if not one.point.tail and _per_token(one) is not None]
     regrets = []
     for group in _groups(priced, GIVEN).values():
@@ -141,7 +144,7 @@ def _regret(found: Sequence[Measured]) -> Regret:
 
 
 def _cost(one: Measured, figure: Callable[[Measured], float]) -> float:
-    """Dollars for what the figure is a rate of, or takes a time for: of the instance's part that it uses."""
+    """Returns the dollars for one unit of a rate, or for a time: of the instance's part that is used."""
     per_token = _per_token(one)
     assert per_token is not None
     value = figure(one) * UNITS[text(one.row, "unit")]
@@ -149,8 +152,8 @@ def _cost(one: Measured, figure: Callable[[Measured], float]) -> float:
 
 
 def _per_token(one: Measured) -> float | None:
-    """Dollars a second of the cores in use, by the tokens that come of a figure of one; None where the figure
-    is no throughput, nor a time between tokens, or the instance has no price."""
+    """Returns the dollars per second of the cores in use, per token that a figure of one yields; None
+    where the figure is no throughput, nor a time between tokens, or the instance has no price."""
     row = one.row
     machine, cut = find_instance(text(row, "instance")), degrees(row)
     if machine.price_per_hour is None:

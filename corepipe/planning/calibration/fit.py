@@ -1,7 +1,7 @@
 """Fits the cost model's constants to measured rows: robust least squares on the log of predicted / measured.
 
 Constants are fitted as logs, each generation of cores on the rows of its own instances.  A row's error is
-divided by what its cell may be off by, so that the many rows of one chart do not outvote the others.
+weighted by its configuration's repeats, so that the many rows of one chart do not outvote the others.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from corepipe.planning.calibration.score import pair, resolution
 F64 = npt.NDArray[np.float64]
 
 SOFT = 0.1
-"""Errors beyond this share count less and less (soft l1)."""
+"""Share from which on errors count less and less (soft l1)."""
 
 FAR = 5.0
-"""Rows that are this many times off are mistaken about what was measured (a core's weights, a deployment's
-cores), and not fitted to."""
+"""Factor from which on a row is considered mistaken about what was measured (a core's weights, a
+deployment's cores), and is not fitted to."""
 
 STEP = 1e-3
-"""Of a logarithm, for slopes."""
+"""Step of a logarithm, for slopes."""
 
 ENOUGH = 1e-4
-"""A relative gain below this ends the search."""
+"""Relative gain below which the search ends."""
 
 GIVE_UP = 1e6
 
 FAR_OFF = 0.03
-"""Of a logarithm: slopes that were taken nearer by are good enough."""
+"""Distance of a logarithm within which slopes are good enough."""
 
 Known = dict[Constants, dict[Asked, float]]
-"""What rows are predicted to be with some constants."""
+"""Predictions of rows by constants."""
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "memory_efficiency": (0.3, 1.0),
@@ -52,28 +52,28 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "collective_bytes_per_second": (1e9, 1e12),
     "core_bytes_per_second": (1e9, 1e12),
 }
-"""What a constant can be at all."""
+"""Limits of each constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Constants of each generation that had rows, and how many rows that were."""
+    """The fitted constants of each generation that had rows, and the number of rows."""
 
     constants: Mapping[str, Constants]
     rows: Mapping[str, int]
 
 
 def version(row: Raw) -> str:
-    """The generation of cores of a row's instance."""
+    """Returns the generation of cores of a row's instance."""
     return find_instance(text(row, "instance")).chip.core.version
 
 
 def usable(rows: Sequence[Raw], cases: Cases) -> list[Raw]:
-    """Rows that can be predicted, measured alone and at their middle: no serving under load, no tails; and
-    that say all that a prediction needs.
+    """Returns the rows that can be predicted, were measured alone and as means or medians: no serving under
+    load, no tails; and that state all that a prediction needs.
 
-    None of convolutional networks: on inf1 the host feeds them 0.6 GB of images a second, for which there is
-    no constant; elsewhere they show what constants are worth that have seen none.
+    Rows of convolutional networks are excluded: on inf1 the host feeds them 0.6 GB of images per second, for
+    which there is no constant; elsewhere they test constants that have not seen any.
     """
     predictor = Predictor(cases=cases)
     middle = [row for row in rows if _middle(row)]
@@ -94,11 +94,11 @@ def fit(
     pull: float = 0.0,
     known: Known | None = None,
 ) -> Fit:
-    """The constants that suit `rows` best, generation by generation.
+    """Returns the constants that suit `rows` best, generation by generation.
 
-    start: where to begin, and with `pull` > 0 where constants are drawn to: as strongly as by so many rows
-    that are off by a tenth for each tenth that a constant differs.  known: what other fits have asked, which
-    is added to.
+    start: initial constants, and with `pull` > 0 those towards which constants are drawn: as strongly as by
+    so many rows that are off by a tenth for each tenth that a constant differs.  known: a cache of
+    predictions shared between fits.
     """
     begin = dict(start or shipped())
     by_version: dict[str, list[Raw]] = {}
@@ -140,11 +140,11 @@ def _fit_one(
 def least_squares(
     residuals: Callable[[F64], F64], x: F64, low: F64, high: F64, enough: float = ENOUGH
 ) -> F64:
-    """The x within [low, high] with the least soft-l1 loss of its residuals, or one from which a step gains
-    less than the share `enough`.
+    """Returns the x within [low, high] with the least soft-l1 loss of its residuals, or one from which a step
+    gains less than the share `enough`.
 
     Levenberg and Marquardt's steps, each residual weighted by the slope of its loss (Triggs et al. 2000).
-    Slopes are taken anew where x has gone FAR_OFF from those that there are.
+    Slopes are computed anew where x has gone FAR_OFF from the last ones.
     """
     found, damping = residuals(x), 1e-3
     taken_at = np.full_like(x, inf)
@@ -172,7 +172,7 @@ def least_squares(
 
 
 def _slopes(residuals: Callable[[F64], F64], x: F64, found: F64) -> F64:
-    """[residuals, numbers]: how the residuals, which are `found` at x, change with each number."""
+    """Returns [residuals, numbers]: how the residuals, which are `found` at x, change with each number."""
     return np.stack([(residuals(_moved(x, i)) - found) / STEP for i in range(len(x))], axis=1)
 
 
@@ -187,19 +187,19 @@ def _loss(residuals: F64) -> float:
 
 
 def constants_from(base: Constants, x: F64) -> Constants:
-    """The fitted ones from their logarithms; the others as they are."""
+    """Returns constants with the fitted ones from their logarithms; the others unchanged."""
     return replace(base, **{name: float(np.exp(value)) for name, value in zip(fitted(base), x, strict=True)})
 
 
 def log_error(predicted: float, value: float, slack: float) -> float:
-    """log(predicted / measured), 0 within what the source rounds to the same figure."""
+    """Returns log(predicted / measured), 0 within the rounding of the source."""
     if predicted > value + slack:
         return log(predicted / (value + slack))
     return min(0.0, log(predicted / (value - slack)))
 
 
 def _weights(rows: Sequence[Raw]) -> F64:
-    """1 / sqrt(repeats): rows that measure one configuration again count as one."""
+    """Returns 1 / sqrt(repeats): rows that measure one configuration again count as one."""
     keys = [tuple(text(row, c) for c in _CONFIGURATION) for row in rows]
     repeats = Counter(keys)
     return np.array([repeats[key] ** -0.5 for key in keys])
@@ -209,13 +209,14 @@ _CONFIGURATION = ("task", "instance", "model", "dtype", "parallelism", "batch_si
 
 
 def family(row: Raw) -> str:
-    """Models of one family are alike: what is learnt from one may not be tested on another."""
+    """Returns the family of a row's model: its models are similar, so they are all left out of a fold
+    together."""
     return text(row, "family") or text(row, "model")
 
 
 def leave_one_family_out(
     rows: Sequence[Raw], cases: Cases, fitted: Callable[[Sequence[Raw], Cases], Fit]
 ) -> dict[str, Fit]:
-    """For each family of models what is `fitted` to the others' rows."""
+    """Returns, for each family of models, the fit to the others' rows."""
     names = sorted({family(row) for row in rows})
     return {name: fitted([row for row in rows if family(row) != name], cases) for name in names}

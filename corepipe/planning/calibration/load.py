@@ -1,6 +1,6 @@
-"""Rows measured under load: the replicas behind the scheduler and router that serve HTTP, in virtual time.
+"""Predictions under load: replicas behind the scheduler and router that serve HTTP, in virtual time.
 
-As guidellm measures them: for a set time, and only what has ended by then counts.
+They are measured as guidellm does: for a set time, and only requests that ended by then count.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from corepipe.workload.workload import Synthetic, Workload
 F64 = npt.NDArray[np.float64]
 
 MEASURED_SECONDS = 120.0
-"""How long a load lasts: guidellm 0.1's default (main.py, max-seconds).  With 128 users before a server of
-0.38 requests a second the published mean time to the first token is 52 s: half of this, less a request's own.
-"""
+"""Seconds of a load: guidellm 0.1's default (main.py, max-seconds).  With 128 users before a server of
+0.38 requests a second the published mean time to the first token is 52 s: half of this, less a request's
+own."""
 
 SWEEP_REQUESTS = 5
-"""A sweep's second run sends no more than so many requests for each that its first one, of one user, had
-answered in the same time (guidellm 0.1, executor/profile_generator.py, create_sweep_profile)."""
+"""Requests of a sweep's second run at most, for each that its first run, of one user, had answered in the
+same time (guidellm 0.1, executor/profile_generator.py, create_sweep_profile)."""
 
 SAMPLES = 512
-"""Lengths that are drawn, and then taken in turn."""
+"""Number of lengths that are drawn, and then used in turn."""
 
 BLOCK = 32
 """Positions in a KV block."""
@@ -48,27 +48,28 @@ OPEN = CONSTANT | {"poisson", "asynchronous", "async", "open", "rate"}
 CLOSED = frozenset({"", "concurrent", "concurrency", "closed", "closed-loop"})
 SWEEPS = frozenset({"throughput"})
 BURSTS = frozenset({"burst", "batch"})
-"""What `arrival` may say: one request after another, at a rate, so many users, the same in a sweep of
+"""Values of `arrival`: one request after another, at a rate, by a number of users, the same in a sweep of
 guidellm, all at once."""
 
 LARGE_VOCABULARY = 100_000
 LLMPERF_TOKENS = 0.85
-"""llmperf counts with Llama 2's tokenizer of 32,000 tokens, whatever the model's is (token_benchmark_ray.py);
-that of Llama 3 makes up to 15 % fewer of a text (Meta's announcement of Llama 3)."""
+"""Tokens of Llama 2's tokenizer per token of the model, where its vocabulary is large: llmperf counts with
+Llama 2's tokenizer of 32,000 tokens, whatever the model's is (token_benchmark_ray.py); that of Llama 3
+makes up to 15 % fewer of a text (Meta's announcement of Llama 3)."""
 
 MOST_BATCH = 4096
 MOST_USERS = 1024
 MOST_RATE = 100.0
 MOST_OUTPUTS = 16384
-"""Beyond these a load is not played: it would take too long."""
+"""Limits of a load that is simulated: beyond these it would take too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthSpread:
-    """How long what a benchmark sends and asks for is, beside its means.
+    """The spread of the lengths that a benchmark sends and requests, around its means.
 
     inputs, outputs: standard deviations, as shares of the means.  ended: the share of answers that end by
-    themselves before the length that was asked for, at any of their tokens alike.
+    themselves before the requested length, with equal probability at each of their tokens.
     """
 
     inputs: float
@@ -77,21 +78,23 @@ class LengthSpread:
 
 
 SWEPT = LengthSpread(sqrt(150) / 1500, sqrt(20) / 250, ended=0.23)
-"""optimum-neuron asks guidellm for variances of 150 and 20 tokens (benchmark/vllm/benchmark.sh; guidellm 0.1,
-request/emulated.py, takes their roots), and asks no server to go on after an end (backend/openai.py).  Tokens
-a second over requests a second are 0.78 to 0.99 of what was asked, by family; their mean makes `ended`."""
+"""Lengths of optimum-neuron's sweeps: it passes guidellm variances of 150 and 20 tokens
+(benchmark/vllm/benchmark.sh; guidellm 0.1, request/emulated.py, takes their roots), and lets answers end
+early (backend/openai.py).  Tokens per second over requests per second are 0.78 to 0.99 of the requested
+length, by family; their mean makes `ended`."""
 
 SPREAD = LengthSpread(0.10, 0.08)
-"""Of others: llmperf is asked for deviations of 150 of 1500 tokens and 20 of 245
+"""Lengths of other loads: llmperf is run with deviations of 150 of 1500 tokens and 20 of 245
 (optimum-neuron, benchmark/text-generation-inference/benchmark.sh)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Who sends: `users` in a closed loop, or `once` each; or `rate` requests a second, of a `kind`.
+    """The load of a row: `users` in a closed loop, or `once` each; or `rate` requests per second, of a
+    `kind`.
 
     limited: to SWEEP_REQUESTS for each that one user has answered in the same time.  tokens: the model's own
-    for each that the benchmark counts.
+    tokens per token that the benchmark counts.
     """
 
     users: int | None
@@ -105,7 +108,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What requests that ended in time saw: seconds, tokens."""
+    """The figures of requests that ended in time: seconds, tokens."""
 
     first: F64
     total: F64
@@ -116,14 +119,14 @@ class Served:
 
 
 def load(row: Raw, vocabulary: int) -> Traffic:
-    """`arrival`, `users` and `rate`, for a model of `vocabulary` tokens.  Raises Unpredictable where they say
-    too little.
+    """Reads `arrival`, `users` and `rate`, for a model of `vocabulary` tokens.  Raises Unpredictable where
+    they are not enough.
 
     Without `arrival` a rate means Poisson arrivals, users alone a closed loop.  A sweep of guidellm has
     "throughput" for `arrival`, or beside a rate or one request after another the `users` that it keeps open
     at most.  At a rate its requests are evenly spaced, whatever `arrival` calls them (guidellm 0.1,
     executor/profile_generator.py), as the published times to a first token confirm, which do not queue at
-    nine tenths of what the server can do.
+    nine tenths of the server's capacity.
     """
     arrival = text(row, "arrival").lower()
     users, rate = _offered(row)
@@ -148,7 +151,8 @@ def load(row: Raw, vocabulary: int) -> Traffic:
 
 
 def _offered(row: Raw) -> tuple[int, float | None]:
-    """Users (0: not said) and requests a second.  Raises Unpredictable for more than is played."""
+    """Returns users (0: not stated) and requests per second.  Raises Unpredictable for more than is
+    simulated."""
     users, rate = count(row, "users", 0), number(row, "rate")
     if rate is not None and rate > MOST_RATE:
         raise Unpredictable(f"rate must be up to {MOST_RATE:g} requests a second, not {rate:g}")
@@ -170,7 +174,7 @@ def serve(case: Case, cost: CostModel, offered: Traffic) -> Served:
 
 
 def _play(case: Case, cost: CostModel, offered: Traffic, requests: int | None) -> Served:
-    """The load, up to so many requests (None: as many as are sent in time)."""
+    """Plays the load, up to so many requests (None: as many as are sent in time)."""
     limits = SchedulerConfig(
         num_blocks=case.batch * -(-case.longest // BLOCK),
         block_size=BLOCK,
@@ -214,8 +218,8 @@ def _workload(case: Case, offered: Traffic, requests: int | None) -> Workload:
 
 
 def _around(mean: int, spread: float, most: int, ended: float = 0.0) -> Lengths:
-    """Normally distributed lengths with this mean and relative standard deviation, as far below the mean as
-    above, where there may be `most`; a share of them ends earlier."""
+    """Returns normally distributed lengths with this mean and relative standard deviation, cut
+    symmetrically around the mean so that none exceeds `most`; a share of them ends earlier."""
     random = Random(mean)  # noqa: S311 -- a length is no secret
     reach = max(0, min(mean - 1, most - mean))
     rate = -log(1 - ended) / mean
@@ -228,7 +232,7 @@ def _around(mean: int, spread: float, most: int, ended: float = 0.0) -> Lengths:
 
 
 def figure(metric: str, run: Served, quantile: float | None) -> float:  # noqa: PLR0911 -- one return a kind
-    """A metric of what was served.  Raises Unpredictable for one that is not known."""
+    """Returns a metric of the simulated requests.  Raises Unpredictable for one that is not known."""
     match metric:
         case "ttft":
             return _at(run.first, quantile)

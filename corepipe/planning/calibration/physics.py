@@ -1,4 +1,5 @@
-"""Rows that cannot be: nothing is faster than the silicon, and a run's figures agree with one another."""
+"""Rows that are impossible: nothing is faster than the hardware, and a run's figures agree with one
+another."""
 
 from __future__ import annotations
 
@@ -18,18 +19,20 @@ from corepipe.planning.calibration.residuals import is_rate, run
 from corepipe.planning.calibration.rows import UNITS, Raw, Unpredictable, text
 
 SLACK = 0.97
-"""Of a bound: data sheets are rounded."""
+"""Tolerance of a bound: data sheets are rounded."""
 
 DISAGREE = 1.5
-"""Times that a run's throughput and latency may contradict each other: means, medians and ramps differ."""
+"""Factor by which a run's throughput and latency may contradict each other: means, medians and ramps
+differ."""
 
 TOO_MANY = 1.15
-"""Times the users of a closed loop that may seem to be in flight."""
+"""Factor of the users of a closed loop that may seem to be in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A row, by its number in the file (the first under the header is 1), and why it is not believed."""
+    """A row, by its number in the file (the first under the header is 1), and the reason why it is not
+    believed."""
 
     number: int
     reason: str
@@ -39,7 +42,7 @@ class Refused:
 
 
 def refused(rows: Sequence[Raw], cases: Cases) -> list[Refused]:
-    """Rows that contradict physics or one another, in their order."""
+    """Returns the rows that contradict physics or one another, in their order."""
     found = {number: reason for number, row in enumerate(rows, 1) if (reason := _impossible(row, cases))}
     left = {number: row for number, row in enumerate(rows, 1) if number not in found}
     found |= _contradictions(left, cases)
@@ -47,7 +50,7 @@ def refused(rows: Sequence[Raw], cases: Cases) -> list[Refused]:
 
 
 def _impossible(row: Raw, cases: Cases) -> str | None:
-    """Why a row alone cannot be; None where it can, or has no value."""
+    """Returns the reason why a row alone is impossible; None where it is possible, or has no value."""
     cell, unit = text(row, "value"), text(row, "unit")
     if not cell:
         return None
@@ -65,7 +68,8 @@ def _impossible(row: Raw, cases: Cases) -> str | None:
 
 
 def _too_fast(row: Raw, value: float, cases: Cases) -> str | None:
-    """Whether it is faster than the weights can be read, and than the products can be computed."""
+    """Returns a reason where the row is faster than the weights can be read, or than the products can be
+    computed."""
     try:
         asked = Predictor(cases=cases).ask(row)
         bound = _bound(asked, cases)
@@ -83,7 +87,7 @@ def _too_fast(row: Raw, value: float, cases: Cases) -> str | None:
 
 
 def _bound(asked: Asked, cases: Cases) -> tuple[float, str] | None:
-    """Seconds that the figure takes at least (of a rate: that one unit of it does), and why."""
+    """Returns the seconds that the figure takes at least (for a rate: that one unit of it does), and why."""
     case = asked.case
     cost = cases.cost(_plain(case), dict.fromkeys(shipped(), IDEAL))
     replicas = case.batch * case.degrees.data
@@ -94,7 +98,7 @@ def _bound(asked: Asked, cases: Cases) -> tuple[float, str] | None:
     alone = 1 if asked.load is not None else case.batch
     token = sum(_stages(cost, StepShape.decode(alone, case.inputs)))
     each = max(_stages(cost, StepShape.decode(case.batch, case.inputs))) / replicas
-    answer = max(1, case.outputs // 2)  # some are shorter than what was asked for
+    answer = max(1, case.outputs // 2)  # some answers are shorter than requested
     bounds = {
         **dict.fromkeys(("ttft", "ttft_whole_batch"), (prompt, "a prompt")),
         **dict.fromkeys(("tpot", "itl"), (token, "a step")),
@@ -106,18 +110,19 @@ def _bound(asked: Asked, cases: Cases) -> tuple[float, str] | None:
 
 
 def _plain(case: Case) -> Case:
-    """The case without what its software adds."""
+    """Returns the case without what its software adds."""
     values = {name: getattr(case, name) for name in Case.__slots__}
     return Case(**{**values, "profile": PROFILES["ideal"]})
 
 
 def _stages(cost: CostModel, shape: StepShape) -> list[float]:
-    """Of each stage: the longer of reading its weights and of its products, all else for nothing."""
+    """Returns for each stage the longer of reading its weights and of its products; all else takes no
+    time."""
     return [max(engines.dma, engines.tensor) for _, engines in cost.lone.stage_totals(shape)]
 
 
 def _contradictions(rows: Mapping[int, Raw], cases: Cases) -> dict[int, str]:
-    """Rows of a run whose throughput and latency cannot both be."""
+    """Returns the rows of a run whose throughput and latency contradict each other."""
     runs: defaultdict[str, dict[int, Raw]] = defaultdict(dict)
     for number, row in rows.items():
         if text(row, "value") and text(row, "percentile").lower() in {"", "mean", "avg", "median", "p50"}:
@@ -157,7 +162,8 @@ _BATCH = {"ttft", "tpot", "output_throughput"}
 
 
 def _batch(asked: Asked, seconds: Mapping[str, float]) -> str | None:
-    """Why the times of a batch that is run alone contradict its tokens a second."""
+    """Returns the reason why the times of a batch that runs alone contradict its tokens per second; None:
+    they agree."""
     case = asked.case
     if asked.load is not None or case.outputs < 1:
         return None
@@ -172,7 +178,8 @@ def _batch(asked: Asked, seconds: Mapping[str, float]) -> str | None:
 
 
 def _little(asked: Asked, rate: float, latency: float) -> str | None:
-    """Why a rate and a latency contradict Little's law: so many must be in flight."""
+    """Returns the reason why a rate and a latency contradict Little's law, by the requests that must be in
+    flight; None: they agree."""
     case, flight = asked.case, rate * latency
     if asked.load is not None:
         users = asked.load.users

@@ -1,4 +1,4 @@
-"""What the cost model predicts for a row: the figure that the row's metric names, in the row's unit."""
+"""Predictions of the cost model for rows: the figure that the row's metric names, in the row's unit."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ NOT_VALIDATED = "not validated"
 class Prediction:
     """A figure in the row's unit, or None with the reason; `reason` may also qualify a figure.
 
-    profile: the runtime profile that was taken; empty where it did not come to that.  assumed: whether a
-    guess stands for what the row does not say.  column: where there is no figure since a cell is missing or
-    cannot be read, its column.
+    profile: the runtime profile that was used; empty where none was chosen yet.  assumed: whether an
+    assumption replaces a value that the row does not state.  column: where there is no figure since a cell is
+    missing or cannot be read, its column.
     """
 
     value: float | None
@@ -43,7 +43,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a row asks for: a figure of a case; quantile None: the mean; load None: a batch alone."""
+    """The figure that a row requests for a case; quantile None: the mean; load None: a batch alone."""
 
     case: Case
     metric: str
@@ -54,7 +54,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A batch that is generated: seconds to its first tokens, of each step that follows; sequences in all
+    """A generated batch: seconds to its first tokens, and of each step that follows; sequences in all
     replicas; tokens of each."""
 
     first: float
@@ -70,7 +70,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """An encoder's batch: seconds, and batches a second of all cores."""
+    """An encoder's batch: seconds, and batches per second of all cores."""
 
     seconds: float
     batches_per_second: float
@@ -98,7 +98,7 @@ class Predictor:
         self._served = cache(self._serve)
 
     def predict(self, row: Raw) -> Prediction:
-        """The row's figure; never raises for what a row holds."""
+        """Returns the row's figure; never raises for the content of a row."""
         profile = ""
         try:
             asked = self.ask(row)
@@ -116,7 +116,7 @@ class Predictor:
             return Prediction(None, f"model or profile: {error.strerror}", profile)
 
     def ask(self, row: Raw) -> Asked:
-        """What a row asks for.  Raises Unpredictable, or UserError."""
+        """Returns the figure that a row requests.  Raises Unpredictable, or UserError."""
         case = self._cases.read(row)
         metric, unit = text(row, "metric").lower(), text(row, "unit")
         if unit not in UNITS:
@@ -128,7 +128,7 @@ class Predictor:
         return Asked(case, metric, unit, _quantile(row), offered)
 
     def answer(self, asked: Asked) -> float:
-        """The figure, in the row's unit.  Raises Unpredictable."""
+        """Returns the figure's value, in the row's unit.  Raises Unpredictable."""
         case = asked.case
         if asked.load is not None:
             served = self._served(case, asked.load)
@@ -142,7 +142,7 @@ class Predictor:
         return cost if self._scales is None else cost.with_scales(self._scales)
 
     def _generate(self, case: Case) -> Generation:
-        """A whole batch from its prompts to its last tokens, as benchmarks of static batches run it."""
+        """Times a whole batch from its prompts to its last tokens, as benchmarks of static batches run it."""
         cost = self._cost(case)
         first = _encoder(cost, case) if case.translates else _prefill(cost, case)
         steps = _decode_steps(cost, case)
@@ -154,7 +154,7 @@ class Predictor:
         return serve(case, self._cost(case), offered)
 
     def _encode(self, case: Case) -> Pass:
-        """Batches on each replica: one after the other, or with several in flight each in its turn.
+        """Times batches on each replica: one after the other, or with several in flight each in its turn.
 
         While the cores work on one batch, the host copies images and results of another, if there is another.
         """
@@ -170,14 +170,15 @@ class Predictor:
 
 
 def whole_batch(case: Case) -> StepShape:
-    """A batch of whole inputs; a decoder that is used as an encoder gives a vector for every token."""
+    """Returns a step with a batch of whole inputs; a decoder that is used as an encoder gives a vector for
+    every token."""
     every = case.encodes and case.causal
     return StepShape.of([(0, case.inputs)] * case.batch, case.batch * (case.inputs if every else 1))
 
 
 def typical_steps(case: Case) -> tuple[StepShape, ...]:
-    """The steps that a case's figures are of: a whole batch of a model that is run once; else its prompts,
-    and a step of its whole batch that follows."""
+    """Returns the steps that a case's figures depend on: a whole batch of a model that runs once; else its
+    prompts, and a step of its whole batch that follows."""
     if case.encodes or not case.outputs:
         return (whole_batch(case),)
     if case.translates:
@@ -187,13 +188,13 @@ def typical_steps(case: Case) -> tuple[StepShape, ...]:
 
 
 def _prompts(case: Case) -> tuple[int, int]:
-    """How many prompts run in one step, and how many of their tokens at most."""
+    """Returns the number of prompts in one step, and of their tokens at most."""
     together = case.batch if case.profile.batched_prefill else 1
     return together, min(case.inputs, case.profile.chunk or case.inputs)
 
 
 def _prefill(cost: CostModel, case: Case) -> float:
-    """Seconds until every prompt of the batch has its first token."""
+    """Returns the seconds until every prompt of the batch has its first token."""
     together, chunk = _prompts(case)
     one = 0.0
     for start in range(0, case.inputs, chunk):
@@ -204,21 +205,21 @@ def _prefill(cost: CostModel, case: Case) -> float:
 
 
 def _sources(case: Case) -> StepShape:
-    """A batch of sources, each padded to the length that graphs are compiled for."""
+    """Returns a step with a batch of sources, each padded to the length that graphs are compiled for."""
     longest = case.profile.decode_buckets.pad(case.inputs, case.longest)
     tokens = case.batch * longest
     return StepShape((0, 0, tokens), case.batch, tokens, tokens * longest)
 
 
 def _encoder(cost: CostModel, case: Case) -> float:
-    """Seconds until a batch's sources are read and the first token is made of them."""
+    """Returns the seconds until a batch's sources are read and the first token is made of them."""
     first = StepShape.decode(case.batch, 1)
     steps = (cost.latency(one) + cost.sampling_seconds(one) for one in (_sources(case), first))
     return 2 * case.profile.host_seconds + sum(steps)
 
 
 def _decode_steps(cost: CostModel, case: Case) -> F64:
-    """Seconds of each step after the first token."""
+    """Returns the seconds of each step after the first token."""
     known = 1 if case.translates else case.inputs + 1
     contexts = np.arange(known, known + case.outputs - 1, dtype=np.int64)
     if not len(contexts):
@@ -236,7 +237,7 @@ def _under_load(row: Raw) -> bool:
 
 
 def _quantile(row: Raw) -> float | None:
-    """The share that `percentile` names; None for the mean.  Raises Unpredictable."""
+    """Returns the quantile that `percentile` names; None for the mean.  Raises Unpredictable."""
     name = text(row, "percentile").lower()
     if name in {"", "mean", "avg", "average"}:
         return None
@@ -279,7 +280,7 @@ def _of_pass(metric: str, run: Pass) -> float:
 
 
 def _caveat(row: Raw, case: Case) -> str:
-    """What a figure must be read with."""
+    """Returns a caveat of a figure; empty where there is none."""
     if text(row, "percentile").lower() in {"p90", "p95", "p99"}:
         return f"{NOT_VALIDATED}: tail percentiles"
     if case.instance.family not in {"inf2", "trn1"}:

@@ -1,9 +1,10 @@
-"""Few rows of one model, on top of all that is known: the constants hardly move, its own steps do.
+"""Refines the shipped constants by few rows of one model: the constants hardly move, the scales of its own
+steps do.
 
-The expected constants and scales given the rows, on their logarithms, where errors are as Student's t says:
-a few rows may be mistaken, and the others then count.  Priors: the shipped constants, as they are the
-device's and rows of all families agree on them; and of the model's own steps no difference from what is
-predicted, with the spread and the likeness of neuron/chips/scales.py.
+The result is the expected constants and scales given the rows, on their logarithms, with errors from
+Student's t distribution: a few rows may be mistaken, and the others then count.  Priors: the shipped
+constants, as they are the device's and rows of all families agree on them; and for the model's own steps no
+difference from the prediction, with the spread and the likeness of neuron/chips/scales.py.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ CONSTANT_SPREAD = 0.05
 """Standard deviation of a constant's logarithm: as from fold to fold."""
 
 NOISE = 0.03
-"""Of a row: what repeats of a measurement differ by."""
+"""Relative difference between repeats of a measurement."""
 
 TAILS = 2.5
 """Degrees of freedom of the rows' errors."""
 
 ROUNDS, WEIGHINGS = 2, 8
-"""Times that slopes are taken; and for each, that rows are weighed by what is left of them."""
+"""Number of times that slopes are computed; and for each, that rows are weighted by their remaining
+errors."""
 
 MOVED = 1e-3
-"""Of a logarithm, for slopes."""
+"""Step of a logarithm, for slopes."""
 
 Name = tuple[str, str]
 """A generation of cores and one of its constants."""
@@ -66,16 +68,18 @@ class _Row:
     sites: tuple[Site, ...]
 
     def error(self, time: float) -> float:
-        """log(measured / predicted) of its time, of which `time` is log(predicted); 0 within the source's
-        rounding."""
+        """Returns log(measured / predicted) of its time, of which `time` is log(predicted); 0 within the
+        source's rounding."""
         error = log_error(float(np.exp(-time if self.rate else time)), self.value, self.slack)
         return error if self.rate else -error
 
 
 def refine(rows: Sequence[Raw], cases: Cases, start: Mapping[str, Constants] | None = None) -> Refined:
-    """What the rows and the priors make likely; `start`: the prior's constants, else the shipped ones.
+    """Returns the most likely constants and scales given the rows and the priors; `start`: the prior's
+    constants, else the shipped ones.
 
-    Of generations that were measured under load alone the constants stay: such rows tell no two apart.
+    The constants of generations that were measured under load alone do not change: such rows cannot
+    distinguish them.
     """
     begin = dict(start or shipped())
     known = [_row(row, cases, Predictor(begin, cases)) for row in rows]
@@ -97,7 +101,8 @@ def _row(row: Raw, cases: Cases, predictor: Predictor) -> _Row:
 def _step(
     begin: Mapping[str, Constants], now: Refined, names: Sequence[Name], rows: Sequence[_Row], cases: Cases
 ) -> Refined:
-    """One step of Gauss and Newton: rows' errors are linear in constants and scales, near where they are."""
+    """Takes one step of Gauss and Newton: rows' errors are nearly linear in constants and scales close to
+    the current ones."""
     times = _times(rows, now.predictor(cases))
     slopes = [(_times(rows, _moved(now, name).predictor(cases)) - times) / MOVED for name in names]
     lifted = (replace(now, scales=_lifted(now.scales, decodes)) for decodes in (False, True))
@@ -119,7 +124,7 @@ def _step(
 
 
 def _times(rows: Sequence[_Row], predictor: Predictor) -> F64:
-    """Logarithms of the rows' predicted times."""
+    """Returns the logarithms of the rows' predicted times."""
     found = np.log([predictor.answer(row.asked) for row in rows])
     return np.where([row.rate for row in rows], -found, found)
 
@@ -132,21 +137,21 @@ def _moved(now: Refined, name: Name) -> Refined:
 
 
 def _lifted(scales: Scales, decodes: bool) -> Scales:
-    """With all steps that decode, or all others, a little longer."""
+    """Returns the scales with all steps that decode, or all others, a little longer."""
     if decodes:
         return replace(scales, decode=float(np.exp(MOVED)))
     return replace(scales, prompt=float(np.exp(MOVED)))
 
 
 def _gone(begin: Mapping[str, Constants], now: Refined, name: Name) -> float:
-    """How far a constant is from its prior, on a logarithm."""
+    """Returns the distance of a constant from its prior, on a logarithm."""
     generation, constant = name
     return float(np.log(getattr(now.constants[generation], constant) / getattr(begin[generation], constant)))
 
 
 def _weights(spread: F64, errors: F64) -> F64:
-    """What each row adds to what is learnt: the inverse of the errors' covariance times the errors, rows that
-    stay far off having more noise (Student's t as a mixture: Lange et al. 1989)."""
+    """Returns the weight of each row: the inverse of the errors' covariance times the errors, where rows
+    that stay far off have more noise (Student's t as a mixture: Lange et al. 1989)."""
     noise: F64 = np.full(len(errors), NOISE**2)
     weights: F64 = np.zeros(len(errors))
     for _ in range(WEIGHINGS):
@@ -166,7 +171,7 @@ def _constants(begin: Mapping[str, Constants], names: Sequence[Name], moves: F64
 
 
 def _merged(sites: Sequence[Site], weights: F64) -> tuple[tuple[Site, float], ...]:
-    """Each site once; rows that say nothing of its steps leave it out."""
+    """Returns each site once; a site with a weight of 0 is left out."""
     found: dict[Site, float] = {}
     for site, weight in zip(sites, weights.tolist(), strict=True):
         found[site] = found.get(site, 0.0) + weight
@@ -174,7 +179,8 @@ def _merged(sites: Sequence[Site], weights: F64) -> tuple[tuple[Site, float], ..
 
 
 def family_share(residuals: Sequence[Residual], kind: str) -> float:
-    """Of the variance of a kind's errors, how much is a family's own on one stack: what its rows tell."""
+    """Returns the share of the variance of a kind's errors that is common to a family on one stack: its
+    rows show that part."""
     groups: dict[tuple[str, str], list[float]] = {}
     for one in residuals:
         if one.point.kind == kind and not one.point.tail:
@@ -188,10 +194,10 @@ def family_share(residuals: Sequence[Residual], kind: str) -> float:
 
 
 def narrowing(share: float, runs: int) -> float:
-    """The share of an interval's width that is left after so many runs of the model itself.
+    """Returns the share of an interval's width that remains after so many runs of the model itself.
 
     Of errors with variance 1 of which `share` is the model's own, that many runs leave 1 - share of noise,
-    and of the model's own the share that they do not tell.
+    and of the model's own the share that they do not determine.
     """
     noise = 1 - share
     own = share * noise / (noise + runs * share) if share else 0.0
@@ -199,8 +205,8 @@ def narrowing(share: float, runs: int) -> float:
 
 
 def narrowed(rows: Sequence[Raw], refined: Refined, cases: Cases) -> tuple[tuple[str, float], ...]:
-    """By kind of figure, the share of an interval that the rows leave; not where they are still off by more
-    than that."""
+    """Returns, by kind of figure, the share of an interval that remains after the rows; not less than the
+    rows are still off by."""
     known = shipped_uncertainty()
     predictor_of: PredictorOf = lambda _: refined.predictor(cases)  # noqa: E731 -- one use
     kinds: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What predictions were off by, run by run: the errors that intervals are made of."""
+"""Residuals: the errors of predictions, run by run, that intervals are made of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corepipe.planning.calibration.rows import RATES, UNITS, Raw, Unpredictable,
 from corepipe.planning.calibration.score import SAME, resolution
 
 TAIL = 0.75
-"""Quantiles above it are tails: their errors are larger than those of means and medians."""
+"""Quantile above which figures are tails: their errors are larger than those of means and medians."""
 
 _FIGURES = {
     "tpot": Figure.DECODE,
@@ -29,11 +29,12 @@ _FIGURES = {
     "request_rate": Figure.THROUGHPUT,
     "throughput": Figure.THROUGHPUT,
 }
-"""What a metric of a model that generates is of; others are of whole answers, and so as throughputs."""
+"""The kind of figure of each metric of a model that generates; other metrics are of whole answers, and
+count as throughputs."""
 
 
 def point(asked: Asked, row: Raw) -> Point:
-    """Where the figure that a row asks for stands."""
+    """Returns the point (kind, instance, stack, model and lengths) of the figure that a row requests."""
     case = asked.case
     alone = case.encodes or (case.outputs == 0 and asked.load is None)
     figure = Figure.BATCH if alone else _FIGURES.get(asked.metric, Figure.THROUGHPUT)
@@ -50,7 +51,7 @@ def point(asked: Asked, row: Raw) -> Point:
 
 
 def bounds(asked: Asked, row: Raw, value: float) -> tuple[float, float]:
-    """The least and the most that a predicted figure may turn out to be."""
+    """Returns the bounds of a predicted figure."""
     return interval(point(asked, row), asked.case.profile).around(value, rate=is_rate(row))
 
 
@@ -69,7 +70,7 @@ PredictorOf = Callable[[Raw], Predictor]
 
 
 def measured(rows: Sequence[Raw], predictor_of: PredictorOf) -> list[Measured]:
-    """The rows that have a value and a prediction."""
+    """Returns the rows that have a value and a prediction."""
     found = []
     for row in rows:
         predictor, value = predictor_of(row), _value(row)
@@ -86,7 +87,7 @@ def measured(rows: Sequence[Raw], predictor_of: PredictorOf) -> list[Measured]:
 
 
 def is_rate(row: Raw) -> bool:
-    """Whether more of it is better."""
+    """Tells whether higher values are better."""
     return text(row, "unit") in RATES
 
 
@@ -99,12 +100,12 @@ def _value(row: Raw) -> float | None:
 
 
 def run(row: Raw) -> str:
-    """What was measured in one go: a configuration, on one day."""
+    """Returns the name of the run that measured a row: a configuration, on one day."""
     return text(row, "config_id") or " ".join(text(row, name) for name in SAME if name != "metric")
 
 
 def residuals(found: Sequence[Measured]) -> list[Residual]:
-    """One for each run and kind of figure: that of its worst row."""
+    """Returns one residual for each run and kind of figure: that of its worst row."""
     groups: defaultdict[tuple[str, str, bool], list[Measured]] = defaultdict(list)
     for one in found:
         groups[run(one.row), one.point.kind, one.point.tail].append(one)
@@ -125,8 +126,8 @@ def left_out(
     folds: Mapping[str, Mapping[str, Constants]],
     others: Mapping[str, Constants] | None = None,
 ) -> PredictorOf:
-    """Predictors by a row's family: with constants that were fitted without it, or else with `others` (None:
-    the shipped ones)."""
+    """Returns a function from a row to its family's predictor: with constants that were fitted without it,
+    or else with `others` (None: the shipped ones)."""
     predictors = {name: Predictor(constants, cases) for name, constants in folds.items()}
     other = Predictor(others, cases)
     return lambda row: predictors.get(family(row), other)

@@ -1,8 +1,8 @@
 """Results of load tests as rows of measurements: of `corepipe bench`, `vllm bench serve` and guidellm.
 
-Such a result says what was sent and what came back, and not what it ran on: that is told (`Deployed`).
-Fields are those of vLLM's benchmarks/serve.py (--save-result) and of guidellm's
-benchmark/schemas/generative/metrics.py and scheduler/strategies.py.
+Such a result holds the load and the answers, but not the hardware: that is given as `Deployed`. Fields are
+those of vLLM's benchmarks/serve.py (--save-result) and of guidellm's benchmark/schemas/generative/metrics.py
+and scheduler/strategies.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from corepipe.models.registry import architecture
 from corepipe.planning.calibration.rows import Raw
 
 MOST_BYTES = 1 << 28
-"""Of a result: those of guidellm hold every request."""
+"""Size of a result at most: those of guidellm hold every request."""
 
 WHOLE = frozenset(("openai-embeddings", "classify", "vllm-rerank", "vllm-pooling"))
-"""What load tests call the APIs that generate nothing."""
+"""Names in load tests of the APIs that generate nothing."""
 
 ALIKE = 0.02
 """Share by which the parameters of one model under two names may differ: tokens are added to vocabularies."""
@@ -31,7 +31,7 @@ ALIKE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """What the server ran on; None: not told."""
+    """The deployment that a load test measured; None: not given."""
 
     model: str | None
     instance: str | None
@@ -44,8 +44,8 @@ class Deployed:
     expert: int = 1
 
     def columns(self, path: Path, model: str | None) -> dict[str, str]:
-        """Its columns.  Raises UserError for what is needed and not told, and for a model that is not the one
-        that the result names."""
+        """Returns its columns.  Raises UserError for a required value that was not given, and for a model
+        that is not the one that the result names."""
         named = self.model or model
         if self.model and model and _differ(self.model, model):
             raise UserError(
@@ -71,7 +71,7 @@ class Deployed:
 
 
 def read_result(path: Path, deployed: Deployed) -> list[Raw]:
-    """The rows of a result.  Raises UserError for a file that is none."""
+    """Returns the rows of a result.  Raises UserError for a file that is none."""
     document = _document(path)
     runs = list(_runs(path, document))
     found: list[Raw] = []
@@ -100,7 +100,7 @@ def _document(path: Path) -> Mapping[str, Any]:
 
 
 def _refuse_emulated(path: Path, document: Mapping[str, Any]) -> None:
-    """Raises UserError for what corepipe has written of its own server, or of a prediction."""
+    """Raises UserError for results that corepipe has written for its own server, or for a prediction."""
     for run in (document, document.get("server"), document.get("device")):
         if isinstance(run, Mapping) and run.get("emulated") is True:
             instance = f" ({run['instance']})" if isinstance(run.get("instance"), str) else ""
@@ -125,7 +125,7 @@ _Run = tuple[str | None, list[dict[str, str]]]
 
 
 def _runs(path: Path, document: Mapping[str, Any]) -> Iterator[_Run]:
-    """(model, rows) of each run that a result holds."""
+    """Yields (model, rows) of each run that a result holds."""
     if isinstance(document.get("benchmarks"), list):
         for benchmark in document["benchmarks"]:
             if isinstance(benchmark, Mapping):
@@ -138,7 +138,8 @@ def _runs(path: Path, document: Mapping[str, Any]) -> Iterator[_Run]:
 
 
 def _vllm(path: Path, result: Mapping[str, Any]) -> _Run:
-    """Of `vllm bench serve`, whose keys `corepipe bench` has too: milliseconds, tokens, seconds."""
+    """Returns a run of `vllm bench serve`, whose keys `corepipe bench` has too: milliseconds, tokens,
+    seconds."""
     if not isinstance(result, Mapping) or "request_throughput" not in result:
         raise UserError(f"{path}: {_NEITHER}")
     _refuse_emulated(path, result)
@@ -164,7 +165,7 @@ def _vllm(path: Path, result: Mapping[str, Any]) -> _Run:
 
 
 def _offered(result: Mapping[str, Any]) -> dict[str, str]:
-    """A Poisson process at a rate; a closed loop; or all at once."""
+    """Returns the columns of the load: a Poisson process at a rate; a closed loop; or all at once."""
     rate, users = _number(result.get("request_rate")), _number(result.get("max_concurrency"))
     if rate is not None:
         return {"arrival": "poisson", "rate": repr(rate)}
@@ -174,7 +175,8 @@ def _offered(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _guidellm(path: Path, benchmark: Mapping[str, Any]) -> _Run:
-    """Of one benchmark in a report of guidellm: request latencies are seconds, the others milliseconds."""
+    """Returns a run of one benchmark in a report of guidellm: request latencies are seconds, the others
+    milliseconds."""
     metrics, strategy = benchmark.get("metrics"), _strategy(benchmark)
     if not isinstance(metrics, Mapping) or not strategy:
         raise UserError(f"{path}: {_NEITHER}")
@@ -194,7 +196,7 @@ def _guidellm(path: Path, benchmark: Mapping[str, Any]) -> _Run:
 
 
 def _strategy(benchmark: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How requests were scheduled: in `config` since 0.5, in `scheduler` or `args` before."""
+    """Returns the strategy of scheduling: in `config` since 0.5, in `scheduler` or `args` before."""
     for place in ("config", "scheduler", "args"):
         holder = benchmark.get(place)
         if isinstance(holder, Mapping) and isinstance(holder.get("strategy"), Mapping):
@@ -215,7 +217,7 @@ def _scheduled(strategy: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[
 
 
 def _of(metrics: Mapping[str, Any], name: str, statistic: str) -> float | None:
-    """A statistic of the requests that succeeded."""
+    """Returns a statistic of the requests that succeeded."""
     found = metrics.get(name)
     for key in ("successful", statistic):
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -230,7 +232,8 @@ def _backend_model(benchmark: Mapping[str, Any]) -> str | None:
 
 
 def _figure(metric: str, value: object, unit: str, percentile: str) -> dict[str, str] | None:
-    """A row; None where the result has no such figure: they write 0 for what was not measured."""
+    """Returns a row; None where the result has no such figure: 0 stands for a figure that was not
+    measured."""
     number = _number(value)
     if not number:
         return None
@@ -238,7 +241,7 @@ def _figure(metric: str, value: object, unit: str, percentile: str) -> dict[str,
 
 
 def _number(value: object) -> float | None:
-    """A finite number; None for "inf" and for what is missing."""
+    """Returns a finite number; None for "inf" and for a missing value."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return None
     return float(value)

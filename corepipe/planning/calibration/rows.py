@@ -1,8 +1,8 @@
-"""Rows of a file of measurements, or of what is to be predicted: read, checked, and written again.
+"""Rows of a file of measurements, or of configurations to predict: read, checked, and written again.
 
 The columns are: instance, neuroncores_used, model, task, params_b, dtype, parallelism, batch_size, input_len,
 output_len, metric, value, unit, percentile, source, sdk, seq_len, config_id, family, weight_class, arrival,
-users, rate, profile.  Any may be missing; what a prediction needs is asked for when it is needed.
+users, rate, profile.  Any may be missing; an error names a missing one that a prediction needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from corepipe.neuron.formats import DType, Format
 Raw = Mapping[str, str]
 
 MOST = 1 << 20
-"""Larger counts of tokens, sequences or cores than this are mistakes."""
+"""Largest count of tokens, sequences or cores; larger ones are mistakes."""
 
 UNITS = {
     "ms": 1e-3,
@@ -31,15 +31,15 @@ UNITS = {
     "inferences/s": 1.0,
     "req/s": 1.0,
 }
-"""What one of the unit is in seconds, or a second."""
+"""One of each unit in seconds, or per second."""
 
 RATES = frozenset({"tokens/s", "inferences/s", "req/s"})
 
 
 class Unpredictable(Exception):  # noqa: N818 -- an answer, not an error
-    """Why nothing is predicted for a row; the message is the row's reason.
+    """Raised for a row that cannot be predicted; the message is the reason.
 
-    column: whose cell cannot be read, where that is why.
+    column: whose cell cannot be read, where that is the reason.
     """
 
     def __init__(self, reason: str, column: str = "") -> None:
@@ -56,7 +56,7 @@ class Table:
 
 
 def read(path: Path) -> Table:
-    """A CSV file with a header.  Raises UserError."""
+    """Reads a CSV file with a header.  Raises UserError."""
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
             reader = csv.DictReader(file, restval="", restkey="")
@@ -74,8 +74,8 @@ def read(path: Path) -> Table:
 
 
 def read_measured(path: Path) -> Table:
-    """As `read`, of a file whose rows are measurements.  Raises UserError that names the first line whose
-    value is no positive number, or has no unit."""
+    """Reads a file, as `read` does, whose rows are measurements.  Raises UserError, which names the first
+    line whose value is no positive number, or has no unit."""
     table = read(path)
     for line, row in enumerate(table.rows, 2):
         try:
@@ -88,7 +88,7 @@ def read_measured(path: Path) -> Table:
 
 
 def as_csv(columns: Sequence[str], rows: Iterable[Raw]) -> str:
-    """The rows under a header."""
+    """Returns the rows under a header, as CSV."""
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
     writer.writeheader()
@@ -97,12 +97,12 @@ def as_csv(columns: Sequence[str], rows: Iterable[Raw]) -> str:
 
 
 def text(row: Raw, column: str) -> str:
-    """A cell without the spaces around it; empty where the column is missing."""
+    """Returns a cell without the spaces around it; empty where the column is missing."""
     return (row.get(column) or "").strip()
 
 
 def count(row: Raw, column: str, default: int | None = None) -> int:
-    """A whole number that is not negative.  Raises Unpredictable."""
+    """Returns a whole number that is not negative.  Raises Unpredictable."""
     cell = text(row, column)
     if not cell and default is not None:
         return default
@@ -116,7 +116,7 @@ def count(row: Raw, column: str, default: int | None = None) -> int:
 
 
 def number(row: Raw, column: str) -> float | None:
-    """A positive number; None for an empty cell.  Raises Unpredictable."""
+    """Returns a positive number; None for an empty cell.  Raises Unpredictable."""
     cell = text(row, column)
     if not cell:
         return None
@@ -130,7 +130,8 @@ def number(row: Raw, column: str) -> float | None:
 
 
 def input_tokens(row: Raw) -> int | tuple[int, int]:
-    """Tokens of a prompt, or the height and width of an image ("224x224"); 0 where it is not known."""
+    """Returns the tokens of a prompt, or the height and width of an image ("224x224"); 0 where they are
+    not known."""
     cell = text(row, "input_len")
     if image := re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", cell):
         return int(image[1]), int(image[2])
@@ -139,7 +140,7 @@ def input_tokens(row: Raw) -> int | tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """Replicas, stages, tensor ranks, and cores of a stage that divide experts, as Placement's."""
+    """Numbers of tensor ranks, stages, replicas, and cores of a stage that divide experts, as Placement's."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -148,7 +149,7 @@ class Degrees:
 
 
 def degrees(row: Raw) -> Degrees:
-    """`parallelism`, such as "TP8xDP3", "PP16" or "TP8xEP8".  Raises Unpredictable."""
+    """Reads `parallelism`, such as "TP8xDP3", "PP16" or "TP8xEP8".  Raises Unpredictable."""
     cell = text(row, "parallelism").upper()
     names = {"TP": "tensor", "PP": "pipeline", "DP": "data", "EP": "expert"}
     given: dict[str, int] = {}
@@ -179,10 +180,10 @@ _DTYPES = {
 
 
 def number_format(row: Raw) -> Format:
-    """`dtype`: a number format, with "+matmult-bf16" (matrix products in bf16, neuronx-cc's --auto-cast
+    """Reads `dtype`: a number format, with "+matmult-bf16" (matrix products in bf16, neuronx-cc's --auto-cast
     matmult) and "+w:int8" (weights stored so).  Raises Unpredictable.
 
-    What is multiplied in a narrower format is stored in it, too.
+    Values that are multiplied in a narrower format are stored in it, too.
     """
     cell = text(row, "dtype").lower()
     base, *options = cell.split("+")

@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: by cell of metric x instance x runtime profile."""
+"""Scores of predictions: their errors by cell of metric x instance x runtime profile."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ RESOLUTIONS = {
     ("static-batch(optimum-neuron)", "ttft_whole_batch"): 100.0,
     ("static-batch(optimum-neuron)", "tpot"): 1.0,
 }
-"""What figures are rounded to in their source, in ms: charts show whole ms and tenths of a second."""
+"""Rounding of figures in their source, in ms: charts show whole ms and tenths of a second."""
 
 
 def resolution(row: Raw) -> float:
-    """What the row's figure was rounded to in its source, in its unit; 0 where it was not."""
+    """Returns the rounding of the row's figure in its source, in its unit; 0 where it was not rounded."""
     return RESOLUTIONS.get((text(row, "task"), text(row, "metric")), 0.0)
 
 
 ASSUMED = ", guessed"
-"""Behind the profile of a cell whose rows do not say all that a prediction needs."""
+"""Suffix of the profile of a cell whose rows do not state all that a prediction needs."""
 
 SAME = (
     "task", "instance", "model", "dtype", "parallelism", "batch_size", "input_len", "output_len", "seq_len",
     "metric", "arrival", "users",
 )  # fmt: skip
-"""Rows that agree in these and in `percentile` measure one thing again."""
+"""Columns by which, with `percentile`, two rows are repeats of one measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A measured row and what was predicted for it; `assumed`: with a guess for what the row does not say."""
+    """A measured row and its prediction; `assumed`: with an assumption for a value that the row does not
+    state."""
 
     row: Raw
     value: float
@@ -49,7 +50,7 @@ class Scored:
         return resolution(self.row)
 
     def error(self, predicted: float | None = None) -> float:
-        """Signed relative error, to the nearest figure that the source rounds to this value."""
+        """Returns the signed relative error, to the nearest figure that the source rounds to this value."""
         gap = (self.predicted if predicted is None else predicted) - self.value
         slack = self.resolution / 2
         beyond = max(0.0, abs(gap) - slack)
@@ -59,7 +60,7 @@ class Scored:
 @dataclass(frozen=True, slots=True)
 class Cell:
     """Errors of a cell, as shares: |error| at the median and at p90, the median signed error; the plain
-    roofline's; and the noise floor: how far the source's rounding and its repeats are apart."""
+    roofline's; and the noise floor: the rounding of the source and the spread of its repeats."""
 
     metric: str
     instance: str
@@ -80,7 +81,7 @@ class Cell:
 def pair(
     rows: Sequence[Raw], predictions: Sequence[Prediction], baselines: Sequence[Prediction] | None = None
 ) -> list[Scored]:
-    """The rows that have both a value and a prediction."""
+    """Returns the rows that have both a value and a prediction."""
     scored = []
     for i, (row, found) in enumerate(zip(rows, predictions, strict=True)):
         value = _value(row)
@@ -99,7 +100,7 @@ def _value(row: Raw) -> float | None:
 
 
 def cells(scored: Iterable[Scored]) -> list[Cell]:
-    """Every cell, validated ones first."""
+    """Returns every cell, validated ones first."""
     groups: defaultdict[tuple[bool, str, str, str], list[Scored]] = defaultdict(list)
     for one in scored:
         row = one.row
@@ -136,7 +137,8 @@ def _cell(key: tuple[bool, str, str, str], group: list[Scored]) -> Cell:
 
 
 def _noise(group: Sequence[Scored]) -> float:
-    """Median of half the rounding step and of the deviation of repeats from their mean, added."""
+    """Returns the sum of the medians of half the rounding step and of the deviation of repeats from their
+    mean."""
     repeats: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for one in group:
         repeats[tuple(text(one.row, c) for c in (*SAME, "percentile"))].append(one.value)

@@ -1,6 +1,6 @@
-"""Which runtime profile a row of measurements was made with: its `profile` column, or its `task` and `sdk`.
+"""The runtime profile of a row of measurements: its `profile` column, or derived from its `task` and `sdk`.
 
-`task` names the software, `sdk` its release.  No model's name is looked at.
+`task` names the software, `sdk` its release.  No model's name is used.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ NXDI_SINCE = 20
 """SDK 2.20 is the last whose language models were measured with transformers-neuronx."""
 
 NXDI_YEAR = 2025
-"""optimum-neuron's exports through NxD Inference begin in this year."""
+"""Year in which optimum-neuron's exports through NxD Inference begin."""
 
 COPIED_ONCE_SINCE = (10, 0)
-"""Before this release of SDK 2 texts' results took the host's link twice as long (`chips.profiles`)."""
+"""Release of SDK 2 before which the results of texts took the host's link twice as long
+(`chips.profiles`)."""
 
 FUSED_SINCE, FLASH_SINCE = (18, 1), (19, 0)
-"""Releases of SDK 2 with which transformers-neuronx changed how prompts attend (neuron/chips/profiles.py)."""
+"""Releases of SDK 2 with which transformers-neuronx changed the attention of prompts
+(neuron/chips/profiles.py)."""
 
 ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding", "cnn"})
-"""Tasks of models that are run once over their input."""
+"""Tasks of models that run once over their input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a model is, as far as the software is another for it: whether it reads `images`, whether it
-    decodes what an encoder has read (`translates`)."""
+    """The properties of a model on which the software depends: whether it reads `images`, and whether it
+    decodes the output of an encoder (`translates`)."""
 
     images: bool = False
     translates: bool = False
@@ -46,7 +48,7 @@ class Kind:
 
 
 def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> RuntimeProfile:
-    """The profile of a row.  Raises Unpredictable for a task or a profile that is not known."""
+    """Returns the profile of a row.  Raises Unpredictable for a task or a profile that is not known."""
     if given := text(row, "profile"):
         try:
             return find_profile(given)
@@ -71,7 +73,8 @@ def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> R
 
 
 def _static(sdk: str, batch: int) -> str:
-    """optimum-neuron: one prompt at a time in one bucket, but for a batch of one before NxD Inference."""
+    """Returns the profile of optimum-neuron: one prompt at a time in one bucket, but for a batch of one
+    before NxD Inference."""
     year = re.search(r"\b(20\d\d)-\d\d", sdk)
     if (year and int(year[1]) >= NXDI_YEAR) or not (year or _older(sdk)):
         return "optimum-nxdi"
@@ -79,7 +82,8 @@ def _static(sdk: str, batch: int) -> str:
 
 
 def _encoder(degrees: Degrees, instance: str, sdk: str, kind: Kind) -> str:
-    """NeuronPerf kept two batches in flight on each of several cores: of texts on inf1, of images since."""
+    """Returns an encoder's profile: NeuronPerf kept two batches in flight on each of several cores: of
+    texts on inf1, of images since."""
     if degrees.pipeline > 1:
         return "neuroncore-pipeline"
     on_inf1 = instance.startswith("inf1")
@@ -91,8 +95,9 @@ def _encoder(degrees: Degrees, instance: str, sdk: str, kind: Kind) -> str:
 
 
 def _decoder(task: str, sdk: str) -> str:
-    """By release: NxD Inference, or before it transformers-neuronx, whose samples' layout is BSH since SDK
-    2.18.1, and which has a flash kernel since 2.19.  Other tasks' tables are older."""
+    """Returns a decoder's profile by release: NxD Inference, or before it transformers-neuronx, whose
+    samples' layout is BSH since SDK 2.18.1, and which has a flash kernel since 2.19.  Other tasks' tables
+    are older."""
     release = _release(sdk)
     if task == "text-generation" and not _older(sdk):
         return "nxdi"
@@ -102,12 +107,12 @@ def _decoder(task: str, sdk: str) -> str:
 
 
 def _older(sdk: str) -> bool:
-    """Whether an SDK release has transformers-neuronx: 2.20 and before; an unknown one is new."""
+    """Tells whether an SDK release has transformers-neuronx: 2.20 and before; an unknown one is new."""
     release = _release(sdk)
     return release is not None and 3 <= release[0] <= NXDI_SINCE
 
 
 def _release(sdk: str) -> tuple[int, int] | None:
-    """Of SDK 2: (18, 1) for 2.18.1; None where it is not said."""
+    """Returns a release of SDK 2: (18, 1) for 2.18.1; None where it is not stated."""
     found = re.match(r"2\.(\d+)(?:\.(\d+))?", sdk)
     return None if found is None else (int(found[1]), int(found[2] or 0))

@@ -1,7 +1,7 @@
-"""What limits a profiled run, in plain words, and what would change that: each change is tried on the model.
+"""Bottlenecks of a profiled run, in words, and the changes that would help: each is tried on the model.
 
-A change is proposed only where the run, predicted again with it, gains at least `WORTH`.  What the instance
-cannot hold or the model cannot be cut by is no proposal.
+A change is proposed only where the run, predicted again with it, gains at least `WORTH`.  Changes that the
+instance cannot hold or by which the model cannot be divided are not proposed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from corepipe.planning.profiling.profile import Compiled, Phase, Run, Setup, com
 from corepipe.planning.profiling.step_summary import Cause, Measured
 
 NOTABLE = 0.15
-"""A cause is spoken of from this share of a step on; the largest always is."""
+"""Share of a step from which on a cause is reported; the largest always is."""
 
 WORTH = 1.05
-"""A change is proposed where it makes a step so many times as fast, or gives so many times the tokens."""
+"""Factor of speed, or of tokens per second, from which on a change is proposed."""
 
 PATIENCE = 1.25
-"""A larger batch is proposed where its step takes at most so many times as long."""
+"""Factor by which a larger batch may lengthen its step to be proposed."""
 
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to set instead, and how many times as fast a step or as many tokens a second that gives."""
+    """A setting to change, and the factor by which that makes a step faster or gives more tokens per
+    second."""
 
     flag: str
     text: str
@@ -44,7 +45,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What takes `share` of a step of the phase; without a cause, that its stages wait for one another.
+    """A cause that takes `share` of a step of the phase; cause None: its stages wait for one another.
 
     `changes` would help, best first; the flags in `tried` would not.
     """
@@ -63,7 +64,8 @@ class Bottleneck:
 
 
 def bottlenecks(run: Run, measured: Iterable[Measured]) -> list[Bottleneck]:
-    """Of each phase what takes most of its step, the largest first; and what a full pipeline would give."""
+    """Returns, for each phase, the causes that take most of its step, the largest first; and the gain of a
+    full pipeline."""
     trials = _Trials(run)
     return [found for phase in measured for found in _of_phase(run, phase, trials)]
 
@@ -91,7 +93,7 @@ class _Trials:
         self._compiled: dict[tuple[str, Placement], Compiled] = {}
 
     def of(self, phase: Phase, remedies: Sequence[Remedy]) -> tuple[tuple[Change, ...], tuple[str, ...]]:
-        """The best change of each kind that is worth it, best first, and the flags tried in vain."""
+        """Returns the best change of each kind that gains enough, best first, and the flags that do not."""
         changes: list[Change] = []
         tried: list[str] = []
         for remedy in remedies:
@@ -104,7 +106,8 @@ class _Trials:
         return tuple(sorted(changes, key=_gain, reverse=True)), tuple(tried)
 
     def _try(self, phase: Phase, flag: str, setup: Setup) -> Change | None:
-        """None where the change is impossible, or where a larger batch keeps its sequences waiting."""
+        """Predicts a change; None where it is impossible, or where a larger batch delays its sequences too
+        much."""
         if flag not in self._runs:
             self._runs[flag] = self._predict(setup)
         run = self._runs[flag]
@@ -120,12 +123,12 @@ class _Trials:
         return Change(flag, text, more / slower)
 
     def _predict(self, setup: Setup) -> Run | None:
-        """None where the model cannot be cut so, or does not fit."""
+        """Predicts a run; None where the model cannot be divided so, or does not fit."""
         if setup.placement.cores > setup.instance.cores:
             return None
         try:
             _, programs = self._compile(setup)
-        except UserError:  # cannot be cut so: not a proposal
+        except UserError:  # the model cannot be divided so
             return None
         cores, budget = measure(programs, setup.limits), setup.limits.kv_budget
         blocks = blocks_that_fit(cores, setup.placement.data, setup.instance, budget)
@@ -148,7 +151,7 @@ def _faster(gain: float) -> str:
 
 Options = Iterator[tuple[str, Setup]]
 Remedy = Callable[[Setup], Options]
-"""Changes of one kind: the flag and the setup that it makes."""
+"""Returns the changes of one kind: the flag and the setup that it makes."""
 
 
 def _larger_batches(setup: Setup) -> Options:
@@ -179,7 +182,7 @@ def _pipelines(setup: Setup, *, deeper: bool) -> Options:
 
 
 def _deeper_pipelines(setup: Setup) -> Options:
-    """Where cores keep weights on chip."""
+    """Yields deeper pipelines, where cores keep weights on chip."""
     return (
         iter(()) if setup.instance.chip.core.resident_weight_bytes is None else _pipelines(setup, deeper=True)
     )
@@ -212,11 +215,11 @@ REMEDIES: Mapping[Cause, Sequence[Remedy]] = MappingProxyType(
         Cause.HOST: (_larger_batches, _profiles),
     }
 )
-"""What may help against each cause: of each kind the best is proposed."""
+"""Remedies that may help against each cause: of each kind the best is proposed."""
 
 
 def _detail(run: Run, measured: Measured, cause: Cause) -> str:
-    """The cause in numbers; empty where its share says all."""
+    """Returns the cause in numbers; empty where its share is enough."""
     summary, shape = measured.summary, run.of(measured.phase)[0].shape
     match cause:
         case Cause.WEIGHTS | Cause.KV:
@@ -233,7 +236,8 @@ def _detail(run: Run, measured: Measured, cause: Cause) -> str:
 
 
 def _collectives(run: Run, phase: Phase) -> str:
-    """How many, how large, and whether their time is latency: what they would take for a single row."""
+    """Returns the number and the size of collectives, and whether their time is latency: that of a single
+    row."""
     step = run.of(phase)[0]
     lone = run.cost.op_times(0, StepShape.decode(1, 1))
     pairs = [
@@ -250,7 +254,8 @@ def _collectives(run: Run, phase: Phase) -> str:
 
 
 def _bubble(run: Run, phase: Phase) -> Bottleneck:
-    """One batch is in flight: all stages but one wait.  A full pipe takes a batch each slowest stage."""
+    """Returns the bottleneck of a pipeline with one batch in flight, where all stages but one wait.  A
+    full pipeline completes a batch in the time of its slowest stage."""
     shape, total = run.of(phase)[0].shape, run.seconds(phase)
     stages, slowest = run.cost.stage_seconds(shape), max(run.full_pipe.stage_seconds(shape))
     idle = 1 - sum(stages) / (len(stages) * total)

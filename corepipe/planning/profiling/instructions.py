@@ -1,4 +1,4 @@
-"""How many matmul instructions an Op is: tiles of 128 x 128 stationary and up to 512 moving columns.
+"""Counts of matmul instructions of an Op: tiles of 128 x 128 stationary and up to 512 moving columns.
 
 The tile is nki/api/nki/isa's (nc_matmul).  In attention the queries that share a key/value head move
 together, and all contexts of a step are taken as equally long.
@@ -29,7 +29,8 @@ TILE, MOVING = 128, 512
 
 
 def matmul_instructions(op: Op, shape: StepShape) -> int:
-    """Of one Op of a core in a step; 0 for what TensorE has no part in.  Raises TypeError for a new kind."""
+    """Returns the instructions of one Op of a core in a step; 0 for an Op that does not use TensorE.
+    Raises TypeError for a new kind."""
     rows, count = shape.rows_of(op.out.rows.number), 0
     match op:
         case Linear():
@@ -61,7 +62,7 @@ def _tiles(n: int, k: int, rows: int) -> int:
 
 
 def _convolution(op: Convolution | Upconvolution, images: int) -> int:
-    """A product a group, over all places; a depthwise one has none."""
+    """Returns one product per group, over all positions; a depthwise convolution has none."""
     if isinstance(op, Upconvolution):
         return op.factor**2 * _tiles(op.out.width, op.x.width, images * op.x.rows.each)
     if op.is_depthwise:
@@ -70,7 +71,7 @@ def _convolution(op: Convolution | Upconvolution, images: int) -> int:
 
 
 def _scan(op: SelectiveScan, rows: int, shape: StepShape) -> int:
-    """Products of chunks of prompts; a token of an answer needs none."""
+    """Returns the products of chunks of prompts; a token of an answer needs none."""
     if shape.decodes:
         return 0
     (heads, width, states), sequences = op.shape, max(1, shape.sequences)
@@ -80,7 +81,7 @@ def _scan(op: SelectiveScan, rows: int, shape: StepShape) -> int:
 
 
 def _attention(heads: HeadLayout, width: int, rows: int, shape: StepShape, window: int | None) -> int:
-    """Two products for each key/value head and sequence."""
+    """Returns two products for each key/value head and sequence."""
     sequences = max(1, shape.sequences)
     context = ceil(shape.kv_tokens / sequences)
     keys = context if window is None else min(context, window)

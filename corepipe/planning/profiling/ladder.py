@@ -1,7 +1,7 @@
-"""What each optimisation of a deployment buys, one after the other: a ladder.
+"""The ladder: the gain of each optimisation of a deployment, one after the other.
 
-It climbs from one request at a time on one core to the whole instance.  Each rung keeps what those below it
-changed.  What a rung cannot change for a model has a reason instead.
+It climbs from one request at a time on one core to the whole instance.  Each rung keeps the changes of those
+below it.  A rung that does not apply to a model has a reason instead.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from corepipe.planning.profiling.profile import BLOCK
 MOST_BATCH = 64
 
 WORTH = 1.01
-"""A batch is doubled as long as that gives so many times the throughput."""
+"""Factor of throughput that doubling a batch must give to be worth it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A model on an instance, and a request: tokens in, tokens out (0: run once over its input).
+    """A model on an instance, and a request: tokens in, tokens out (0: the model runs once over its input).
 
-    longest: what sequences are padded to as long as there are no buckets.  rates: of guesses, by their place,
-    how often they are assumed to be right up to there; none: nothing is assumed.  draft: the model that
-    guesses; None: guesses take no time.
+    longest: the length that sequences are padded to as long as there are no buckets.  rates: for each
+    position of a draft, the assumed share of drafts that are accepted up to there; none: nothing is assumed.
+    draft: the draft model; None: drafts take no time.
     """
 
     architecture: Architecture
@@ -57,9 +57,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How far up the ladder a deployment is.  together: one transfer to the host a batch; padded: every
-    sequence to the longest; guesses: a step has those of which something is assumed; expert: as Placement's.
-    """
+    """The configuration of a rung.  together: one transfer to the host per batch; padded: every sequence
+    to the longest; guesses: steps verify the drafts that are assumed; expert: as Placement's."""
 
     format: Format
     batch: int = 1
@@ -72,14 +71,14 @@ class Setting:
 
     @property
     def placement(self) -> Placement:
-        """Of a copy."""
+        """The placement of one copy."""
         return Placement(1, self.tensor, expert=self.expert)
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step: inferences or tokens a second of the instance, seconds of a request, dollars for a million of
-    them (None: no price), and how many times as many a second as the rung below."""
+    """A rung: inferences or tokens per second of the instance, seconds of a request, dollars for a million
+    of them (None: no price), and the factor of throughput over the rung below."""
 
     name: str
     setting: Setting
@@ -92,7 +91,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """The rungs, what is counted, and the rungs that this model has not, with the reason."""
+    """The rungs, the unit that is counted, and the rungs that do not apply to this model, with the reason."""
 
     work: Work
     unit: str
@@ -101,7 +100,7 @@ class Ladder:
 
 
 def ladder(work: Work) -> Ladder:
-    """Climbs it.  Raises UserError for a model of which one request does not fit one core."""
+    """Climbs the ladder.  Raises UserError for a model of which one request does not fit one core."""
     bench = _Bench(work)
     base = Setting(
         FORMATS["fp32"] if work.instance.support(FORMATS["fp32"]) is Support.NATIVE else work.format
@@ -129,16 +128,16 @@ def ladder(work: Work) -> Ladder:
 
 
 def takes_images(graph: Graph) -> bool:
-    """Whether its inputs are all of one size."""
+    """Tells whether a graph reads images, so that its inputs are all of one size."""
     return any(given.kind in {InputKind.PATCHES, InputKind.PIXELS} for given in graph.inputs)
 
 
 Step = tuple[str, Setting | None, str]
-"""A rung's name, its setting (None: it is not for this model), and why."""
+"""A rung's name, its setting (None: it does not apply to this model), and the reason."""
 
 
 def _steps(work: Work, bench: _Bench, rungs: list[Rung]) -> Iterator[Step]:
-    """Each further step from the last rung."""
+    """Yields each further step from the last rung."""
     for step in (_batching, _format, _cores, _transfers, _buckets, _guesses, _placement):
         yield step(work, bench, rungs[-1].setting)
 
@@ -222,19 +221,19 @@ class _Bench:
         self.unit = "inferences" if self.encodes else "tokens"
 
     def rung(self, name: str, setting: Setting, below: Rung | None, why: str) -> Rung:
-        """The setting as a rung above another one."""
+        """Returns the setting as a rung above another one."""
         per_second, price = self.per_second(setting), self._work.instance.price_per_hour
         dollars = None if price is None else dollars_per_million_tokens(price, per_second)
         gain = per_second / below.per_second if below else 1.0
         return Rung(name, setting, per_second, self.seconds(setting), dollars, gain, why)
 
     def per_second(self, setting: Setting) -> float:
-        """Inferences, or tokens that are answered, of all copies."""
+        """Returns the inferences, or generated tokens, per second of all copies."""
         done = setting.batch * (1 if self.encodes else self._work.output_len)
         return setting.data * done / self.seconds(setting)
 
     def seconds(self, setting: Setting) -> float:
-        """Of a whole batch, from its first transfer to its last."""
+        """Returns the seconds of a whole batch, from its first transfer to its last."""
         work, cost = self._work, self._cost(setting)
         transfers = 1 if setting.together else setting.batch
         host = transfers * work.profile.host_seconds
@@ -248,7 +247,8 @@ class _Bench:
         return prompts + max(1, work.output_len - 1) / standing * self.step_seconds(setting)
 
     def step_seconds(self, setting: Setting) -> float:
-        """Of a step in which each sequence gets a token, or those of its guesses that are right, too."""
+        """Returns the seconds of a step in which each sequence gets a token, and its accepted draft
+        tokens."""
         work, each = self._work, 1 + len(self._work.rates) if setting.guesses else 1
         context = self._length(setting, work.input_len + (work.output_len + 1) // 2)
         step = StepShape.of([(context - 1, each)] * setting.batch, setting.batch * each, each)
@@ -257,14 +257,14 @@ class _Bench:
         return host + drawn + self._drafting(setting, step) + self._cost(setting).latency(step)
 
     def _drafting(self, setting: Setting, step: StepShape) -> float:
-        """Seconds of the draft model beside a step."""
+        """Returns the seconds of the draft model in a step."""
         if not setting.guesses or self._work.draft is None:
             return 0.0
         return self._draft_times(setting).seconds(step)
 
     @property
     def _drawn(self) -> float:
-        """Seconds of one sequence's logits on their way to the host, and of what draws from them there."""
+        """Seconds to transfer one sequence's logits to the host and to sample from them there."""
         width = self._graph(self._work.format).vocab_size
         return width * (4 / HOST_LINK_BYTES_PER_SECOND + self._work.profile.host_seconds_per_logit)
 
@@ -274,14 +274,14 @@ class _Bench:
         return Buckets.POWERS.pad(tokens, self._work.longest)
 
     def bound(self, setting: Setting) -> tuple[str, float]:
-        """What a step is bound by, and its share."""
+        """Returns the bottleneck of a step, and its share."""
         length = self._length(setting, self._work.input_len)
         step = StepShape.of([(0, length)], 1) if self.encodes else StepShape.decode(1, length)
         parts: Breakdown = self._cost(setting).explain(0, step)
         return parts.bottleneck.value, parts.seconds[parts.bottleneck] / parts.total
 
     def best_batch(self, setting: Setting) -> int:
-        """Doubled as long as it is worth it and fits."""
+        """Returns the largest batch: doubled as long as it is worth it and fits."""
         best = setting
         while best.batch < MOST_BATCH:
             more = replace(best, batch=2 * best.batch)
@@ -291,8 +291,8 @@ class _Bench:
         return best.batch
 
     def best_placement(self, setting: Setting) -> Setting:
-        """Of the tensor degrees that the instance takes, with as many copies as there are cores for; experts
-        divided among a copy's cores where the software does that for such a batch."""
+        """Returns the best of the tensor degrees that the instance takes, with as many copies as there are
+        cores for; experts divided among a copy's cores where the software does that for such a batch."""
         best = setting
         for cut in self._cuts(setting):
             if self.fits(cut):
@@ -315,7 +315,7 @@ class _Bench:
         return refuses_experts(graph, setting.placement, profile, setting.batch) is None
 
     def fits(self, setting: Setting) -> bool:
-        """Whether weights, buffers and a batch's keys and values do."""
+        """Tells whether weights, buffers and a batch's keys and values fit."""
         work = self._work
         blocks = setting.batch * -(-work.longest // BLOCK)
         rows = setting.batch * work.longest if self.encodes else work.longest
@@ -323,7 +323,7 @@ class _Bench:
             beside = self._draft(setting.format) if setting.guesses else None
             limits = DeploymentLimits(work.longest, setting.batch, rows, BLOCK, blocks, beside=beside)
             cores = measure(self._compiled(setting), limits)
-        except UserError:  # the model cannot be cut so
+        except UserError:  # the model cannot be divided so
             return False
         return blocks_that_fit(cores, setting.data, work.instance) >= (0 if self.encodes else blocks)
 
@@ -346,7 +346,7 @@ class _Bench:
         return self._timed(self._compiled(setting), setting)
 
     def _timed(self, programs: tuple[Program, ...], setting: Setting) -> CostModel:
-        """With graphs for exactly what a step has."""
+        """Returns a cost model with graphs for the exact shapes of its steps."""
         exact = replace(
             self._work.profile,
             prefill_buckets=Buckets.EXACT,

@@ -1,4 +1,4 @@
-"""What Ops and layers are called in a profile: an Op by its type and the module of its weight."""
+"""Names of Ops and layers in a profile: an Op by its type and the module of its weight."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from corepipe.neuron.compile.program import Program
 from corepipe.neuron.ops import AllGather, AllReduce, Op, Receive, Send
 
 IN_LAYER = re.compile(r"^.*?\.\d+\.")
-"""What a checkpoint's names have before the module's name within its layer."""
+"""The prefix of a checkpoint's names before the module's name within its layer."""
 
 
 def op_names(program: Program) -> list[str]:
-    """A name for each Op of the Program, such as "L3 Linear self_attn.q_proj"."""
+    """Returns a name for each Op of the Program, such as "L3 Linear self_attn.q_proj"."""
     makers: dict[int, str] = {}
     names = []
     for op in program.ops:
@@ -23,14 +23,14 @@ def op_names(program: Program) -> list[str]:
 
 
 def layer_name(layer: int, layers: int) -> str:
-    """What a layer's slice is called."""
+    """Returns the name of a layer's slice."""
     if layer < 0:
         return "embedding"
     return f"layer {layer}" if layer < layers else "head"
 
 
 def _what(op: Op, makers: dict[int, str]) -> str:
-    """The module of the Op's weight; of a collective the module whose result it takes."""
+    """Returns the module of the Op's weight; for a collective the module whose result it takes."""
     if op.weights:
         return IN_LAYER.sub("", op.weights[0].name).removesuffix(".weight")
     match op:

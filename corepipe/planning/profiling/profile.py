@@ -1,4 +1,4 @@
-"""A prefill and a few decode steps of a batch on one replica, timed Op by Op: what a profile shows."""
+"""A profile: a prefill and a few decode steps of a batch on one replica, timed Op by Op."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from corepipe.neuron.timing.timeline import Timeline, Timing
 from corepipe.neuron.timing.uncertainty import Figure, Interval, Point, architecture_of, interval, kind_of
 
 BLOCK = 32
-"""Positions in a KV block, as `corepipe serve` has them."""
+"""Positions in a KV block, the default of `corepipe serve`."""
 
 
 class Phase(StrEnum):
-    """Prefill computes whole prompts, decode a token for each sequence."""
+    """The phase of a step: prefill computes whole prompts, decode a token for each sequence."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -35,9 +35,9 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is profiled: prompts of `input_len` tokens, then `decode_steps` tokens for each of `batch`.
+    """The input of a profile: prompts of `input_len` tokens, then `decode_steps` tokens for each of `batch`.
 
-    max_model_len: the longest sequence that is provided for; some software pads to it.
+    max_model_len: the longest supported sequence; some software pads to it.
     """
 
     architecture: Architecture
@@ -52,13 +52,13 @@ class Setup:
 
     @property
     def prompts(self) -> int:
-        """Prompts in a prefill step: the batch's, where the software does not take them one by one."""
+        """Prompts in a prefill step: the batch's, unless the software computes them one by one."""
         together = self.profile.batched_prefill or self.profile.policy == "mixed"
         return self.batch if together else 1
 
     @property
     def limits(self) -> DeploymentLimits:
-        """What the memory must hold: all sequences of the batch at their longest."""
+        """The limits for memory: all sequences of the batch at their longest."""
         blocks = self.batch * -(-self.max_model_len // BLOCK)
         tokens = self.prompts * min(self.input_len, self.profile.chunk or self.input_len)
         return DeploymentLimits(self.max_model_len, self.batch, tokens, BLOCK, blocks, self.profile.kv_budget)
@@ -83,24 +83,26 @@ Compiled = tuple[Graph, tuple[Program, ...]]
 
 
 def compiled(setup: Setup) -> Compiled:
-    """The setup's Graph and the Programs of a replica.  Raises UserError where it cannot be cut so."""
+    """Returns the setup's Graph and the Programs of a replica.  Raises UserError where it cannot be
+    divided so."""
     graph = setup.architecture.graph(setup.format, setup.max_model_len)
     return graph, modes.compiler(graph, setup.instance, setup.profile)(setup.placement)
 
 
 def placed(setup: Setup, mode: modes.Mode, degrees: modes.RequestedDegrees) -> tuple[Setup, str]:
-    """The setup with the degrees that are given and the mode's for the others, and why.  Raises UserError."""
+    """Returns the setup with the given degrees and the mode's for the others, and the reason.  Raises
+    UserError."""
     graph = setup.architecture.graph(setup.format, setup.max_model_len)
     placement, reason = modes.resolve(mode, graph, setup.instance, setup.limits, setup.profile, degrees)
     return replace(setup, placement=placement), reason
 
 
 class Run:
-    """The steps of a setup, each submitted when the one before is done; an encoder has the first alone.
+    """The steps of a setup, each submitted when the previous one is done; an encoder has the first alone.
 
     `cost` times such a step; `full_pipe` one that shares its memory banks with other stages' batches.
-    `compile_` may know the Programs from another run.  Raises UserError for a model that cannot be cut so, or
-    that does not fit with its batch.
+    `compile_` may reuse the Programs of another run.  Raises UserError for a model that cannot be divided so,
+    or that does not fit with its batch.
     """
 
     def __init__(self, setup: Setup, compile_: Callable[[Setup], Compiled] = compiled) -> None:
@@ -118,20 +120,20 @@ class Run:
 
     @property
     def phases(self) -> list[Phase]:
-        """Those that have steps."""
+        """The phases that have steps."""
         return [phase for phase in Phase if self.of(phase)]
 
     def of(self, phase: Phase) -> list[Step]:
-        """The steps of a phase."""
+        """Returns the steps of a phase."""
         return [step for step in self.steps if step.phase is phase]
 
     def seconds(self, phase: Phase) -> float:
-        """Mean time of a step of the phase."""
+        """Returns the mean seconds of a step of the phase."""
         steps = self.of(phase)
         return sum(step.seconds for step in steps) / len(steps)
 
     def interval(self, phase: Phase) -> Interval:
-        """By which factors a measured step of the phase may be off."""
+        """Returns the factors by which a measured step of the phase may differ."""
         setup, architecture = self.setup, architecture_of(self.graph)
         figure = Figure.DECODE if phase is Phase.DECODE else Figure.FIRST_TOKEN
         point = Point(
@@ -146,11 +148,12 @@ class Run:
         return interval(point, setup.profile)
 
     def between(self, step: Step) -> tuple[float, float]:
-        """The seconds between which a measured step lies."""
+        """Returns the bounds in seconds of a measured step."""
         return self.interval(step.phase).around(step.seconds)
 
     def model_flops(self, shape: StepShape) -> int:
-        """Operations that the uncut model needs for a step: no padding, no copies, no expert not chosen."""
+        """Returns the operations that the undivided model needs for a step: no padding, no copies, no
+        experts that are not chosen."""
         alone = self._uncut.op_times(0, StepShape.decode(1, 1))
         return sum(
             shape.rows_of(time.op.out.rows.number) * one.flops if isinstance(time.op, Experts) else time.flops
@@ -163,7 +166,7 @@ class Run:
         return CostModel(programs, self.setup.instance, PROFILES["ideal"])
 
     def op_times(self, core: int, step: Step) -> Sequence[OpTime]:
-        """What each Op of the core takes in the step."""
+        """Returns the time of each Op of the core in the step."""
         return self.cost.op_times(core, step.shape)
 
 

@@ -17,7 +17,7 @@ from corepipe.planning.profiling.profile import Phase, Run, Step
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A step: seconds, bytes, percent.  Names and meanings are neuron-profile's."""
+    """The summary of a step: seconds, bytes, percent.  Names and meanings are neuron-profile's."""
 
     total_time: float
     model_flops: float
@@ -52,11 +52,11 @@ ENGINE_FIELDS = {
     "dma": "dma",
     "collectives": "cc_op",
 }
-"""Engines as `OpTime` names them, and as the summary's fields begin."""
+"""Engines as `OpTime` names them -> prefixes of the summary's fields."""
 
 
 class Cause(StrEnum):
-    """What the critical path of a step is spent on."""
+    """Causes of time on the critical path of a step."""
 
     WEIGHTS = "reading weights"
     KV = "reading keys and values"
@@ -78,7 +78,7 @@ class Measured:
 
 
 def measure(run: Run, phase: Phase) -> Measured:
-    """What the phase's steps are spent on."""
+    """Measures the causes of time in the phase's steps."""
     steps = [_Measurement(run, step) for step in run.of(phase)]
     summaries = [step.summary() for step in steps]
     return Measured(
@@ -94,7 +94,7 @@ def _mean(parts: Sequence[dict[Cause, float]]) -> dict[Cause, float]:
 
 
 class _Measurement:
-    """One step, all cores."""
+    """One step on all cores."""
 
     def __init__(self, run: Run, step: Step) -> None:
         self._run = run
@@ -124,7 +124,7 @@ class _Measurement:
         )
 
     def _active(self) -> dict[str, float]:
-        """Active time of each engine, the mean over the cores, and its share of the step."""
+        """Returns the active time of each engine, the mean over the cores, and its share of the step."""
         busy = dict.fromkeys(ENGINE_FIELDS, 0.0)
         for core in self._cores:
             for time in core:
@@ -135,7 +135,8 @@ class _Measurement:
         return seconds | shares
 
     def seconds(self) -> dict[Cause, float]:
-        """Of the critical path: of each stage its slowest core's Ops, and what lies between and around."""
+        """Returns the seconds of the critical path by cause: of each stage its slowest core's Ops, the
+        hand-over between stages, and the host."""
         found = dict.fromkeys(Cause, 0.0)
         tensor, shape = self._run.cost.tensor, self._step.shape
         for stage in range(self._run.cost.stages):
@@ -147,7 +148,7 @@ class _Measurement:
         return found
 
     def read(self) -> dict[Cause, float]:
-        """Bytes that the cores read from memory, for whatever causes it."""
+        """Returns the bytes that the cores read from memory, by cause."""
         found = dict.fromkeys(Cause, 0.0)
         for core in self._cores:
             for time in core:
@@ -172,7 +173,8 @@ def _cause(time: OpTime) -> Cause:
 
 
 def _peaks(run: Run) -> tuple[float, float]:
-    """Operations and bytes a second of the replica's cores; cores of one memory bank share its bytes."""
+    """Returns the peak operations and bytes per second of the replica's cores; cores of one memory bank
+    share its bytes."""
     instance = run.setup.instance
     banks = {instance.bank_of(program.core) for program in run.programs}
     flops = len(run.programs) * instance.peak(run.setup.format.multiplied)

@@ -1,4 +1,4 @@
-"""The timeline of a profiled run: for each core its steps, layers and Ops, and what each engine does.
+"""The timeline of a profiled run: for each core its steps, layers and Ops, and the work of each engine.
 
 The first process is the replica: a step's parts one after the other, which add up to the step's time.  The
 first track of a core has the Ops of its critical path, which add up to the stage's time; a core that is done
@@ -28,17 +28,17 @@ ENGINES = {
 """Names of the engines' tracks, from top to bottom."""
 
 NANOSECOND = 1e-9
-"""The unit of the timeline: what is shorter is rounding."""
+"""Resolution of the timeline: shorter times are rounding errors."""
 
 MOST_VALUES = 1000
-"""More than a stage hands over in a step."""
+"""A number above that of the values that a stage hands over in a step."""
 
 NamedTime = tuple[str, OpTime, dict[str, Arg]]
-"""An Op's name, its time, and what a slice of it shows."""
+"""An Op's name, its time, and the arguments of its slice."""
 
 
 def build(run: Run) -> PerfettoTrace:
-    """All cores of replica 0."""
+    """Returns the trace of all cores of replica 0."""
     return PerfettoTrace([_replica(run), *(_core(run, program) for program in run.programs)])
 
 
@@ -55,7 +55,7 @@ def _whole(run: Run, step: Step) -> Slice:
 
 
 def _parts(run: Run, step: Step) -> Iterator[Slice]:
-    """Host, stages and hand-overs, without a gap."""
+    """Yields host, stages and hand-overs, without a gap."""
     at = step.submitted
     for stage in range(run.cost.stages):
         start, end = _stage_span(run, step, stage)
@@ -94,7 +94,7 @@ class _CoreStep:
         self._ops = [(name, time, _args(time)) for name, time in zip(op_names(program), times, strict=True)]
 
     def step(self) -> Slice:
-        """Layers and their Ops, and the rest of the stage's time."""
+        """Returns the layers and their Ops, and the rest of the stage's time."""
         children = [
             self._layer(layer, list(ops)) for layer, ops in groupby(self._ops, lambda op: op[1].op.layer)
         ]
@@ -104,14 +104,14 @@ class _CoreStep:
         return Slice(self._run.steps[self._number].name, self._start, self._end, children=children)
 
     def engine(self, engine: str) -> Iterator[Slice]:
-        """What one engine does."""
+        """Yields the slices of one engine."""
         for name, time, args in self._ops:
             if engine in time.engines:
                 start, end = time.engines[engine]
                 yield Slice(name, self._start + start, self._start + end, args)
 
     def bandwidth(self) -> Iterator[tuple[float, float]]:
-        """GB/s from when on, while the DMA engines work and after."""
+        """Yields (time, GB/s) where the rate of the DMA engines changes."""
         for _, time, _ in self._ops:
             start, end = time.engines.get("dma", (0.0, 0.0))
             if end > start:
@@ -129,7 +129,7 @@ class _CoreStep:
         return Slice(name, children[0].start, children[-1].end, children=children)
 
     def _flows(self, times: Sequence[OpTime]) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-        """Index of a Send or Receive -> the flows that it sends and receives.
+        """Returns: index of a Send or Receive -> the flows that it sends and receives.
 
         A layer's nth value that is sent is the nth that the other core receives.
         """
@@ -145,7 +145,7 @@ class _CoreStep:
 
 
 def _args(time: OpTime) -> dict[str, Arg]:
-    """What a click on a slice shows."""
+    """Returns the details that a click on a slice shows."""
     return {
         "bound_by": ENGINES[time.bound_by] if time.bound_by else "nothing",
         "flops": time.flops,
