@@ -43,7 +43,7 @@ def sentence_transformers(model: str, _onnx: str | None) -> Encode:
 
 
 def onnxruntime(model: str, onnx: str | None) -> Encode:
-    """Mean pooling and unit length, as the modules of the models that are compared have it."""
+    """Returns an encoder with mean pooling and unit length, as in the modules of the compared models."""
     import onnxruntime as ort
     from tokenizers import Tokenizer
 
@@ -77,7 +77,7 @@ LIBRARIES: dict[str, Callable[[str, str | None], Encode]] = {
 
 
 def timed(encode: Encode, texts: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Calls for so long, once at least, after one that does not count."""
+    """Times calls for so many seconds, at least one, after one that does not count."""
     vectors = encode(texts)
     took: list[float] = []
     end = time.perf_counter() + seconds

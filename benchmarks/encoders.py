@@ -9,7 +9,7 @@ First libraries, of which each is asked for the vectors of one text and of 32; t
 that ask for one text each, and at 80 % of what they then answered, evenly spaced, for the times of requests.
 All are started once and suspended but for their turns.  What is not there is skipped, and said so.
 
-Texts have so many tokens exactly; all make the same vectors (the cosines to corepipe's are told).  Ratios are
+Texts have exact numbers of tokens; all make the same vectors (cosines to corepipe's are printed).  Ratios are
 corepipe's speed over the peer's.  The limit is the larger of reading the weights and of the Linears'
 operations at the rates of the same round, of the machine's quickest instructions; attention, tokens and HTTP
 are not in it.
@@ -53,18 +53,18 @@ from corepipe.neuron.host.weights import packed_weights
 LENGTHS, BATCHES = (16, 64, 256), (1, 32)
 CLIENTS = 32
 SHARE = 0.8
-"""Of a server's requests a second, at which the times of requests are measured."""
+"""Share of a server's measured rate at which the times of requests are measured."""
 LIBRARY_SECONDS, SERVER_SECONDS = 0.6, 2.5
-"""Of a turn."""
+"""Seconds of a turn."""
 TEXTS = 256
-"""Different ones that servers are asked for."""
+"""Number of different texts that servers receive."""
 WORKER = Path(__file__).with_name("encoder_library.py")
 OURS = "corepipe"
 SERVE = "corepipe={python} -m corepipe serve {model} --port {{port}}"
 
 
 class Texts:
-    """Random texts of so many tokens, of words that are a token each."""
+    """Random texts of a number of tokens, made of words of one token each."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -74,7 +74,7 @@ class Texts:
         self._rng = random.Random(0)
 
     def of(self, length: int) -> str:
-        """Raises RuntimeError where the tokenizer makes something else of the words."""
+        """Returns a text.  Raises RuntimeError where the tokenizer splits the words differently."""
         text = " ".join(self._rng.choices(self._words, k=length - self._framing))
         if len(self._tokenizer.encode(text)) != length:
             raise RuntimeError(f"not {length} tokens: {text}")
@@ -83,7 +83,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Library(Contender):
-    """A library in a process of its own; `encoder_library.py` says how it is asked."""
+    """A library in a process of its own; `encoder_library.py` describes its protocol."""
 
     pipes: subprocess.Popen[bytes]
 
@@ -96,7 +96,7 @@ class Library(Contender):
         return found
 
     def encode(self, texts: Sequence[str]) -> Mapping[str, Any]:
-        """In a turn: `seconds` of each call, `vectors` of some."""
+        """Encodes in its turn; returns `seconds` of each call, `vectors` of some."""
         assert self.pipes.stdin is not None
         asked = {"texts": texts, "seconds": LIBRARY_SECONDS}
         self.pipes.stdin.write(json.dumps(asked).encode() + b"\n")
@@ -106,7 +106,7 @@ class Library(Contender):
 
 @contextmanager
 def library(name: str, python: str, model: Path, asked: argparse.Namespace) -> Iterator[Library]:
-    """A suspended one; what it says goes to NAME.log."""
+    """Starts a suspended library; its output goes to NAME.log."""
     command = [python, str(WORKER), name, str(model), *(("--onnx", asked.onnx) if asked.onnx else ())]
     with (
         (asked.logs / f"{name}.log").open("wb") as log,
@@ -122,7 +122,7 @@ def library(name: str, python: str, model: Path, asked: argparse.Namespace) -> I
 
 
 def missing(name: str, command: str, onnx: str | None) -> str | None:
-    """Why a peer cannot be measured, or None."""
+    """Returns the reason why a peer cannot be measured, or None."""
     if shutil.which(command) is None:
         return f"{name}: skipped, there is no {command}"
     if name == "onnxruntime" and onnx is None:
@@ -131,12 +131,12 @@ def missing(name: str, command: str, onnx: str | None) -> str | None:
 
 
 def least_seconds(demand: Demand, limits: Limits, tokens: int) -> float:
-    """Of the Linears of so many tokens."""
+    """Returns the least seconds of the Linears of so many tokens."""
     return demand.seconds(limits, tokens, tokens)
 
 
 def quickest_limits() -> Limits:
-    """Of the instruction sets that the machine has the one that multiplies most."""
+    """Returns the limits of the machine's instruction set that multiplies fastest."""
     threads = len(os.sched_getaffinity(0))
     here = measure_limits("int8", threads)
     others = [native().probe_products(isa, "int8", threads, 0.1) for isa in native().isas()]
@@ -144,7 +144,7 @@ def quickest_limits() -> Limits:
 
 
 def compare_libraries(libraries: Sequence[Library], texts: Texts, demand: Demand, rounds: int) -> list[Any]:
-    """A row for each length and batch."""
+    """Returns a row for each length and batch."""
     cases = {(n, b): [texts.of(n) for _ in range(b)] for n in LENGTHS for b in BATCHES}
     turns: dict[tuple[int, int], list[dict[str, Any]]] = {case: [] for case in cases}
     for _ in range(rounds):
@@ -161,13 +161,13 @@ def compare_libraries(libraries: Sequence[Library], texts: Texts, demand: Demand
 
 
 def cosines(vectors: Mapping[str, Any]) -> dict[str, float]:
-    """The least of each peer's vectors with corepipe's."""
+    """Returns, for each peer, the smallest cosine of its vectors with corepipe's."""
     ours = np.array(vectors[OURS])
     return {name: float((ours * np.array(theirs)).sum(1).min()) for name, theirs in vectors.items()}
 
 
 def library_row(length: int, batch: int, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians, told and returned."""
+    """Prints and returns medians."""
     peers = [name for name in turns[0]["seconds"] if name != OURS]
     row = {
         "tokens": length,
@@ -188,7 +188,7 @@ def library_row(length: int, batch: int, turns: Sequence[Mapping[str, Any]]) -> 
 
 
 class Load:
-    """Requests to a server, of texts of one length, in the order of a list that goes round."""
+    """Requests to a server, with texts of one length, in the order of a list that repeats."""
 
     def __init__(self, server: Server, texts: Sequence[str], encoding: str) -> None:
         self._http = Http(Target.parse(server.url), None)
@@ -199,7 +199,7 @@ class Load:
         self._next = 0
 
     async def ask(self) -> bytes:
-        """The answer's body.  Raises RuntimeError for another status than 200."""
+        """Sends a request; returns the answer's body.  Raises RuntimeError for another status than 200."""
         self._next = (self._next + 1) % len(self._requests)
         answer = WholeResponse()
         await self._http.pool.exchange(self._requests[self._next], answer)
@@ -208,7 +208,7 @@ class Load:
         return answer.body
 
     async def peak(self) -> float:
-        """Requests a second, where each client asks again as soon as it is answered."""
+        """Returns the requests per second where each client sends the next request when it has an answer."""
         done, end = 0, perf_counter() + SERVER_SECONDS
 
         async def client() -> None:
@@ -221,7 +221,7 @@ class Load:
         return done / SERVER_SECONDS
 
     async def spaced(self, rate: float) -> list[float]:
-        """Seconds of each request, from when it was to be sent, at so many a second."""
+        """Returns the seconds of each request, from its due time, at a given rate."""
         took: list[float] = []
         loop = asyncio.get_running_loop()
         begin = loop.time()
@@ -242,7 +242,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server did in a turn: requests a second, and quantiles of seconds at a share of that."""
+    """The figures of a server in a turn: requests per second, and quantiles of seconds at a share of that."""
 
     rate: float
     p50: float
@@ -258,7 +258,7 @@ async def serve_turn(server: Server, texts: Sequence[str], encoding: str) -> Ser
 
 
 def compare_servers(servers: Sequence[Server], texts: Texts, encoding: str, rounds: int) -> list[Any]:
-    """A row for each length."""
+    """Returns a row for each length."""
     cases = {n: [texts.of(n) for _ in range(TEXTS)] for n in LENGTHS}
     turns: dict[int, list[dict[str, Served]]] = {n: [] for n in LENGTHS}
     for _ in range(rounds):
@@ -272,7 +272,7 @@ def compare_servers(servers: Sequence[Server], texts: Texts, encoding: str, roun
 
 
 def server_row(length: int, turns: Sequence[Mapping[str, Served]]) -> dict[str, Any]:
-    """Medians, told and returned."""
+    """Prints and returns medians."""
     peers = [name for name in turns[0] if name != OURS]
     row = {
         "tokens": length,

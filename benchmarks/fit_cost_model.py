@@ -1,4 +1,4 @@
-"""Fits the cost model's constants to measurements, and says how well they predict what they have not seen.
+"""Fits the cost model's constants to measurements, and reports their errors on left-out families.
 
     python benchmarks/fit_cost_model.py ROWS.csv                        # writes neuron/constants.json
     python benchmarks/fit_cost_model.py ROWS.csv --cross-validate-only  # writes nothing
@@ -35,16 +35,16 @@ from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import Fit, Known, fit, leave_one_family_out, usable, version
-from corepipe.planning.calibration.predict import Prediction, Predictor
+from corepipe.planning.calibration.predict import Predictor, RowPrediction
 from corepipe.planning.calibration.residuals import left_out
 from corepipe.planning.calibration.rows import Raw
 from corepipe.planning.calibration.score import Cell, cells, pair
 
 FEW_ROWS = ("v3",)
-"""Generations with a handful of measurements: their constants stay near those of the one before."""
+"""Generations with few measurements: their constants stay close to those of the previous one."""
 
 NEAR = 1.0
-"""How strongly (`fit.fit`, pull)."""
+"""Strength of that (`fit.fit`, pull)."""
 
 
 def main() -> None:
@@ -83,26 +83,26 @@ def main() -> None:
 
 
 def fit_and_folds(used: Sequence[Raw], cases: Cases) -> tuple[Fit, dict[str, Fit]]:
-    """What is fitted to all rows, and without each family of models."""
+    """Returns the fit to all rows, and those without each family of models."""
     one = partial(fit_all, known={})
     return one(used, cases), leave_one_family_out(used, cases, one)
 
 
 def stored() -> tuple[Fit, dict[str, Fit]]:
-    """What `fit_and_folds` once gave, as it was written down."""
+    """Returns the stored results of `fit_and_folds`."""
     known = {name: Fit(constants, {}) for name, constants in folds().items()}
     return Fit(shipped(), provenance()["rows_used"]), known
 
 
 def with_errors(found: Sequence[Cell]) -> dict[str, object]:
-    """The file as it is, but for how well its constants predict."""
+    """Returns the file with its errors replaced."""
     known = json.loads(FILE.read_text())
     scores = [cell.as_json() for cell in found]
     return {**known, "provenance": {**known["provenance"], "cells": scores}}
 
 
 def fit_all(used: Sequence[Raw], cases: Cases, known: Known) -> Fit:
-    """Every generation's constants; those with few rows are drawn to the constants of v2."""
+    """Fits every generation's constants; those with few rows are drawn to the constants of v2."""
     many = [row for row in used if version(row) not in FEW_ROWS]
     first = fit(many, cases, known=known)
     own = {generation: found for generation, found in shipped().items() if generation not in STAND_INS}
@@ -113,21 +113,21 @@ def fit_all(used: Sequence[Raw], cases: Cases, known: Known) -> Fit:
 
 
 def errors(table: Sequence[Raw], cases: Cases, chosen: Fit, without: Mapping[str, Fit]) -> list[Cell]:
-    """The cells of the whole file, each row predicted without its family."""
+    """Returns the cells of the whole file, each row predicted without its family."""
     predictor_of = left_out(cases, {name: fold.constants for name, fold in without.items()}, chosen.constants)
     predicted = [predictor_of(row).predict(row) for row in table]
     return cells(pair(table, predicted, roofline(table, cases)))
 
 
-def roofline(table: Sequence[Raw], cases: Cases) -> list[Prediction]:
-    """What the data sheet alone predicts."""
+def roofline(table: Sequence[Raw], cases: Cases) -> list[RowPrediction]:
+    """Returns the predictions of the data sheet alone."""
     plain: dict[str, Constants] = dict.fromkeys(shipped(), IDEAL)
     predictor = Predictor(constants=plain, cases=cases)
     return [predictor.predict(row) for row in table]
 
 
 def record(path: Path, chosen: Fit, folds: Mapping[str, Fit], found: Sequence[Cell]) -> dict[str, object]:
-    """What is written: the constants, where they come from, and how well they predict."""
+    """Returns the document that is written: the constants, their source, and their errors."""
     known = {v: as_json(c) for v, c in chosen.constants.items()}
     provenance = {
         "date": datetime.now(UTC).date().isoformat(),

@@ -1,4 +1,4 @@
-"""What the way over a fleet costs: an engine behind a host of Ray beside one of the server's own, in turn.
+"""Cost of a fleet: an engine behind a host of Ray, and one of the server's own, in turn.
 
     PYTHONPATH=. python benchmarks/fleet_hop.py [MODEL] [--rounds 9]
 
@@ -6,10 +6,9 @@ Both on this machine, over loopback; it needs corepipe[ray].  Tokens a second at
 over the local one's, and milliseconds that the first token of a short prompt comes later.  Then the memory
 (PSS) that a machine of the fleet takes.
 
-For machines that have other work, too: of each round one ratio is taken, of two runs that follow each other,
-now the one and now the other first; the middle of these is told, with the quarter below and above.  And there
-is the processor time a token of all processes that answer, which other work hardly changes: the server's, and
-in a fleet the host's and its engines', but not Ray's own.
+It suits busy machines: each round gives one ratio, of two successive runs in alternating order; the median of
+these is printed, with the quartiles.  And the processor time per token of all processes that answer, which
+other work hardly changes: the server's, and in a fleet the host's and its engines', but not Ray's own.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.servers import Served, served, until
 
 PORT = 6413
 VOCABULARY = range(1_000, 30_000)
-"""Ids that no model has for special tokens."""
+"""Token ids that no model uses for special tokens."""
 Pair = tuple[float, float]
 WORKS = {
     "1 stream": Work(32, 128, 1, 3),
@@ -49,7 +48,7 @@ class Side:
     processes: Callable[[], Iterable[psutil.Process]]
 
     def run(self, work: Work) -> tuple[float, float]:
-        """What `speed` tells, and milliseconds of processor time a token."""
+        """Returns the result of `speed`, and milliseconds of processor time per token."""
         before = self._seconds()
         found = asyncio.run(speed(self.server.url, self.model, work, VOCABULARY))
         return found, 1e3 * (self._seconds() - before) / (work.requests * work.output)
@@ -64,7 +63,7 @@ def tree(process: psutil.Process) -> list[psutil.Process]:
 
 
 def in_turn(one: Callable[[], Pair], other: Callable[[], Pair], rounds: int) -> list[tuple[Pair, Pair]]:
-    """What both give in each round; every second round begins with the other one."""
+    """Returns the results of both in each round; every second round begins with the other one."""
     found = []
     for number in range(rounds):
         first, second = (one, other) if number % 2 == 0 else (other, one)
@@ -74,7 +73,7 @@ def in_turn(one: Callable[[], Pair], other: Callable[[], Pair], rounds: int) -> 
 
 
 def compared(rounds: list[tuple[float, float]], *, apart: bool = False) -> str:
-    """Both medians; of the rounds the middle ratio (`apart`: difference), and the quarters around it."""
+    """Returns both medians; and of the rounds the median ratio (`apart`: difference), and its quartiles."""
     ours, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
     costs = [other - one if apart else other / one for one, other in rounds]
     sign, digits = ("+", 1) if apart else ("", 2)

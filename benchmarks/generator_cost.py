@@ -1,4 +1,4 @@
-"""What a load generator costs: CPU per streamed token, and how late it notices one.
+"""Cost of a load generator: CPU time per streamed token, and its delay in noticing one.
 
     python benchmarks/generator_cost.py
 
@@ -39,7 +39,7 @@ Read = Callable[[str, list[StreamedAnswer]], Awaitable[None]]
 
 @contextmanager
 def stub(log: Path) -> Iterator[str]:
-    """The stub of the tests; its URL."""
+    """Starts the stub of the tests; yields its URL."""
     settings = json.dumps({"first": 0.05, "gap": GAP, "log": str(log)})
     command = [sys.executable, "-m", "tests.bench.stub", settings]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -82,7 +82,8 @@ async def by_ours(url: str, answers: list[StreamedAnswer]) -> None:
 
 
 def measure(read: Read) -> tuple[float, float, float, float]:
-    """Tokens a second, share of a core, microseconds a token, and microseconds from send to stamp (mean)."""
+    """Returns tokens per second, share of a core, microseconds per token, and mean microseconds from
+    sending to the time stamp."""
     decoder = msgspec.json.Decoder(StreamChunk)
     answers = [StreamedAnswer(decoder) for _ in range(STREAMS)]
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +100,7 @@ def measure(read: Read) -> tuple[float, float, float, float]:
 
 
 def whole() -> tuple[float, float, float]:
-    """As `measure`, of `corepipe bench`, by its own account of its CPU."""
+    """Returns the figures of `measure` for `corepipe bench`, with its own measure of its CPU time."""
     with tempfile.TemporaryDirectory() as folder, stub(Path(folder) / "log.jsonl") as url:
         load = ["--concurrency", str(STREAMS), "--requests", str(4 * STREAMS), "--output-len", str(TOKENS)]
         command = [sys.executable, "-m", "corepipe", "bench", url, *load, "--input-len", "64", "--json"]

@@ -1,4 +1,4 @@
-"""What a KV cache of int8 does to a model's perplexity and to the time of its steps.
+"""Effects of a KV cache in int8 on a model's perplexity and on the time of its steps.
 
     python benchmarks/kv_cache.py perplexity [--format bf16,int8] [--text tests/data/perplexity.txt]
     python benchmarks/kv_cache.py price [--context 512,2048,8000] [--rounds 9] [--isa avx512,avx2]
@@ -34,13 +34,13 @@ from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.weights import packed_weights
 
 LIMIT = 0.001
-"""Of what int8 may add to a perplexity."""
+"""Share by which int8 may raise a perplexity."""
 WINDOW, CHUNK = 512, 128
 CASES = {"1 row": (1, 1), "8 rows": (8, 1), "prompt of 128": (1, 128)}
 
 
 def pair(model: Model, graph: Graph, blocks: int, threads: int) -> tuple[NativeExecutor, NativeExecutor]:
-    """Over a cache as it is computed, and of int8."""
+    """Returns executors with a cache as it is computed, and one of int8."""
     weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
     pool, programs = native().Pool(threads), compile_graph(graph, Placement())
     plain, int8 = (
@@ -51,7 +51,7 @@ def pair(model: Model, graph: Graph, blocks: int, threads: int) -> tuple[NativeE
 
 
 def losses(executor: NativeExecutor, window: Sequence[int]) -> np.ndarray:
-    """Of each token after the first, of a multiple of CHUNK of them."""
+    """Returns the loss of each token after the first, of a multiple of CHUNK of them."""
     found = []
     for start in range(0, len(window) - 1, CHUNK):
         step = replace(
@@ -84,7 +84,7 @@ def perplexity(args: argparse.Namespace) -> None:
 
 
 def price(args: argparse.Namespace) -> None:
-    """On the table of this process."""
+    """Compares the formats on this process's table of kernels."""
     model = registry.load(hub.resolve(args.model))
     longest = max(args.context) + CHUNK
     graph = model.graph(FORMATS[args.format[0]], longest)

@@ -1,11 +1,11 @@
-"""What a server takes of memory and of time to start: idle, and with streams that generate.
+"""Memory and start time of a server: idle, and with streams that generate.
 
     python benchmarks/memory.py [MODEL] [--dtype int8] [--streams 32] [--starts 5]
 
 Summed PSS of the server and its engine, in MB (a million bytes), after the start, at its most while so
 many streams answer, and while as many more do, when the blocks of the former are kept for their prefixes;
-and over the bytes of the packed weights.  Nobody else may serve the model meanwhile:
-what is shared counts for each by half.  And the seconds from the command to the first answer of /health that
+and as a multiple of the bytes of the packed weights.  No other process may serve the model meanwhile:
+shared memory counts for each by half.  And the seconds from the command to the first answer of /health that
 it is ready, with weights packed and modules compiled, as from the second start on.
 """
 
@@ -39,7 +39,7 @@ WAIT_SECONDS, LOOK_SECONDS = 0.01, 0.25
 
 @contextlib.contextmanager
 def started(name: str, dtype: str) -> Iterator[tuple[Contender, str, float]]:
-    """A server, its address, and how long it took until it was ready."""
+    """Starts a server; yields it with its address, and the seconds until it was ready."""
     port = free_port()
     words = OURS.format(python=sys.executable, model=shlex.quote(name), dtype=dtype).split("=", 1)[1]
     url, begun = f"http://127.0.0.1:{port}", time.perf_counter()
@@ -58,7 +58,8 @@ def started(name: str, dtype: str) -> Iterator[tuple[Contender, str, float]]:
 
 
 def known_of(name: str, dtype: str) -> tuple[float, range]:
-    """MB of a model's packed weights, which are not mapped after this, and ids that are no special tokens."""
+    """Returns the MB of a model's packed weights, which are not mapped after this, and ids that are no
+    special tokens."""
     model = registry.load(hub.resolve(name))
     graph = model.graph(FORMATS[dtype], 2048)
     packed = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
@@ -74,13 +75,13 @@ def ready(url: str) -> bool:
 
 
 def pss(server: Contender) -> list[float]:
-    """Of each of its processes, in MB, the largest first."""
+    """Returns the PSS of each of its processes, in MB, the largest first."""
     found = (process.memory_full_info().pss / MEGA for process in server.processes())
     return sorted(found, reverse=True)
 
 
 async def most(server: Contender, url: str, work: Work, vocabulary: range) -> list[float]:
-    """The PSS of each process when their sum is the largest while it does a work."""
+    """Returns the PSS of each process when their sum is the largest during a work."""
     name = served_model(server.name, url, server.process)
     load = asyncio.create_task(speed(url, name, work, vocabulary))
     found = pss(server)

@@ -8,7 +8,7 @@ while as many processes as it has threads read memory: what is left is what a mo
 do, not the whole machine.  Shares are medians over the rounds; at 1 a model does not notice the other.
 
 A model that embeds counts requests of 64 words a second, one that generates its output tokens; of each the
-median and the 99th percentile of its requests' times are told, too.
+median and the 99th percentile of its requests' times are printed, too.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ import numpy as np
 from corepipe.bench.prompts import all_words
 
 READ_BYTES = 256 << 20
-"""Of memory that a reader goes through again and again: more than caches hold."""
+"""Bytes of memory that a reader reads repeatedly: more than caches hold."""
 
 REST_SECONDS = 1.0
-"""Before each turn, for what the one before has left."""
+"""Seconds of rest before each turn."""
 
 PROMPT_WORDS, OUTPUT_TOKENS = 64, 48
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Clients of each model, which ask again as soon as they are answered; processes that read memory."""
+    """Clients of each model, which send the next request when they have an answer; processes that read
+    memory."""
 
     a: int = 0
     b: int = 0
@@ -54,7 +55,7 @@ class Load:
 
 @dataclass(slots=True)
 class Done:
-    """What a model did in a turn: units of work, and the seconds of each answered request."""
+    """The work of a model in a turn: units of work, and the seconds of each answered request."""
 
     units: int = 0
     seconds: list[float] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Done:
 
 
 def read_memory() -> None:
-    """Until it is ended."""
+    """Reads memory until it is terminated."""
     memory = np.ones(READ_BYTES // 8)
     while True:
         memory.sum()
@@ -80,7 +81,7 @@ def read_memory() -> None:
 
 @contextmanager
 def reading(count: int) -> Iterator[None]:
-    """So many processes read memory."""
+    """Starts processes that read memory."""
     readers = [multiprocessing.Process(target=read_memory, daemon=True) for _ in range(count)]
     for one in readers:
         one.start()
@@ -94,7 +95,7 @@ def reading(count: int) -> Iterator[None]:
 
 @contextmanager
 def server(asked: argparse.Namespace) -> Iterator[str]:
-    """Of both models; yields its URL."""
+    """Starts a server with both models; yields its URL."""
     also = ",".join([f"b={asked.b}", *(asked.b_options or [])])
     command = [sys.executable, "-m", "corepipe", "serve", asked.a, "--served-model-name", "a", "--port", "0"]
     command += ["--also", also, *(asked.serve or [])]
@@ -115,7 +116,7 @@ def server(asked: argparse.Namespace) -> Iterator[str]:
 
 
 class Client:
-    """Asks one model, over and over."""
+    """A client that sends requests to one model repeatedly."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, name: str, embeds: bool, seed: int) -> None:
         self._http = http
@@ -140,7 +141,7 @@ class Client:
         }
 
     async def run(self, done: Done) -> None:
-        """Until it is cancelled.  Tokens count as they come, requests when they are answered."""
+        """Runs until it is cancelled.  Tokens count as they come, requests when they are answered."""
         while True:
             began, counted = time.perf_counter(), 0
             async with self._http.post(self._url, json=self._body()) as answer:
@@ -157,7 +158,7 @@ class Client:
 
 
 async def turn(url: str, load: Load, asked: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
-    """What each model did under this load."""
+    """Returns the work of each model under this load."""
     await asyncio.sleep(REST_SECONDS)
     done = {"a": Done(), "b": Done()}
     async with aiohttp.ClientSession(
@@ -185,7 +186,7 @@ async def turn(url: str, load: Load, asked: argparse.Namespace, seed: int) -> di
 
 
 def loads(asked: argparse.Namespace) -> dict[str, Load]:
-    """The turns of a round."""
+    """Returns the turns of a round."""
     a, b = asked.clients
     readers = max(1, len(os.sched_getaffinity(0)) // 2)
     return {
@@ -198,7 +199,7 @@ def loads(asked: argparse.Namespace) -> dict[str, Load]:
 
 
 def shares(rounds: list[dict[str, dict[str, dict[str, float]]]]) -> dict[str, float]:
-    """Of the rates alone, medians over the rounds."""
+    """Returns shares of the rates alone, medians over the rounds."""
 
     def share(turn: str, model: str) -> float:
         alone = f"{model.upper()} alone"

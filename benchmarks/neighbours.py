@@ -1,12 +1,12 @@
-"""What busy processes of equal priority leave of the speed: tokens a second alone and beside them, in turn.
+"""Speed beside busy processes of equal priority: tokens per second alone and beside them, in turn.
 
     python benchmarks/neighbours.py [MODEL] [--busy 2] [--rounds 7]
     python benchmarks/neighbours.py --url http://127.0.0.1:8000 --url http://127.0.0.1:8001
 
 For 1, 8 and 32 streams: the native executor alone, as in step.py, or with --url any OpenAI-compatible
 servers on this machine, which are suspended but while it is their turn.  With as many busy processes as
-threads a fair share is half of the machine.  Of the executor the share is told that it had of the processor
-time of both, which others on the machine do not change.
+threads a fair share is half of the machine.  For the executor its share of the processor time of both is
+printed, too, which other processes on the machine do not change.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from corepipe.neuron.host.weights import packed_weights
 STREAMS = (1, 8, 32)
 CONTEXT = 128
 VOCABULARY = range(1_000, 30_000)
-"""Ids that no model has for special tokens."""
+"""Token ids that no model uses for special tokens."""
 SECONDS = 1.0
-"""Of a turn of the executor: hundreds of a scheduler's slices."""
+"""Seconds of a turn of the executor: hundreds of a scheduler's slices."""
 LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
-"""Ends with whoever started it, however that ends."""
+"""A loop that ends when its parent process does."""
 
 Rate = Callable[[int], float]
-"""Tokens a second of so many streams."""
+"""Returns the tokens per second of a number of streams."""
 
 
 @contextlib.contextmanager
 def neighbours(count: int) -> Iterator[list[Contender]]:
-    """Processes that never wait; suspended but while it is their turn."""
+    """Starts processes that never wait; they are suspended except in their turn."""
     loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(count)]
     contenders = [Contender(f"busy {loop.pid}", psutil.Process(loop.pid)) for loop in loops]
     for contender in contenders:
@@ -66,12 +66,12 @@ def neighbours(count: int) -> Iterator[list[Contender]]:
 
 
 def processor_seconds(busy: list[Contender]) -> float:
-    """Of the neighbours so far."""
+    """Returns the processor time of the neighbours so far."""
     return sum(one.process.cpu_times().user for one in busy)
 
 
 def of_executor(name: str, threads: int) -> Rate:
-    """Steps of one token a stream, in int8."""
+    """Returns a function that times steps of one token per stream, in int8."""
     model = registry.load(hub.resolve(name))
     graph = model.graph(FORMATS["int8"], 2048)
     weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
@@ -93,12 +93,12 @@ def of_executor(name: str, threads: int) -> Rate:
 
 
 def listening(url: str) -> Server:
-    """What answers at an address of this machine."""
+    """Returns the server that listens at an address of this machine."""
     port = urlsplit(url).port
     sockets = psutil.net_connections("tcp")
     found = [one.pid for one in sockets if one.status == psutil.CONN_LISTEN and one.laddr.port == port]
     if not found or found[0] is None:
-        raise SystemExit(f"--url {url}: nobody listens there")
+        raise SystemExit(f"--url {url}: no server listens there; start one")
     return Server(url, psutil.Process(found[0]), url, httpx.get(f"{url}/v1/models").json()["data"][0]["id"])
 
 
@@ -111,7 +111,8 @@ def of_server(server: Server) -> Rate:
 
 
 class Turn(NamedTuple):
-    """Tokens a second, and this process's share of the processor time that it and the neighbours had."""
+    """The result of a turn: tokens per second, and this process's share of the processor time of it and
+    the neighbours."""
 
     alone: float
     beside: float

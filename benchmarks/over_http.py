@@ -1,11 +1,11 @@
-"""What is left of the executor's speed behind HTTP: tokens a second of streams, over those of steps alone.
+"""Cost of HTTP: tokens per second of streams, divided by those of the executor's steps alone.
 
     python benchmarks/over_http.py [MODEL] [--dtype int8] [--streams 1,8,32] [--rounds 5]
 
 A server of the model, a process of its own, streams answers over a socket to a client in this one; the native
 executor, here too, takes steps of as many rows at the context that these answers have on average.  The two in
-turn, each suspended or asleep while the other runs.  Of the answers counts what comes while all of them
-generate: after the last has begun, before the first has ended.  And the processor time a token of the
+turn, each suspended or asleep while the other runs.  Of the answers only the time counts in which all of them
+generate: after the last has begun, before the first has ended.  And the processor time per token of the
 server's own process, without its engine's.
 """
 
@@ -38,7 +38,7 @@ from corepipe.neuron.host.weights import packed_weights
 PROMPT, OUTPUT = 128, 256
 CONTEXT = PROMPT + OUTPUT // 2
 SECONDS = 1.0
-"""Of the executor's turn."""
+"""Seconds of the executor's turn."""
 HEAD = (
     "POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
     "Content-Length: {length}\r\nConnection: close\r\n\r\n"
@@ -46,14 +46,14 @@ HEAD = (
 
 
 class Measured(NamedTuple):
-    """Tokens a second, and milliseconds of processor time a token."""
+    """Tokens per second, and milliseconds of processor time per token."""
 
     rate: float
     cost: float
 
 
 class Executor:
-    """Steps of one token a stream, as in step.py."""
+    """Steps of one token per stream, as in step.py."""
 
     def __init__(self, name: str, kind: str, streams: int, threads: int) -> None:
         model = registry.load(hub.resolve(name))
@@ -75,7 +75,8 @@ class Executor:
 
 
 async def answer(server: Server, prompt: Sequence[int]) -> list[float]:
-    """When each event with a choice of a streamed completion came; RuntimeError if that is an error."""
+    """Returns the time of each event with a choice of a streamed completion; raises RuntimeError for an
+    error."""
     address = urlsplit(server.url)
     body = {"model": server.model, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0}
     sent = json.dumps(body | {"stream": True, "ignore_eos": True}).encode()
@@ -89,8 +90,8 @@ async def answer(server: Server, prompt: Sequence[int]) -> list[float]:
 
 
 async def rate_of(server: Server, streams: int, vocabulary: int) -> float:
-    """Tokens a second while all of so many streams generate; a token that ends in the middle of a character
-    has no event of its own, so that events stand for their share of the tokens."""
+    """Returns the tokens per second while all streams generate; a token that ends in the middle of a
+    character has no event of its own, so that events stand for their share of the tokens."""
     words = range(vocabulary // 10, vocabulary * 9 // 10)  # no special tokens, no padding
     prompts = [random.choices(words, k=PROMPT) for _ in range(streams)]
     streamed = await asyncio.gather(*(answer(server, prompt) for prompt in prompts))
@@ -102,7 +103,7 @@ async def rate_of(server: Server, streams: int, vocabulary: int) -> float:
 
 
 def over_http(server: Server, streams: int, vocabulary: int) -> Measured:
-    """The cost is that of the prompts, too."""
+    """Measures the streams; their cost includes that of the prompts."""
     with server.turn(rest=0.2):
         before = used(server)
         rate = asyncio.run(rate_of(server, streams, vocabulary))
@@ -110,7 +111,7 @@ def over_http(server: Server, streams: int, vocabulary: int) -> Measured:
 
 
 def used(server: Server) -> float:
-    """Processor time of the server's process alone."""
+    """Returns the processor time of the server's process alone."""
     times = server.process.cpu_times()
     return times.user + times.system
 

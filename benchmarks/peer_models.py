@@ -87,7 +87,7 @@ OLDER_FIELDS = {
     "neox": {"rotary_pct": 0.25, "rotary_emb_base": 10000},
     "phi": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0},
 }
-"""What readers of configs from before transformers 5 look for."""
+"""Keys of configs from before transformers 5."""
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
@@ -95,7 +95,7 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
 
 def write_whole_characters(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Tokens that are parts of characters, or none of the tokenizer's, are never the likeliest: llama.cpp's
+    """Makes tokens that are parts of characters, or none of the tokenizer's, the least likely: llama.cpp's
     server drops an answer whose text ends inside a character."""
     texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
     broken = [token for token, text in enumerate(texts) if "\ufffd" in text or not text]
@@ -119,7 +119,8 @@ def random_model(shape: str, file: Path, out: Path) -> None:
 
 
 def from_gguf(file: Path, out: Path) -> None:
-    """Into a model of its own: one that came from a GGUF file counts as quantised, and is not saved."""
+    """Copies the weights into a new model: one that was read from a GGUF file counts as quantised, and is
+    not saved."""
     read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
     fields = read.config.to_dict()
     fields.pop("quantization_config", None)
@@ -131,14 +132,14 @@ def from_gguf(file: Path, out: Path) -> None:
 
 
 def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[n, k] as int8, and the scale of each of the n."""
+    """Returns [n, k] as int8, and the scale of each of the n."""
     values = weight.float()
     scale = (values.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-10)
     return (values / scale).round().to(torch.int8), scale.bfloat16()
 
 
 def w8a8(checkpoint: Path, out: Path) -> None:
-    """compressed-tensors: a scale for each row of weights and each token; the head stays bf16."""
+    """Writes compressed-tensors: a scale for each row of weights and each token; the head stays bf16."""
     shutil.copytree(checkpoint, out, dirs_exist_ok=True)
     tensors = load_file(out / "model.safetensors")
     for name in [n for n, t in tensors.items() if t.dim() == 2 and ".layers." in n]:

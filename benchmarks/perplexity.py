@@ -28,16 +28,17 @@ MAGIC = b"_logits_"
 
 
 class Peer(NamedTuple):
-    """Tokens [windows, length], and the losses of those that count [windows, length / 2 - 1]."""
+    """Tokens [windows, length], and the losses of the counted ones [windows, length / 2 - 1]."""
 
     tokens: npt.NDArray[np.int32]
     losses: F64
 
 
 def read_logits(path: Path) -> Peer:
-    """What llama-perplexity saved: a header and the tokens, then for each that counts two fp32, a scale and
-    the least logarithm of a probability, and the logarithms over the vocabulary as multiples of that scale,
-    u16 (llama.cpp, tools/perplexity/perplexity.cpp).  Raises SystemExit for another file."""
+    """Reads the file that llama-perplexity saved: a header and the tokens, then for each counted token two
+    fp32, a scale and the least logarithm of a probability, and the logarithms over the vocabulary as
+    multiples of that scale, u16 (llama.cpp, tools/perplexity/perplexity.cpp).  Raises SystemExit for
+    another file."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise SystemExit(f"{path}: not what llama-perplexity --kl-divergence-base writes")

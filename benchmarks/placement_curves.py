@@ -59,11 +59,11 @@ SMALL = Setting("smollm2-135m", "int8", "inf1.24xlarge")
 LARGE = Setting("llama-3.1-8b", "bf16", "trn1.32xlarge")
 WIDE = Setting("llama-3.1-8b", "bf16", "inf2.48xlarge")
 EVEN = Setting("tinyllama-1.1b", "bf16", "inf2.48xlarge")
-"""With a small head, so that its stages take nearly the same time."""
+"""A model with a small head, so that its stages take nearly the same time."""
 ALONE = StepShape.decode(1, CONTEXT)
 BATCH = 8
 USERS = 72
-"""That many numbers of batches share out evenly."""
+"""A number of users that many numbers of batches divide."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def _row(cells: Iterator[str] | Sequence[str]) -> str:
 
 
 def _figure(value: float) -> str:
-    """Four significant digits, whole numbers as they are."""
+    """Returns four significant digits; whole numbers unchanged."""
     return f"{value:.0f}" if value == round(value) and value < 1e6 else f"{value:.4g}"
 
 
 def pipeline_depth(setting: Setting = SMALL) -> Curve:
-    """Time per token of a lone request over the number of stages."""
+    """Returns the time per token of a single request over the number of stages."""
     rows = []
     for depth in (1, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 24, 27, 30):
         cost = setting.cost(pipeline=depth)
@@ -113,7 +113,7 @@ def pipeline_depth(setting: Setting = SMALL) -> Curve:
 
 
 def pipeline_bubble(setting: Setting = EVEN, stages: int = 8) -> Curve:
-    """Tokens a second over the batches that `USERS` sequences are shared out to."""
+    """Returns the tokens per second over the number of batches that `USERS` sequences are divided into."""
     rows = []
     for flying in (1, 2, 3, 4, 6, 8, 9, 12, 18, 24):
         shape = StepShape.decode(USERS // flying, CONTEXT)
@@ -124,9 +124,10 @@ def pipeline_bubble(setting: Setting = EVEN, stages: int = 8) -> Curve:
 
 
 def closed_loop(cost: CostModel, shape: StepShape, flying: int, batches: int = 400) -> tuple[float, float]:
-    """Tokens a second, and the share of time in which all stages work, with `flying` batches in flight.
+    """Returns the tokens per second, and the share of time in which all stages work, with `flying` batches in
+    flight.
 
-    A batch's next step starts when its last is done: that is what decoding is.
+    A batch's next step starts when its last is done, as in decoding.
     """
     timeline = Timeline(cost, PROFILES["ideal"])
     ready: list[float] = []
@@ -141,7 +142,8 @@ def closed_loop(cost: CostModel, shape: StepShape, flying: int, batches: int = 4
 
 
 def tensor_floor(setting: Setting = LARGE) -> Curve:
-    """Time per token of a lone request over the tensor degree, and the part that collectives take."""
+    """Returns the time per token of a single request over the tensor degree, and the part that collectives
+    take."""
     rows = []
     for degree in setting.hardware.tensor_degrees:
         cost = setting.cost(tensor=degree)
@@ -153,7 +155,8 @@ def tensor_floor(setting: Setting = LARGE) -> Curve:
 
 
 def data_parallel(setting: Setting = WIDE, tensor: int = 2) -> Curve:
-    """Tokens a second and time per token over the number of replicas, each with a batch of its own."""
+    """Returns tokens per second and time per token over the number of replicas, each with a batch of its
+    own."""
     rows = []
     shape = StepShape.decode(BATCH, CONTEXT)
     for replicas in (1, 2, 3, 4, 6, 8, 12):
@@ -164,7 +167,7 @@ def data_parallel(setting: Setting = WIDE, tensor: int = 2) -> Curve:
 
 
 def curves() -> list[Curve]:
-    """All curves of the page."""
+    """Returns all curves of the page."""
     return [pipeline_depth(), pipeline_bubble(), tensor_floor(), data_parallel()]
 
 
@@ -175,7 +178,7 @@ TICKS = 4
 
 @dataclass(frozen=True)
 class Scale:
-    """From a curve's numbers to places in its chart."""
+    """Converts a curve's numbers to positions in its chart."""
 
     widest: float
     highest: float
@@ -188,7 +191,7 @@ class Scale:
 
 
 def chart(curve: Curve) -> str:
-    """An SVG line chart; both axes start at zero."""
+    """Returns an SVG line chart; both axes start at zero."""
     points = [point for line in curve.series() for point in line.points]
     scale = Scale(max(x for x, _ in points), round_up(max(y for _, y in points)))
     parts = [*axes(curve, scale)]
@@ -209,7 +212,7 @@ def chart(curve: Curve) -> str:
 
 
 def axes(curve: Curve, scale: Scale) -> Iterator[str]:
-    """Lines across, the numbers of both axes, and their names."""
+    """Yields the grid lines, the numbers of both axes, and their names."""
     for tick in range(TICKS + 1):
         value = scale.highest * tick / TICKS
         y = scale.y(value)
@@ -226,13 +229,14 @@ def text(x: float, y: float, content: str, fill: str = "#333333", anchor: str = 
 
 
 def round_up(value: float) -> float:
-    """To two digits, divisible by the ticks."""
+    """Rounds up to two digits, divisible by the ticks."""
     unit = TICKS * 10 ** (floor(log10(value)) - 1)
     return ceil(value / unit) * unit
 
 
 def page(old: str, found: Sequence[Curve]) -> str:
-    """The page with the tables between its marks replaced.  Raises ValueError where a mark is missing."""
+    """Returns the page with the tables between its marks replaced.  Raises ValueError where a mark is
+    missing."""
     for curve in found:
         begin, end = f"<!-- curve: {curve.name} -->\n", "<!-- end -->"
         before, mark, rest = old.partition(begin)
@@ -245,7 +249,7 @@ def page(old: str, found: Sequence[Curve]) -> str:
 
 
 def files() -> dict[Path, str]:
-    """What the page and its charts should be now."""
+    """Returns the current content of the page and its charts."""
     found = curves()
     charts = {DOCS / "images" / f"{curve.name}.svg": chart(curve) for curve in found}
     return {PAGE: page(PAGE.read_text(), found), **charts}

@@ -23,7 +23,7 @@ KINDS = (
 )  # fmt: skip
 WIDTH, ROW, LEFT, TOP = 900, 74, 190, 46
 REACH = log(5)
-"""Of the axis: figures that are farther off are drawn at its end."""
+"""End of the axis: larger errors are drawn there."""
 
 LEVELS = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -45,7 +45,7 @@ STYLE = """
 
 
 def picture(held: Sequence[Covered]) -> str:
-    """One strip a kind: a dot for each left-out run, and the middle one of the intervals."""
+    """Returns one strip per kind: a dot for each left-out run, and the median interval."""
     height = TOP + ROW * len(KINDS) + 30
     strips = "".join(_strip(kind, number, held) for number, kind in enumerate(KINDS))
     rules = "".join(_rule(level, height) for level in LEVELS)
@@ -59,7 +59,7 @@ def picture(held: Sequence[Covered]) -> str:
 
 
 def _x(error: float) -> float:
-    """Of a logarithm."""
+    """Returns the position of a logarithm."""
     return LEFT + (WIDTH - LEFT - 20) * (min(REACH, max(-REACH, error)) + REACH) / (2 * REACH)
 
 

@@ -26,7 +26,7 @@ KINDS, END_KINDS = "<!-- kinds -->\n", "<!-- end of kinds -->\n"
 
 
 def kinds() -> str:
-    """Kinds of figures: errors of left-out runs, and their intervals, in Markdown."""
+    """Returns the kinds of figures: errors of left-out runs, and their intervals, in Markdown."""
     head = "| figure | runs | median error | within the 90 % interval | mean width of it |\n"
     errors = defaultdict(list)
     for one in shipped_uncertainty().residuals:
@@ -46,7 +46,7 @@ def kinds() -> str:
 
 
 def table() -> str:
-    """Cells that are validated, in Markdown."""
+    """Returns the validated cells, in Markdown."""
     rows = [cell for cell in provenance()["cells"] if cell["validated"]]
     head = "| metric | instance | profile | rows | error | bias | plain roofline |\n"
     return head + "|---" * 7 + "|\n" + "".join(map(line, rows))

@@ -1,4 +1,4 @@
-"""Errors by kind of figure beside what is wanted of them, and the rows that are beyond it.
+"""Errors by kind of figure beside their targets, and the rows that miss them.
 
     python benchmarks/prediction_targets.py ROWS.csv              # medians and 90th percentiles
     python benchmarks/prediction_targets.py ROWS.csv --beyond     # and each row beyond a p90 that is wanted
@@ -37,10 +37,10 @@ WANTED: Mapping[str, tuple[float, float]] = {
     "load first token": (0.20, 0.60),
     "convolutions": (0.15, 0.35),
 }
-"""Median and 90th percentile of errors, at most."""
+"""Targets: median and 90th percentile of errors, at most."""
 
 VALIDATED = ("inf2", "trn1")
-"""Instances with rows enough; inf1 and trn2 have few."""
+"""Instances with enough rows; inf1 and trn2 have few."""
 
 FIRST, DECODE = {"ttft", "ttft_whole_batch"}, {"tpot", "itl", "per_token_latency"}
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def by_kind(path: Path) -> dict[str, list[Scored]]:
-    """The rows of each kind that something is wanted of, with predictions that do not know their family."""
+    """Returns the rows of each kind that has a target, predicted without their family."""
     cases, table = Cases(), tuple(completed(rows.read(path).rows))
     predictor_of = left_out(cases, folds())
     predicted = [predictor_of(row).predict(row) for row in table]
@@ -84,7 +84,7 @@ def kind_of_row(row: Raw) -> str:
 
 
 def show(console: Console, found: Mapping[str, list[Scored]]) -> None:
-    """Of all instances, and of those with rows enough."""
+    """Prints the errors on all instances, and on those with enough rows."""
     names = ("rows", "median / p90", "wanted", "", "inf2 and trn1", "")
     table = Figures("errors in %", *(Column(name, justify="right") for name in names))
     for kind, scored in found.items():
@@ -103,7 +103,7 @@ def _told(kind: str, scored: list[Scored]) -> tuple[str, str]:
 
 
 def beyond(console: Console, kind: str, scored: list[Scored]) -> None:
-    """The rows whose error is beyond the p90 that is wanted, the worst first."""
+    """Prints the rows whose error is beyond the target for p90, the worst first."""
     most = WANTED[kind][1]
     worst = sorted((one for one in scored if abs(one.error()) > most), key=lambda one: -abs(one.error()))
     console.print(f"{kind}: {len(worst)} of {len(scored)} rows are beyond {most:.0%}")

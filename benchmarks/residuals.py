@@ -1,4 +1,4 @@
-"""Writes the errors that intervals are made of, and says how often those intervals hold.
+"""Writes the errors that intervals are made of, and reports how often those intervals contain a measurement.
 
     python benchmarks/residuals.py ROWS.csv           # writes neuron/residuals.json: run it after any change
     python benchmarks/residuals.py ROWS.csv --print   # writes nothing
@@ -30,14 +30,14 @@ from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.coverage import by_steps, coverage, nested
 from corepipe.planning.calibration.decisions import decisions
 from corepipe.planning.calibration.predict import Predictor
-from corepipe.planning.calibration.residuals import Measured, left_out, measured, residuals
+from corepipe.planning.calibration.residuals import MeasuredRow, left_out, measured, residuals
 from corepipe.planning.calibration.rows import Raw, text
 
 CHECKED = (
     "instance", "model", "task", "dtype", "parallelism", "batch_size", "input_len", "output_len", "metric",
     "unit", "percentile", "sdk", "seq_len", "arrival", "users", "rate",
 )  # fmt: skip
-"""What a row that is predicted again says."""
+"""Columns of a row that is predicted again."""
 
 
 def main() -> None:
@@ -72,8 +72,10 @@ def recorded(errors: Sequence[Residual]) -> Chosen:
     return Chosen(widths, {one.family: folds.get(one.family, widths) for one in errors})
 
 
-def report(console: Console, found: Sequence[Measured], errors: Sequence[Residual], chosen: Chosen) -> None:
-    """Coverage, widths and decisions, by the intervals of other families alone."""
+def report(
+    console: Console, found: Sequence[MeasuredRow], errors: Sequence[Residual], chosen: Chosen
+) -> None:
+    """Prints coverage, widths and decisions, by the intervals of other families alone."""
     held = nested(errors, chosen.folds)
     console.print(f"chosen: {chosen.widths}; without a family: {Counter(chosen.folds.values())}")
     show_coverage(console, coverage(held), LEVEL)
@@ -82,10 +84,10 @@ def report(console: Console, found: Sequence[Measured], errors: Sequence[Residua
 
 
 def record(
-    path: Path, found: Sequence[Measured], errors: Sequence[Residual], chosen: Chosen, cases: Cases
+    path: Path, found: Sequence[MeasuredRow], errors: Sequence[Residual], chosen: Chosen, cases: Cases
 ) -> dict[str, object]:
-    """What is written: the errors, how well they held, and figures to find out later whether the cost model
-    still says the same."""
+    """Returns the document that is written: the errors, their coverage, and figures that show later
+    whether the cost model still gives the same."""
     held = nested(errors, chosen.folds)
     return {
         "rows_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -100,8 +102,8 @@ def record(
     }
 
 
-def checks(found: Sequence[Measured], cases: Cases) -> list[Mapping[str, object]]:
-    """One row of each kind and profile, as the shipped constants predict it."""
+def checks(found: Sequence[MeasuredRow], cases: Cases) -> list[Mapping[str, object]]:
+    """Returns one row of each kind and profile, as the shipped constants predict it."""
     firsts: dict[tuple[str, str], Raw] = {}
     for one in found:
         firsts.setdefault((one.point.kind, one.point.profile), one.row)
@@ -116,7 +118,7 @@ def checks(found: Sequence[Measured], cases: Cases) -> list[Mapping[str, object]
 
 
 def _lines(document: Mapping[str, object]) -> str:
-    """JSON with a line for each element of a list, so that what changes is seen."""
+    """Returns JSON with a line for each element of a list, so that diffs are readable."""
     parts = []
     for name, value in document.items():
         if isinstance(value, list):

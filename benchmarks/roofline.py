@@ -26,7 +26,7 @@ BYTES: dict[str, float] = {"int8": 1, "int8w": 1, "bf16": 2, "fp32": 4} | {
     kind: packing.packed_bytes(kind, packing.PANEL, packing.K_MULTIPLE) / (packing.PANEL * packing.K_MULTIPLE)
     for kind in packing.INT4_KINDS
 }
-"""Of a weight."""
+"""Bytes of a weight."""
 
 PRODUCTS_OF_FOUR_BITS = {"avx2"}
 """Tables whose products of four bits are faster than those of eight."""
@@ -62,7 +62,8 @@ HEAD = Shape("head", 576, (49152,), norm=True)
 
 @dataclass(frozen=True)
 class Limits:
-    """GB/s and G operations/s; 0 where the ISA's product has no probe, and only one row has a share.
+    """Limits of the machine: GB/s and G operations/s; 0 where the ISA's product has no probe, and only one
+    row has a share.
 
     fp32: multiply-adds of recurrent layers, as operations.
     """
@@ -78,7 +79,7 @@ class Limits:
 
 
 def measure_limits(kind: str, threads: int, isa: str | None = None) -> Limits:
-    """Of the ISA in use, or of another."""
+    """Measures the limits of the ISA in use, or of another."""
     isa = isa or native().isa()
     instruction = {"int8-weights": "bf16", "int8w": "bf16"}.get(kind, kind)
     if kind in {*packing.INT4_KINDS, "int4-weights"}:
@@ -90,14 +91,14 @@ def measure_limits(kind: str, threads: int, isa: str | None = None) -> Limits:
 
 
 def random_matrix(kind: packing.Kind, n: int, k: int, copies: int) -> list[Any]:
-    """Matrices of equal values at different addresses."""
+    """Returns matrices of equal values at different addresses."""
     packed, scale = random_weights(kind, n, k)
     arena = np.tile(packed, copies).reshape(copies, -1)
     return [native().Matrix(kind, arena[i], scale, n, k) for i in range(copies)]
 
 
 def random_weights(kind: packing.Kind, n: int, k: int) -> tuple[Any, Any]:
-    """Packed, and the scales that stand beside them."""
+    """Returns packed weights, and their scales."""
     rng = np.random.default_rng(0)
     if kind in packing.INT4_KINDS:
         return packed_int4.pack(random_int4(rng, kind, n, k)), None
@@ -115,7 +116,7 @@ def random_int4(rng: np.random.Generator, kind: packing.Int4Kind, n: int, k: int
 
 
 class Bench:
-    """One Linear many times over, each time with other weights."""
+    """One Linear, run many times, each time with other weights."""
 
     def __init__(self, shape: Shape, kind: packing.Kind, m: int, pool: Any) -> None:  # noqa: ANN401
         cold = int(COLD_BYTES / (shape.weights * BYTES[kind]))
@@ -165,7 +166,7 @@ def report(kind: packing.Kind, rows: list[int], threads: int, repeats: int) -> N
 
 
 def percent(share: float) -> str:
-    """As a whole percentage; a dash where the limit is not known."""
+    """Returns a whole percentage; a dash where the limit is not known."""
     return "-" if math.isnan(share) else f"{share:.0%}"
 
 
@@ -176,7 +177,7 @@ def measure_row(
     pool: Any,  # noqa: ANN401
     repeats: int,
 ) -> tuple[Limits, dict[Shape, float]]:
-    """The best of several turns, of the limits as of the Linears."""
+    """Returns the best of several turns, for the limits and for the Linears."""
     benches = {shape: Bench(shape, kind, m, pool) for shape in shapes}
     turns = [
         (measure_limits(kind, pool.threads), {s: b.seconds() for s, b in benches.items()})

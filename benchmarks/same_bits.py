@@ -1,10 +1,10 @@
-"""Whether `--bits same` holds on this machine's tables of kernels, and what it costs.
+"""Test of `--bits same` on this machine's tables of kernels, and its cost.
 
     python benchmarks/same_bits.py digests [--requests 1000] [--concurrency 1,4,8,32] [--isa avx2,portable]
     python benchmarks/same_bits.py price [--rounds 7] [--isa avx512]
 
 digests: a SHA-256 of the tokens and logprobs of all requests, for each table and concurrency; exits with 1
-where they are not one.  price: what a step takes in processor time with everyone's bits, over what it takes
+where they differ.  price: the processor time of a step with the same bits everywhere, divided by its time
 with the fastest kernels: the two in turn in one process, on one thread, medians of the rounds.
 """
 
@@ -36,7 +36,8 @@ CASES = {"1 row": (1, 1, 128), "8 rows": (8, 1, 128), "32 rows": (32, 1, 128), "
 
 
 def digest(llm: LLM, requests: int, vocab: int) -> str:
-    """Of the answers to random prompts of 4 to 24 tokens, greedy and drawn, with logprobs."""
+    """Returns the digest of the answers to random prompts of 4 to 24 tokens, greedy and sampled, with
+    logprobs."""
     rng = np.random.default_rng(17)
     prompts = [rng.integers(0, vocab, rng.integers(4, 25)).tolist() for _ in range(requests)]
     params = [
@@ -48,7 +49,7 @@ def digest(llm: LLM, requests: int, vocab: int) -> str:
 
 
 def digests(args: argparse.Namespace) -> None:
-    """On the table of this process."""
+    """Prints the digests on this process's table of kernels."""
     vocab = registry.load(hub.resolve(args.model)).tokenizer().vocab_size
     for concurrency in args.concurrency:
         start = time.process_time()
@@ -60,7 +61,7 @@ def digests(args: argparse.Namespace) -> None:
 
 
 def price(args: argparse.Namespace) -> None:
-    """On the table of this process."""
+    """Prints the price on this process's table of kernels."""
     model = registry.load(hub.resolve(args.model))
     graph = model.graph(FORMATS[args.format], 2048)
     weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")
@@ -80,7 +81,7 @@ def price(args: argparse.Namespace) -> None:
 
 
 def cpu_seconds(executor: NativeExecutor, step: StepInputs, sampling: SamplingBatch, repeat: int) -> float:
-    """Of one step."""
+    """Returns the processor time of one step."""
     start = time.process_time()
     for _ in range(repeat):
         executor.wait(executor.submit(step, sampling))
@@ -88,7 +89,7 @@ def cpu_seconds(executor: NativeExecutor, step: StepInputs, sampling: SamplingBa
 
 
 def on_each(isas: list[str]) -> list[str]:
-    """This command on each table, in a process of its own; what they printed."""
+    """Runs this command on each table, in a process of its own; returns their outputs."""
     printed = []
     for isa in isas:
         command = [sys.executable, *sys.argv, "--here"]

@@ -35,7 +35,7 @@ MODEL = "mamba2-130m"
 
 
 def transformers_steps() -> Callable[[int, int], float]:
-    """What measures a step of transformers': seconds, by sequences and new tokens of each."""
+    """Returns a function that times a step of transformers: seconds, by sequences and new tokens of each."""
     torch, transformers = import_module("torch"), import_module("transformers")
     config = transformers.Mamba2Config(
         **{k: v for k, v in published.config(MODEL).items() if k != "model_type"}

@@ -54,7 +54,7 @@ WORKS = {
 
 @dataclass(frozen=True, slots=True)
 class Server(Contender):
-    """A running server: where it answers, as what it serves its model."""
+    """A running server, with its address and the name of its model."""
 
     url: str
     model: str
@@ -67,7 +67,8 @@ def free_port() -> int:
 
 
 def served_model(name: str, url: str, process: psutil.Process) -> str:
-    """The id of the one model, once the server takes requests; RuntimeError if it never does."""
+    """Returns the id of the one model, once the server takes requests; raises RuntimeError if it never
+    does."""
     deadline = time.monotonic() + START_SECONDS
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         try:
@@ -81,7 +82,7 @@ def served_model(name: str, url: str, process: psutil.Process) -> str:
 
 @contextmanager
 def started(named_command: str, logs: Path) -> Iterator[Server]:
-    """NAME=COMMAND as a suspended server; what it says goes to NAME.log."""
+    """Starts NAME=COMMAND as a suspended server; its output goes to NAME.log."""
     name, command = named_command.split("=", 1)
     port = free_port()
     words = shlex.split(command.format(port=port))
@@ -97,8 +98,8 @@ def started(named_command: str, logs: Path) -> Iterator[Server]:
 
 
 def least_seconds(work: Work, demand: Demand, limits: Limits) -> float:
-    """Of the whole work in full batches: what is shared once, all prompts of a batch, then a step for each
-    further token."""
+    """Returns the least seconds of the whole work in full batches: the shared prefix once, all prompts of
+    a batch, then a step for each further token."""
     shared = demand.seconds(limits, work.shared, 0) if work.shared else 0.0
     prompts = demand.seconds(limits, work.streams * work.prompt, work.streams)
     step = demand.seconds(limits, work.streams, work.streams)
@@ -106,22 +107,23 @@ def least_seconds(work: Work, demand: Demand, limits: Limits) -> float:
 
 
 def limit(work: Work, demand: Demand, limits: Limits) -> float:
-    """The speed, in what `works.speed` tells, that the limits allow."""
+    """Returns the speed, in the unit of `works.speed`, that the limits allow."""
     least = least_seconds(work, demand, limits)
     return work.requests / least if work.first_token else work.requests * work.output / least
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One work in one round: the speed of each server (nan where it did not answer in full), and what the
-    limits allow."""
+    """One work in one round: the speed of each server (nan where it did not answer in full), and the speed
+    that the limits allow."""
 
     speeds: dict[str, float]
     limit: float
 
 
 def speed_of(server: Server, work: Work, vocabulary: range) -> float:
-    """In the server's turn; nan where it fails, which is said: the others' turns are not lost for it."""
+    """Measures a server in its turn; prints an error and returns nan where it fails, so that the others'
+    turns are kept."""
     with server.turn():
         try:
             return asyncio.run(speed(server.url, server.model, work, vocabulary))
@@ -131,7 +133,7 @@ def speed_of(server: Server, work: Work, vocabulary: range) -> float:
 
 
 def median_of_told(values: list[float]) -> float:
-    """Of those that are numbers; nan if none is."""
+    """Returns the median of the values that are numbers; nan if none is."""
     told = [value for value in values if not math.isnan(value)]
     return statistics.median(told) if told else math.nan
 
@@ -143,7 +145,7 @@ def measure(servers: list[Server], work: Work, kind: str, demand: Demand, vocabu
 
 
 def row(name: str, turns: list[Turn]) -> str:
-    """Medians: corepipe's speed, ratios to the peers, the share of the limit."""
+    """Returns medians: corepipe's speed, ratios to the peers, the share of the limit."""
     ours, *peers = turns[0].speeds
     speeds = median_of_told([turn.speeds[ours] for turn in turns])
     ratios = [median_of_told([turn.speeds[ours] / turn.speeds[peer] for turn in turns]) for peer in peers]

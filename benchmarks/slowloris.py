@@ -1,6 +1,6 @@
-"""What slow clients cost the others: p99 of good requests beside 200 heads that never end, and without them.
+"""Effect of slow clients on others: p99 of good requests beside 200 heads that never end, and without them.
 
-Rounds of both alternate against one `corepipe serve` process, so that the machine's moods meet both alike.
+Rounds of both alternate against one `corepipe serve` process, so that changes of the machine affect both.
 Prints the ratio of the p99s over all rounds; the server may lose 20 %.
 """
 
@@ -31,7 +31,7 @@ ALLOWED = 1.2
 
 @contextlib.contextmanager
 def serving(model: str) -> Iterator[str]:
-    """URL of a server of its own."""
+    """Starts a server; yields its URL."""
     command = [sys.executable, "-m", "corepipe", "serve", model, "--served-model-name", "m", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -48,7 +48,7 @@ def serving(model: str) -> Iterator[str]:
 
 
 class SlowClients:
-    """Connections that send a byte of a header every `seconds`, and come again when they are hung up on."""
+    """Connections that send a byte of a header every `seconds`, and reconnect when the server closes them."""
 
     def __init__(self, url: str, count: int, seconds: float) -> None:
         where = urlsplit(url)
@@ -91,7 +91,7 @@ class SlowClients:
 
 
 def latencies(url: str, requests: int, streams: int) -> list[float]:
-    """Seconds of each of `requests` requests, `streams` at a time."""
+    """Returns the seconds of each of `requests` requests, `streams` at a time."""
     found: list[float] = []
 
     def ask(count: int) -> None:

@@ -1,17 +1,17 @@
-"""Tokens a second with and without guesses, on given texts: all is computed, and what is drawn is the text.
+"""Tokens per second with and without speculative decoding, on given texts, which replace the sampled tokens.
 
     python benchmarks/speculation.py [MODEL] [--rounds 5] [--streams 1 16] [--tokens 512] [--draft MODEL]
 
-A model of 135M parameters repeats itself where nobody draws at random, which flatters guesses; so its own
+A model of 135M parameters repeats itself under greedy sampling, which flatters drafts; so its own
 tokens are replaced by those of texts of known kinds, after they have been computed.  Both engines have the
-same weights and take turns every few steps, because a shared machine drifts.  Told are the ratio of tokens a
-second from when everybody has one, by the clock and by the time that the process had of its CPUs.
+same weights and take turns every few steps, because a shared machine drifts.  The output is the ratio of
+tokens per second after every request has its first, by the clock and by the CPU time of the process.
 
 rewrite: a file of Python, given in the prompt, with one line in 30 new.  json: records of one shape.
 prose: English.  own: the model's own tokens at temperature 0.7, on prompts that ask for texts.
 
---draft: a smaller model guesses instead of n-grams.  A model as its own draft model gains nothing, and shows
-what guesses cost; with 16 streams nobody guesses on the host, which shows what it costs to have one.
+--draft: a smaller model drafts instead of n-grams.  A model as its own draft model gains nothing, and shows
+the cost of drafts; with 16 streams the host drafts nothing, which shows the cost of having a draft model.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs, StepOutp
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTEXT = 256
-"""Tokens of prompt, where it need not hold a file."""
+"""Tokens of the prompt, where it need not hold a file."""
 
 GUESSES = SpeculativeConfig(
     method="ngram", num_speculative_tokens=10, prompt_lookup_min=2, prompt_lookup_max=4
 )
 
 DRAFT_GUESSES = 4
-"""Of a draft model."""
+"""Draft tokens of a draft model."""
 
 STEPS = 5
-"""Of one engine before it is the other's turn."""
+"""Steps of one engine before the other's turn."""
 
 FLOORS = {("rewrite", 1): 2.5, ("json", 1): 1.7, ("prose", 1): 0.98, ("own", 1): 0.98}
 OF_MANY = 0.99
@@ -64,8 +64,8 @@ class Work:
 
 
 class Forced:
-    """Implements `program.Executor`: everything is computed, and then rows are told to have drawn what is the
-    answer of the request with their seed."""
+    """Implements `program.Executor`: everything is computed, and then the sampled tokens are replaced by
+    the given answer of the request with their seed."""
 
     def __init__(self, executor: Executor, texts: dict[int, list[int]]) -> None:
         self._executor = executor
@@ -96,7 +96,7 @@ class Forced:
 
 
 class Side:
-    """An engine, with guesses or without."""
+    """An engine, with speculative decoding or without."""
 
     def __init__(self, model: str, guesses: SpeculativeConfig | None) -> None:
         config = EngineConfig(model=model, speculative_config=guesses, max_model_len=2048, prefix_cache=False)
@@ -106,7 +106,7 @@ class Side:
         self.driver = Driver(replace(deployment, replicas=tuple(parts)))
 
     def ask(self, works: Sequence[Work], tokens: int) -> None:
-        """Works until everybody has a first token."""
+        """Submits requests and runs until each has a first token."""
         self._texts.clear()
         for number, work in enumerate(works):
             if work.answer is not None:
@@ -124,7 +124,7 @@ class Side:
         return sum(map(len, self.answers))
 
     def work(self) -> None:
-        """Some steps of what is left."""
+        """Runs some of the remaining steps."""
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(STEPS):
             self._turn()
@@ -132,7 +132,7 @@ class Side:
         self.cpu_seconds += time.process_time() - cpu
 
     def a_token(self) -> tuple[float, float]:
-        """Seconds by the clock, and of the CPUs."""
+        """Returns the seconds per token by the clock, and of the CPUs."""
         made = self.tokens - self._before
         return self.seconds / made, self.cpu_seconds / made
 

@@ -40,7 +40,7 @@ BLOCK = 32
 LONGEST = 2048
 FP32_BYTES = 4
 MULTIPLY_ADDS = 3
-"""Of a scan, for an element of a state at a token: its decay, what comes in, what goes out of it."""
+"""Multiply-adds of a scan, for an element of a state at a token: its decay, the input, the output."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What products ask for: operations of a row in the layers, of a wanted row in the head; bytes of the
-    Linears' weights, and of an expert's in all layers, of which a row takes `top_k` of `experts`; bytes of a
-    sequence's state, and a row's operations in scans."""
+    """The operations and bytes of a graph: operations of a row in the layers, of a row with logits in the
+    head; bytes of the Linears' weights, and of an expert's in all layers, of which a row takes `top_k` of
+    `experts`; bytes of a sequence's state, and a row's operations in scans."""
 
     layers: float
     head: float
@@ -94,8 +94,8 @@ class Demand:
         return cls(2 * sum(layers), 2 * head, nbytes, expert, first.experts, first.top_k)
 
     def seconds(self, limits: Limits, rows: int, wanted: int) -> float:
-        """The least that a step can take of so many sequences as there are wanted rows: weights are read, and
-        states read and written; or the operations are done."""
+        """Returns the least seconds of a step with as many sequences as rows with logits: weights are
+        read, and states read and written; or the operations are done."""
         operations = self.layers * rows + self.head * wanted
         read = self.nbytes + self.expert * self.taken(rows) + 2 * self.state * wanted
         products = operations / limits.product if limits.product else 0.0
@@ -103,12 +103,14 @@ class Demand:
         return max(read / limits.read, products + scans) / 1e9
 
     def taken(self, rows: int) -> float:
-        """Experts that so many rows take between them, where each is as likely as any other."""
+        """Returns the expected number of experts that so many rows use, where each is as likely as any
+        other."""
         return self.experts * (1 - (1 - self.top_k / self.experts) ** rows)
 
 
 def inputs(batch: int, rows: int, context: int, vocab: int, block: int = BLOCK) -> StepInputs:
-    """`batch` sequences of `rows` new tokens each after `context` cached ones; one logit row a sequence."""
+    """Returns `batch` sequences of `rows` new tokens each after `context` cached ones; one logit row per
+    sequence."""
     rng = np.random.default_rng(0)
     blocks = -(-(context + rows) // block)
     positions = np.tile(np.arange(context, context + rows), batch)
@@ -122,12 +124,12 @@ def inputs(batch: int, rows: int, context: int, vocab: int, block: int = BLOCK) 
 
 
 def blocks_of(cases: Iterable[Case], block: int = BLOCK) -> int:
-    """KV blocks for the largest of these."""
+    """Returns the KV blocks for the largest of these."""
     return max(batch * -(-(context + rows) // block) for batch, rows, context in cases)
 
 
 def greedy(step: StepInputs) -> SamplingBatch:
-    """The likeliest token of each row: logits that are copied out would take longer than they do to draw."""
+    """Samples the most likely token of each row: copying logits out would take longer than sampling."""
     rows = LogitRows()
     for row in step.logit_rows.tolist():
         rows.draw(row, pack_scalars(TokenSampling(temperature=0.0), 0), int(step.positions[row]) + 1, None)
@@ -135,7 +137,7 @@ def greedy(step: StepInputs) -> SamplingBatch:
 
 
 def seconds(executor: NativeExecutor, step: StepInputs, repeat: int) -> float:
-    """Median wall time of a step."""
+    """Returns the median wall time of a step."""
     times = []
     sampling = greedy(step)
     for _ in range(repeat):
@@ -150,7 +152,7 @@ Case = tuple[int, int, int]
 
 
 def block_of(graph: Graph) -> int:
-    """Positions of a block: a state is one of as many as the longest sequence has."""
+    """Returns the positions of a block: a state is one of as many as the longest sequence has."""
     return LONGEST if graph.is_recurrent else BLOCK
 
 
@@ -183,7 +185,7 @@ def report(
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
-    """What every script that prints such a report may be told."""
+    """Returns the flags that all scripts with such a report have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", default="int8", choices=FORMATS)
     parser.add_argument("--context", type=int, default=128)

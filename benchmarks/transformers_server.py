@@ -21,7 +21,7 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 GATHER_SECONDS = 0.02
-"""How long the first of a batch waits for those that come with it."""
+"""Seconds for which the first request of a batch waits for others."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Request:
 
 @torch.inference_mode()
 def answer(model: PreTrainedModel, prompts: list[list[int]]) -> Iterator[list[int]]:
-    """The next token of each prompt of a batch, without end."""
+    """Yields the next token of each prompt of a batch, without end."""
     ids, kept = torch.tensor(prompts), {}
     while True:
         out = model(ids, use_cache=True, logits_to_keep=1, **kept)
@@ -46,7 +46,7 @@ def answer(model: PreTrainedModel, prompts: list[list[int]]) -> Iterator[list[in
 
 
 class Batches:
-    """Requests that wait, and the one loop that answers them."""
+    """Waiting requests, and the loop that answers them."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model, self._waiting = model, asyncio.Queue[Request]()

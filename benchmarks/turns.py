@@ -1,4 +1,4 @@
-"""Processes that take turns at a machine: each is suspended but while it is its turn."""
+"""Processes that take turns on a machine: each is suspended except in its turn."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import psutil
 
 REST_SECONDS = 1.0
-"""Before each turn: what the one before has left comes to rest."""
+"""Seconds of rest before each turn, in which the effects of the previous one end."""
 
 
 def ends_all_at_sigterm() -> None:
-    """SIGTERM ends a script as Ctrl-C does, and what it has started: a server that is left computes on."""
+    """Makes SIGTERM end a script as Ctrl-C does, with the processes that it has started: a server that is
+    left would keep computing."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """What takes turns: how it is called, and its process, with what that has started."""
+    """A participant that takes turns: its name, and its process with the processes that it has started."""
 
     name: str
     process: psutil.Process

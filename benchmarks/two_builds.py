@@ -29,7 +29,7 @@ from corepipe.neuron.host.weights import packed_weights
 
 STEPS = "1x1@128,8x1@128,32x1@128,1x512@0"
 SECONDS = 1.0
-"""Of a turn; a step that takes longer is taken once."""
+"""Seconds of a turn; a step that takes longer is taken once."""
 
 
 def case_of(text: str) -> Case:
@@ -43,7 +43,7 @@ class Build:
     """A process of a clone's own interpreter, which answers a step's number with its milliseconds."""
 
     def __init__(self, clone: Path, args: argparse.Namespace) -> None:
-        """Raises RuntimeError where it does not come up; why is on stderr."""
+        """Starts it.  Raises RuntimeError where it does not start; the reason is on stderr."""
         script = [clone / ".venv" / "bin" / "python", __file__, clone, clone, args.model, "--turns"]
         options = ["--steps", args.steps, "--format", args.format, "--threads", args.threads]
         self._process = subprocess.Popen(
@@ -64,7 +64,7 @@ class Build:
         self._process.communicate()
 
     def milliseconds(self, number: int) -> float:
-        """Median of a turn's steps."""
+        """Returns the median of a turn's steps."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
@@ -79,7 +79,7 @@ class Build:
 
 
 def take_turns(args: argparse.Namespace, cases: Sequence[Case]) -> None:
-    """The process of a build: takes steps when it is asked to."""
+    """Runs the process of a build: takes steps on request."""
     model = registry.load(hub.resolve(args.model))
     graph = model.graph(FORMATS[args.format], LONGEST)
     weights = packed_weights(graph, model.checkpoint, hub.cache_dir() / "packed")

@@ -1,4 +1,4 @@
-"""What a server is asked over HTTP, and how fast it answers.
+"""Requests to a server over HTTP, and the speed of its answers.
 
 Prompts are random token ids, which no prefix cache has seen (but those that a work shares) and no tokenizer
 splits.  All requests stream greedily and ignore eos.
@@ -20,8 +20,8 @@ TIMEOUT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`requests` of `prompt` tokens in and `output` tokens out, `streams` at a time; before each prompt stand
-    `shared` tokens, the same for all."""
+    """`requests` of `prompt` tokens in and `output` tokens out, `streams` at a time; each prompt begins
+    with `shared` tokens, the same for all."""
 
     prompt: int
     output: int
@@ -29,14 +29,14 @@ class Work:
     requests: int
     shared: int = 0
     first_token: bool = False
-    """Measured by the median time to the first token; otherwise by output tokens a second."""
+    """True: measured by the median time to the first token; otherwise by output tokens per second."""
 
 
 async def answer(
     session: aiohttp.ClientSession, url: str, model: str, prompt: list[int], output: int
 ) -> float:
-    """Seconds to the first event of a streamed completion, which is read to its end; RuntimeError if that is
-    an error, or shorter than was asked for."""
+    """Returns the seconds to the first event of a streamed completion, which is read to its end; raises
+    RuntimeError for an error, or an answer shorter than requested."""
     body = {"model": model, "prompt": prompt, "max_tokens": output, "temperature": 0, "stream": True}
     options = {"ignore_eos": True, "stream_options": {"include_usage": True}}
     start, first, tokens = time.perf_counter(), 0.0, 0
@@ -54,8 +54,8 @@ async def answer(
 
 
 async def speed(url: str, model: str, work: Work, vocabulary: range) -> float:
-    """Output tokens a second, or first tokens a second where the first token is what counts.  A short answer
-    comes before."""
+    """Returns output tokens per second, or first tokens per second where the first token is measured.  A
+    short answer precedes it."""
     common = random.choices(vocabulary, k=work.shared)
     prompts = [common + random.choices(vocabulary, k=work.prompt) for _ in range(work.requests)]
     firsts: list[float] = []

@@ -1,4 +1,4 @@
-"""Load tests against a stub in virtual time: what they find does not depend on the machine."""
+"""Load tests against a stub in virtual time: their results do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.bench.virtual_time import VirtualTimeLoop
 
 URL = "http://stub"
 AFTER_SECONDS = 60.0
-"""For the server to notice whatever it has to."""
+"""Seconds for the server to notice the end of a run."""
 
 T = TypeVar("T")
 
 
 def synthetic(prompt: int = 20, output: int = 10, **more: Any) -> Synthetic:
-    """A small workload; with `rate`, an open loop."""
+    """Returns a small workload; with `rate`, an open loop."""
     rate = more.pop("rate", None)
     arrivals = None if rate is None else Arrivals(rate)
     users = more.pop("users", None if arrivals else 4)
@@ -49,7 +49,7 @@ def run(
     shape: PromptShape | None = None,
     **asking: Any,
 ) -> T:
-    """Everything that comes before a run, `body`, and everything that comes after it."""
+    """Prepares a run, calls `body`, and closes everything after it."""
 
     async def main() -> T:
         made.append(Stub(behaviour))
@@ -91,7 +91,7 @@ def play_sweep(
     api: Api = "completions",
     **more: Any,
 ) -> Sweep:
-    """A sweep to its end."""
+    """Plays a sweep to its end."""
 
     async def whole(test: LoadTest) -> Sweep | None:
         return await sweep(workload, seconds, lambda load, name: test.play(load.workload(), name), **more)
@@ -102,7 +102,7 @@ def play_sweep(
 
 
 def stopped_after(behaviour: Behaviour, workload: Synthetic, seconds: float) -> LoadReport:
-    """A run that is ended early."""
+    """Plays a run that is stopped early."""
 
     async def cut(test: LoadTest) -> LoadReport:
         if seconds:

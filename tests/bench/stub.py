@@ -23,18 +23,17 @@ import httptools
 from corepipe.bench.setup import PROBE_TOKENS
 
 WHOLE = {"/v1/embeddings": "data", "/classify": "data", "/v1/rerank": "results"}
-"""What has the results in answers that come whole."""
+"""Key of the results in answers that come whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """first: seconds to the first token; gap: to each further one; slots: requests served at a time (0: all).
-
-    chunk: tokens in an event.  stall: from this second of its life to that one nothing is sent.
-    key: the API key it wants.  refuse: every so many requests it answers 429.  cut: every so many it hangs up
-    after the first token, having said `error` if there is one.  reason: why it finishes answers longer than
-    those of the probes.  usage: whether it counts tokens.  pad: tokens that it adds to each prompt.
-    """
+    """first: seconds to the first token; gap: to each further one; slots: requests served at a time (0:
+    all). chunk: tokens in an event.  stall: from this second of its life to that one nothing is sent. key:
+    the API key it requires.  refuse: every so many requests it answers 429.  cut: every so many it
+    disconnects after the first token, with the event `error` if there is one.  reason: its finish_reason
+    of answers longer than those of the probes.  usage: whether it counts tokens.  pad: tokens that it adds
+    to each prompt."""
 
     first: float = 0.05
     gap: float = 0.01
@@ -113,7 +112,8 @@ class Stub:
         connection.transport.close() if not whole else None
 
     async def compute(self, connection: Connection, path: str, request: dict[str, Any]) -> None:
-        """An answer that comes whole: as many results as there are texts, or one too few where it `cut`s."""
+        """Sends an answer that comes whole: as many results as there are texts, or one too few where it
+        `cut`s."""
         async with self.slots:
             await self.until(perf_counter() + self.behaviour.first)
         texts = request.get("documents", [request.get("input")])
@@ -141,7 +141,7 @@ class Stub:
         connection.write(b"6\r\ndata: \r\n8\r\n[DONE]\n\n\r\n0\r\n\r\n")
 
     def prompt_tokens(self, request: dict[str, Any]) -> int:
-        """A token for each word, id or role."""
+        """Counts a token for each word, id or role."""
         prompt = request.get("prompt", "")
         said = " ".join(m["role"] + " " + m["content"] for m in request.get("messages", []))
         return self.behaviour.pad + (
@@ -210,7 +210,7 @@ async def main(behaviour: Behaviour) -> None:
 
 @contextmanager
 def running(**behaviour: Any) -> Iterator[str]:
-    """A stub in a process of its own; its URL."""
+    """Starts a stub in a process of its own; yields its URL."""
     command = [sys.executable, "-m", "tests.bench.stub", json.dumps(behaviour)]
     process = Popen(command, stdout=PIPE, text=True)
     assert process.stdout is not None
@@ -223,7 +223,7 @@ def running(**behaviour: Any) -> Iterator[str]:
 
 
 def sends(log: Path) -> dict[str, dict[str, Any]]:
-    """The log: request id -> when it was received and its tokens were sent."""
+    """Returns the log: request id -> times at which it was received and its tokens were sent."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     return {line["id"]: line for line in lines}
 

@@ -1,4 +1,4 @@
-"""What is reported is what the server did, by its own log of when it sent what."""
+"""Tests that the report agrees with the server, by its own log of the times at which it sent tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.bench.harness import play, synthetic
 from tests.bench.stub import Behaviour, sends
 
 WITHIN = 0.002
-"""Relative: histograms are within 0.05 %, and the loop takes a turn or two to hand over what it has read."""
+"""Relative tolerance: histograms are within 0.05 %, and the loop takes an iteration or two to hand over
+data."""
 
 
 def seen_by_the_server(report: LoadReport, log: Path) -> dict[str, np.ndarray]:
-    """Seconds, from the log; only when a request was due is the client's word."""
+    """Returns seconds from the log; only the due time of a request is the client's."""
     sent = sends(log)
     mine = [(o.intended, sent[o.request_id]["sent"]) for o in report.recorder.outcomes]
     return {
@@ -30,7 +31,7 @@ def seen_by_the_server(report: LoadReport, log: Path) -> dict[str, np.ndarray]:
 
 
 def errors(report: LoadReport, log: Path, percent: float) -> dict[str, float]:
-    """Relative errors of a percentile; that of single gaps is not promised."""
+    """Returns relative errors of a percentile; that of single gaps is not promised."""
     truth = seen_by_the_server(report, log)
     names = ("ttft", "tpot", "e2el")
     told = {name: report.recorder.latencies[name].at(percent) for name in names}
@@ -73,7 +74,7 @@ def test_for_longer(rate: float | None, tmp_path: Path) -> None:
 
 
 def test_a_stall_shows_in_an_open_loop_and_hides_in_a_closed_one() -> None:
-    """Coordinated omission: who waits for answers asks less while there are none.
+    """Tests coordinated omission: clients that wait for answers send fewer requests while there are none.
 
     The server sends nothing for 0.6 s.  In the open loop all that were due in it have waited; in the closed
     loop just one for each user.

@@ -1,4 +1,4 @@
-"""Load tests of what generates nothing: vectors, classes and ranks."""
+"""Load tests of models that generate nothing: embeddings, classes and ranks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_failures_are_counted_by_kind(behaviour: Behaviour, kinds: set[str]) -> 
 
 
 def answer(body: bytes, wanted: int = 2, status: int = 200) -> tuple[str, str] | None:
-    """What is wrong with an answer."""
+    """Returns the failure of an answer."""
     found = PooledAnswer(msgspec.json.Decoder(Results, strict=False), wanted)
     found.start(status)
     for piece in (body[:5], body[5:]):

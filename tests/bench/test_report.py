@@ -28,7 +28,7 @@ VLLM = {
     *(f"{part}_{name}_ms" for name in METRICS for part in ("mean", "median", "std")),
     *(f"p{percent}_{name}_ms" for name in METRICS for percent in (50, 90, 95, 99)),
 }  # fmt: skip
-"""What `vllm bench serve --save-result` writes."""
+"""Keys that `vllm bench serve --save-result` writes."""
 
 
 def outcome(number: int, due: float, first: float, gap: float, tokens: int) -> RequestOutcome:
@@ -120,7 +120,7 @@ def test_several_tokens_in_a_chunk() -> None:
 
 
 def test_answers_of_one_token_have_no_time_per_token(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nor have those of which all chunks came at once; it is told how many there are."""
+    """Nor have those of which all chunks came at once; a note has their number."""
     single, at_once = outcome(0, 10.0, 0.1, 0.0, 1), outcome(1, 10.0, 0.1, 0.0, 4)
     assert single.tpot is at_once.tpot is None
     found = report(single, at_once, THREE[0], slo=Slo(tpot=0.011))
@@ -176,7 +176,7 @@ def test_notes() -> None:
 def test_figures_of_a_slow_host_are_marked(
     late: int, valid: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Past three steps of a hundred, in the document, in the table and on the page."""
+    """The note appears from three late steps of a hundred, in the document, in the table and on the page."""
     load = HostEffort(steps=100, late_steps=late, time_scale_needed=2.5)
     found = report(*THREE, load=load, server={"emulated": True})
     document = found.document()

@@ -18,7 +18,7 @@ QUICK = Behaviour(first=0.01, gap=0.001, pad=2)
 
 
 def test_prompts_have_the_length_that_was_asked_for() -> None:
-    """Also with what the server puts before each, and with words of the system's."""
+    """Prompts have it also with the tokens that the server adds before each, and with a system message."""
     for api in ("completions", "chat"):
         for prefixes in (PrefixTree(), PrefixTree(((1, 8), (3, 4)))):
             workload = synthetic(prompt=20, requests=6, prefixes=prefixes)
@@ -94,7 +94,7 @@ def test_failures_are_counted_by_kind() -> None:
     ],
 )
 def test_an_answer_that_did_not_end_well_is_a_failure(behaviour: Behaviour, kind: str, words: str) -> None:
-    """Whatever told so first; and it is in no latency."""
+    """The first report of the failure counts; and the answer is in no latency."""
     report = play(behaviour, synthetic(rate=100.0, duration=0.3, seed=1))
     assert set(report.recorder.errors) == {kind}
     assert report.recorder.details[kind] == words

@@ -114,7 +114,7 @@ USAGE = {"usage": {"prompt_tokens": 5, "completion_tokens": 2}}
 
 
 def ended(*events: object, status: int = 200) -> tuple[str, str] | None:
-    """What is wrong with an answer whose connection ended as it should."""
+    """Returns the failure of an answer whose connection ended normally."""
     found = answer(*events, status=status)
     found.end(99.0)
     return found.told() or found.missing()
@@ -138,7 +138,7 @@ def ended(*events: object, status: int = 200) -> tuple[str, str] | None:
     ],
 )
 def test_errors_in_the_stream(event: object) -> None:
-    """As OpenAI, vLLM, FastAPI, OpenRouter, text-generation-inference and llama.cpp write them."""
+    """Errors as OpenAI, vLLM, FastAPI, OpenRouter, text-generation-inference and llama.cpp write them."""
     found = ended(said("a"), event, said("b", finish_reason="stop"), DONE)
     assert found is not None
     assert found[0] == "error in stream"

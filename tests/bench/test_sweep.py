@@ -15,7 +15,8 @@ SLOTS, FIRST, GAP, TOKENS = 4, 0.05, 0.005, 11
 
 
 def capacity(log: Path) -> float:
-    """Requests a second, from how long the server says it held a slot for one."""
+    """Returns the requests per second, from the seconds for which the server logged that it held a slot
+    for one."""
     held = [
         FIRST + line["sent"][-1] - line["sent"][0]
         for line in sends(log).values()
@@ -47,7 +48,7 @@ def test_the_saturation_rate_is_found_unaided(tmp_path: Path) -> None:
 
 
 def test_no_more_meet_the_objectives_than_get_done() -> None:
-    """Both are of the warm part of a stage, and count an answer's parts alike."""
+    """Both are measured after the warm-up of a stage, and count an answer's parts alike."""
     stub = Behaviour(first=FIRST, gap=GAP, slots=SLOTS)
     for slo, met in ((Slo(e2e=9.0), {1.0}), (Slo(ttft=0.06), None), (Slo(tpot=1e-4), {0.0})):
         found = play_sweep(stub, synthetic(output=TOKENS, duration=1.0), 1.0, slo, rates=(10.0, 80.0))

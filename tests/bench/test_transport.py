@@ -32,7 +32,7 @@ class Reader:
 
 
 class Server(asyncio.Protocol):
-    """Answers each request with the next of the given words, in pieces; None hangs up."""
+    """Answers each request with the next of the given texts, in pieces; None disconnects."""
 
     def __init__(self, answers: list[Any]) -> None:
         self.answers = answers
@@ -49,7 +49,7 @@ class Server(asyncio.Protocol):
 
 
 def asked(answers: list[Any], ask: Callable[[ConnectionPool], Any]) -> tuple[Any, int]:
-    """What `ask` returns, and how many connections it took."""
+    """Returns the result of `ask`, and the number of connections that it took."""
 
     async def main() -> tuple[Any, int]:
         made: list[Server] = []

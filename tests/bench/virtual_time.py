@@ -1,4 +1,4 @@
-"""An event loop whose time passes only while nobody has anything to do: no machine is too slow for it."""
+"""An event loop with virtual time, which passes only when all tasks wait: no machine is too slow for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 TURN_SECONDS = 1e-5
-"""What a turn of the loop takes, whatever is done in it: who waits for a moment by turns comes to it."""
+"""Seconds of an iteration of the loop, whatever is done in it, so that polling for a time reaches it."""
 
 
 class _Selector(selectors.DefaultSelector):
-    """Waits for nothing: what nobody can do before a time makes it that time."""
+    """A selector that does not wait: when no task can run before a time, it becomes that time."""
 
     now = 1000.0
 
@@ -27,10 +27,10 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A client and, by `serve`, its server, in one loop; `time` is the time that both have.
+    """A client and, by `serve`, its server, in one loop; `time` is the time of both.
 
-    Connections are pairs of Unix sockets: what is written to one is there at the next turn.  TCP does not
-    promise that where the kernel's threads, too, wait for a core.
+    Connections are pairs of Unix sockets: bytes that are written to one can be read in the next iteration.
+    TCP does not promise that where the kernel's threads, too, wait for a core.
     """
 
     def __init__(self, serve: Callable[[], asyncio.Protocol]) -> None:

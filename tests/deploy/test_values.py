@@ -19,8 +19,8 @@ from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.neuron.chips.profiles import profile
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
-from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
-from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.emit_helm import FLAGS, PodSettings, helm_values
+from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
 from corepipe.serving.config import ServerConfig
 from tests.deploy import chart_readme, chart_schema
 from tests.deploy.charts import (
@@ -407,14 +407,14 @@ def test_chart_and_package_have_one_version() -> None:
 
 def plan(**more: Any) -> PlannedDeployment:
     place = Placement(pipeline=1, tensor=2, data=1)
-    shape = Shape("trn1.2xlarge", FORMATS["bf16"], place, profile("nxdi"))
+    shape = DeploymentShape("trn1.2xlarge", FORMATS["bf16"], place, profile("nxdi"))
     return PlannedDeployment(Candidate(shape, BatchLimits(4096, 8, 2048)), instances=3)
 
 
 @pytest.mark.parametrize("weights", [True, False])
 def test_what_a_plan_emits_installs_unchanged(weights: bool, tmp_path: Any) -> None:
     emitted = tmp_path / "plan.yaml"
-    emitted.write_text(helm_values(Served("llama-3.1-8b", weights, "nxdi", 12.3), plan(), ["a note"]))
+    emitted.write_text(helm_values(PodSettings("llama-3.1-8b", weights, "nxdi", 12.3), plan(), ["a note"]))
     found = parsed(attempt([emitted]))
     given = serve_parameters(found)
     assert of_kind(found, "Deployment")[0]["spec"]["replicas"] == 3

@@ -22,7 +22,7 @@ from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Attention
 from corepipe.neuron.step import StepShape
-from corepipe.planning.calibration.rows import Degrees
+from corepipe.planning.calibration.rows import RowDegrees
 from corepipe.planning.calibration.stacks import profile_of
 
 INF2 = instance("inf2.48xlarge")
@@ -117,7 +117,7 @@ def test_the_causal_kernel_begins_at_a_bucket(profile, bucket, lnc, causal):
     ],
 )
 def test_the_release_says_how_transformers_neuronx_attends(sdk, name):
-    assert profile_of({"task": "text-generation", "sdk": sdk}, 1, Degrees()).name == name
+    assert profile_of({"task": "text-generation", "sdk": sdk}, 1, RowDegrees()).name == name
 
 
 def test_what_comes_over_a_link_is_then_added():

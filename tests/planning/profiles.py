@@ -10,7 +10,7 @@ from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
-from corepipe.planning.profiling.profile import Run, Setup
+from corepipe.planning.profiling.profile import ProfileRun, ProfileSetup
 
 
 def setup(
@@ -22,8 +22,8 @@ def setup(
     input_len: int = 100,
     decode_steps: int = 2,
     **degrees: Any,
-) -> Setup:
-    return Setup(
+) -> ProfileSetup:
+    return ProfileSetup(
         architecture=architecture(model),
         format=FORMATS[fmt],
         instance=instance(where),
@@ -37,6 +37,6 @@ def setup(
 
 
 @cache
-def run(*args: Any, **kwargs: Any) -> Run:
-    """One for each setup: nothing of a run changes when it is looked at."""
-    return Run(setup(*args, **kwargs))
+def run(*args: Any, **kwargs: Any) -> ProfileRun:
+    """Returns one run for each setup, which tests do not change."""
+    return ProfileRun(setup(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""Sessions of agents from spans: what they become, and that a load test and a simulation play them alike."""
+"""Tests of sessions of agents from spans, and that a load test and a simulation play them alike."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def attribute(key: str, value: int | str) -> dict[str, Any]:
 
 
 def span(own: str, start: float, end: float, **more: Any) -> dict[str, Any]:
-    """Of an agent or a tool; with `prompt` and `answer`, of a model."""
+    """Returns a span of an agent or a tool; with `prompt` and `answer`, of a model."""
     attributes = []
     if "prompt" in more:
         named = {
@@ -54,13 +54,14 @@ def span(own: str, start: float, end: float, **more: Any) -> dict[str, Any]:
 
 
 def exports(*lines: Sequence[dict[str, Any]]) -> str:
-    """A line for each list of spans."""
+    """Returns a line for each list of spans."""
     wrapped = ({"resourceSpans": [{"scopeSpans": [{"spans": list(spans)}]}]} for spans in lines)
     return "".join(f"{json.dumps(line)}\n" for line in wrapped)
 
 
 def agent(trace: str, at: float, size: int = 100, second: float = 1.0) -> list[dict[str, Any]]:
-    """A plan of `size` tokens, two searches side by side, a summary; tools work 0.3 and 0.5 of a `second`."""
+    """Returns a plan of `size` tokens, two searches side by side, a summary; tools work 0.3 and 0.5 of a
+    `second`."""
     calls = [
         ("1", 0.0, 1.0, {"prompt": size, "answer": 8, "cached": size * 16 // 25}),
         ("t", 1.0, 1.3, {}),
@@ -176,7 +177,7 @@ def planned(starts: Sequence[float], *of_each: float) -> Iterator[list[dict[str,
 
 
 def test_a_load_test_and_a_simulation_send_the_same_turns_in_the_same_order(tmp_path: Path) -> None:
-    """Both in virtual time: a stub that answers as soon as a device of these step times does."""
+    """Both run in virtual time: a stub that answers as soon as a device of these step times does."""
     path = tmp_path / "x"
     path.write_text(exports(*planned([0.0, 0.1, 2.0, 5.0])))
     report = harness.play(Behaviour(first=0.01, gap=0.01), trace_workload(path))
@@ -194,8 +195,8 @@ def test_a_load_test_and_a_simulation_send_the_same_turns_in_the_same_order(tmp_
 
 
 def test_a_server_at_the_devices_pace_and_a_simulation(tmp_path: Path) -> None:
-    """Sessions so far apart that none meets another one's: turns in the same order, the median time of the
-    device to a first token within a tenth."""
+    """Sessions are so far apart that none overlaps another: turns in the same order, the median time of
+    the device to a first token within a tenth."""
     path, scale, timed = tmp_path / "x", 4.0, "llama-3.2-1b"
     path.write_text(exports(*planned([0.0, 1.0], 50, 0.2)))
     fixed = [

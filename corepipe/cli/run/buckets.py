@@ -21,7 +21,7 @@ from corepipe.neuron.chips.profiles import RuntimeProfile
 from corepipe.neuron.compile.memory import DeploymentLimits
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS, Format
 from corepipe.neuron.timing.modes import RequestedDegrees, resolve
-from corepipe.planning.buckets.bucketing import Asked, BucketPlan, Graphs, Padding, plan_buckets
+from corepipe.planning.buckets.bucketing import BucketPlan, BucketRequest, Graphs, Padding, plan_buckets
 from corepipe.planning.buckets.choose import I64
 from corepipe.planning.buckets.compiling import MINUTES_SOURCE
 from corepipe.planning.planner.emit_vllm import is_native
@@ -57,7 +57,7 @@ def run(given: Mapping[str, Any]) -> None:
         _print(found, given["model"])
 
 
-def _asked(given: Mapping[str, Any]) -> Asked:
+def _asked(given: Mapping[str, Any]) -> BucketRequest:
     model = architecture(given["model"])
     if not model.graph(FORMATS["bf16"]).causal:
         raise UserError(f"{model.name} generates no tokens; --buckets is for models that do", "model")
@@ -66,7 +66,7 @@ def _asked(given: Mapping[str, Any]) -> Asked:
     prompts, answers = _lengths(given)
     longest, batch = _longest(model, int((prompts + answers).max()), given), given["max_num_seqs"]
     batch, fmt = batch or MAX_NUM_SEQS, _format(given)
-    return Asked(
+    return BucketRequest(
         architecture=model,
         format=fmt,
         instance=machine,

@@ -17,11 +17,11 @@ from corepipe.neuron.chips.scales import Scales
 from corepipe.neuron.timing.uncertainty import interval
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.physics import Refused, refused
+from corepipe.planning.calibration.physics import RefusedRow, refused
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.planning.calibration.refine import Refined, narrowed, refine
-from corepipe.planning.calibration.residuals import Measured, is_rate, measured
-from corepipe.planning.calibration.results import Deployed, read_result
+from corepipe.planning.calibration.residuals import MeasuredRow, is_rate, measured
+from corepipe.planning.calibration.results import MeasuredDeployment, read_result
 from corepipe.planning.calibration.rows import Raw, read, text
 
 DEFAULT_PROFILE = "vllm-neuron"
@@ -70,7 +70,7 @@ def run(given: Mapping[str, Any]) -> None:
 
 def _read(given: Mapping[str, Any], base: str, cases: Cases) -> _Read:
     """The rows of all files.  Raises UserError for one that cannot be read."""
-    deployed = Deployed(
+    deployed = MeasuredDeployment(
         given["model"], given["instance"], given["dtype"], given["tensor"], given["pipeline"], given["data"],
         given["max_num_seqs"], given["max_model_len"], given["expert"],
     )  # fmt: skip
@@ -84,17 +84,17 @@ def _read(given: Mapping[str, Any], base: str, cases: Cases) -> _Read:
     return _Read(rows, why)
 
 
-def _rows(path: Path, deployed: Deployed, base: str) -> list[Raw]:
+def _rows(path: Path, deployed: MeasuredDeployment, base: str) -> list[Raw]:
     if path.is_dir() or path.suffix.lower() == ".json":
         return [{**row, "profile": base} for row in read_result(path, deployed)]
     return list(completed(read(path).rows))
 
 
-def _told(one: Refused, rows: Sequence[Raw]) -> str:
+def _told(one: RefusedRow, rows: Sequence[Raw]) -> str:
     return f"{one} ({text(rows[one.number - 1], 'metric')})"
 
 
-def _usable(rows: Sequence[Raw], cases: Cases) -> list[Measured]:
+def _usable(rows: Sequence[Raw], cases: Cases) -> list[MeasuredRow]:
     """Those of which nothing is guessed, and no tails."""
     predictor = Predictor(cases=cases)
     found = measured(rows, lambda _: predictor)
@@ -112,7 +112,7 @@ def _profile(name: str, base: str, rows: Sequence[Raw], found: Refined) -> Runti
     )
 
 
-def _show(before: Sequence[Measured], found: Refined, refined: RuntimeProfile, cases: Cases) -> None:
+def _show(before: Sequence[MeasuredRow], found: Refined, refined: RuntimeProfile, cases: Cases) -> None:
     """Of each figure what was measured, and predicted before and after, with its interval."""
     predictor = found.predictor(cases)
     after = measured([one.row for one in before], lambda _: predictor)

@@ -9,7 +9,7 @@ from rich.table import Column
 
 from corepipe.cli.output.tables import Figures
 from corepipe.planning.calibration.coverage import Coverage
-from corepipe.planning.calibration.decisions import Decisions, Order
+from corepipe.planning.calibration.decisions import Decisions, PairOrder
 
 LEFT_OUT = "left-out runs within their {level:.0%} intervals"
 
@@ -56,5 +56,5 @@ def show_decisions(console: Console, found: Decisions) -> None:
     )
 
 
-def _order(order: Order) -> tuple[str, str]:
+def _order(order: PairOrder) -> tuple[str, str]:
     return str(order.pairs), "-" if order.share is None else f"{order.share:.1%}"

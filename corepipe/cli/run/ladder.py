@@ -19,7 +19,7 @@ from corepipe.neuron.chips import profiles
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import hypothetical
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
-from corepipe.planning.profiling.ladder import Ladder, Rung, Work, ladder, takes_images
+from corepipe.planning.profiling.ladder import Ladder, LadderWork, Rung, ladder, takes_images
 
 SCHEMA = "corepipe.ladder/1"
 
@@ -43,7 +43,7 @@ def run(given: Mapping[str, Any]) -> None:
         _print(found, assumes=given["profile"] is None)
 
 
-def _work(given: Mapping[str, Any]) -> Work:
+def _work(given: Mapping[str, Any]) -> LadderWork:
     model = architecture(given["model"])
     graph = model.graph(FORMATS["bf16"])
     encodes, most = not graph.causal, model.max_positions
@@ -58,7 +58,7 @@ def _work(given: Mapping[str, Any]) -> Work:
     guesses = assumed_drafts(given["speculative_config"], model)
     draft = None if guesses is None or guesses.model is None else draft_architecture(guesses.model)
     stack = given["profile"] or ASSUMED[LADDER][GraphKind.of(graph)]
-    return Work(
+    return LadderWork(
         model,
         TIMED_FORMATS[given["dtype"].value],
         find_instance(given["instance"]),

@@ -39,17 +39,17 @@ from corepipe.planning.planner.bounds import Objectives
 from corepipe.planning.planner.commands import measure_commands, serve_command, simulate_command
 from corepipe.planning.planner.confidence import shipped_validation
 from corepipe.planning.planner.demand import Demand
-from corepipe.planning.planner.emit_helm import Served, helm_values
+from corepipe.planning.planner.emit_helm import PodSettings, helm_values
 from corepipe.planning.planner.emit_vllm import vllm_manifests
-from corepipe.planning.planner.plan_report import Commands, document
-from corepipe.planning.planner.planner import SPREAD, Inquiry, Market, Plan
+from corepipe.planning.planner.plan_report import PlanCommands, document
+from corepipe.planning.planner.planner import SPREAD, Market, Plan, PlanRequest
 from corepipe.planning.planner.planner import plan as make_plan
 from corepipe.planning.planner.prices import list_prices, read_prices
 from corepipe.planning.planner.remedies import Remedy
 from corepipe.planning.planner.remedies import remedy as find_remedy
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
-from corepipe.planning.planner.search_result import Option, Progress, Stopped
-from corepipe.planning.planner.space import Shape, Space
+from corepipe.planning.planner.search_result import PlanOption, SearchProgress, SearchStopped
+from corepipe.planning.planner.space import DeploymentShape, SearchSpace
 from corepipe.signals import INTERRUPTED
 from corepipe.workload.lengths import Lengths
 
@@ -108,17 +108,17 @@ def _check_alone(given: Mapping[str, Any]) -> None:
             raise UserError(f"--{name.replace('_', '-')} is of --buckets; add that", name)
 
 
-def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | None]:
+def _searched(inquiry: PlanRequest, limit: float | None) -> tuple[Plan, Remedy | None]:
     """The plan, and what would help where nothing was found and there is time."""
     deadline = inf if limit is None else monotonic() + limit
 
     def check() -> None:
         if monotonic() >= deadline:
-            raise Stopped(f"--time-limit {limit:g}s")
+            raise SearchStopped(f"--time-limit {limit:g}s")
 
     with progress_bar(errors()) as bar, sigterm_as_interrupt():
 
-        def watch(progress: Progress) -> None:
+        def watch(progress: SearchProgress) -> None:
             bar(progress.what, 1 - progress.left / max(1, progress.shapes), note(progress))
             check()
 
@@ -131,15 +131,15 @@ def _searched(inquiry: Inquiry, limit: float | None) -> tuple[Plan, Remedy | Non
             return found, None
         try:
             return found, find_remedy(found, report)
-        except (KeyboardInterrupt, Stopped):
+        except (KeyboardInterrupt, SearchStopped):
             return found, None
 
 
-def _commands(plan: Plan, best: Option, given: Mapping[str, Any]) -> Commands:
+def _commands(plan: Plan, best: PlanOption, given: Mapping[str, Any]) -> PlanCommands:
     model = given["model"]
     stack = _stack(best.deployment.candidate.shape.profile, _stacks(given))
     measure = _measure(plan, given) if given["next_measurement"] else None
-    commands = Commands(
+    commands = PlanCommands(
         serve_command(model, best.deployment, stack, weights=_has_weights(model)),
         simulate_command(model, best.deployment, stack, plan.inquiry.demand),
         measure,
@@ -147,8 +147,8 @@ def _commands(plan: Plan, best: Option, given: Mapping[str, Any]) -> Commands:
     return replace(commands, **_real(plan, best, model))
 
 
-def _real(plan: Plan, best: Option, model: str) -> dict[str, Any]:
-    """Of `Commands`: what runs a replica on the hardware, or why no stack does."""
+def _real(plan: Plan, best: PlanOption, model: str) -> dict[str, Any]:
+    """Of `PlanCommands`: what runs a replica on the hardware, or why no stack does."""
     longest, config = int(plan.inquiry.demand.sizes.prompts.max()), plan.inquiry.architecture.config
     candidate = best.deployment.candidate
     if (refused := emit_vllm.refusal(candidate, config, longest)) is not None:
@@ -161,7 +161,7 @@ def _real(plan: Plan, best: Option, model: str) -> dict[str, Any]:
     }
 
 
-def _source(plan: Plan, best: Option, model: str) -> tuple[str, list[str]]:
+def _source(plan: Plan, best: PlanOption, model: str) -> tuple[str, list[str]]:
     """What vLLM is to load, and what there is to say of it."""
     found, doubt = _repository(model)
     config = plan.inquiry.architecture.config
@@ -195,7 +195,7 @@ def _has_weights(model: str) -> bool:
     return Path(model).is_dir() or Path(model).suffix == ".gguf"
 
 
-def _inquiry(given: Mapping[str, Any]) -> Inquiry:
+def _inquiry(given: Mapping[str, Any]) -> PlanRequest:
     emit, prices, max_error = given["emit"], given["prices"], given["max_error"]
     model = architecture(given["model"])
     stacks = _stacks(given)
@@ -205,7 +205,7 @@ def _inquiry(given: Mapping[str, Any]) -> Inquiry:
             "--speculative-config: vLLM on Neuron has no such guesses to --emit; leave one of them out",
             "speculative_config",
         )
-    return Inquiry(
+    return PlanRequest(
         architecture=model,
         demand=_demand(given),
         space=replace(
@@ -240,13 +240,13 @@ def _demand(given: Mapping[str, Any]) -> Demand:
 
 def _space(
     instances: list[str], formats: list[StrEnum], stacks: list[str], emit: options.Emit | None
-) -> Space:
+) -> SearchSpace:
     """What may be chosen; NxD Inference computes whole prompts, one at a time."""
     named = {catalog.instance(name).name for name in instances}
     chosen = tuple(i for i in INSTANCES if not named or i.name in named)
     given = tuple(TIMED_FORMATS[fmt.value] for fmt in dict.fromkeys(formats)) or None
     software = tuple(profiles.profile(stack) for stack in dict.fromkeys(stacks))
-    space = Space(chosen, given, software, whole=any(one.chunk for one in software))
+    space = SearchSpace(chosen, given, software, whole=any(one.chunk for one in software))
     native = any(map(emit_vllm.is_native, chosen))
     return replace(space, batched_tokens=()) if emit is options.Emit.VLLM_NEURON and not native else space
 
@@ -257,7 +257,7 @@ def _stacks(given: Mapping[str, Any]) -> list[str]:
     return given["profile"] or [DEFAULT_PROFILE, *also]
 
 
-def _check_any_runs(inquiry: Inquiry) -> None:
+def _check_any_runs(inquiry: PlanRequest) -> None:
     """Raises UserError where vLLM on Neuron runs nothing of what may be chosen."""
     graph = inquiry.architecture.graph(FORMATS["bf16"])
     shapes = list(inquiry.space.shapes(graph.attention_heads, graph.num_layers, graph.experts))
@@ -266,7 +266,9 @@ def _check_any_runs(inquiry: Inquiry) -> None:
         emit_vllm.check_runs(shapes[0], config)
 
 
-def _accepted(emit: options.Emit | None, model: ModelConfig, *, own: bool) -> Callable[[Shape], bool]:
+def _accepted(
+    emit: options.Emit | None, model: ModelConfig, *, own: bool
+) -> Callable[[DeploymentShape], bool]:
     """What can be written so: `corepipe serve`, which the chart runs, takes logical cores as they come.
 
     own: nobody named the software, so that each instance has the one that is written for it.
@@ -291,7 +293,7 @@ def _rate(rate: float | None) -> float:
     return rate
 
 
-def _emitted(plan: Plan, best: Option, given: Mapping[str, Any]) -> str:
+def _emitted(plan: Plan, best: PlanOption, given: Mapping[str, Any]) -> str:
     model = given["model"]
     notes = [f"{plan.inquiry.architecture.name}: {sentence(plan, best)}", *doubts(plan, best)]
     if given["emit"] is options.Emit.VLLM_NEURON:
@@ -301,7 +303,7 @@ def _emitted(plan: Plan, best: Option, given: Mapping[str, Any]) -> str:
         return vllm_manifests(source, best.deployment, config, [*notes, *more])
     stack = _stack(best.deployment.candidate.shape.profile, _stacks(given))
     return helm_values(
-        Served(model, _has_weights(model), stack, best.outcome.latency), best.deployment, notes
+        PodSettings(model, _has_weights(model), stack, best.outcome.latency), best.deployment, notes
     )
 
 

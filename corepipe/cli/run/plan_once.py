@@ -31,13 +31,13 @@ from corepipe.neuron.timing.uncertainty import LEVEL
 from corepipe.planning.planner.commands import serve_command, simulate_once_command, wrapped
 from corepipe.planning.planner.prices import PriceList, list_prices, read_prices
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
-from corepipe.planning.planner.search_result import Stopped
+from corepipe.planning.planner.search_result import SearchStopped
 from corepipe.planning.planner.single_pass import (
     REQUESTS,
-    Demand,
-    Found,
-    Offer,
-    Option,
+    PricedInstance,
+    SinglePassDemand,
+    SinglePassOption,
+    SinglePassResult,
     offers,
     search,
     tightened,
@@ -75,7 +75,7 @@ def run(given: Mapping[str, Any], model: Architecture, graph: Graph, rate: float
         def watch(done: float) -> None:
             bar("searching for the cheapest", done)
             if deadline is not None and monotonic() >= deadline:
-                raise Stopped(f"--time-limit {limit:g}s")
+                raise SearchStopped(f"--time-limit {limit:g}s")
 
         found = search(model, tightened(demand, given["margin"] / 100), offered, graph.max_positions, watch)
     if given["as_json"]:
@@ -88,7 +88,7 @@ def run(given: Mapping[str, Any], model: Architecture, graph: Graph, rate: float
         raise typer.Exit(UNMET)
 
 
-def _demand(given: Mapping[str, Any], graph: Graph, rate: float) -> Demand:
+def _demand(given: Mapping[str, Any], graph: Graph, rate: float) -> SinglePassDemand:
     """Raises UserError for flags of what generates, and for inputs that are too long."""
     images = GraphKind.of(graph) is GraphKind.IMAGES
     for name, absent in {**OF_WHAT_GENERATES, **({"input_len": INPUT_LEN} if images else {})}.items():
@@ -98,7 +98,7 @@ def _demand(given: Mapping[str, Any], graph: Graph, rate: float) -> Demand:
     spec = given["input_len"]
     if images or spec == INPUT_LEN:
         spec = str(graph.max_positions if images else min(int(INPUT_LEN), graph.max_positions))
-    demand = Demand(
+    demand = SinglePassDemand(
         rate, Lengths.parse(spec, "input-len"), seconds("--ttft", given["ttft"]), given["percentile"],
         given["seed"], given["requests"] or REQUESTS,
     )  # fmt: skip
@@ -108,7 +108,7 @@ def _demand(given: Mapping[str, Any], graph: Graph, rate: float) -> Demand:
     return demand
 
 
-def _offers(given: Mapping[str, Any], graph: Graph) -> Iterator[Offer]:
+def _offers(given: Mapping[str, Any], graph: Graph) -> Iterator[PricedInstance]:
     named = {catalog.instance(name).name for name in given["instance"] or []}
     chosen = [instance for instance in INSTANCES if not named or instance.name in named]
     formats = [TIMED_FORMATS[fmt.value] for fmt in given["dtype"] or []] or [
@@ -128,18 +128,20 @@ def _prices(given: Mapping[str, Any]) -> PriceList:
     return read_prices(given["prices"]) if given["prices"] else list_prices()
 
 
-def _million(option: Option, demand: Demand) -> float:
+def _million(option: SinglePassOption, demand: SinglePassDemand) -> float:
     """Dollars for a million requests."""
     return option.price / 3600 / demand.rate * 1e6
 
 
-def _serve(option: Option, given: Mapping[str, Any]) -> list[str] | None:
+def _serve(option: SinglePassOption, given: Mapping[str, Any]) -> list[str] | None:
     if not Path(given["model"]).is_dir():
         return None
     return serve_command(given["model"], option.deployment, option.offer.stack, weights=True)
 
 
-def _simulate(option: Option, demand: Demand, given: Mapping[str, Any], *, images: bool) -> list[str]:
+def _simulate(
+    option: SinglePassOption, demand: SinglePassDemand, given: Mapping[str, Any], *, images: bool
+) -> list[str]:
     load: dict[str, object] = {
         "--rate": repr(demand.rate / option.deployment.instances),
         "--requests": demand.requests,
@@ -150,7 +152,9 @@ def _simulate(option: Option, demand: Demand, given: Mapping[str, Any], *, image
     return simulate_once_command(given["model"], option.deployment, option.offer.stack, load)
 
 
-def _document(found: Found, demand: Demand, given: Mapping[str, Any]) -> dict[str, object]:
+def _document(
+    found: SinglePassResult, demand: SinglePassDemand, given: Mapping[str, Any]
+) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "emulated": True,
@@ -165,7 +169,9 @@ def _document(found: Found, demand: Demand, given: Mapping[str, Any]) -> dict[st
     }
 
 
-def _option(option: Option, demand: Demand, given: Mapping[str, Any]) -> dict[str, object]:
+def _option(
+    option: SinglePassOption, demand: SinglePassDemand, given: Mapping[str, Any]
+) -> dict[str, object]:
     shape, limits = option.deployment.candidate.shape, option.deployment.candidate.limits
     images = GraphKind.of(option.report.device.graph) is GraphKind.IMAGES
     serve = _serve(option, given)
@@ -187,7 +193,7 @@ def _option(option: Option, demand: Demand, given: Mapping[str, Any]) -> dict[st
     }
 
 
-def _print(found: Found, demand: Demand, given: Mapping[str, Any], graph: Graph) -> None:
+def _print(found: SinglePassResult, demand: SinglePassDemand, given: Mapping[str, Any], graph: Graph) -> None:
     console = results()
     if found.cut_short:
         console.print(f"The search was cut short ({found.cut_short}): this is the best so far.", style="bold")
@@ -212,7 +218,7 @@ def _print(found: Found, demand: Demand, given: Mapping[str, Any], graph: Graph)
     console.print(f"to simulate one instance again:\n{wrapped(again)}", markup=False)
 
 
-def _summary(best: Option, demand: Demand, graph: Graph) -> Iterator[str]:
+def _summary(best: SinglePassOption, demand: SinglePassDemand, graph: Graph) -> Iterator[str]:
     """The choice in three lines: what to rent for how much, how quick it is, and what runs it."""
     yield (
         f"{best.deployment} at {best.price:.4g} $/h ({best.offer.instance.standing}), "
@@ -227,12 +233,12 @@ def _summary(best: Option, demand: Demand, graph: Graph) -> Iterator[str]:
     yield "no vLLM on Neuron runs it: its graphs are traced (torch-neuronx, torch-neuron on inf1), one a core"
 
 
-def _lengths(demand: Demand) -> str:
+def _lengths(demand: SinglePassDemand) -> str:
     least, most = min(demand.lengths), max(demand.lengths)
     return f"{least}" if least == most else f"{least} to {most}"
 
 
-def _table(found: Found, demand: Demand) -> Figures:
+def _table(found: SinglePassResult, demand: SinglePassDemand) -> Figures:
     heads = (Column(head, justify="right") for head in ("$/h", "$/M requests", "e2e ms"))
     table = Figures(*heads, "deployment", title="what does (emulated)", title_justify="left", pad_edge=False)
     for option in found.options:

@@ -12,20 +12,20 @@ from corepipe.errors import UserError
 from corepipe.neuron.timing.uncertainty import Figure
 from corepipe.planning.planner.commands import wrapped
 from corepipe.planning.planner.confidence import METRICS
-from corepipe.planning.planner.plan_report import Commands, distances, million, percentile_note, reasons
+from corepipe.planning.planner.plan_report import PlanCommands, distances, million, percentile_note, reasons
 from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.remedies import Remedy, roomier
-from corepipe.planning.planner.search_result import Option, Progress
+from corepipe.planning.planner.search_result import PlanOption, SearchProgress
 
 
-def note(progress: Progress) -> str:
+def note(progress: SearchProgress) -> str:
     """What is known in the middle of a search."""
     best = progress.best
     found = f"best {best.price:.4g} $/h ({best.deployment})" if best else "none found yet"
     return f"{progress.tried} tried, {progress.left} of {progress.shapes} left, {found}"
 
 
-def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Commands | None) -> None:
+def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: PlanCommands | None) -> None:
     """The whole plan; `commands` of the choice, if there is one."""
     if plan.search.cut_short:
         _line(console, cut(plan), style="bold")
@@ -59,7 +59,7 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Co
     )
 
 
-def summary(plan: Plan, option: Option, commands: Commands | None) -> Iterator[str]:
+def summary(plan: Plan, option: PlanOption, commands: PlanCommands | None) -> Iterator[str]:
     """The choice in three lines: what to rent for how much, how quick it is, and what runs it."""
     outcome, device = option.outcome, option.deployment.candidate.shape.device
     asked = plan.inquiry.demand.objectives
@@ -108,7 +108,7 @@ def _telling(plan: Plan) -> str:
     return "--next-measurement names what would tell them apart"
 
 
-def sentence(plan: Plan, option: Option) -> str:
+def sentence(plan: Plan, option: PlanOption) -> str:
     outcome, device = option.outcome, option.deployment.candidate.shape.device
     return (
         f"{option.deployment} at {option.price:.4g} $/h ({device.standing}): TTFT {_ms(outcome.ttft)} ms, "
@@ -117,7 +117,7 @@ def sentence(plan: Plan, option: Option) -> str:
     )
 
 
-def doubts(plan: Plan, option: Option) -> list[str]:
+def doubts(plan: Plan, option: PlanOption) -> list[str]:
     """How near the objectives are, how sure the figures, and where the price is from."""
     shape, known = option.deployment.candidate.shape, plan.inquiry.validation
     sure = {figure: known.of(figure, shape) for figure in METRICS}
@@ -132,7 +132,7 @@ def doubts(plan: Plan, option: Option) -> list[str]:
     ]
 
 
-def _certainty(plan: Plan, option: Option) -> Iterator[str]:
+def _certainty(plan: Plan, option: PlanOption) -> Iterator[str]:
     """Between what a measurement would lie, and what is not told apart."""
     known, percentile = plan.certainty, plan.inquiry.demand.objectives.percentile
     ttft, tpot = (
@@ -152,7 +152,7 @@ def _certainty(plan: Plan, option: Option) -> Iterator[str]:
         yield f"{len(plan.alike)} of {len(plan.options) - 1} other options cannot be told from it"
 
 
-def _nearness(plan: Plan, option: Option) -> Iterator[str]:
+def _nearness(plan: Plan, option: PlanOption) -> Iterator[str]:
     """How far below each objective the prediction is, beside the prediction's error."""
     for name, below, error in distances(plan, option):
         text = f"{name.upper()} is {below:.0%} below its objective"
@@ -175,7 +175,7 @@ def _ms(seconds: float) -> str:
     return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
-def _options(plan: Plan, options: Sequence[Option], title: str) -> Figures:
+def _options(plan: Plan, options: Sequence[PlanOption], title: str) -> Figures:
     table = Figures(title=title, title_justify="left", pad_edge=False)
     for heading in ("$/h", "$/M tokens", "TTFT ms", "TPOT ms", "e2e ms"):
         table.add_column(heading, justify="right")
@@ -245,7 +245,7 @@ def _print_measurement(console: Console, plan: Plan, commands: Sequence[list[str
         _line(console, wrapped(command))
 
 
-def _print_commands(console: Console, commands: Commands, instances: int) -> None:
+def _print_commands(console: Console, commands: PlanCommands, instances: int) -> None:
     if not isinstance(commands.vllm, str):
         _line(console, "to run it on the hardware, for each replica (not tried on a device):")
         _line(console, wrapped(commands.vllm))

@@ -12,7 +12,7 @@ from corepipe.errors import UserError
 from corepipe.neuron.chips.profiles import profile as find_profile
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.predict import Prediction, Predictor
+from corepipe.planning.calibration.predict import Predictor, RowPrediction
 from corepipe.planning.calibration.residuals import bounds
 from corepipe.planning.calibration.rows import UNITS, Raw, as_csv, read
 
@@ -33,7 +33,7 @@ def run(rows: Path, output: Path, profile: str | None) -> None:
         raise UserError(f"{rows}: lacks the column unit; it says what is asked for: {', '.join(UNITS)}")
     check_writable("--output", output)
     predictor = Predictor(cases=Cases(chosen))
-    found: list[Prediction] = []
+    found: list[RowPrediction] = []
     by: Counter[str] = Counter()
     written: list[dict[str, str]] = []
     with progress_bar(errors()) as report:
@@ -49,7 +49,7 @@ def run(rows: Path, output: Path, profile: str | None) -> None:
     _tell(output, found, by)
 
 
-def _refuse_columns(path: Path, found: Sequence[Prediction]) -> None:
+def _refuse_columns(path: Path, found: Sequence[RowPrediction]) -> None:
     """Raises UserError where every single row has a cell that cannot be used: the file is not what it should
     be, and nothing is written."""
     if found and all(one.column for one in found):
@@ -57,7 +57,7 @@ def _refuse_columns(path: Path, found: Sequence[Prediction]) -> None:
         raise UserError(f"{path}: no row can be predicted, for its column {column}: {why}")
 
 
-def _tell(output: Path, found: Sequence[Prediction], by: Counter[str]) -> None:
+def _tell(output: Path, found: Sequence[RowPrediction], by: Counter[str]) -> None:
     """How many rows are predicted, with which software around the model (`by`), how many are not for what one
     of their cells holds, and the reasons."""
     done = sum(one.value is not None for one in found)
@@ -75,7 +75,7 @@ def _tell(output: Path, found: Sequence[Prediction], by: Counter[str]) -> None:
         errors().print(f"  and {len(why) - SHOWN} more reasons: see the column `reason`")
 
 
-def _columns(predictor: Predictor, row: Raw, found: Prediction) -> dict[str, str]:
+def _columns(predictor: Predictor, row: Raw, found: RowPrediction) -> dict[str, str]:
     if found.value is None:
         return {**dict.fromkeys(ADDED, ""), "reason": found.reason}
     figures = (found.value, *bounds(predictor.ask(row), row, found.value))

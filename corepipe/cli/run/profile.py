@@ -21,9 +21,9 @@ from corepipe.neuron.chips.hardware import hypothetical
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
 from corepipe.neuron.timing import modes, perfetto
 from corepipe.neuron.timing.uncertainty import LEVEL
-from corepipe.planning.profiling.bottlenecks import Bottleneck, bottlenecks
-from corepipe.planning.profiling.profile import Phase, Run, Setup, placed
-from corepipe.planning.profiling.step_summary import Measured, Summary, measure
+from corepipe.planning.profiling.bottlenecks import StepBottleneck, bottlenecks
+from corepipe.planning.profiling.profile import Phase, ProfileRun, ProfileSetup, placed
+from corepipe.planning.profiling.step_summary import PhaseMeasurement, Summary, measure
 from corepipe.planning.profiling.step_trace import build
 
 
@@ -31,10 +31,10 @@ from corepipe.planning.profiling.step_trace import build
 class _Result:
     """A profile to show; `reason` is the placement's, `output` the timeline's file."""
 
-    run: Run
+    run: ProfileRun
     reason: str
-    measured: Sequence[Measured]
-    bottlenecks: Sequence[Bottleneck]
+    measured: Sequence[PhaseMeasurement]
+    bottlenecks: Sequence[StepBottleneck]
     output: Path | None
 
 
@@ -51,10 +51,10 @@ def run(given: Mapping[str, Any]) -> None:
         _print(results(), result, assumes=given["profile"] is None)
 
 
-def _setup(given: Mapping[str, Any]) -> Setup:
+def _setup(given: Mapping[str, Any]) -> ProfileSetup:
     model = architecture(given["model"])
     stack = given["profile"] or ASSUMED[PROFILE][GraphKind.of(model.graph(FORMATS["bf16"]))]
-    return Setup(
+    return ProfileSetup(
         architecture=model,
         format=TIMED_FORMATS[given["dtype"].value],
         instance=find_instance(given["instance"]),
@@ -87,12 +87,14 @@ def _longest(model: Architecture, given: Mapping[str, Any]) -> int:
     return max_model_len or needed
 
 
-def _result(wanted: Setup, mode: modes.Mode, degrees: modes.RequestedDegrees, output: Path | None) -> _Result:
+def _result(
+    wanted: ProfileSetup, mode: modes.Mode, degrees: modes.RequestedDegrees, output: Path | None
+) -> _Result:
     with progress_bar(errors()) as report:
         report("predicting the steps", 0.0)
         setup, reason = placed(wanted, mode, degrees)
-        run = Run(setup)
-        measured: list[Measured] = []
+        run = ProfileRun(setup)
+        measured: list[PhaseMeasurement] = []
         for phase in run.phases:
             report("predicting the steps", (1 + len(measured)) / (1 + len(run.phases)))
             measured.append(measure(run, phase))
@@ -105,7 +107,7 @@ def _result(wanted: Setup, mode: modes.Mode, degrees: modes.RequestedDegrees, ou
         return _Result(run, reason, measured, bottlenecks(run, measured), output)
 
 
-def _write(run: Run, path: Path) -> None:
+def _write(run: ProfileRun, path: Path) -> None:
     try:
         perfetto.write(build(run), path)
     except OSError as error:
@@ -161,7 +163,7 @@ def _print(console: Console, result: _Result, *, assumes: bool) -> None:
         console.print(f"{result.output}: open it at https://ui.perfetto.dev", markup=False)
 
 
-def _sure(run: Run, phase: Phase) -> str:
+def _sure(run: ProfileRun, phase: Phase) -> str:
     """Between which a measured step of the phase lies."""
     return between(run.interval(phase).around(run.seconds(phase)))
 

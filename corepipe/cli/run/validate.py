@@ -21,8 +21,8 @@ from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.coverage import Covered, coverage
 from corepipe.planning.calibration.decisions import decisions
-from corepipe.planning.calibration.predict import Prediction, Predictor
-from corepipe.planning.calibration.residuals import Measured, measured, residuals
+from corepipe.planning.calibration.predict import Predictor, RowPrediction
+from corepipe.planning.calibration.residuals import MeasuredRow, measured, residuals
 from corepipe.planning.calibration.rows import read_measured
 from corepipe.planning.calibration.score import Cell, cells, pair
 
@@ -36,8 +36,8 @@ def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
     table, cases = read_measured(rows), Cases(chosen)
     predictor = Predictor(cases=cases)
     plain = Predictor(constants=dict.fromkeys(shipped(), IDEAL), cases=cases)
-    predicted: list[Prediction] = []
-    baseline: list[Prediction] = []
+    predicted: list[RowPrediction] = []
+    baseline: list[RowPrediction] = []
     with progress_bar(errors()) as report:
         for number, row in enumerate(completed(table.rows)):
             report("predicting", number / len(table.rows))
@@ -64,13 +64,13 @@ def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
     )
 
 
-def _held(compared: Sequence[Measured]) -> list[Covered]:
+def _held(compared: Sequence[MeasuredRow]) -> list[Covered]:
     """The runs with the intervals that every prediction has."""
     known = shipped_uncertainty()
     return [Covered(one, known.interval(one.point)) for one in residuals(compared)]
 
 
-def _nothing(predicted: Sequence[Prediction]) -> str:
+def _nothing(predicted: Sequence[RowPrediction]) -> str:
     """Why there is nothing to compare."""
     if not predicted:
         return "has no rows under its header"

@@ -27,8 +27,8 @@ from corepipe.neuron.compile.memory import Footprint
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import Format
 from corepipe.neuron.timing.cost import CostModel, StepShape
-from corepipe.planning.buckets.choose import I64, Distribution, candidates, choices
-from corepipe.planning.buckets.compiling import NATIVE_WORKERS, Compiling, warnings
+from corepipe.planning.buckets.choose import I64, LengthCounts, candidates, choices
+from corepipe.planning.buckets.compiling import NATIVE_WORKERS, CompileWork, warnings
 from corepipe.planning.planner.vllm_nxdi import buckets as nxdi_buckets
 
 STEP = 128
@@ -73,7 +73,7 @@ class Padding:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BucketRequest:
     """A model on the cores of an instance, and requests: [n] tokens of prompts and of answers."""
 
     architecture: Architecture
@@ -92,20 +92,20 @@ class Asked:
 class BucketPlan:
     """The default graphs and the chosen ones, for as many graphs; and the cost of compiling these."""
 
-    asked: Asked
+    asked: BucketRequest
     default: Graphs
     default_padding: Padding
     chosen: Graphs
     padding: Padding
-    compiling: Compiling
+    compiling: CompileWork
     warnings: tuple[str, ...]
 
 
-def plan_buckets(asked: Asked) -> BucketPlan:
+def plan_buckets(asked: BucketRequest) -> BucketPlan:
     """Returns the graphs with which the requests take the least time, for a number of graphs; those of
     each kind are the ones that pad the fewest tokens.  Raises UserError for a model that cannot be divided
     so."""
-    bench = _Bench(asked)
+    bench = _GraphTimes(asked)
     default = bench.default
     number = asked.graphs or default.number
     options = [default, *bench.options(number)]
@@ -117,13 +117,13 @@ def plan_buckets(asked: Asked) -> BucketPlan:
     )
 
 
-class _Bench:
+class _GraphTimes:
     """Times and padding of the requests with given graphs."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: BucketRequest) -> None:
         self._asked = asked
         self._native = asked.profile.prefill_buckets is Buckets.CHUNKS
-        self._prompts = Distribution.of(asked.prompts)
+        self._prompts = LengthCounts.of(asked.prompts)
         contexts = _contexts(asked)
         self._longest_of_batch = contexts and contexts.largest_of(asked.batch)
         graph = asked.architecture.graph(asked.format, asked.longest)
@@ -199,12 +199,12 @@ class _Bench:
             max(0.0, seconds - self._least_seconds()),
         )
 
-    def compiling(self, graphs: Graphs) -> tuple[Compiling, tuple[str, ...]]:
+    def compiling(self, graphs: Graphs) -> tuple[CompileWork, tuple[str, ...]]:
         """Returns the work of compiling the graphs, and warnings of known failures."""
         asked = self._asked
         weights = max(Footprint.of(program).weights for program in self._programs)
         workers = NATIVE_WORKERS if self._native else 1
-        work = Compiling(weights, asked.architecture.parameters, graphs.number, workers)
+        work = CompileWork(weights, asked.architecture.parameters, graphs.number, workers)
         steps = [self._prompt(0, graphs.prefill[-1]), StepShape.decode(asked.batch, graphs.decode[-1])]
         return work, tuple(warnings(work, asked.instance, self._programs, steps))
 
@@ -246,7 +246,7 @@ class _Bench:
         )
 
 
-def _contexts(asked: Asked) -> Distribution | None:
+def _contexts(asked: BucketRequest) -> LengthCounts | None:
     """Returns the contexts that decode steps read, one for each token after the first; None where there
     are none."""
     changes = np.zeros(asked.longest + 2, np.int64)
@@ -254,7 +254,7 @@ def _contexts(asked: Asked) -> Distribution | None:
     np.add.at(changes, asked.prompts + asked.answers, -1)
     counts = np.cumsum(changes)
     lengths = np.flatnonzero(counts)
-    return Distribution(lengths, counts[lengths].astype(np.float64)) if len(lengths) else None
+    return LengthCounts(lengths, counts[lengths].astype(np.float64)) if len(lengths) else None
 
 
 def _multiples(unit: int, longest: int) -> Sequence[int]:

@@ -17,14 +17,14 @@ F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class LengthCounts:
     """Lengths in ascending order, each once, and how often it occurs."""
 
     lengths: I64
     weights: F64
 
     @classmethod
-    def of(cls, lengths: npt.ArrayLike) -> Distribution:
+    def of(cls, lengths: npt.ArrayLike) -> LengthCounts:
         """Counts the lengths of a sample, of which there is at least one."""
         found, counts = np.unique(np.asarray(lengths, np.int64), return_counts=True)
         return cls(found, counts.astype(np.float64))
@@ -42,12 +42,12 @@ class Distribution:
     def longest(self) -> int:
         return int(self.lengths[-1])
 
-    def largest_of(self, several: int) -> Distribution:
+    def largest_of(self, several: int) -> LengthCounts:
         """Returns the distribution of the largest of `several` lengths that are drawn independently, with
         the same total weight."""
         share = np.cumsum(self.weights) / self.count
         grown = np.diff(share**several, prepend=0.0) * self.count
-        return Distribution(self.lengths, grown)
+        return LengthCounts(self.lengths, grown)
 
     def padded(self, buckets: npt.ArrayLike) -> F64:
         """Returns the weight of the lengths that each of `buckets`, in ascending order, holds."""
@@ -56,20 +56,20 @@ class Distribution:
         return np.bincount(which, self.weights, len(sizes))[: len(sizes)].astype(np.float64)
 
 
-def waste(distribution: Distribution, buckets: npt.ArrayLike) -> float:
+def waste(distribution: LengthCounts, buckets: npt.ArrayLike) -> float:
     """Returns the tokens of padding."""
     padded = distribution.padded(buckets) @ np.asarray(buckets, np.float64)
     return float(padded) - distribution.tokens
 
 
-def candidates(distribution: Distribution, longest: int, step: int) -> I64:
+def candidates(distribution: LengthCounts, longest: int, step: int) -> I64:
     """Returns the lengths that buckets may have: those of the distribution, each up to a multiple of
     `step`, and the longest; no other is ever better."""
     sizes = np.unique(-(-distribution.lengths // step) * step)
     return np.append(sizes[sizes < longest], longest)
 
 
-def choices(distribution: Distribution, sizes: I64, most: int) -> list[tuple[int, ...]]:
+def choices(distribution: LengthCounts, sizes: I64, most: int) -> list[tuple[int, ...]]:
     """Returns, for 1, 2 ... `most` buckets: at most so many of `sizes`, the largest among them, to which the
     fewest tokens are padded.
 
@@ -93,7 +93,7 @@ def choices(distribution: Distribution, sizes: I64, most: int) -> list[tuple[int
     return found
 
 
-def choose(distribution: Distribution, sizes: I64, number: int) -> tuple[int, ...]:
+def choose(distribution: LengthCounts, sizes: I64, number: int) -> tuple[int, ...]:
     """Returns the last of `choices`."""
     return choices(distribution, sizes, number)[-1]
 

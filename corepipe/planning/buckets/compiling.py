@@ -40,7 +40,7 @@ bytes of weights from which this is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compiling:
+class CompileWork:
     """A model to compile: bytes of weights of a rank, numbers of parameters and of graphs, and graphs at a
     time."""
 
@@ -58,7 +58,7 @@ class Compiling:
 
 
 def warnings(
-    compiling: Compiling, instance: Instance, programs: Sequence[Program], steps: Sequence[StepShape]
+    compiling: CompileWork, instance: Instance, programs: Sequence[Program], steps: Sequence[StepShape]
 ) -> Iterator[str]:
     """Yields warnings of known failures, and of what cannot be checked."""
     host = instance.host_memory_bytes

@@ -22,8 +22,8 @@ from corepipe.neuron.timing.cost import CostModel
 from corepipe.neuron.timing.uncertainty import ModelKind, architecture_of
 from corepipe.neuron.values import SOURCE, TOKENS, GraphOutput, InputKind, OutputKind, StateKind, weight_bytes
 from corepipe.planning.calibration.rows import (
-    Degrees,
     Raw,
+    RowDegrees,
     Unpredictable,
     count,
     degrees,
@@ -31,7 +31,7 @@ from corepipe.planning.calibration.rows import (
     number_format,
     text,
 )
-from corepipe.planning.calibration.stacks import ENCODERS, Kind, profile_of
+from corepipe.planning.calibration.stacks import ENCODERS, ModelTraits, profile_of
 
 DEFAULT_TOKENS = 2048
 """Tokens of a whole sequence, where a row that counts input and output together does not say: that of the
@@ -57,7 +57,7 @@ class Case:
     place: tuple[str, int]
     instance: Instance = field(compare=False)
     format: Format
-    degrees: Degrees
+    degrees: RowDegrees
     profile: RuntimeProfile
     batch: int
     inputs: int
@@ -96,13 +96,15 @@ class Cases:
         machine = _instance(row, cut)
         fmt = _native(number_format(row), machine)
         graph = self._graph(model, fmt, None)
-        kind = Kind.of(graph)
+        kind = ModelTraits.of(graph)
         profile = self._profile or profile_of(row, batch, cut, kind)
         image = _image(row, graph) if kind.images else None
         graph = self._graph(model, fmt, image)
         encodes = not graph.causal or task in ENCODERS
         lengths = _lengths(row, graph, encodes)
-        held = _held(graph, machine, batch * lengths.longest) if _together(row) and cut == Degrees() else cut
+        held = (
+            _held(graph, machine, batch * lengths.longest) if _together(row) and cut == RowDegrees() else cut
+        )
         assumed = [f"the weights do not fit a core: tensor {held.tensor} is assumed"] if held != cut else []
         if _unsaid(row, graph, encodes):
             assumed.append(f"output_len is missing: all but one of {lengths.longest} tokens are assumed")
@@ -169,7 +171,7 @@ class Cases:
         return compile_for_timing(_finer(wanted) if finer else wanted, placement)
 
 
-def placement(cut: Degrees) -> Placement:
+def placement(cut: RowDegrees) -> Placement:
     """Returns the placement.  Raises UserError for experts on a number of cores that is no multiple of the
     tensor ranks."""
     return Placement(cut.pipeline, cut.tensor, cut.data, cut.expert)
@@ -217,7 +219,7 @@ def _finer(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(ops), num_layers=max(1, parts))
 
 
-def _instance(row: Raw, cut: Degrees) -> Instance:
+def _instance(row: Raw, cut: RowDegrees) -> Instance:
     """Returns the instance; with one physical core per logical core where more cores are used than there are
     of two.
 
@@ -240,7 +242,7 @@ def _native(fmt: Format, instance: Instance) -> Format:
     return Format(fmt.name, DType.BF16, DType.BF16, DType.BF16)
 
 
-def _held(graph: Graph, instance: Instance, tokens: int) -> Degrees:
+def _held(graph: Graph, instance: Instance, tokens: int) -> RowDegrees:
     """Returns one core; where the weights do not fit it, the fewest tensor ranks that hold them and the keys
     and values of `tokens`, if any do.
 
@@ -248,13 +250,13 @@ def _held(graph: Graph, instance: Instance, tokens: int) -> Degrees:
     """
     weights = sum(weight_bytes(spec.shape, spec.role, graph.format) for spec in graph.weights())
     if weights <= instance.bank_bytes:
-        return Degrees()
+        return RowDegrees()
     kept = (state.per_token for state in graph.states() if state.kind is StateKind.TOKENS)
     held = weights + tokens * sum(kept) * graph.format.compute.bytes
     for tensor in instance.tensor_degrees:
         if held * min(tensor, instance.cores_per_bank) <= tensor * instance.bank_bytes:
-            return Degrees(tensor=tensor)
-    return Degrees()
+            return RowDegrees(tensor=tensor)
+    return RowDegrees()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +269,7 @@ class _Lengths:
 
 
 def _lengths(row: Raw, graph: Graph, encodes: bool) -> _Lengths:
-    if Kind.of(graph).images:
+    if ModelTraits.of(graph).images:
         return _Lengths(graph.max_positions, 0, graph.max_positions)
     given, outputs, longest = input_tokens(row), count(row, "output_len", 0), count(row, "seq_len", 0)
     if isinstance(given, tuple):

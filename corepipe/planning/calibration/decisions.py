@@ -13,7 +13,7 @@ import numpy as np
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.timing.uncertainty import Interval, Point
 from corepipe.planning.calibration.coverage import Covered
-from corepipe.planning.calibration.residuals import Measured, is_rate, run
+from corepipe.planning.calibration.residuals import MeasuredRow, is_rate, run
 from corepipe.planning.calibration.rows import UNITS, count, degrees, text
 from corepipe.planning.calibration.score import resolution
 
@@ -29,7 +29,7 @@ Intervals = Mapping[tuple[str, str, bool], Interval]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PairOrder:
     """A number of pairs, and how many of them were predicted in the order in which they were measured."""
 
     pairs: int
@@ -57,16 +57,16 @@ class Decisions:
     """The decisions of pairs.  apart, overlapping: pairs by their intervals; by: all pairs, by what
     differs."""
 
-    apart: Order
-    overlapping: Order
-    by: Mapping[str, tuple[Order, Order]]
+    apart: PairOrder
+    overlapping: PairOrder
+    by: Mapping[str, tuple[PairOrder, PairOrder]]
     regret: Regret
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 
-def decisions(found: Sequence[Measured], held: Iterable[Covered]) -> Decisions:
+def decisions(found: Sequence[MeasuredRow], held: Iterable[Covered]) -> Decisions:
     """Judges measured rows, each predicted without its family, by the intervals that the others give."""
     intervals = {_key(one.residual.run, one.residual.point): one.interval for one in held}
     judged: defaultdict[tuple[str, bool], list[bool]] = defaultdict(list)
@@ -86,7 +86,7 @@ def _key(name: str, point: Point) -> tuple[str, str, bool]:
     return name, point.kind, point.tail
 
 
-def pairs(found: Sequence[Measured]) -> Iterator[tuple[Measured, Measured]]:
+def pairs(found: Sequence[MeasuredRow]) -> Iterator[tuple[MeasuredRow, MeasuredRow]]:
     """Yields rows of one model and workload on two instances, placements or batches, with different
     figures."""
     for group in _groups(found, GIVEN).values():
@@ -97,37 +97,37 @@ def pairs(found: Sequence[Measured]) -> Iterator[tuple[Measured, Measured]]:
                 yield one, other
 
 
-def _groups(found: Sequence[Measured], columns: Sequence[str]) -> dict[tuple[str, ...], list[Measured]]:
-    groups: defaultdict[tuple[str, ...], list[Measured]] = defaultdict(list)
+def _groups(found: Sequence[MeasuredRow], columns: Sequence[str]) -> dict[tuple[str, ...], list[MeasuredRow]]:
+    groups: defaultdict[tuple[str, ...], list[MeasuredRow]] = defaultdict(list)
     for one in found:
         groups[tuple(text(one.row, name) for name in columns)].append(one)
     return groups
 
 
-def _difference(one: Measured, other: Measured) -> str:
+def _difference(one: MeasuredRow, other: MeasuredRow) -> str:
     names = {"instance": "instances", "parallelism": "placements", "batch_size": "batches"}
     return next(label for name, label in names.items() if text(one.row, name) != text(other.row, name))
 
 
-def _overlap(one: Measured, other: Measured, intervals: Intervals) -> bool:
+def _overlap(one: MeasuredRow, other: MeasuredRow, intervals: Intervals) -> bool:
     (low, high), (other_low, other_high) = (_around(each, intervals) for each in (one, other))
     return low <= other_high and other_low <= high
 
 
-def _around(one: Measured, intervals: Intervals) -> tuple[float, float]:
+def _around(one: MeasuredRow, intervals: Intervals) -> tuple[float, float]:
     return intervals[_key(run(one.row), one.point)].around(one.predicted, rate=is_rate(one.row))
 
 
-def _right(one: Measured, other: Measured) -> bool:
+def _right(one: MeasuredRow, other: MeasuredRow) -> bool:
     return (one.predicted < other.predicted) == (one.value < other.value)
 
 
-def _order(groups: Iterable[Sequence[bool]]) -> Order:
+def _order(groups: Iterable[Sequence[bool]]) -> PairOrder:
     hits = [hit for group in groups for hit in group]
-    return Order(len(hits), sum(hits))
+    return PairOrder(len(hits), sum(hits))
 
 
-def _regret(found: Sequence[Measured]) -> Regret:
+def _regret(found: Sequence[MeasuredRow]) -> Regret:
     """Returns the regret over workloads for which several configurations' costs were measured."""
     priced = [one for one in found if not one.point.tail and _per_token(one) is not None]
     regrets = []
@@ -143,7 +143,7 @@ def _regret(found: Sequence[Measured]) -> Regret:
     return Regret(len(regrets), best, float(np.mean(regrets)), p90, max(regrets))
 
 
-def _cost(one: Measured, figure: Callable[[Measured], float]) -> float:
+def _cost(one: MeasuredRow, figure: Callable[[MeasuredRow], float]) -> float:
     """Returns the dollars for one unit of a rate, or for a time: of the instance's part that is used."""
     per_token = _per_token(one)
     assert per_token is not None
@@ -151,7 +151,7 @@ def _cost(one: Measured, figure: Callable[[Measured], float]) -> float:
     return per_token / value if is_rate(one.row) else per_token * value
 
 
-def _per_token(one: Measured) -> float | None:
+def _per_token(one: MeasuredRow) -> float | None:
     """Returns the dollars per second of the cores in use, per token that a figure of one yields; None
     where the figure is no throughput, nor a time between tokens, or the instance has no price."""
     row = one.row

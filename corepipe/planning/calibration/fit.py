@@ -17,7 +17,7 @@ import numpy.typing as npt
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.constants import Constants, fitted, shipped
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.predict import Asked, Predictor
+from corepipe.planning.calibration.predict import Predictor, RequestedFigure
 from corepipe.planning.calibration.rows import Raw, text
 from corepipe.planning.calibration.score import pair, resolution
 
@@ -41,7 +41,7 @@ GIVE_UP = 1e6
 FAR_OFF = 0.03
 """Distance of a logarithm within which slopes are good enough."""
 
-Known = dict[Constants, dict[Asked, float]]
+Known = dict[Constants, dict[RequestedFigure, float]]
 """Predictions of rows by constants."""
 
 BOUNDS: Mapping[str, tuple[float, float]] = {

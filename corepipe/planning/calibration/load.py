@@ -89,7 +89,7 @@ SPREAD = LengthSpread(0.10, 0.08)
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class RowLoad:
     """The load of a row: `users` in a closed loop, or `once` each; or `rate` requests per second, of a
     `kind`.
 
@@ -107,7 +107,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRequests:
     """The figures of requests that ended in time: seconds, tokens."""
 
     first: F64
@@ -118,7 +118,7 @@ class Served:
     seconds: float
 
 
-def load(row: Raw, vocabulary: int) -> Traffic:
+def load(row: Raw, vocabulary: int) -> RowLoad:
     """Reads `arrival`, `users` and `rate`, for a model of `vocabulary` tokens.  Raises Unpredictable where
     they are not enough.
 
@@ -132,22 +132,22 @@ def load(row: Raw, vocabulary: int) -> Traffic:
     users, rate = _offered(row)
     if text(row, "task").lower() == LLMPERF and users and rate is None:
         tokens = LLMPERF_TOKENS if vocabulary > LARGE_VOCABULARY else 1.0
-        return Traffic(users, None, once=True, tokens=tokens)
+        return RowLoad(users, None, once=True, tokens=tokens)
     if arrival in ALONE:
-        return Traffic(1, None, lengths=SWEPT if users > 1 else SPREAD)
+        return RowLoad(1, None, lengths=SWEPT if users > 1 else SPREAD)
     if arrival in OPEN or (not arrival and rate is not None):
         if rate is None:
             raise Unpredictable(f"a row with {arrival} arrivals needs its rate")
         kind: ArrivalKind = "constant" if arrival in CONSTANT or users else "poisson"
-        return Traffic(None, rate, kind, lengths=SWEPT if users else SPREAD)
+        return RowLoad(None, rate, kind, lengths=SWEPT if users else SPREAD)
     if arrival not in CLOSED | SWEEPS | BURSTS:
         known = ", ".join(sorted((ALONE | OPEN | CLOSED | SWEEPS | BURSTS) - {""}))
         raise Unpredictable(f"arrival {arrival!r:.40} is none of {known}")
     if not users:
         raise Unpredictable("a row under load needs its users, or its rate")
     if arrival in SWEEPS:
-        return Traffic(users, None, limited=True, lengths=SWEPT)
-    return Traffic(users, None, once=arrival in BURSTS)
+        return RowLoad(users, None, limited=True, lengths=SWEPT)
+    return RowLoad(users, None, once=arrival in BURSTS)
 
 
 def _offered(row: Raw) -> tuple[int, float | None]:
@@ -161,7 +161,7 @@ def _offered(row: Raw) -> tuple[int, float | None]:
     return users, rate
 
 
-def serve(case: Case, cost: CostModel, offered: Traffic) -> Served:
+def serve(case: Case, cost: CostModel, offered: RowLoad) -> ServedRequests:
     """Plays the load on all replicas of the case.  Raises Unpredictable for one that is too long."""
     if case.outputs > MOST_OUTPUTS:
         raise Unpredictable(f"under load output_len must be up to {MOST_OUTPUTS}, not {case.outputs}")
@@ -173,7 +173,7 @@ def serve(case: Case, cost: CostModel, offered: Traffic) -> Served:
     return _play(case, cost, offered, requests)
 
 
-def _play(case: Case, cost: CostModel, offered: Traffic, requests: int | None) -> Served:
+def _play(case: Case, cost: CostModel, offered: RowLoad, requests: int | None) -> ServedRequests:
     """Plays the load, up to so many requests (None: as many as are sent in time)."""
     limits = SchedulerConfig(
         num_blocks=case.batch * -(-case.longest // BLOCK),
@@ -194,7 +194,7 @@ def _play(case: Case, cost: CostModel, offered: Traffic, requests: int | None) -
         raise Unpredictable(f"no request ends within {MEASURED_SECONDS:g} s")
     found = {name: values[ended] for name, values in seen.items()}
     seconds = float(found["last_at"].max() - found["arrival"].min())
-    return Served(
+    return ServedRequests(
         first=found["first_at"] - found["arrival"],
         total=found["last_at"] - found["arrival"],
         gaps=gaps,
@@ -204,7 +204,7 @@ def _play(case: Case, cost: CostModel, offered: Traffic, requests: int | None) -
     )
 
 
-def _workload(case: Case, offered: Traffic, requests: int | None) -> Workload:
+def _workload(case: Case, offered: RowLoad, requests: int | None) -> Workload:
     inputs, outputs = (max(1, round(offered.tokens * tokens)) for tokens in (case.inputs, case.outputs))
     spread = offered.lengths
     return Synthetic(
@@ -231,7 +231,7 @@ def _around(mean: int, spread: float, most: int, ended: float = 0.0) -> Lengths:
     return Lengths("list:" + ",".join(str(one()) for _ in range(SAMPLES)))
 
 
-def figure(metric: str, run: Served, quantile: float | None) -> float:  # noqa: PLR0911 -- one return a kind
+def figure(metric: str, run: ServedRequests, quantile: float | None) -> float:  # noqa: PLR0911 -- one return a kind
     """Returns a metric of the simulated requests.  Raises Unpredictable for one that is not known."""
     match metric:
         case "ttft":
@@ -256,7 +256,7 @@ def _at(values: F64, quantile: float | None) -> float:
     return float(values.mean() if quantile is None else np.quantile(values, quantile))
 
 
-def _gap(run: Served, quantile: float | None) -> float:
+def _gap(run: ServedRequests, quantile: float | None) -> float:
     if not len(run.gaps):
         raise Unpredictable("answers of one token have no times between tokens")
     if quantile is None:

@@ -14,7 +14,7 @@ from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import CostModel
 from corepipe.planning.calibration.cases import Case, Cases
-from corepipe.planning.calibration.predict import Asked, Predictor, whole_batch
+from corepipe.planning.calibration.predict import Predictor, RequestedFigure, whole_batch
 from corepipe.planning.calibration.residuals import is_rate, run
 from corepipe.planning.calibration.rows import UNITS, Raw, Unpredictable, text
 
@@ -30,7 +30,7 @@ TOO_MANY = 1.15
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRow:
     """A row, by its number in the file (the first under the header is 1), and the reason why it is not
     believed."""
 
@@ -41,12 +41,12 @@ class Refused:
         return f"row {self.number}: {self.reason}"
 
 
-def refused(rows: Sequence[Raw], cases: Cases) -> list[Refused]:
+def refused(rows: Sequence[Raw], cases: Cases) -> list[RefusedRow]:
     """Returns the rows that contradict physics or one another, in their order."""
     found = {number: reason for number, row in enumerate(rows, 1) if (reason := _impossible(row, cases))}
     left = {number: row for number, row in enumerate(rows, 1) if number not in found}
     found |= _contradictions(left, cases)
-    return [Refused(number, found[number]) for number in sorted(found)]
+    return [RefusedRow(number, found[number]) for number in sorted(found)]
 
 
 def _impossible(row: Raw, cases: Cases) -> str | None:
@@ -86,7 +86,7 @@ def _too_fast(row: Raw, value: float, cases: Cases) -> str | None:
     return None
 
 
-def _bound(asked: Asked, cases: Cases) -> tuple[float, str] | None:
+def _bound(asked: RequestedFigure, cases: Cases) -> tuple[float, str] | None:
     """Returns the seconds that the figure takes at least (for a rate: that one unit of it does), and why."""
     case = asked.case
     cost = cases.cost(_plain(case), dict.fromkeys(shipped(), IDEAL))
@@ -161,7 +161,7 @@ def _named(figures: Mapping[str, object], names: Sequence[str]) -> str | None:
 _BATCH = {"ttft", "tpot", "output_throughput"}
 
 
-def _batch(asked: Asked, seconds: Mapping[str, float]) -> str | None:
+def _batch(asked: RequestedFigure, seconds: Mapping[str, float]) -> str | None:
     """Returns the reason why the times of a batch that runs alone contradict its tokens per second; None:
     they agree."""
     case = asked.case
@@ -177,7 +177,7 @@ def _batch(asked: Asked, seconds: Mapping[str, float]) -> str | None:
     )
 
 
-def _little(asked: Asked, rate: float, latency: float) -> str | None:
+def _little(asked: RequestedFigure, rate: float, latency: float) -> str | None:
     """Returns the reason why a rate and a latency contradict Little's law, by the requests that must be in
     flight; None: they agree."""
     case, flight = asked.case, rate * latency

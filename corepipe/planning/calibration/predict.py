@@ -16,7 +16,7 @@ from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import CostModel
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Case, Cases
-from corepipe.planning.calibration.load import Served, Traffic, load, serve
+from corepipe.planning.calibration.load import RowLoad, ServedRequests, load, serve
 from corepipe.planning.calibration.load import figure as load_figure
 from corepipe.planning.calibration.rows import RATES, UNITS, Raw, Unpredictable, text
 
@@ -26,7 +26,7 @@ NOT_VALIDATED = "not validated"
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class RowPrediction:
     """A figure in the row's unit, or None with the reason; `reason` may also qualify a figure.
 
     profile: the runtime profile that was used; empty where none was chosen yet.  assumed: whether an
@@ -42,18 +42,18 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedFigure:
     """The figure that a row requests for a case; quantile None: the mean; load None: a batch alone."""
 
     case: Case
     metric: str
     unit: str
     quantile: float | None
-    load: Traffic | None
+    load: RowLoad | None
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class BatchGeneration:
     """A generated batch: seconds to its first tokens, and of each step that follows; sequences in all
     replicas; tokens of each."""
 
@@ -69,7 +69,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class EncoderBatch:
     """An encoder's batch: seconds, and batches per second of all cores."""
 
     seconds: float
@@ -97,7 +97,7 @@ class Predictor:
         self._pass = cache(self._encode)
         self._served = cache(self._serve)
 
-    def predict(self, row: Raw) -> Prediction:
+    def predict(self, row: Raw) -> RowPrediction:
         """Returns the row's figure; never raises for the content of a row."""
         profile = ""
         try:
@@ -107,15 +107,15 @@ class Predictor:
             doubt = asked.case.instance.hypothetical
             notes = (f"hypothetical: {doubt}" if doubt else "", _caveat(row, asked.case), *guesses)
             reason = "; ".join(filter(None, notes))
-            return Prediction(self.answer(asked), reason, profile, bool(guesses))
+            return RowPrediction(self.answer(asked), reason, profile, bool(guesses))
         except Unpredictable as error:
-            return Prediction(None, str(error), profile, column=error.column)
+            return RowPrediction(None, str(error), profile, column=error.column)
         except UserError as error:
-            return Prediction(None, str(error).splitlines()[0], profile, column=error.param or "")
+            return RowPrediction(None, str(error).splitlines()[0], profile, column=error.param or "")
         except OSError as error:  # a name that no file can have, or a file that cannot be read
-            return Prediction(None, f"model or profile: {error.strerror}", profile)
+            return RowPrediction(None, f"model or profile: {error.strerror}", profile)
 
-    def ask(self, row: Raw) -> Asked:
+    def ask(self, row: Raw) -> RequestedFigure:
         """Returns the figure that a row requests.  Raises Unpredictable, or UserError."""
         case = self._cases.read(row)
         metric, unit = text(row, "metric").lower(), text(row, "unit")
@@ -125,9 +125,9 @@ class Predictor:
         if (unit in RATES) != metric.endswith(("throughput", "rate")):
             raise Unpredictable(f"{metric} is not measured in {unit}", "unit")
         offered = load(row, case.vocabulary) if _under_load(row) else None
-        return Asked(case, metric, unit, _quantile(row), offered)
+        return RequestedFigure(case, metric, unit, _quantile(row), offered)
 
-    def answer(self, asked: Asked) -> float:
+    def answer(self, asked: RequestedFigure) -> float:
         """Returns the figure's value, in the row's unit.  Raises Unpredictable."""
         case = asked.case
         if asked.load is not None:
@@ -141,19 +141,21 @@ class Predictor:
         cost = self._cases.cost(case, self._constants)
         return cost if self._scales is None else cost.with_scales(self._scales)
 
-    def _generate(self, case: Case) -> Generation:
+    def _generate(self, case: Case) -> BatchGeneration:
         """Times a whole batch from its prompts to its last tokens, as benchmarks of static batches run it."""
         cost = self._cost(case)
         first = _encoder(cost, case) if case.translates else _prefill(cost, case)
         steps = _decode_steps(cost, case)
-        return Generation(first, steps, case.batch * case.degrees.data, case.inputs, max(1, case.outputs))
+        return BatchGeneration(
+            first, steps, case.batch * case.degrees.data, case.inputs, max(1, case.outputs)
+        )
 
-    def _serve(self, case: Case, offered: Traffic) -> Served:
+    def _serve(self, case: Case, offered: RowLoad) -> ServedRequests:
         if case.encodes or not case.outputs:
             raise Unpredictable("only models that generate are predicted under load")
         return serve(case, self._cost(case), offered)
 
-    def _encode(self, case: Case) -> Pass:
+    def _encode(self, case: Case) -> EncoderBatch:
         """Times batches on each replica: one after the other, or with several in flight each in its turn.
 
         While the cores work on one batch, the host copies images and results of another, if there is another.
@@ -164,9 +166,9 @@ class Predictor:
         alone = host + cost.latency(shape)
         workers = case.profile.workers
         if cost.stages == 1 and workers == 1:
-            return Pass(alone, case.degrees.data / alone, case.batch)
+            return EncoderBatch(alone, case.degrees.data / alone, case.batch)
         step = max(host, *cost.stage_seconds(shape))
-        return Pass(max(alone, workers * step), case.degrees.data / step, case.batch)
+        return EncoderBatch(max(alone, workers * step), case.degrees.data / step, case.batch)
 
 
 def whole_batch(case: Case) -> StepShape:
@@ -248,7 +250,7 @@ def _quantile(row: Raw) -> float | None:
     raise Unpredictable(f"percentile {name!r:.20} is not like mean, p50 or p99", "percentile")
 
 
-def _of_generation(metric: str, run: Generation, quantile: float | None) -> float:  # noqa: PLR0911 -- one return a kind
+def _of_generation(metric: str, run: BatchGeneration, quantile: float | None) -> float:  # noqa: PLR0911 -- one return a kind
     tokens = run.inputs + run.outputs
     match metric:
         case "ttft" | "ttft_whole_batch":
@@ -269,7 +271,7 @@ def _of_generation(metric: str, run: Generation, quantile: float | None) -> floa
             raise Unpredictable(f"the metric {metric!r:.40} is not known", "metric")
 
 
-def _of_pass(metric: str, run: Pass) -> float:
+def _of_pass(metric: str, run: EncoderBatch) -> float:
     match metric:
         case "latency" | "ttft" | "ttft_whole_batch" | "request_latency":
             return run.seconds

@@ -20,7 +20,7 @@ from corepipe.neuron.chips.scales import UNSCALED, Scales, Site
 from corepipe.neuron.timing.uncertainty import Residual, shipped_uncertainty
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import BOUNDS, F64, log_error, version
-from corepipe.planning.calibration.predict import Asked, Predictor, typical_steps
+from corepipe.planning.calibration.predict import Predictor, RequestedFigure, typical_steps
 from corepipe.planning.calibration.residuals import PredictorOf, is_rate, measured, run
 from corepipe.planning.calibration.rows import Raw, text
 from corepipe.planning.calibration.score import resolution
@@ -58,10 +58,10 @@ class Refined:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _FittedRow:
     """A row that is fitted to: its figure, the source's rounding, and its steps with prompts and others."""
 
-    asked: Asked
+    asked: RequestedFigure
     value: float
     slack: float
     rate: bool
@@ -91,15 +91,19 @@ def refine(rows: Sequence[Raw], cases: Cases, start: Mapping[str, Constants] | N
     return found
 
 
-def _row(row: Raw, cases: Cases, predictor: Predictor) -> _Row:
+def _row(row: Raw, cases: Cases, predictor: Predictor) -> _FittedRow:
     asked = predictor.ask(row)
     cost = cases.cost(asked.case)
     sites = tuple(cost.site(shape) for shape in typical_steps(asked.case))
-    return _Row(asked, float(text(row, "value")), resolution(row) / 2, is_rate(row), sites)
+    return _FittedRow(asked, float(text(row, "value")), resolution(row) / 2, is_rate(row), sites)
 
 
 def _step(
-    begin: Mapping[str, Constants], now: Refined, names: Sequence[Name], rows: Sequence[_Row], cases: Cases
+    begin: Mapping[str, Constants],
+    now: Refined,
+    names: Sequence[Name],
+    rows: Sequence[_FittedRow],
+    cases: Cases,
 ) -> Refined:
     """Takes one step of Gauss and Newton: rows' errors are nearly linear in constants and scales close to
     the current ones."""
@@ -123,7 +127,7 @@ def _step(
     return replace(now, constants=_constants(begin, names, moves), scales=scales)
 
 
-def _times(rows: Sequence[_Row], predictor: Predictor) -> F64:
+def _times(rows: Sequence[_FittedRow], predictor: Predictor) -> F64:
     """Returns the logarithms of the rows' predicted times."""
     found = np.log([predictor.answer(row.asked) for row in rows])
     return np.where([row.rate for row in rows], -found, found)

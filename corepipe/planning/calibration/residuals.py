@@ -12,7 +12,7 @@ from corepipe.neuron.timing.uncertainty import GUESSED, Figure, Point, Residual,
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import family, log_error
-from corepipe.planning.calibration.predict import Asked, Predictor
+from corepipe.planning.calibration.predict import Predictor, RequestedFigure
 from corepipe.planning.calibration.rows import RATES, UNITS, Raw, Unpredictable, text
 from corepipe.planning.calibration.score import SAME, resolution
 
@@ -33,7 +33,7 @@ _FIGURES = {
 count as throughputs."""
 
 
-def point(asked: Asked, row: Raw) -> Point:
+def point(asked: RequestedFigure, row: Raw) -> Point:
     """Returns the point (kind, instance, stack, model and lengths) of the figure that a row requests."""
     case = asked.case
     alone = case.encodes or (case.outputs == 0 and asked.load is None)
@@ -50,13 +50,13 @@ def point(asked: Asked, row: Raw) -> Point:
     )
 
 
-def bounds(asked: Asked, row: Raw, value: float) -> tuple[float, float]:
+def bounds(asked: RequestedFigure, row: Raw, value: float) -> tuple[float, float]:
     """Returns the bounds of a predicted figure."""
     return interval(point(asked, row), asked.case.profile).around(value, rate=is_rate(row))
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRow:
     """A row with its prediction.  error: log of measured / predicted time; 0 within the source's rounding."""
 
     row: Raw
@@ -69,7 +69,7 @@ class Measured:
 PredictorOf = Callable[[Raw], Predictor]
 
 
-def measured(rows: Sequence[Raw], predictor_of: PredictorOf) -> list[Measured]:
+def measured(rows: Sequence[Raw], predictor_of: PredictorOf) -> list[MeasuredRow]:
     """Returns the rows that have a value and a prediction."""
     found = []
     for row in rows:
@@ -82,7 +82,7 @@ def measured(rows: Sequence[Raw], predictor_of: PredictorOf) -> list[Measured]:
         except (Unpredictable, UserError, OSError):
             continue
         error = -log_error(predicted, value, resolution(row) / 2)
-        found.append(Measured(row, point(asked, row), value, predicted, -error if is_rate(row) else error))
+        found.append(MeasuredRow(row, point(asked, row), value, predicted, -error if is_rate(row) else error))
     return found
 
 
@@ -104,16 +104,16 @@ def run(row: Raw) -> str:
     return text(row, "config_id") or " ".join(text(row, name) for name in SAME if name != "metric")
 
 
-def residuals(found: Sequence[Measured]) -> list[Residual]:
+def residuals(found: Sequence[MeasuredRow]) -> list[Residual]:
     """Returns one residual for each run and kind of figure: that of its worst row."""
-    groups: defaultdict[tuple[str, str, bool], list[Measured]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, bool], list[MeasuredRow]] = defaultdict(list)
     for one in found:
         groups[run(one.row), one.point.kind, one.point.tail].append(one)
     worst = (max(group, key=lambda one: abs(one.error)) for group in groups.values())
     return [_residual(one) for one in worst]
 
 
-def _residual(one: Measured) -> Residual:
+def _residual(one: MeasuredRow) -> Residual:
     unit = text(one.row, "unit")
     seconds = one.predicted * UNITS[unit]
     return Residual(

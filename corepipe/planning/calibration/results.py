@@ -1,8 +1,8 @@
 """Results of load tests as rows of measurements: of `corepipe bench`, `vllm bench serve` and guidellm.
 
-Such a result holds the load and the answers, but not the hardware: that is given as `Deployed`. Fields are
-those of vLLM's benchmarks/serve.py (--save-result) and of guidellm's benchmark/schemas/generative/metrics.py
-and scheduler/strategies.py.
+Such a result holds the load and the answers, but not the hardware: that is given as `MeasuredDeployment`.
+Fields are those of vLLM's benchmarks/serve.py (--save-result) and of guidellm's
+benchmark/schemas/generative/metrics.py and scheduler/strategies.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALIKE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Deployed:
+class MeasuredDeployment:
     """The deployment that a load test measured; None: not given."""
 
     model: str | None
@@ -70,7 +70,7 @@ class Deployed:
         }
 
 
-def read_result(path: Path, deployed: Deployed) -> list[Raw]:
+def read_result(path: Path, deployed: MeasuredDeployment) -> list[Raw]:
     """Returns the rows of a result.  Raises UserError for a file that is none."""
     document = _document(path)
     runs = list(_runs(path, document))

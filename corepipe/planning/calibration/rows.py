@@ -48,14 +48,14 @@ class Unpredictable(Exception):  # noqa: N818 -- an answer, not an error
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RowTable:
     """A file's header and its rows."""
 
     columns: tuple[str, ...]
     rows: tuple[dict[str, str], ...]
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> RowTable:
     """Reads a CSV file with a header.  Raises UserError."""
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
@@ -70,10 +70,10 @@ def read(path: Path) -> Table:
         raise UserError(f"{path}: is empty; its first line must name the columns")
     if missing := {"model", "instance", "metric"} - set(columns):
         raise UserError(f"{path}: lacks the column {', '.join(sorted(missing))}")
-    return Table(columns, rows)
+    return RowTable(columns, rows)
 
 
-def read_measured(path: Path) -> Table:
+def read_measured(path: Path) -> RowTable:
     """Reads a file, as `read` does, whose rows are measurements.  Raises UserError, which names the first
     line whose value is no positive number, or has no unit."""
     table = read(path)
@@ -139,7 +139,7 @@ def input_tokens(row: Raw) -> int | tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Degrees:
+class RowDegrees:
     """Numbers of tensor ranks, stages, replicas, and cores of a stage that divide experts, as Placement's."""
 
     tensor: int = 1
@@ -148,7 +148,7 @@ class Degrees:
     expert: int = 1
 
 
-def degrees(row: Raw) -> Degrees:
+def degrees(row: Raw) -> RowDegrees:
     """Reads `parallelism`, such as "TP8xDP3", "PP16" or "TP8xEP8".  Raises Unpredictable."""
     cell = text(row, "parallelism").upper()
     names = {"TP": "tensor", "PP": "pipeline", "DP": "data", "EP": "expert"}
@@ -158,7 +158,7 @@ def degrees(row: Raw) -> Degrees:
         if not match or int(match[2]) < 1 or names[match[1]] in given:
             raise Unpredictable(f"parallelism must be like TP8xDP3, not {cell!r:.40}", "parallelism")
         given[names[match[1]]] = int(match[2])
-    return Degrees(**given)
+    return RowDegrees(**given)
 
 
 _DTYPES = {

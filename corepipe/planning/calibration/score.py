@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from corepipe.planning.calibration.predict import NOT_VALIDATED, Prediction
+from corepipe.planning.calibration.predict import NOT_VALIDATED, RowPrediction
 from corepipe.planning.calibration.rows import Raw, text
 
 RESOLUTIONS = {
@@ -79,7 +79,9 @@ class Cell:
 
 
 def pair(
-    rows: Sequence[Raw], predictions: Sequence[Prediction], baselines: Sequence[Prediction] | None = None
+    rows: Sequence[Raw],
+    predictions: Sequence[RowPrediction],
+    baselines: Sequence[RowPrediction] | None = None,
 ) -> list[Scored]:
     """Returns the rows that have both a value and a prediction."""
     scored = []

@@ -13,7 +13,7 @@ from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile
 from corepipe.neuron.chips.profiles import profile as find_profile
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import SOURCE, InputKind
-from corepipe.planning.calibration.rows import Degrees, Raw, Unpredictable, text
+from corepipe.planning.calibration.rows import Raw, RowDegrees, Unpredictable, text
 
 NXDI_SINCE = 20
 """SDK 2.20 is the last whose language models were measured with transformers-neuronx."""
@@ -34,7 +34,7 @@ ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classifi
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ModelTraits:
     """The properties of a model on which the software depends: whether it reads `images`, and whether it
     decodes the output of an encoder (`translates`)."""
 
@@ -42,12 +42,14 @@ class Kind:
     translates: bool = False
 
     @classmethod
-    def of(cls, graph: Graph) -> Kind:
+    def of(cls, graph: Graph) -> ModelTraits:
         images = any(given.kind in {InputKind.PATCHES, InputKind.PIXELS} for given in graph.inputs)
         return cls(images, SOURCE in graph.rows)
 
 
-def profile_of(row: Raw, batch: int, degrees: Degrees, kind: Kind = Kind()) -> RuntimeProfile:
+def profile_of(
+    row: Raw, batch: int, degrees: RowDegrees, kind: ModelTraits = ModelTraits()
+) -> RuntimeProfile:
     """Returns the profile of a row.  Raises Unpredictable for a task or a profile that is not known."""
     if given := text(row, "profile"):
         try:
@@ -81,7 +83,7 @@ def _static(sdk: str, batch: int) -> str:
     return "optimum-tnx" if batch > 1 else "transformers-neuronx"
 
 
-def _encoder(degrees: Degrees, instance: str, sdk: str, kind: Kind) -> str:
+def _encoder(degrees: RowDegrees, instance: str, sdk: str, kind: ModelTraits) -> str:
     """Returns an encoder's profile: NeuronPerf kept two batches in flight on each of several cores: of
     texts on inf1, of images since."""
     if degrees.pipeline > 1:

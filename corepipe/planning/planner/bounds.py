@@ -28,7 +28,7 @@ import numpy.typing as npt
 from corepipe.neuron.chips.profiles import Buckets
 from corepipe.neuron.compile.memory import CoreMemory, blocks_that_fit
 from corepipe.neuron.timing.cost import CostModel, StepShape
-from corepipe.planning.planner.space import BatchLimits, Shape
+from corepipe.planning.planner.space import BatchLimits, DeploymentShape
 
 Floats = npt.NDArray[np.float64]
 
@@ -63,7 +63,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class PlanFailure:
     """The reason for which one configuration fails.  `excess`: its best possible figure divided by the
     allowed one."""
 
@@ -124,7 +124,7 @@ class Queue:
     patience: float
 
 
-class Timed:
+class ShapeTimes:
     """The times and the memory of one shape: of its Programs alone, and the KV blocks that fit beside their
     weights.
 
@@ -134,7 +134,7 @@ class Timed:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: DeploymentShape,
         cost: Callable[[], CostModel],
         cores: Sequence[CoreMemory],
         host: float,
@@ -207,12 +207,12 @@ def _chunks(tokens: int, chunk: int) -> list[StepShape]:
     ]
 
 
-class Bounds:
+class ShapeBounds:
     """The bounds of one shape for a workload and its objectives; rates: for each position of a draft, the
     share of drafts that are accepted up to there."""
 
     def __init__(
-        self, timed: Timed, sizes: RequestSizes, objectives: Objectives, rates: Sequence[float] = ()
+        self, timed: ShapeTimes, sizes: RequestSizes, objectives: Objectives, rates: Sequence[float] = ()
     ) -> None:
         self._each = 1 + len(rates)
         self._standing = 1 + sum(rates)
@@ -226,7 +226,7 @@ class Bounds:
         self._verifying: list[float] = []
         self._answer = float(sizes.answers.mean())
 
-    def failure(self, limits: BatchLimits) -> Failure | None:
+    def failure(self, limits: BatchLimits) -> PlanFailure | None:
         """Returns the reason for which no number of such instances suffices; None where the bounds do not
         tell."""
         return self._memory(limits) or self._tpot() or self._ttft(limits)
@@ -319,7 +319,7 @@ class Bounds:
         first = self._timed.prompt(self._computed(shortest), limits.max_num_batched_tokens)
         return first + self._objectives.quantile(self._decoding)
 
-    def _memory(self, limits: BatchLimits) -> Failure | None:
+    def _memory(self, limits: BatchLimits) -> PlanFailure | None:
         blocks, wanted = self._timed.blocks, -(-limits.max_model_len // self._timed.block_size)
         if blocks >= wanted:
             return None
@@ -327,23 +327,23 @@ class Bounds:
         bank = instance.bank_bytes / 2**30
         weights = self._timed.weights / 2**30
         share = min(instance.cores_per_bank, cores)
-        return Failure(
+        return PlanFailure(
             Reason.MEMORY,
             f"weights of {weights:.1f} GiB on a core leave no room for {limits.max_model_len} tokens; "
             f"{share} share {bank:.0f} GiB",
             BEYOND_HELP * (1 + weights * share / bank),
         )
 
-    def _tpot(self) -> Failure | None:
+    def _tpot(self) -> PlanFailure | None:
         objective = self._objectives.tpot
         several = self._sizes.answers > 1
         least = self._objectives.quantile(self._decoding[several] / (self._sizes.answers[several] - 1))
         if objective is None or least <= objective * ROUNDING:
             return None
         text = f"a token alone takes {least * 1e3:.1f} ms"
-        return Failure(Reason.TPOT, text, least / objective)
+        return PlanFailure(Reason.TPOT, text, least / objective)
 
-    def _ttft(self, limits: BatchLimits) -> Failure | None:
+    def _ttft(self, limits: BatchLimits) -> PlanFailure | None:
         objective = self._objectives.ttft
         if objective is None:
             return None
@@ -351,7 +351,7 @@ class Bounds:
         if least <= objective * ROUNDING:
             return None
         text = f"a prompt alone takes {least * 1e3:.0f} ms to its first token"
-        return Failure(Reason.TTFT, text, least / objective)
+        return PlanFailure(Reason.TTFT, text, least / objective)
 
     def _computed(self, prompt: int) -> int:
         """Returns the tokens of a prompt that must be computed."""

@@ -19,7 +19,7 @@ from corepipe.neuron.timing.uncertainty import (
     kind_of,
 )
 from corepipe.planning.planner.demand import Demand
-from corepipe.planning.planner.search_result import Option
+from corepipe.planning.planner.search_result import PlanOption
 
 MEASURED = 0.05
 """Relative error of a deployment's own measurement when repeated: served models vary so much from day to
@@ -30,10 +30,10 @@ TAIL = 75.0
 
 FIGURES = {"ttft": Figure.FIRST_TOKEN, "tpot": Figure.DECODE, "e2e": Figure.THROUGHPUT}
 
-Bounds = tuple[float, float]
+Range = tuple[float, float]
 
 
-def overlap(one: Bounds, other: Bounds) -> bool:
+def overlap(one: Range, other: Range) -> bool:
     """Tells whether two intervals overlap."""
     return one[0] <= other[1] and other[0] <= one[1]
 
@@ -51,7 +51,7 @@ class Certainty:
     level: float = LEVEL
     ranks: bool = False
 
-    def interval(self, option: Option, figure: Figure, *, tail: bool = False) -> Interval:
+    def interval(self, option: PlanOption, figure: Figure, *, tail: bool = False) -> Interval:
         """Returns the interval of a figure of an option."""
         shape, architecture = option.deployment.candidate.shape, self._architecture
         point = Point(
@@ -68,24 +68,24 @@ class Certainty:
     def _tokens(self) -> int:
         return round(float((self.demand.sizes.prompts + self.demand.sizes.answers).mean()))
 
-    def latency(self, option: Option, name: str) -> Bounds:
+    def latency(self, option: PlanOption, name: str) -> Range:
         """Returns the bounds in seconds of a ttft, tpot or e2e, at the objectives' percentile."""
         outcome = option.outcome
         seconds = {"ttft": outcome.ttft, "tpot": outcome.tpot, "e2e": outcome.latency}[name]
         tail = self.demand.objectives.percentile > TAIL
         return self.interval(option, FIGURES[name], tail=tail).around(seconds)
 
-    def rate(self, option: Option) -> Bounds:
+    def rate(self, option: PlanOption) -> Range:
         """Returns the bounds of the output tokens per second of the whole deployment."""
         tokens = option.outcome.tokens_per_second * option.deployment.instances
         return self.interval(option, Figure.THROUGHPUT).around(tokens, rate=True)
 
-    def price(self, option: Option) -> Bounds:
+    def price(self, option: PlanOption) -> Range:
         """Returns the bounds of the dollars per hour for the demanded rate: fewer or more instances are
         needed where each does more or less than was predicted."""
         return self.interval(option, Figure.THROUGHPUT).around(option.price)
 
-    def may_miss(self, option: Option) -> list[str]:
+    def may_miss(self, option: PlanOption) -> list[str]:
         """Returns the objectives that an option meets by its prediction, but not by the upper end of the
         interval."""
         asked = self.demand.objectives
@@ -96,13 +96,13 @@ class Certainty:
             if limit is not None and self.latency(option, name)[1] > limit
         ]
 
-    def order(self, option: Option) -> tuple[object, ...]:
+    def order(self, option: PlanOption) -> tuple[object, ...]:
         """Returns a key that sorts options: by predicted price; or, where they are ranked by certainty,
         first those that surely meet the objectives, then by the upper end of the price."""
         predicted = (option.price, option.outcome.latency)
         return (bool(self.may_miss(option)), self.price(option)[1], *predicted) if self.ranks else predicted
 
-    def alike(self, options: Sequence[Option]) -> list[Option]:
+    def alike(self, options: Sequence[PlanOption]) -> list[PlanOption]:
         """Returns the options that cannot be distinguished from the first: their prices' intervals
         overlap, and they meet the objectives as surely."""
         if not options:
@@ -110,17 +110,17 @@ class Certainty:
         first, *others = options
         return [one for one in others if self._alike(first, one)]
 
-    def _alike(self, first: Option, other: Option) -> bool:
+    def _alike(self, first: PlanOption, other: PlanOption) -> bool:
         as_sure = len(self.may_miss(other)) <= len(self.may_miss(first))
         return as_sure and overlap(self.price(first), self.price(other))
 
-    def undecided(self, options: Sequence[Option]) -> bool:
+    def undecided(self, options: Sequence[PlanOption]) -> bool:
         """Tells whether no two options can be distinguished: there are several, and all intervals overlap."""
         intervals = [self.price(option) for option in options]
         pairs = ((one, other) for i, one in enumerate(intervals) for other in intervals[:i])
         return len(options) > 1 and all(overlap(one, other) for one, other in pairs)
 
-    def next_measurement(self, options: Sequence[Option]) -> Measurement | None:
+    def next_measurement(self, options: Sequence[PlanOption]) -> Measurement | None:
         """Returns the measurement that would distinguish most options; of equal ones, that on the cheapest
         instance.
 
@@ -132,7 +132,7 @@ class Certainty:
         best = max(self._measurements(rivals), key=lambda m: (m.separates, -m.price, m.width))
         return best if best.separates else None
 
-    def _measurements(self, rivals: Sequence[Option]) -> Iterator[Measurement]:
+    def _measurements(self, rivals: Sequence[PlanOption]) -> Iterator[Measurement]:
         for option in rivals:
             known = (option.price * (1 - MEASURED), option.price * (1 + MEASURED))
             others = [self.price(other) for other in rivals if other is not option]
@@ -151,7 +151,7 @@ class Measurement:
     dollars per hour; width: of the interval now, its upper end divided by its lower.
     """
 
-    option: Option
+    option: PlanOption
     separates: int
     rivals: int
     price: float

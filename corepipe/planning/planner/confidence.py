@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.neuron.chips.constants import provenance
-from corepipe.planning.planner.space import Shape
+from corepipe.planning.planner.space import DeploymentShape
 
 METRICS: dict[str, tuple[str, ...]] = {
     "ttft": ("ttft", "ttft_whole_batch"),
@@ -45,7 +45,7 @@ class Validation:
     def __init__(self, cells: Sequence[Mapping[str, object]]) -> None:
         self._cells = [cell for cell in cells if cell["validated"]]
 
-    def of(self, figure: str, shape: Shape) -> Confidence:
+    def of(self, figure: str, shape: DeploymentShape) -> Confidence:
         """Returns the confidence of one of METRICS for a shape."""
         version = shape.device.chip.core.version
         cells = [c for c in self._cells if c["metric"] in METRICS[figure] and _version(c) == version]
@@ -56,12 +56,12 @@ class Validation:
         basis = f"median of {best['n']} measurements, {best['instance']}, profile {best['profile']}"
         return Confidence(max(float(str(best[name])) for name in ("median", "noise")), basis)
 
-    def worst(self, shape: Shape) -> Confidence:
+    def worst(self, shape: DeploymentShape) -> Confidence:
         """Returns the lowest confidence of a shape's figures."""
         found = [self.of(figure, shape) for figure in METRICS]
         return max(found, key=lambda c: float("inf") if c.error is None else c.error)
 
-    def tied(self, shape: Shape) -> float:
+    def tied(self, shape: DeploymentShape) -> float:
         """Returns the share by which the cost of a shape may differ from another's without being
         significant; 0 where that is unknown."""
         return self.of("throughput", shape).error or 0.0
@@ -77,5 +77,5 @@ def _version(cell: Mapping[str, object]) -> str | None:
     return next((i.chip.core.version for i in INSTANCES if i.name == cell["instance"]), None)
 
 
-def _nearness(cell: Mapping[str, object], shape: Shape) -> tuple[bool, bool]:
+def _nearness(cell: Mapping[str, object], shape: DeploymentShape) -> tuple[bool, bool]:
     return cell["profile"] == shape.profile.name, cell["instance"] == shape.instance

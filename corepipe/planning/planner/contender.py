@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from corepipe.planning.planner.bounds import Failure, Reason
-from corepipe.planning.planner.search_result import Rejected
-from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.bounds import PlanFailure, Reason
+from corepipe.planning.planner.search_result import RejectedShape
+from corepipe.planning.planner.space import Candidate, DeploymentShape, PlannedDeployment
 
 NEAR = 0.6
 """Share of its requests after which a failure counts as near: fewer instances may then meet the
@@ -23,7 +23,7 @@ class Contender:
     """
 
     index: int
-    shape: Shape
+    shape: DeploymentShape
     price: float
     variants: list[Candidate] = field(default_factory=list)
     few: dict[Candidate, int] = field(default_factory=dict)
@@ -32,8 +32,8 @@ class Contender:
     capable: set[Candidate] = field(default_factory=set)
     by_chance: bool = False
     step: int = 1
-    failure: Failure | None = None
-    nearest: Rejected | None = None
+    failure: PlanFailure | None = None
+    nearest: RejectedShape | None = None
 
     @property
     def fewest(self) -> int:
@@ -45,22 +45,22 @@ class Contender:
         """The number of instances with which one of its variants may suffice."""
         return min(max(self.few[variant], self.likely[variant]) for variant in self.variants)
 
-    def failed(self, deployment: PlannedDeployment, failure: Failure, seen: float) -> None:
+    def failed(self, deployment: PlannedDeployment, failure: PlanFailure, seen: float) -> None:
         candidate = deployment.candidate
         self.by_chance = seen >= NEAR and failure.reason is not Reason.THROUGHPUT
         self.few[candidate] = max(self.few[candidate], deployment.instances + 1)
         if self.failure is None or failure.excess < self.failure.excess:
             self.failure = failure
 
-    def reject(self, rejected: Rejected) -> None:
+    def reject(self, rejected: RejectedShape) -> None:
         """Keeps the rejection with the smallest excess."""
         if self.nearest is None or rejected.failure.excess < self.nearest.failure.excess:
             self.nearest = rejected
 
-    def verdict(self) -> Rejected:
+    def verdict(self) -> RejectedShape:
         """Returns the reason for which the shape meets the objectives at no price."""
         if not self.variants:
             assert self.nearest is not None
             return self.nearest
-        needs = Failure(Reason.THROUGHPUT, f"needs {self.fewest} instances")
-        return Rejected(self.shape, self.failure or needs)
+        needs = PlanFailure(Reason.THROUGHPUT, f"needs {self.fewest} instances")
+        return RejectedShape(self.shape, self.failure or needs)

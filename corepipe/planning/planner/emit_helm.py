@@ -44,7 +44,7 @@ BESIDE: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class PodSettings:
     """The model that the pods serve, as `corepipe plan` was given it.
 
     weights: whether `model` can be loaded and served itself; otherwise the default model answers, at the pace
@@ -57,7 +57,7 @@ class Served:
     answer_seconds: float
 
 
-def helm_values(served: Served, deployment: PlannedDeployment, notes: Sequence[str]) -> str:
+def helm_values(served: PodSettings, deployment: PlannedDeployment, notes: Sequence[str]) -> str:
     """Returns the values file as YAML; `notes` become comments at its head."""
     values = {
         "replicas": deployment.instances,
@@ -67,7 +67,7 @@ def helm_values(served: Served, deployment: PlannedDeployment, notes: Sequence[s
     return "\n".join([*(f"# {note}" for note in notes), *_lines(values), ""])
 
 
-def _values(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
+def _values(served: PodSettings, deployment: PlannedDeployment) -> dict[str, object]:
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
     place, guesses = shape.placement, limits.speculative_config
     return {
@@ -103,7 +103,7 @@ def _absolute(source: str) -> str:
     return str(path.absolute()) if path.exists() else source
 
 
-def _mounted(served: Served, deployment: PlannedDeployment) -> dict[str, object]:
+def _mounted(served: PodSettings, deployment: PlannedDeployment) -> dict[str, object]:
     """Returns volumes for the paths that the values name: each from the same path on the node."""
     guesses = deployment.candidate.limits.speculative_config
     own = None if served.profile in PROFILES else served.profile

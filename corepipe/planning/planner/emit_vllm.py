@@ -18,7 +18,7 @@ from corepipe.errors import UserError
 from corepipe.models.config import ModelConfig
 from corepipe.neuron.chips.hardware import Instance
 from corepipe.planning.planner import vllm_native, vllm_nxdi
-from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.space import Candidate, DeploymentShape, PlannedDeployment
 
 PORT = 8000
 """The default port of vLLM."""
@@ -50,7 +50,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ReplicaServer:
     """The server of one replica: an image, arguments of `vllm serve`, variables, and seconds that it may take
     to start.
 
@@ -69,7 +69,7 @@ def is_native(instance: Instance) -> bool:
     return instance.chip.core.version in vllm_native.GENERATIONS
 
 
-def check_runs(shape: Shape, model: ModelConfig) -> None:
+def check_runs(shape: DeploymentShape, model: ModelConfig) -> None:
     """Raises UserError for a shape that vLLM on Neuron cannot run."""
     if shape.device.family == "inf1":
         problem: str | None = (
@@ -83,7 +83,7 @@ def check_runs(shape: Shape, model: ModelConfig) -> None:
         raise UserError(f"{EMITTED}{problem}", "emit")
 
 
-def runs(shape: Shape, model: ModelConfig) -> bool:
+def runs(shape: DeploymentShape, model: ModelConfig) -> bool:
     """Tells whether vLLM on Neuron runs the model in this shape."""
     try:
         check_runs(shape, model)
@@ -118,10 +118,10 @@ def unfit(candidate: Candidate, prompt: int) -> str | None:
     return vllm_nxdi.unfit(limits, prompt)
 
 
-def server(model: str, deployment: PlannedDeployment) -> Server:
+def server(model: str, deployment: PlannedDeployment) -> ReplicaServer:
     """Returns the server of one replica of `model`, a path or a repository."""
     stack = vllm_native if is_native(deployment.candidate.shape.device) else vllm_nxdi
-    return Server(
+    return ReplicaServer(
         stack.IMAGE,
         stack.flags(model, deployment),
         stack.environment(deployment.candidate.shape),
@@ -130,7 +130,7 @@ def server(model: str, deployment: PlannedDeployment) -> Server:
     )
 
 
-def _mounts(model: str, shape: Shape) -> Iterator[Mount]:
+def _mounts(model: str, shape: DeploymentShape) -> Iterator[Mount]:
     """Yields the directories that the arguments and variables of a replica name."""
     if Path(model).is_absolute():
         yield Mount("model", model, model, "the model")
@@ -157,7 +157,7 @@ def needed(model: str, deployment: PlannedDeployment) -> list[str]:
     return [f"each node has {mount.on_node}: {mount.what}" for mount in server(model, deployment).mounts]
 
 
-def loaded(model: str, shape: Shape, config: ModelConfig) -> tuple[str, list[str]]:
+def loaded(model: str, shape: DeploymentShape, config: ModelConfig) -> tuple[str, list[str]]:
     """Returns the path or repository that a server loads, and the preparations for it.
 
     For a repository with tied embeddings it is a directory on the node: NxD Inference may fail on the name of
@@ -170,7 +170,7 @@ def loaded(model: str, shape: Shape, config: ModelConfig) -> tuple[str, list[str
     return path, [f"{fetch}: by a repository's name NxD Inference may fail on tied embeddings"]
 
 
-def undocumented(shape: Shape, config: ModelConfig) -> str | None:
+def undocumented(shape: DeploymentShape, config: ModelConfig) -> str | None:
     """Returns a note that the stack is not documented to support the model; None: it is."""
     if is_native(shape.device) or not vllm_nxdi.MODELS.isdisjoint([config.model_type]):
         return None
@@ -212,7 +212,7 @@ def vllm_manifests(
     )
 
 
-def _deployment(name: str, deployment: PlannedDeployment, replica: Server) -> Iterator[str]:
+def _deployment(name: str, deployment: PlannedDeployment, replica: ReplicaServer) -> Iterator[str]:
     shape = deployment.candidate.shape
     resource, count = neuron_resource(shape.device, shape.placement.tensor)
     yield f"""\

@@ -34,13 +34,13 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing import modes
 from corepipe.neuron.timing.cost import CostModel
 from corepipe.neuron.timing.draft import Draft
-from corepipe.planning.planner.bounds import Bounds, Failure, Queue, Reason, Timed
+from corepipe.planning.planner.bounds import PlanFailure, Queue, Reason, ShapeBounds, ShapeTimes
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.judging import Judge
 from corepipe.planning.planner.lateness import surely_late
 from corepipe.planning.planner.search import MOST_INSTANCES
-from corepipe.planning.planner.search_result import Outcome
-from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.search_result import SimulatedOutcome
+from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, DeploymentShape, PlannedDeployment
 from corepipe.simulation.early_stop import Patience
 from corepipe.simulation.record import Record
 from corepipe.simulation.report import Report
@@ -58,7 +58,7 @@ QUEUE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ProgramKey:
     """The properties that Programs depend on.  instance, profile: those for which a pipeline's stages are
     balanced."""
 
@@ -71,7 +71,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Placed(DevicePlan):
+class PlacedCandidate(DevicePlan):
     """A DevicePlan whose cost models, one for each replica, are made once for all simulations."""
 
     costs: tuple[CostModel, ...] = ()
@@ -84,7 +84,7 @@ def _unwatched() -> None:
     pass
 
 
-class Workbench:
+class SimulationEvaluator:
     """Implements `search.Evaluator` for one model: `prices` of instances by name, dollars per hour.
 
     pulse: called regularly during a long simulation; may raise.  unfit: as in `Inquiry`.
@@ -125,17 +125,17 @@ class Workbench:
         """Tokens of the longest prompt."""
         return int(self._sizes.prompts.max())
 
-    def failure(self, candidate: Candidate) -> Failure | None:
+    def failure(self, candidate: Candidate) -> PlanFailure | None:
         if (why := self._unfit(candidate, self.longest_prompt)) is not None:
-            return Failure(Reason.UNSUPPORTED, why)
+            return PlanFailure(Reason.UNSUPPORTED, why)
         shape, sequences = candidate.shape, candidate.limits.max_num_seqs
         graph = self._graph(shape.format)
         if (why := modes.refuses_experts(graph, shape.placement, shape.profile, sequences)) is not None:
-            return Failure(Reason.UNSUPPORTED, why)
+            return PlanFailure(Reason.UNSUPPORTED, why)
         try:
             return self._bounds_of(candidate).failure(candidate.limits)
         except UserError as error:  # the model cannot be divided so
-            return Failure(Reason.UNSUPPORTED, error.message.splitlines()[0])
+            return PlanFailure(Reason.UNSUPPORTED, error.message.splitlines()[0])
 
     def fewest(self, candidate: Candidate) -> int:
         bounds, limits = self._bounds_of(candidate), candidate.limits
@@ -174,13 +174,13 @@ class Workbench:
     def estimate(self, candidate: Candidate, instances: int) -> float:
         return self._bounds_of(candidate).estimate(candidate.limits, instances)
 
-    def price(self, shape: Shape) -> float:
+    def price(self, shape: DeploymentShape) -> float:
         return self._prices[shape.instance]
 
-    def measure(self, deployment: PlannedDeployment) -> Outcome:
+    def measure(self, deployment: PlannedDeployment) -> SimulatedOutcome:
         return self._measure(self._twin_of(deployment.candidate), deployment.instances)
 
-    def _make_measurement(self, candidate: Candidate, instances: int) -> Outcome:
+    def _make_measurement(self, candidate: Candidate, instances: int) -> SimulatedOutcome:
         """Simulates a deployment; stops when so many requests are late that the whole must fail: requests
         that come later make none of them faster."""
         rate = self._demand.objectives.rate / instances
@@ -189,14 +189,14 @@ class Workbench:
         record = self._play(candidate, rate, requests, patience)
         return self._judge.of_lost(patience, requests) if patience.lost else self._judge.of_record(record)
 
-    def alone(self, candidate: Candidate) -> Outcome:
+    def alone(self, candidate: Candidate) -> SimulatedOutcome:
         return self._alone(self._twin_of(candidate))
 
-    def _make_alone(self, candidate: Candidate) -> Outcome:
+    def _make_alone(self, candidate: Candidate) -> SimulatedOutcome:
         seconds = self._bounds_of(candidate).fastest(candidate.limits)
         return self._judge.of_record(self._play(candidate, 1 / (IDLE * seconds), ALONE))
 
-    def outcome(self, report: Report) -> Outcome:
+    def outcome(self, report: Report) -> SimulatedOutcome:
         """Returns the outcome of a simulation for the objectives."""
         return self._judge.of_report(report)
 
@@ -211,7 +211,7 @@ class Workbench:
         """Returns the configuration of `corepipe simulate` for this candidate."""
         return SimulationConfig(self._engine(candidate), self._slo())
 
-    def _bounds_of(self, candidate: Candidate) -> Bounds:
+    def _bounds_of(self, candidate: Candidate) -> ShapeBounds:
         return self._bounds(self._twin_of(candidate))
 
     def _twin_of(self, candidate: Candidate) -> Candidate:
@@ -252,13 +252,13 @@ class Workbench:
             },
         )
 
-    def place(self, candidate: Candidate) -> Placed:
+    def place(self, candidate: Candidate) -> PlacedCandidate:
         """Places the candidate's model on its instance, for any number of simulations."""
         shape, limits = candidate.shape, candidate.limits
         cores = self._cores(candidate)
         blocks = blocks_that_fit(cores, shape.placement.data, shape.device, shape.profile.kv_budget)
         needed = limits.max_num_seqs * -(-limits.max_model_len // self._block_size)
-        return Placed(
+        return PlacedCandidate(
             graph=self._graph(shape.format),
             instance=shape.device,
             placement=shape.placement,
@@ -271,14 +271,14 @@ class Workbench:
             costs=tuple(self._cost_of(candidate, n) for n in range(shape.placement.data)),
         )
 
-    def _make_bounds(self, candidate: Candidate) -> Bounds:
+    def _make_bounds(self, candidate: Candidate) -> ShapeBounds:
         shape = candidate.shape
         host = 0.0 if shape.profile.asynchronous else shape.profile.host_seconds
         cost = partial(self._cost_of, candidate, 0)
-        timed = Timed(shape, cost, self._cores(candidate), host, self._block_size)
+        timed = ShapeTimes(shape, cost, self._cores(candidate), host, self._block_size)
         guesses = candidate.limits.speculative_config
         rates = () if guesses is None else guesses.synthetic_rates or ()
-        return Bounds(timed, self._sizes, self._demand.objectives, rates)
+        return ShapeBounds(timed, self._sizes, self._demand.objectives, rates)
 
     def _cost_of(self, candidate: Candidate, replica: int) -> CostModel:
         """Returns the cost model of one replica, with the graphs for the candidate's limits."""
@@ -286,7 +286,9 @@ class Workbench:
         chunk = None if shape.profile.chunk is None else limits.max_num_batched_tokens
         return self._cost(shape, limits.max_num_seqs, chunk, replica)
 
-    def _make_cost(self, shape: Shape, sequences: int, chunk: int | None, replica: int) -> CostModel:
+    def _make_cost(
+        self, shape: DeploymentShape, sequences: int, chunk: int | None, replica: int
+    ) -> CostModel:
         """Makes the cost model of one replica, with graphs for so many sequences, and so many tokens of a
         prompt."""
         if replica > 0:
@@ -302,7 +304,7 @@ class Workbench:
         return self._memory(_cut(candidate.shape), limits.max_num_seqs, limits.max_num_batched_tokens, draft)
 
     def _make_memory(
-        self, cut: Cut, sequences: int, tokens: int, draft: Draft | None
+        self, cut: ProgramKey, sequences: int, tokens: int, draft: Draft | None
     ) -> tuple[CoreMemory, ...]:
         limits = DeploymentLimits(self._max_model_len, sequences, tokens, self._block_size, max_blocks=1)
         cores = of_replica(self._footprints(cut), limits)
@@ -318,11 +320,11 @@ class Workbench:
     def _make_draft(self, model: str, fmt: Format) -> Draft:
         return Draft(draft_graph(draft_architecture(model), self._graph(fmt)))
 
-    def _make_footprints(self, cut: Cut) -> tuple[Footprint, ...]:
+    def _make_footprints(self, cut: ProgramKey) -> tuple[Footprint, ...]:
         """Returns the footprints of one replica's cores."""
         return tuple(of_each(self._programs(cut), Footprint.of))
 
-    def _make_programs(self, cut: Cut) -> tuple[Program, ...]:
+    def _make_programs(self, cut: ProgramKey) -> tuple[Program, ...]:
         """Compiles the Programs of one replica."""
         graph, placement = self._graph(cut.format), Placement(cut.pipeline, cut.tensor, expert=cut.expert)
         if cut.instance is None or cut.profile is None:
@@ -347,15 +349,15 @@ def _first(good: Callable[[int], bool], least: int) -> int:
     return high
 
 
-def _cut(shape: Shape) -> Cut:
+def _cut(shape: DeploymentShape) -> ProgramKey:
     place = shape.placement
     degrees = (place.pipeline, place.tensor, place.expert)
     if place.pipeline == 1:
-        return Cut(shape.format, *degrees, None, None)
-    return Cut(shape.format, *degrees, shape.instance, shape.profile)
+        return ProgramKey(shape.format, *degrees, None, None)
+    return ProgramKey(shape.format, *degrees, shape.instance, shape.profile)
 
 
-def twin_shape(shape: Shape) -> Shape:
+def twin_shape(shape: DeploymentShape) -> DeploymentShape:
     """Returns the same shape on the first instance of the catalogue with the same device: only host and
     price differ."""
     wanted = _device(shape.device)

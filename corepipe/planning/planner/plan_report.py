@@ -15,15 +15,15 @@ from corepipe.planning.planner.certainty import FIGURES
 from corepipe.planning.planner.confidence import MEDIAN, METRICS, NOT_VALIDATED
 from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.remedies import Remedy, roomier
-from corepipe.planning.planner.search_result import Dearer, Option, Rejected
-from corepipe.planning.planner.space import BLOCK_SIZE, PlannedDeployment, Shape
+from corepipe.planning.planner.search_result import CostlierShape, PlanOption, RejectedShape
+from corepipe.planning.planner.space import BLOCK_SIZE, DeploymentShape, PlannedDeployment
 
 SCHEMA = "corepipe.plan/1"
 MILLISECONDS = 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class Commands:
+class PlanCommands:
     """The commands that serve and simulate a choice, as words; serve None: it cannot be served.
 
     measure: the commands of the next measurement, where one was requested, or the reason why there is none.
@@ -39,7 +39,7 @@ class Commands:
     doubt: str | None = None
 
 
-def document(plan: Plan, remedy: Remedy | None, commands: Commands | None = None) -> dict[str, object]:
+def document(plan: Plan, remedy: Remedy | None, commands: PlanCommands | None = None) -> dict[str, object]:
     """Returns the plan: times in milliseconds, prices in dollars per hour.  The same plan gives the same
     document."""
     inquiry, found = plan.inquiry, plan.search
@@ -96,7 +96,7 @@ def objectives(asked: Objectives) -> dict[str, object]:
     }
 
 
-def option(plan: Plan, chosen: Option) -> dict[str, object]:
+def option(plan: Plan, chosen: PlanOption) -> dict[str, object]:
     """Returns a deployment that meets the objectives."""
     shape, outcome = chosen.deployment.candidate.shape, chosen.outcome
     price = plan.prices[shape.instance]
@@ -118,7 +118,7 @@ def option(plan: Plan, chosen: Option) -> dict[str, object]:
     }
 
 
-def _intervals(plan: Plan, chosen: Option) -> dict[str, object]:
+def _intervals(plan: Plan, chosen: PlanOption) -> dict[str, object]:
     """Returns [least, most] of each predicted figure, and of the price for the demanded rate."""
     known = plan.certainty
     latencies = {name: known.latency(chosen, name) for name in FIGURES}
@@ -142,7 +142,7 @@ def _confidence(plan: Plan) -> dict[str, object]:
     }
 
 
-def _measurement(plan: Plan, commands: Commands | None) -> dict[str, object] | None:
+def _measurement(plan: Plan, commands: PlanCommands | None) -> dict[str, object] | None:
     found = plan.certainty.next_measurement(plan.options)
     if found is None or commands is None or not isinstance(commands.measure, tuple):
         return None
@@ -155,7 +155,7 @@ def _measurement(plan: Plan, commands: Commands | None) -> dict[str, object] | N
     }
 
 
-def distances(plan: Plan, chosen: Option) -> Iterator[tuple[str, float, float | None]]:
+def distances(plan: Plan, chosen: PlanOption) -> Iterator[tuple[str, float, float | None]]:
     """Yields for each objective: ttft or tpot, the share by which the prediction is below it, and the
     error of such predictions (None: not validated)."""
     asked, outcome = plan.inquiry.demand.objectives, chosen.outcome
@@ -165,14 +165,14 @@ def distances(plan: Plan, chosen: Option) -> Iterator[tuple[str, float, float | 
             yield name, 1 - seconds / limit, error
 
 
-def million(plan: Plan, chosen: Option) -> float:
+def million(plan: Plan, chosen: PlanOption) -> float:
     """Returns the dollars for a million output tokens at the demanded rate."""
     demand = plan.inquiry.demand
     tokens = demand.objectives.rate * float(demand.sizes.answers.mean())
     return chosen.price / 3600 / tokens * 1e6
 
 
-def validation(plan: Plan, shape: Shape) -> dict[str, object]:
+def validation(plan: Plan, shape: DeploymentShape) -> dict[str, object]:
     """Returns the error of each kind of figure, in percent; null where it is not validated."""
     figures: dict[str, object] = {}
     for figure in METRICS:
@@ -206,7 +206,7 @@ def _guesses(assumed: SpeculativeConfig | None) -> dict[str, object]:
     return {} if assumed is None else {"speculative_config": assumed.as_given(), "assumed": True}
 
 
-def _shape(shape: Shape) -> dict[str, object]:
+def _shape(shape: DeploymentShape) -> dict[str, object]:
     place = shape.placement
     return {
         "instance": shape.instance,
@@ -218,12 +218,12 @@ def _shape(shape: Shape) -> dict[str, object]:
     }
 
 
-def _rejected(rejected: Rejected) -> dict[str, object]:
+def _rejected(rejected: RejectedShape) -> dict[str, object]:
     failure = rejected.failure
     return {**_shape(rejected.shape), "reason": failure.reason.value, "detail": failure.text}
 
 
-def _dearer(dearer: Dearer) -> dict[str, object]:
+def _dearer(dearer: CostlierShape) -> dict[str, object]:
     failure = dearer.failure
     return {
         **_shape(dearer.shape),
@@ -245,7 +245,7 @@ def reasons(plan: Plan) -> Iterator[tuple[str, str, int, str]]:
         if d.failure is not None
     ]
 
-    def key(failure: tuple[Shape, str, float, str]) -> tuple[int, str]:
+    def key(failure: tuple[DeploymentShape, str, float, str]) -> tuple[int, str]:
         return order[failure[0].instance], failure[1]
 
     for (_, reason), group in groupby(sorted(failures, key=key), key):

@@ -10,16 +10,16 @@ from corepipe.models.registry import Architecture
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing.uncertainty import LEVEL
-from corepipe.planning.planner.bounds import Failure, Reason
+from corepipe.planning.planner.bounds import PlanFailure, Reason
 from corepipe.planning.planner.certainty import Certainty
 from corepipe.planning.planner.confidence import Validation
 from corepipe.planning.planner.demand import Demand
-from corepipe.planning.planner.evaluate import Workbench
+from corepipe.planning.planner.evaluate import SimulationEvaluator
 from corepipe.planning.planner.prices import Price, PriceList
 from corepipe.planning.planner.purchase import Purchase
 from corepipe.planning.planner.search import Watch, search
-from corepipe.planning.planner.search_result import Option, Progress, Rejected, SearchResult
-from corepipe.planning.planner.space import Candidate, Shape, Space
+from corepipe.planning.planner.search_result import PlanOption, RejectedShape, SearchProgress, SearchResult
+from corepipe.planning.planner.space import Candidate, DeploymentShape, SearchSpace
 
 SPREAD = 4.0
 """Factor of the cheapest price up to which faster deployments are searched."""
@@ -35,19 +35,19 @@ class Market:
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class PlanRequest:
     """The input of a plan.  `max_error`: share above which a validation error is too high; `accepts`:
     filters shapes; `unfit`: returns the reason to exclude a candidate, for prompts of up to so many
     tokens; `confidence`: level by which options are ranked, instead of by prediction."""
 
     architecture: Architecture
     demand: Demand
-    space: Space
+    space: SearchSpace
     market: Market
     validation: Validation
     max_model_len: int | None = None
     max_error: float | None = None
-    accepts: Callable[[Shape], bool] = lambda _: True
+    accepts: Callable[[DeploymentShape], bool] = lambda _: True
     unfit: Callable[[Candidate, int], str | None] = lambda _candidate, _prompt: None
     spread: float = SPREAD
     confidence: float | None = None
@@ -59,9 +59,9 @@ class Plan:
     price by latency; the first is the choice, unless certainty ranks them and distinguishes none.
     unpriced: instances without a price."""
 
-    inquiry: Inquiry
+    inquiry: PlanRequest
     max_model_len: int
-    options: tuple[Option, ...]
+    options: tuple[PlanOption, ...]
     search: SearchResult
     prices: dict[str, Price]
     unpriced: tuple[str, ...]
@@ -74,7 +74,7 @@ class Plan:
         return graph.attention_heads, graph.num_layers, graph.experts
 
     @property
-    def best(self) -> Option | None:
+    def best(self) -> PlanOption | None:
         return self.options[0] if self.options and not self.undecided else None
 
     @property
@@ -83,11 +83,11 @@ class Plan:
         return self.certainty.ranks and self.certainty.undecided(self.options)
 
     @property
-    def alike(self) -> list[Option]:
+    def alike(self) -> list[PlanOption]:
         """Options that cannot be distinguished from the first."""
         return self.certainty.alike(self.options)
 
-    def is_tied(self, option: Option) -> bool:
+    def is_tied(self, option: PlanOption) -> bool:
         """Tells whether the difference in cost from the choice is within the validation error."""
         assert self.best is not None
         shapes = (option.deployment.candidate.shape, self.best.deployment.candidate.shape)
@@ -95,28 +95,28 @@ class Plan:
         return option is not self.best and option.price <= self.best.price * (1 + error)
 
     @property
-    def tied(self) -> list[Option]:
+    def tied(self) -> list[PlanOption]:
         return [option for option in self.options if self.best and self.is_tied(option)]
 
     @property
-    def front(self) -> list[Option]:
+    def front(self) -> list[PlanOption]:
         """The Pareto front: options that are each the fastest for their price or less."""
-        front: list[Option] = []
+        front: list[PlanOption] = []
         for option in sorted(self.options, key=lambda o: (o.price, o.outcome.latency)):
             if not front or option.outcome.latency < front[-1].outcome.latency:
                 front.append(option)
         return front
 
     @property
-    def nearest(self) -> Rejected | None:
+    def nearest(self) -> RejectedShape | None:
         """The rejected shape that can be deployed and comes nearest to the objectives."""
         return min(self.search.rejected, key=lambda r: r.failure.excess, default=None)
 
 
-def plan(inquiry: Inquiry, watch: Watch) -> Plan:
+def plan(inquiry: PlanRequest, watch: Watch) -> Plan:
     """Searches the cheapest deployment.  `watch` is called with the progress all the time, and may end the
-    search (`search_result.Stopped`).  Raises UserError for an impossible request: no shape to choose from,
-    requests too long."""
+    search (`search_result.SearchStopped`).  Raises UserError for an impossible request: no shape to choose
+    from, requests too long."""
     market, graph = inquiry.market, _decoder(inquiry.architecture)
     longest = _max_model_len(inquiry)
     market.prices.check_region(market.purchase, market.region)
@@ -132,24 +132,24 @@ def plan(inquiry: Inquiry, watch: Watch) -> Plan:
 
 
 def _search(
-    inquiry: Inquiry, shapes: list[Shape], prices: dict[str, Price], longest: int, watch: Watch
+    inquiry: PlanRequest, shapes: list[DeploymentShape], prices: dict[str, Price], longest: int, watch: Watch
 ) -> SearchResult:
-    beat = _Beat(watch)
+    beat = _ProgressRepeater(watch)
     rates = {name: price.per_hour for name, price in prices.items()}
     demand, unfit = inquiry.demand.tightened, inquiry.unfit
-    workbench = Workbench(inquiry.architecture, demand, rates, longest, beat.again, unfit)
+    workbench = SimulationEvaluator(inquiry.architecture, demand, rates, longest, beat.again, unfit)
     limits = list(inquiry.space.limits(longest, workbench.longest_prompt))
     return search(shapes, limits, workbench, beat.tell, inquiry.spread, inquiry.validation.tied)
 
 
-class _Beat:
+class _ProgressRepeater:
     """Repeats the last progress during long simulations."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._last: Progress | None = None
+        self._last: SearchProgress | None = None
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: SearchProgress) -> None:
         self._last = progress
         self._watch(progress)
 
@@ -165,7 +165,7 @@ def _decoder(architecture: Architecture) -> Graph:
     return graph
 
 
-def _max_model_len(inquiry: Inquiry) -> int:
+def _max_model_len(inquiry: PlanRequest) -> int:
     """Returns the given length, or the next power of two above the longest request."""
     needed, most = inquiry.demand.sizes.longest, inquiry.architecture.max_positions
     if needed > most:
@@ -185,7 +185,7 @@ def _max_model_len(inquiry: Inquiry) -> int:
     return given
 
 
-def _prices(inquiry: Inquiry) -> dict[str, Price]:
+def _prices(inquiry: PlanRequest) -> dict[str, Price]:
     """Returns the prices of those instances that have one.  Raises UserError where none of them has."""
     market, instances = inquiry.market, inquiry.space.instances
     found = {i.name: market.prices.get(i.name, market.purchase, market.region) for i in instances}
@@ -195,7 +195,9 @@ def _prices(inquiry: Inquiry) -> dict[str, Price]:
     return priced
 
 
-def _shapes(inquiry: Inquiry, graph: Graph, prices: dict[str, Price]) -> tuple[list[Shape], list[Rejected]]:
+def _shapes(
+    inquiry: PlanRequest, graph: Graph, prices: dict[str, Price]
+) -> tuple[list[DeploymentShape], list[RejectedShape]]:
     """Returns the shapes to search, and those that are not validated well enough."""
     shapes, refused = [], []
     for shape in inquiry.space.shapes(graph.attention_heads, graph.num_layers, graph.experts):
@@ -204,16 +206,16 @@ def _shapes(inquiry: Inquiry, graph: Graph, prices: dict[str, Price]) -> tuple[l
             if failure is None:
                 shapes.append(shape)
             else:
-                refused.append(Rejected(shape, failure))
+                refused.append(RejectedShape(shape, failure))
     if not shapes and not refused:
         raise UserError("nothing to choose from: give other --instance, --dtype or --profile", "instance")
     return shapes, refused
 
 
-def _doubt(inquiry: Inquiry, shape: Shape) -> Failure | None:
+def _doubt(inquiry: PlanRequest, shape: DeploymentShape) -> PlanFailure | None:
     if inquiry.max_error is None:
         return None
     worst = inquiry.validation.worst(shape)
     if worst.error is not None and worst.error <= inquiry.max_error:
         return None
-    return Failure(Reason.VALIDATION, f"{worst} ({worst.basis})" if worst.error else worst.basis)
+    return PlanFailure(Reason.VALIDATION, f"{worst} ({worst.basis})" if worst.error else worst.basis)

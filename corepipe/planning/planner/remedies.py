@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log10
 
 from corepipe.neuron.chips.catalog import INSTANCES
-from corepipe.planning.planner.bounds import Failure, Objectives, Reason
-from corepipe.planning.planner.evaluate import Workbench
+from corepipe.planning.planner.bounds import Objectives, PlanFailure, Reason
+from corepipe.planning.planner.evaluate import SimulationEvaluator
 from corepipe.planning.planner.planner import Plan
-from corepipe.planning.planner.search_result import Option, Outcome
-from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.search_result import PlanOption, SimulatedOutcome
+from corepipe.planning.planner.space import Candidate, DeploymentShape, PlannedDeployment
 
 EASES = (1, 2, 3, 4, 6, 8)
 """Factors of the least number of instances with which the nearest shape is tried."""
@@ -30,7 +30,7 @@ class Remedy:
     """Objectives that can be met, and the deployment that meets them."""
 
     objectives: Objectives
-    option: Option
+    option: PlanOption
 
 
 def remedy(plan: Plan, report: Report) -> Remedy | None:
@@ -46,20 +46,22 @@ def remedy(plan: Plan, report: Report) -> Remedy | None:
     for done, deployment in enumerate(_deployments(plan, nearest.shape, bench)):
         report("looking for what would do", done / len(EASES))
         price = deployment.instances * bench.price(nearest.shape)
-        options.append(Option(deployment, price, bench.measure(deployment)))
+        options.append(PlanOption(deployment, price, bench.measure(deployment)))
     best = min(_excess(limits, option.outcome) for option in options)
     near = next(o for o in options if _excess(limits, o.outcome) <= AS_NEAR * best)
     return Remedy(_loosened(asked, near.outcome), near)
 
 
-def _bench(plan: Plan, objectives: Objectives) -> Workbench:
+def _bench(plan: Plan, objectives: Objectives) -> SimulationEvaluator:
     inquiry = plan.inquiry
     prices = {name: price.per_hour for name, price in plan.prices.items()}
     demand = replace(inquiry.demand, objectives=objectives)
-    return Workbench(inquiry.architecture, demand, prices, plan.max_model_len, unfit=inquiry.unfit)
+    return SimulationEvaluator(inquiry.architecture, demand, prices, plan.max_model_len, unfit=inquiry.unfit)
 
 
-def _deployments(plan: Plan, shape: Shape, bench: Workbench) -> Iterator[PlannedDeployment]:
+def _deployments(
+    plan: Plan, shape: DeploymentShape, bench: SimulationEvaluator
+) -> Iterator[PlannedDeployment]:
     """Yields deployments of the shape, with ever more instances for the rate: each with the limits that
     suit it best."""
     limits = plan.inquiry.space.limits(plan.max_model_len, bench.longest_prompt)
@@ -69,7 +71,7 @@ def _deployments(plan: Plan, shape: Shape, bench: Workbench) -> Iterator[Planned
         yield min(easy, key=lambda d: (bench.estimate(d.candidate, d.instances), d.instances))
 
 
-def _excess(asked: Objectives, outcome: Outcome) -> float:
+def _excess(asked: Objectives, outcome: SimulatedOutcome) -> float:
     """Returns the factor by which the worse of the two objectives is exceeded; infinite where the rate is
     not sustained."""
     if outcome.failure is not None:
@@ -78,7 +80,7 @@ def _excess(asked: Objectives, outcome: Outcome) -> float:
     return max(1.0, *(seconds / limit for seconds, limit in pairs if limit is not None))
 
 
-def _loosened(objectives: Objectives, outcome: Outcome) -> Objectives:
+def _loosened(objectives: Objectives, outcome: SimulatedOutcome) -> Objectives:
     """Returns the objectives, with those that the outcome misses raised so that it meets them, with the
     margin."""
     ttft, tpot, left = objectives.ttft, objectives.tpot, 1 - objectives.margin
@@ -96,7 +98,7 @@ def _rounded_up(seconds: float) -> float:
     return ceil(milliseconds / unit) * unit / 1e3
 
 
-def roomier(plan: Plan) -> Shape | None:
+def roomier(plan: Plan) -> DeploymentShape | None:
     """Returns the shape that holds the model on the cheapest instance that does, where only memory
     prevents a plan; instances without a price come last.  Returns None where something else does, or no
     instance holds it."""
@@ -112,5 +114,5 @@ def roomier(plan: Plan) -> Shape | None:
     return next((s for s in shapes if _holds(bench.failure(Candidate(s, limits)))), None)
 
 
-def _holds(failure: Failure | None) -> bool:
+def _holds(failure: PlanFailure | None) -> bool:
     return failure is None or failure.reason not in {Reason.MEMORY, Reason.UNSUPPORTED}

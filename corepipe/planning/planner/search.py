@@ -16,18 +16,18 @@ from collections.abc import Callable, Sequence
 from math import ceil, inf
 from typing import Protocol
 
-from corepipe.planning.planner.bounds import Failure
+from corepipe.planning.planner.bounds import PlanFailure
 from corepipe.planning.planner.contender import Contender
 from corepipe.planning.planner.search_result import (
-    Dearer,
-    Option,
-    Outcome,
-    Progress,
-    Rejected,
+    CostlierShape,
+    PlanOption,
+    RejectedShape,
+    SearchProgress,
     SearchResult,
-    Stopped,
+    SearchStopped,
+    SimulatedOutcome,
 )
-from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
 
 GROWTH = 1.5
 """Factor by which the number of instances grows where an estimate was too low, or one more."""
@@ -50,7 +50,7 @@ simulated."""
 class Evaluator(Protocol):
     """The evaluation of a model under a workload that the search uses."""
 
-    def failure(self, candidate: Candidate) -> Failure | None:
+    def failure(self, candidate: Candidate) -> PlanFailure | None:
         """Returns the reason for which no number of instances suffices; None where a bound does not tell."""
 
     def fewest(self, candidate: Candidate) -> int:
@@ -63,35 +63,35 @@ class Evaluator(Protocol):
     def estimate(self, candidate: Candidate, instances: int) -> float:
         """Returns the estimated seconds of a request; decides the order of attempts."""
 
-    def price(self, shape: Shape) -> float:
+    def price(self, shape: DeploymentShape) -> float:
         """Returns the dollars per hour of one instance."""
 
-    def measure(self, deployment: PlannedDeployment) -> Outcome:
+    def measure(self, deployment: PlannedDeployment) -> SimulatedOutcome:
         """Simulates a deployment."""
 
-    def alone(self, candidate: Candidate) -> Outcome:
+    def alone(self, candidate: Candidate) -> SimulatedOutcome:
         """Simulates a candidate with next to no load: more instances cannot do better."""
 
 
-Watch = Callable[[Progress], None]
-"""Receives the progress; may raise Stopped."""
+Watch = Callable[[SearchProgress], None]
+"""Receives the progress; may raise SearchStopped."""
 
 INTERRUPTED = "interrupted"
 CHEAPEST, FASTER = "searching for the cheapest", "searching for faster ones"
 
 
 def search(
-    shapes: Sequence[Shape],
+    shapes: Sequence[DeploymentShape],
     limits: Sequence[BatchLimits],
     evaluator: Evaluator,
     watch: Watch,
     spread: float = 1.0,
-    tied: Callable[[Shape], float] = lambda _: 0.0,
+    tied: Callable[[DeploymentShape], float] = lambda _: 0.0,
     most: int = MOST_INSTANCES,
 ) -> SearchResult:
     """Searches all shapes x limits x up to `most` instances.  `tied`: the share by which a price may
     differ and still be tied, for which an option is kept even if it is no faster.  The same arguments give
-    the same result, unless `watch` raises Stopped or the user interrupts: then it is what was found so
+    the same result, unless `watch` raises SearchStopped or the user interrupts: then it is what was found so
     far."""
     return _Search(shapes, limits, evaluator, watch, spread, tied, most).run()
 
@@ -99,12 +99,12 @@ def search(
 class _Search:
     def __init__(
         self,
-        shapes: Sequence[Shape],
+        shapes: Sequence[DeploymentShape],
         limits: Sequence[BatchLimits],
         evaluator: Evaluator,
         watch: Watch,
         spread: float,
-        tied: Callable[[Shape], float],
+        tied: Callable[[DeploymentShape], float],
         most: int,
     ) -> None:
         self._limits = limits
@@ -114,7 +114,7 @@ class _Search:
         self._tied = tied
         self._most = most
         self._found = SearchResult(configurations=len(shapes) * len(limits))
-        self._options: dict[Shape, Option] = {}
+        self._options: dict[DeploymentShape, PlanOption] = {}
         self._shapes = [Contender(i, shape, evaluator.price(shape)) for i, shape in enumerate(shapes)]
         self._unseen = sorted(self._shapes, key=lambda opened: opened.price)
         self._open: list[Contender] = []  # bounded, and not yet settled
@@ -126,7 +126,7 @@ class _Search:
             self._find_cheapest()
             found.least = self._best
             self._find_faster()
-        except Stopped as stopped:
+        except SearchStopped as stopped:
             found.cut_short = str(stopped)
         except KeyboardInterrupt:
             found.cut_short = INTERRUPTED
@@ -147,7 +147,7 @@ class _Search:
     def _tell(self) -> None:
         best = min(self._options.values(), key=lambda o: (o.price, o.outcome.latency), default=None)
         left = len(self._unseen) + len(self._open)
-        self._watch(Progress(self._what, self._found.simulations, best, left, len(self._shapes)))
+        self._watch(SearchProgress(self._what, self._found.simulations, best, left, len(self._shapes)))
 
     def _find_cheapest(self) -> None:
         """Tries each variant of each shape where it would be cheaper than the best, the most promising
@@ -211,7 +211,7 @@ class _Search:
             candidate = Candidate(opened.shape, limits)
             failure = self._evaluator.failure(candidate)
             if failure is not None:
-                opened.reject(Rejected(opened.shape, failure, candidate))
+                opened.reject(RejectedShape(opened.shape, failure, candidate))
                 continue
             opened.variants.append(candidate)
             opened.bound[candidate] = opened.few[candidate] = fewest = self._evaluator.fewest(candidate)
@@ -247,7 +247,7 @@ class _Search:
         if option is not None:
             self._keep(opened, option)
 
-    def _nearly(self, opened: Contender, candidate: Candidate, instances: int) -> Option | None:
+    def _nearly(self, opened: Contender, candidate: Candidate, instances: int) -> PlanOption | None:
         """Tries fewer instances than failed, as long as they fail by chance."""
         while opened.by_chance and instances > max(1, opened.bound[candidate]):
             instances -= 1
@@ -256,7 +256,7 @@ class _Search:
                 return option
         return None
 
-    def _keep(self, opened: Contender, option: Option) -> None:
+    def _keep(self, opened: Contender, option: PlanOption) -> None:
         """Keeps an option at once, in case the search is ended, and then reduces it to the fewest
         instances."""
         self._options[opened.shape] = option
@@ -277,14 +277,14 @@ class _Search:
             instances -= 1
         return instances
 
-    def _tried(self, opened: Contender, candidate: Candidate, instances: int) -> Option | None:
+    def _tried(self, opened: Contender, candidate: Candidate, instances: int) -> PlanOption | None:
         """Simulates a deployment; returns the option if it meets the objectives."""
         self._tell()
         deployment = PlannedDeployment(candidate, instances)
         self._found.simulations += 1
         outcome = self._evaluator.measure(deployment)
         if outcome.failure is None:
-            return Option(deployment, instances * opened.price, outcome)
+            return PlanOption(deployment, instances * opened.price, outcome)
         opened.failed(deployment, outcome.failure, outcome.seen)
         return None
 
@@ -299,7 +299,7 @@ class _Search:
             opened.capable.add(candidate)
             return True
         opened.variants.remove(candidate)
-        opened.reject(Rejected(opened.shape, alone.failure, candidate, alone))
+        opened.reject(RejectedShape(opened.shape, alone.failure, candidate, alone))
         return False
 
     def _polish(self) -> None:
@@ -338,7 +338,7 @@ class _Search:
             else:
                 heapq.heappush(heap, self._entry(opened, self._next(opened, instances)))
         for opened in self._unseen:
-            self._found.dearer.append(Dearer(opened.shape, 0, opened.price, None))
+            self._found.dearer.append(CostlierShape(opened.shape, 0, opened.price, None))
 
     def _entry(self, opened: Contender, instances: int) -> tuple[float, float, int, int]:
         """Returns an entry of the heap: price, estimated seconds of a request, shape, and number of
@@ -361,7 +361,7 @@ class _Search:
 
     def _give_up(self, opened: Contender, instances: int, price: float) -> None:
         self._open.remove(opened)
-        self._found.dearer.append(Dearer(opened.shape, instances, price, opened.failure))
+        self._found.dearer.append(CostlierShape(opened.shape, instances, price, opened.failure))
 
     def _try(self, opened: Contender, instances: int) -> bool:
         """Simulates the first of the shape's variants with so many instances; returns whether one

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from corepipe.planning.planner.bounds import Failure
-from corepipe.planning.planner.space import Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.bounds import PlanFailure
+from corepipe.planning.planner.space import Candidate, DeploymentShape, PlannedDeployment
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulatedOutcome:
     """The outcome of a simulation: seconds at the objectives' percentile, the failure if there is one, and
     the share of requests after which it was certain."""
 
@@ -17,40 +17,40 @@ class Outcome:
     tpot: float
     latency: float
     tokens_per_second: float
-    failure: Failure | None
+    failure: PlanFailure | None
     seen: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PlanOption:
     """A deployment that meets the objectives."""
 
     deployment: PlannedDeployment
     price: float
-    outcome: Outcome
+    outcome: SimulatedOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedShape:
     """A shape that meets the objectives at no price, and its nearest failure.  `outcome`: if simulated."""
 
-    shape: Shape
-    failure: Failure
+    shape: DeploymentShape
+    failure: PlanFailure
     candidate: Candidate | None = None
-    outcome: Outcome | None = None
+    outcome: SimulatedOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Dearer:
+class CostlierShape:
     """A shape that was given up at `instances` (0: before its bounds were computed) and this price.
 
     failure: of fewer instances; None where none were simulated.
     """
 
-    shape: Shape
+    shape: DeploymentShape
     instances: int
     price: float
-    failure: Failure | None
+    failure: PlanFailure | None
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class SearchResult:
     meets the objectives, as far as is known.
     """
 
-    options: list[Option] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
-    dearer: list[Dearer] = field(default_factory=list)
+    options: list[PlanOption] = field(default_factory=list)
+    rejected: list[RejectedShape] = field(default_factory=list)
+    dearer: list[CostlierShape] = field(default_factory=list)
     configurations: int = 0
     simulations: int = 0
     cut_short: str | None = None
@@ -73,15 +73,15 @@ class SearchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SearchProgress:
     """The progress of a search: simulations so far, the best option, and the shapes left of all."""
 
     what: str
     tried: int
-    best: Option | None
+    best: PlanOption | None
     left: int
     shapes: int
 
 
-class Stopped(Exception):  # noqa: N818 -- nothing is wrong
+class SearchStopped(Exception):  # noqa: N818 -- nothing is wrong
     """Raised by `watch` to end a search with what it has found; the message says why."""

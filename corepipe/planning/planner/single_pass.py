@@ -24,14 +24,14 @@ from corepipe.neuron.formats import Format
 from corepipe.neuron.step import StepShape
 from corepipe.planning.planner.evaluate import QUEUE
 from corepipe.planning.planner.search import INTERRUPTED, MOST_INSTANCES
-from corepipe.planning.planner.search_result import Stopped
+from corepipe.planning.planner.search_result import SearchStopped
 from corepipe.planning.planner.space import (
     BLOCK_SIZE,
     MOST_TOKENS,
     BatchLimits,
     Candidate,
+    DeploymentShape,
     PlannedDeployment,
-    Shape,
 )
 from corepipe.simulation.report import GROWS, Latencies, Report
 from corepipe.simulation.simulate import SimulationConfig, simulate
@@ -56,7 +56,7 @@ MORE = 1.1
 
 
 @dataclass(frozen=True)
-class Demand:
+class SinglePassDemand:
     """A demand for requests per second of given lengths, and seconds in which a percentile of them must be
     answered (None: any, as long as no queue grows)."""
 
@@ -80,7 +80,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class PricedInstance:
     """An instance with its price in dollars per hour, and a format and software for it."""
 
     instance: Instance
@@ -91,30 +91,30 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class SinglePassOption:
     """A deployment that meets the demand: dollars per hour, seconds at the percentile, and one instance's
     simulation."""
 
     deployment: PlannedDeployment
-    offer: Offer
+    offer: PricedInstance
     price: float
     seconds: float
     report: Report
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> DeploymentShape:
         return self.deployment.candidate.shape
 
 
 @dataclass(slots=True)
-class Found:
+class SinglePassResult:
     """The result of a search: options, the best first, one per shape; shapes that fail, with the reason.
 
     cut_short: the reason why the search ended early, if it did.
     """
 
-    options: list[Option] = field(default_factory=list)
-    failed: dict[Shape, str] = field(default_factory=dict)
+    options: list[SinglePassOption] = field(default_factory=list)
+    failed: dict[DeploymentShape, str] = field(default_factory=dict)
     simulations: int = 0
     cut_short: str | None = None
 
@@ -127,10 +127,10 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _PlacedBatch:
     """A candidate on its instance.  least: instances below which the rate cannot be sustained."""
 
-    offer: Offer
+    offer: PricedInstance
     candidate: Candidate
     engine: EngineConfig
     device: DevicePlan
@@ -143,30 +143,30 @@ def offers(
     prices: Mapping[str, float],
     formats: Sequence[Format],
     stacks: Mapping[str, RuntimeProfile],
-) -> Iterator[Offer]:
+) -> Iterator[PricedInstance]:
     """Yields each instance that has a price, in each format that its chip has."""
     for instance in instances:
         for fmt in formats:
             if instance.name in prices and instance.support(fmt) is Support.NATIVE:
                 for stack, profile in stacks.items():
-                    yield Offer(instance, prices[instance.name], fmt, profile, stack)
+                    yield PricedInstance(instance, prices[instance.name], fmt, profile, stack)
 
 
 def search(
     architecture: Architecture,
-    demand: Demand,
-    offered: Sequence[Offer],
+    demand: SinglePassDemand,
+    offered: Sequence[PricedInstance],
     positions: int,
     watch: Callable[[float], None],
-) -> Found:
+) -> SinglePassResult:
     """Simulates the candidates that may be the cheapest, the least price first.  `watch` is called with the
-    share that is done, and may end the search (`Stopped`).
+    share that is done, and may end the search (`SearchStopped`).
 
     positions: the longest supported text.  Raises UserError where nothing is offered.
     """
     if not offered:
         raise UserError("nothing to choose from: give other --instance, --dtype or --prices", "instance")
-    found = Found()
+    found = SinglePassResult()
     placed = list(_placed(architecture, demand, offered, positions, found))
     placed.sort(key=lambda one: (one.least * one.offer.price, one.alone))
     try:
@@ -175,7 +175,7 @@ def search(
             best = min((option.price for option in found.options), default=inf)
             if one.least * one.offer.price <= best:
                 _try(one, demand, best, found)
-    except Stopped as stop:
+    except SearchStopped as stop:
         found.cut_short = str(stop)
     except KeyboardInterrupt:
         found.cut_short = INTERRUPTED
@@ -184,8 +184,12 @@ def search(
 
 
 def _placed(
-    architecture: Architecture, demand: Demand, offered: Sequence[Offer], positions: int, found: Found
-) -> Iterator[_Placed]:
+    architecture: Architecture,
+    demand: SinglePassDemand,
+    offered: Sequence[PricedInstance],
+    positions: int,
+    found: SinglePassResult,
+) -> Iterator[_PlacedBatch]:
     """Yields the candidates that fit, and may be in time."""
     tokens = round(fmean(demand.lengths))
     for offer in offered:
@@ -203,11 +207,13 @@ def _placed(
                 found.failed.setdefault(candidate.shape, f"a request alone takes {alone * 1e3:.4g} ms")
                 break
             capacity = OPTIMISM * device.placement.data * seats / full
-            yield _Placed(offer, candidate, engine, device, alone, ceil(demand.rate / capacity))
+            yield _PlacedBatch(offer, candidate, engine, device, alone, ceil(demand.rate / capacity))
 
 
-def _candidate(offer: Offer, seats: int, positions: int) -> Candidate:
-    shape = Shape(offer.instance.name, offer.format, Placement(data=offer.instance.cores), offer.profile)
+def _candidate(offer: PricedInstance, seats: int, positions: int) -> Candidate:
+    shape = DeploymentShape(
+        offer.instance.name, offer.format, Placement(data=offer.instance.cores), offer.profile
+    )
     return Candidate(
         shape, BatchLimits(positions, seats, max(LEAST_TOKENS, min(MOST_TOKENS, seats * positions)))
     )
@@ -233,7 +239,7 @@ def _engine(model: str, candidate: Candidate, stack: str) -> EngineConfig:
     )
 
 
-def _try(one: _Placed, demand: Demand, best: float, found: Found) -> None:
+def _try(one: _PlacedBatch, demand: SinglePassDemand, best: float, found: SinglePassResult) -> None:
     """Tries ever more instances, until they suffice or cost more than the best."""
     why, count = "", one.least
     while count <= MOST_INSTANCES and count * one.offer.price <= best:
@@ -245,14 +251,16 @@ def _try(one: _Placed, demand: Demand, best: float, found: Found) -> None:
         why = _failure(report, seconds, demand)
         if not why:
             deployment = PlannedDeployment(one.candidate, count)
-            found.options.append(Option(deployment, one.offer, count * one.offer.price, seconds, report))
+            found.options.append(
+                SinglePassOption(deployment, one.offer, count * one.offer.price, seconds, report)
+            )
             return
         count = max(count + 1, ceil(MORE * count))
     more = f"; {count} instances would cost {count * one.offer.price:.4g} $/h"
     found.failed.setdefault(one.candidate.shape, f"{why}{more}")
 
 
-def _failure(report: Report, seconds: float, demand: Demand) -> str:
+def _failure(report: Report, seconds: float, demand: SinglePassDemand) -> str:
     if report.growth > GROWS:
         return "the queue grows"
     if demand.seconds is not None and seconds > demand.seconds:
@@ -260,6 +268,6 @@ def _failure(report: Report, seconds: float, demand: Demand) -> str:
     return ""
 
 
-def tightened(demand: Demand, margin: float) -> Demand:
+def tightened(demand: SinglePassDemand, margin: float) -> SinglePassDemand:
     """Returns the demand with the margin, a share, taken off its objective."""
     return demand if demand.seconds is None else replace(demand, seconds=demand.seconds * (1 - margin))

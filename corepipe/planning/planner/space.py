@@ -36,7 +36,7 @@ def degrees(placement: Placement) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DeploymentShape:
     """A model on one instance, named as in the catalogue: everything that needs Programs of its own.
 
     lnc: physical cores in a logical one, if not the instance's default (trn2: 2).
@@ -75,7 +75,7 @@ class BatchLimits:
 class Candidate:
     """One configuration of one instance; the search finds how many such instances are needed."""
 
-    shape: Shape
+    shape: DeploymentShape
     limits: BatchLimits
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class PlannedDeployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class SearchSpace:
     """The choices of a search; `formats` None: those of DEFAULT_FORMATS that the chip has.  `whole`: also
     batches that take the longest sequence whole, where that is more than a prompt.  `speculative_config`:
     each batch limit also with speculative decoding, with these assumptions."""
@@ -112,7 +112,7 @@ class Space:
     whole: bool = False
     speculative_config: SpeculativeConfig | None = None
 
-    def shapes(self, heads: int, layers: int, experts: int = 0) -> Iterator[Shape]:
+    def shapes(self, heads: int, layers: int, experts: int = 0) -> Iterator[DeploymentShape]:
         """Yields every shape, in the catalogue's order, for a model of so many heads, layers and experts
         of a layer (0: none): experts are also divided among tensor ranks, by software that does that."""
         for instance in self.instances:
@@ -120,11 +120,11 @@ class Space:
                 for fmt in self._formats(device):
                     for placement in placements(device, heads, layers):
                         for profile in self.profiles:
-                            yield Shape(device.name, fmt, placement, profile, lnc)
+                            yield DeploymentShape(device.name, fmt, placement, profile, lnc)
                             divides = profile.expert_parallel and placement.pipeline == 1
                             if divides and 1 < placement.tensor <= experts:
                                 divided = replace(placement, expert=placement.tensor)
-                                yield Shape(device.name, fmt, divided, profile, lnc)
+                                yield DeploymentShape(device.name, fmt, divided, profile, lnc)
 
     def limits(self, longest: int, prompt: int) -> Iterator[BatchLimits]:
         """Yields every batch limit, for requests of up to `longest` tokens of which `prompt` are the

@@ -19,7 +19,7 @@ from corepipe.neuron.chips.native_plugin import (
     is_chunked,
     prefill_buckets,
 )
-from corepipe.planning.planner.space import BatchLimits, PlannedDeployment, Shape
+from corepipe.planning.planner.space import BatchLimits, DeploymentShape, PlannedDeployment
 
 IMAGE = (
     "public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.29.0.1.2.0-neuronx-py314-sdk2.33.0-ubuntu26.04"
@@ -61,7 +61,7 @@ STARTUP_SECONDS = 5400
 """VLLM_ENGINE_READY_TIMEOUT_S, as the longest of the recipes."""
 
 
-def problem(shape: Shape, model: ModelConfig) -> str | None:
+def problem(shape: DeploymentShape, model: ModelConfig) -> str | None:
     """Returns the reason for which the plugin does not run it; None: it does."""
     place, instance, fmt = shape.placement, shape.device, shape.format.name
     recipe = RECIPES.get(model.model_type)
@@ -132,7 +132,7 @@ def flags(model: str, deployment: PlannedDeployment) -> list[str]:
     return [model, *pairs, *divided, "--enable-prefix-caching" if chunked else "--no-enable-prefix-caching"]
 
 
-def environment(shape: Shape) -> dict[str, str]:
+def environment(shape: DeploymentShape) -> dict[str, str]:
     """Returns the variables of the server; the compiler and the runtime both read the size of a logical
     core."""
     return {

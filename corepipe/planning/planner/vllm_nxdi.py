@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from math import log2
 
-from corepipe.planning.planner.space import BatchLimits, PlannedDeployment, Shape
+from corepipe.planning.planner.space import BatchLimits, DeploymentShape, PlannedDeployment
 
 IMAGE = "public.ecr.aws/neuron/pytorch-inference-vllm-neuronx:0.13.0-neuronx-py312-sdk2.28.0-ubuntu24.04"
 
@@ -36,7 +36,7 @@ STARTUP_SECONDS = 3600
 models."""
 
 
-def problem(shape: Shape) -> str | None:
+def problem(shape: DeploymentShape) -> str | None:
     """Returns the reason for which NxD Inference does not run it; None: it does."""
     place, instance = shape.placement, shape.device
     if place.pipeline > 1:
@@ -118,6 +118,6 @@ def flags(model: str, deployment: PlannedDeployment) -> list[str]:
     return [model, *pairs, "--no-enable-prefix-caching"]
 
 
-def environment(shape: Shape) -> dict[str, str]:
+def environment(shape: DeploymentShape) -> dict[str, str]:
     """Returns the variables of the server."""
     return {"NEURON_RT_NUM_CORES": str(shape.placement.tensor)}

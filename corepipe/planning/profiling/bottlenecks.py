@@ -18,8 +18,8 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import AllGather, AllReduce
 from corepipe.neuron.timing.cost import StepShape
-from corepipe.planning.profiling.profile import Compiled, Phase, Run, Setup, compiled
-from corepipe.planning.profiling.step_summary import Cause, Measured
+from corepipe.planning.profiling.profile import Compiled, Phase, ProfileRun, ProfileSetup, compiled
+from corepipe.planning.profiling.step_summary import Cause, PhaseMeasurement
 
 NOTABLE = 0.15
 """Share of a step from which on a cause is reported; the largest always is."""
@@ -34,7 +34,7 @@ BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ProposedChange:
     """A setting to change, and the factor by which that makes a step faster or gives more tokens per
     second."""
 
@@ -44,7 +44,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Bottleneck:
+class StepBottleneck:
     """A cause that takes `share` of a step of the phase; cause None: its stages wait for one another.
 
     `changes` would help, best first; the flags in `tried` would not.
@@ -54,7 +54,7 @@ class Bottleneck:
     cause: Cause | None
     share: float
     text: str
-    changes: tuple[Change, ...]
+    changes: tuple[ProposedChange, ...]
     tried: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -63,14 +63,14 @@ class Bottleneck:
         return f"{self.text}; {' and '.join(self.tried)} would not help" if self.tried else self.text
 
 
-def bottlenecks(run: Run, measured: Iterable[Measured]) -> list[Bottleneck]:
+def bottlenecks(run: ProfileRun, measured: Iterable[PhaseMeasurement]) -> list[StepBottleneck]:
     """Returns, for each phase, the causes that take most of its step, the largest first; and the gain of a
     full pipeline."""
     trials = _Trials(run)
     return [found for phase in measured for found in _of_phase(run, phase, trials)]
 
 
-def _of_phase(run: Run, measured: Measured, trials: _Trials) -> Iterator[Bottleneck]:
+def _of_phase(run: ProfileRun, measured: PhaseMeasurement, trials: _Trials) -> Iterator[StepBottleneck]:
     total = run.seconds(measured.phase)
     ranked = sorted(measured.seconds, key=lambda cause: -measured.seconds[cause])
     for cause in ranked:
@@ -79,7 +79,7 @@ def _of_phase(run: Run, measured: Measured, trials: _Trials) -> Iterator[Bottlen
             text = f"{measured.phase}: {100 * share:.0f} % of the step goes to {cause}"
             detail = _detail(run, measured, cause)
             changes, tried = trials.of(measured.phase, REMEDIES[cause])
-            yield Bottleneck(measured.phase, cause, share, text + detail, changes, tried)
+            yield StepBottleneck(measured.phase, cause, share, text + detail, changes, tried)
     if run.cost.stages > 1:
         yield _bubble(run, measured.phase)
 
@@ -87,14 +87,16 @@ def _of_phase(run: Run, measured: Measured, trials: _Trials) -> Iterator[Bottlen
 class _Trials:
     """Runs with one thing changed, each predicted once."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ProfileRun) -> None:
         self._run = run
-        self._runs: dict[str, Run | None] = {}
+        self._runs: dict[str, ProfileRun | None] = {}
         self._compiled: dict[tuple[str, Placement], Compiled] = {}
 
-    def of(self, phase: Phase, remedies: Sequence[Remedy]) -> tuple[tuple[Change, ...], tuple[str, ...]]:
+    def of(
+        self, phase: Phase, remedies: Sequence[Remedy]
+    ) -> tuple[tuple[ProposedChange, ...], tuple[str, ...]]:
         """Returns the best change of each kind that gains enough, best first, and the flags that do not."""
-        changes: list[Change] = []
+        changes: list[ProposedChange] = []
         tried: list[str] = []
         for remedy in remedies:
             found = [change for option in remedy(self._run.setup) if (change := self._try(phase, *option))]
@@ -105,7 +107,7 @@ class _Trials:
                 tried += [change.flag for change in found]
         return tuple(sorted(changes, key=_gain, reverse=True)), tuple(tried)
 
-    def _try(self, phase: Phase, flag: str, setup: Setup) -> Change | None:
+    def _try(self, phase: Phase, flag: str, setup: ProfileSetup) -> ProposedChange | None:
         """Predicts a change; None where it is impossible, or where a larger batch delays its sequences too
         much."""
         if flag not in self._runs:
@@ -116,13 +118,13 @@ class _Trials:
             return None
         slower = run.seconds(phase) / self._run.seconds(phase)
         if more == 1:
-            return Change(flag, f"{flag} would make it {_faster(1 / slower)}", 1 / slower)
+            return ProposedChange(flag, f"{flag} would make it {_faster(1 / slower)}", 1 / slower)
         if slower > PATIENCE:
             return None
         text = f"{flag} would cost {100 * (slower - 1):.0f} % more time for {more:g} times the tokens"
-        return Change(flag, text, more / slower)
+        return ProposedChange(flag, text, more / slower)
 
-    def _predict(self, setup: Setup) -> Run | None:
+    def _predict(self, setup: ProfileSetup) -> ProfileRun | None:
         """Predicts a run; None where the model cannot be divided so, or does not fit."""
         if setup.placement.cores > setup.instance.cores:
             return None
@@ -132,16 +134,16 @@ class _Trials:
             return None
         cores, budget = measure(programs, setup.limits), setup.limits.kv_budget
         blocks = blocks_that_fit(cores, setup.placement.data, setup.instance, budget)
-        return Run(setup, self._compile) if blocks >= setup.limits.max_blocks else None
+        return ProfileRun(setup, self._compile) if blocks >= setup.limits.max_blocks else None
 
-    def _compile(self, setup: Setup) -> Compiled:
+    def _compile(self, setup: ProfileSetup) -> Compiled:
         key = (setup.format.name, setup.placement)
         if key not in self._compiled:
             self._compiled[key] = compiled(setup)
         return self._compiled[key]
 
 
-def _gain(change: Change) -> float:
+def _gain(change: ProposedChange) -> float:
     return change.gain
 
 
@@ -149,31 +151,31 @@ def _faster(gain: float) -> str:
     return f"{gain:.1f} times as fast" if gain >= 1.5 else f"{100 - 100 / gain:.0f} % shorter"
 
 
-Options = Iterator[tuple[str, Setup]]
-Remedy = Callable[[Setup], Options]
+Options = Iterator[tuple[str, ProfileSetup]]
+Remedy = Callable[[ProfileSetup], Options]
 """Returns the changes of one kind: the flag and the setup that it makes."""
 
 
-def _larger_batches(setup: Setup) -> Options:
+def _larger_batches(setup: ProfileSetup) -> Options:
     for batch in BATCHES:
         if batch > setup.batch:
             yield f"--batch {batch}", replace(setup, batch=batch)
 
 
-def _tensors(setup: Setup, degrees: Iterable[int]) -> Options:
+def _tensors(setup: ProfileSetup, degrees: Iterable[int]) -> Options:
     for degree in degrees:
         yield f"--tensor {degree}", replace(setup, placement=replace(setup.placement, tensor=degree))
 
 
-def _more_tensor(setup: Setup) -> Options:
+def _more_tensor(setup: ProfileSetup) -> Options:
     return _tensors(setup, (d for d in setup.instance.tensor_degrees if d > setup.placement.tensor))
 
 
-def _less_tensor(setup: Setup) -> Options:
+def _less_tensor(setup: ProfileSetup) -> Options:
     return _tensors(setup, (d for d in setup.instance.tensor_degrees if d < setup.placement.tensor))
 
 
-def _pipelines(setup: Setup, *, deeper: bool) -> Options:
+def _pipelines(setup: ProfileSetup, *, deeper: bool) -> Options:
     layers = setup.architecture.graph(setup.format).num_layers
     depths = dict.fromkeys((*(2**i for i in range(layers.bit_length())), layers))
     for depth in depths:
@@ -181,24 +183,24 @@ def _pipelines(setup: Setup, *, deeper: bool) -> Options:
             yield f"--pipeline {depth}", replace(setup, placement=replace(setup.placement, pipeline=depth))
 
 
-def _deeper_pipelines(setup: Setup) -> Options:
+def _deeper_pipelines(setup: ProfileSetup) -> Options:
     """Yields deeper pipelines, where cores keep weights on chip."""
     return (
         iter(()) if setup.instance.chip.core.resident_weight_bytes is None else _pipelines(setup, deeper=True)
     )
 
 
-def _shallower_pipelines(setup: Setup) -> Options:
+def _shallower_pipelines(setup: ProfileSetup) -> Options:
     return _pipelines(setup, deeper=False)
 
 
-def _formats(setup: Setup) -> Options:
+def _formats(setup: ProfileSetup) -> Options:
     for name, fmt in FORMATS.items():
         if fmt != setup.format and setup.instance.support(fmt) is Support.NATIVE:
             yield f"--dtype {name}", replace(setup, format=fmt)
 
 
-def _profiles(setup: Setup) -> Options:
+def _profiles(setup: ProfileSetup) -> Options:
     for name, profile in PROFILES.items():
         if profile != setup.profile:
             yield f"--profile {name}", replace(setup, profile=profile)
@@ -218,7 +220,7 @@ REMEDIES: Mapping[Cause, Sequence[Remedy]] = MappingProxyType(
 """Remedies that may help against each cause: of each kind the best is proposed."""
 
 
-def _detail(run: Run, measured: Measured, cause: Cause) -> str:
+def _detail(run: ProfileRun, measured: PhaseMeasurement, cause: Cause) -> str:
     """Returns the cause in numbers; empty where its share is enough."""
     summary, shape = measured.summary, run.of(measured.phase)[0].shape
     match cause:
@@ -235,7 +237,7 @@ def _detail(run: Run, measured: Measured, cause: Cause) -> str:
             return ""
 
 
-def _collectives(run: Run, phase: Phase) -> str:
+def _collectives(run: ProfileRun, phase: Phase) -> str:
     """Returns the number and the size of collectives, and whether their time is latency: that of a single
     row."""
     step = run.of(phase)[0]
@@ -253,7 +255,7 @@ def _collectives(run: Run, phase: Phase) -> str:
     return f"{len(pairs)} of up to {_size(largest)}, {each:.0f} us each, bound by {bound}"
 
 
-def _bubble(run: Run, phase: Phase) -> Bottleneck:
+def _bubble(run: ProfileRun, phase: Phase) -> StepBottleneck:
     """Returns the bottleneck of a pipeline with one batch in flight, where all stages but one wait.  A
     full pipeline completes a batch in the time of its slowest stage."""
     shape, total = run.of(phase)[0].shape, run.seconds(phase)
@@ -261,10 +263,10 @@ def _bubble(run: Run, phase: Phase) -> Bottleneck:
     idle = 1 - sum(stages) / (len(stages) * total)
     gain = total / slowest
     text = f"{phase}: a stage is idle {100 * idle:.0f} % of the step, with one batch in flight"
-    change = Change(
+    change = ProposedChange(
         "", f"{len(stages)} batches in flight would give {gain:.1f} times the tokens a second", gain
     )
-    return Bottleneck(phase, None, idle, text, (change,), ())
+    return StepBottleneck(phase, None, idle, text, (change,), ())
 
 
 def _size(size: float) -> str:

@@ -36,7 +36,7 @@ WORTH = 1.01
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LadderWork:
     """A model on an instance, and a request: tokens in, tokens out (0: the model runs once over its input).
 
     longest: the length that sequences are padded to as long as there are no buckets.  rates: for each
@@ -56,7 +56,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RungSetting:
     """The configuration of a rung.  together: one transfer to the host per batch; padded: every sequence
     to the longest; guesses: steps verify the drafts that are assumed; expert: as Placement's."""
 
@@ -81,7 +81,7 @@ class Rung:
     of them (None: no price), and the factor of throughput over the rung below."""
 
     name: str
-    setting: Setting
+    setting: RungSetting
     per_second: float
     seconds: float
     dollars: float | None
@@ -93,16 +93,16 @@ class Rung:
 class Ladder:
     """The rungs, the unit that is counted, and the rungs that do not apply to this model, with the reason."""
 
-    work: Work
+    work: LadderWork
     unit: str
     rungs: tuple[Rung, ...]
     without: tuple[tuple[str, str], ...]
 
 
-def ladder(work: Work) -> Ladder:
+def ladder(work: LadderWork) -> Ladder:
     """Climbs the ladder.  Raises UserError for a model of which one request does not fit one core."""
-    bench = _Bench(work)
-    base = Setting(
+    bench = _LadderTimes(work)
+    base = RungSetting(
         FORMATS["fp32"] if work.instance.support(FORMATS["fp32"]) is Support.NATIVE else work.format
     )
     if not bench.fits(base):
@@ -132,17 +132,17 @@ def takes_images(graph: Graph) -> bool:
     return any(given.kind in {InputKind.PATCHES, InputKind.PIXELS} for given in graph.inputs)
 
 
-Step = tuple[str, Setting | None, str]
+Step = tuple[str, RungSetting | None, str]
 """A rung's name, its setting (None: it does not apply to this model), and the reason."""
 
 
-def _steps(work: Work, bench: _Bench, rungs: list[Rung]) -> Iterator[Step]:
+def _steps(work: LadderWork, bench: _LadderTimes, rungs: list[Rung]) -> Iterator[Step]:
     """Yields each further step from the last rung."""
     for step in (_batching, _format, _cores, _transfers, _buckets, _guesses, _placement):
         yield step(work, bench, rungs[-1].setting)
 
 
-def _batching(_work: Work, bench: _Bench, at: Setting) -> Step:
+def _batching(_work: LadderWork, bench: _LadderTimes, at: RungSetting) -> Step:
     bound, share = bench.bound(at)
     batch = bench.best_batch(at)
     more = (
@@ -151,7 +151,7 @@ def _batching(_work: Work, bench: _Bench, at: Setting) -> Step:
     return "batching", replace(at, batch=batch), f"{share:.0%} of a step goes to {bound}; {more}"
 
 
-def _format(work: Work, _bench: _Bench, at: Setting) -> Step:
+def _format(work: LadderWork, _bench: _LadderTimes, at: RungSetting) -> Step:
     new, old = work.format, at.format
     if new == old:
         return "format", None, f"it is in {new.name} from the start"
@@ -160,13 +160,13 @@ def _format(work: Work, _bench: _Bench, at: Setting) -> Step:
     return "format", replace(at, format=new), why
 
 
-def _cores(work: Work, _bench: _Bench, at: Setting) -> Step:
+def _cores(work: LadderWork, _bench: _LadderTimes, at: RungSetting) -> Step:
     cores = work.instance.cores_per_chip
     name = "both cores" if cores == 2 else "all cores of a chip"
     return name, replace(at, data=cores), f"{cores} copies of the model, one on each core of a chip"
 
 
-def _transfers(work: Work, bench: _Bench, at: Setting) -> Step:
+def _transfers(work: LadderWork, bench: _LadderTimes, at: RungSetting) -> Step:
     name = "host transfers batched"
     if not bench.encodes:
         why = "tokens are drawn on the device, and come in one transfer; before, the logits of each sequence"
@@ -178,14 +178,14 @@ def _transfers(work: Work, bench: _Bench, at: Setting) -> Step:
     return name, replace(at, together=True), why
 
 
-def _buckets(work: Work, bench: _Bench, at: Setting) -> Step:
+def _buckets(work: LadderWork, bench: _LadderTimes, at: RungSetting) -> Step:
     if not bench.pads:
         return "buckets", None, "its inputs are all of one length"
     why = f"{work.input_len} tokens are padded to their bucket, not to {work.longest}"
     return "buckets", replace(at, padded=False), why
 
 
-def _guesses(work: Work, bench: _Bench, at: Setting) -> Step:
+def _guesses(work: LadderWork, bench: _LadderTimes, at: RungSetting) -> Step:
     name, others = "speculation", replace(at, guesses=True)
     if bench.encodes:
         return name, None, "it generates nothing that could be guessed"
@@ -196,7 +196,7 @@ def _guesses(work: Work, bench: _Bench, at: Setting) -> Step:
     return name, others if bench.per_second(others) > bench.per_second(at) else None, told
 
 
-def _placement(work: Work, bench: _Bench, at: Setting) -> Step:
+def _placement(work: LadderWork, bench: _LadderTimes, at: RungSetting) -> Step:
     best = bench.best_placement(at)
     if best == at:
         return "placement", None, "no other cut or number of copies gives more"
@@ -206,10 +206,10 @@ def _placement(work: Work, bench: _Bench, at: Setting) -> Step:
     return "placement", best, why
 
 
-class _Bench:
+class _LadderTimes:
     """Times settings."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: LadderWork) -> None:
         self._work = work
         self._graph = cache(self._make_graph)
         self._cost = cache(self._make_cost)
@@ -220,19 +220,19 @@ class _Bench:
         self.pads = not takes_images(graph) and work.longest > work.input_len
         self.unit = "inferences" if self.encodes else "tokens"
 
-    def rung(self, name: str, setting: Setting, below: Rung | None, why: str) -> Rung:
+    def rung(self, name: str, setting: RungSetting, below: Rung | None, why: str) -> Rung:
         """Returns the setting as a rung above another one."""
         per_second, price = self.per_second(setting), self._work.instance.price_per_hour
         dollars = None if price is None else dollars_per_million_tokens(price, per_second)
         gain = per_second / below.per_second if below else 1.0
         return Rung(name, setting, per_second, self.seconds(setting), dollars, gain, why)
 
-    def per_second(self, setting: Setting) -> float:
+    def per_second(self, setting: RungSetting) -> float:
         """Returns the inferences, or generated tokens, per second of all copies."""
         done = setting.batch * (1 if self.encodes else self._work.output_len)
         return setting.data * done / self.seconds(setting)
 
-    def seconds(self, setting: Setting) -> float:
+    def seconds(self, setting: RungSetting) -> float:
         """Returns the seconds of a whole batch, from its first transfer to its last."""
         work, cost = self._work, self._cost(setting)
         transfers = 1 if setting.together else setting.batch
@@ -246,7 +246,7 @@ class _Bench:
         standing = 1 + sum(work.rates) if setting.guesses else 1
         return prompts + max(1, work.output_len - 1) / standing * self.step_seconds(setting)
 
-    def step_seconds(self, setting: Setting) -> float:
+    def step_seconds(self, setting: RungSetting) -> float:
         """Returns the seconds of a step in which each sequence gets a token, and its accepted draft
         tokens."""
         work, each = self._work, 1 + len(self._work.rates) if setting.guesses else 1
@@ -256,7 +256,7 @@ class _Bench:
         drawn = 0.0 if setting.together else setting.batch * each * self._drawn
         return host + drawn + self._drafting(setting, step) + self._cost(setting).latency(step)
 
-    def _drafting(self, setting: Setting, step: StepShape) -> float:
+    def _drafting(self, setting: RungSetting, step: StepShape) -> float:
         """Returns the seconds of the draft model in a step."""
         if not setting.guesses or self._work.draft is None:
             return 0.0
@@ -268,19 +268,19 @@ class _Bench:
         width = self._graph(self._work.format).vocab_size
         return width * (4 / HOST_LINK_BYTES_PER_SECOND + self._work.profile.host_seconds_per_logit)
 
-    def _length(self, setting: Setting, tokens: int) -> int:
+    def _length(self, setting: RungSetting, tokens: int) -> int:
         if setting.padded:
             return self._work.longest if self.pads else tokens
         return Buckets.POWERS.pad(tokens, self._work.longest)
 
-    def bound(self, setting: Setting) -> tuple[str, float]:
+    def bound(self, setting: RungSetting) -> tuple[str, float]:
         """Returns the bottleneck of a step, and its share."""
         length = self._length(setting, self._work.input_len)
         step = StepShape.of([(0, length)], 1) if self.encodes else StepShape.decode(1, length)
         parts: Breakdown = self._cost(setting).explain(0, step)
         return parts.bottleneck.value, parts.seconds[parts.bottleneck] / parts.total
 
-    def best_batch(self, setting: Setting) -> int:
+    def best_batch(self, setting: RungSetting) -> int:
         """Returns the largest batch: doubled as long as it is worth it and fits."""
         best = setting
         while best.batch < MOST_BATCH:
@@ -290,7 +290,7 @@ class _Bench:
             best = more
         return best.batch
 
-    def best_placement(self, setting: Setting) -> Setting:
+    def best_placement(self, setting: RungSetting) -> RungSetting:
         """Returns the best of the tensor degrees that the instance takes, with as many copies as there are
         cores for; experts divided among a copy's cores where the software does that for such a batch."""
         best = setting
@@ -301,7 +301,7 @@ class _Bench:
                     best = max(best, other, key=self.per_second)
         return best
 
-    def _cuts(self, setting: Setting) -> Iterator[Setting]:
+    def _cuts(self, setting: RungSetting) -> Iterator[RungSetting]:
         graph, cores = self._graph(self._work.format), self._work.instance.cores
         for tensor in self._work.instance.tensor_degrees:
             if tensor <= min(graph.attention_heads, cores):
@@ -310,11 +310,11 @@ class _Bench:
                 if self._work.profile.expert_parallel and 1 < tensor <= graph.experts:
                     yield replace(cut, expert=tensor)
 
-    def _is_served(self, setting: Setting) -> bool:
+    def _is_served(self, setting: RungSetting) -> bool:
         graph, profile = self._graph(setting.format), self._work.profile
         return refuses_experts(graph, setting.placement, profile, setting.batch) is None
 
-    def fits(self, setting: Setting) -> bool:
+    def fits(self, setting: RungSetting) -> bool:
         """Tells whether weights, buffers and a batch's keys and values fit."""
         work = self._work
         blocks = setting.batch * -(-work.longest // BLOCK)
@@ -330,22 +330,22 @@ class _Bench:
     def _make_graph(self, fmt: Format) -> Graph:
         return self._work.architecture.graph(fmt, self._work.longest)
 
-    def _compiled(self, setting: Setting) -> tuple[Program, ...]:
+    def _compiled(self, setting: RungSetting) -> tuple[Program, ...]:
         return compile_for_timing(self._graph(setting.format), setting.placement)
 
     def _make_draft(self, fmt: Format) -> Draft | None:
         draft = self._work.draft
         return None if draft is None else Draft(draft_graph(draft, self._graph(fmt)))
 
-    def _make_draft_times(self, setting: Setting) -> DraftTimes:
+    def _make_draft_times(self, setting: RungSetting) -> DraftTimes:
         draft = self._draft(setting.format)
         assert draft is not None
         return DraftTimes(self._timed(draft.programs(setting.tensor), setting))
 
-    def _make_cost(self, setting: Setting) -> CostModel:
+    def _make_cost(self, setting: RungSetting) -> CostModel:
         return self._timed(self._compiled(setting), setting)
 
-    def _timed(self, programs: tuple[Program, ...], setting: Setting) -> CostModel:
+    def _timed(self, programs: tuple[Program, ...], setting: RungSetting) -> CostModel:
         """Returns a cost model with graphs for the exact shapes of its steps."""
         exact = replace(
             self._work.profile,

@@ -34,7 +34,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ProfileSetup:
     """The input of a profile: prompts of `input_len` tokens, then `decode_steps` tokens for each of `batch`.
 
     max_model_len: the longest supported sequence; some software pads to it.
@@ -65,7 +65,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProfileStep:
     """A step of all cores; it takes from `submitted` to `timing.ready_at`, the host's part included."""
 
     phase: Phase
@@ -82,14 +82,16 @@ class Step:
 Compiled = tuple[Graph, tuple[Program, ...]]
 
 
-def compiled(setup: Setup) -> Compiled:
+def compiled(setup: ProfileSetup) -> Compiled:
     """Returns the setup's Graph and the Programs of a replica.  Raises UserError where it cannot be
     divided so."""
     graph = setup.architecture.graph(setup.format, setup.max_model_len)
     return graph, modes.compiler(graph, setup.instance, setup.profile)(setup.placement)
 
 
-def placed(setup: Setup, mode: modes.Mode, degrees: modes.RequestedDegrees) -> tuple[Setup, str]:
+def placed(
+    setup: ProfileSetup, mode: modes.Mode, degrees: modes.RequestedDegrees
+) -> tuple[ProfileSetup, str]:
     """Returns the setup with the given degrees and the mode's for the others, and the reason.  Raises
     UserError."""
     graph = setup.architecture.graph(setup.format, setup.max_model_len)
@@ -97,7 +99,7 @@ def placed(setup: Setup, mode: modes.Mode, degrees: modes.RequestedDegrees) -> t
     return replace(setup, placement=placement), reason
 
 
-class Run:
+class ProfileRun:
     """The steps of a setup, each submitted when the previous one is done; an encoder has the first alone.
 
     `cost` times such a step; `full_pipe` one that shares its memory banks with other stages' batches.
@@ -105,7 +107,7 @@ class Run:
     or that does not fit with its batch.
     """
 
-    def __init__(self, setup: Setup, compile_: Callable[[Setup], Compiled] = compiled) -> None:
+    def __init__(self, setup: ProfileSetup, compile_: Callable[[ProfileSetup], Compiled] = compiled) -> None:
         self.setup = setup
         self.graph, self.programs = compile_(setup)
         cut = modes.compiler(self.graph, setup.instance, setup.profile)
@@ -123,7 +125,7 @@ class Run:
         """The phases that have steps."""
         return [phase for phase in Phase if self.of(phase)]
 
-    def of(self, phase: Phase) -> list[Step]:
+    def of(self, phase: Phase) -> list[ProfileStep]:
         """Returns the steps of a phase."""
         return [step for step in self.steps if step.phase is phase]
 
@@ -147,7 +149,7 @@ class Run:
         )
         return interval(point, setup.profile)
 
-    def between(self, step: Step) -> tuple[float, float]:
+    def between(self, step: ProfileStep) -> tuple[float, float]:
         """Returns the bounds in seconds of a measured step."""
         return self.interval(step.phase).around(step.seconds)
 
@@ -165,20 +167,20 @@ class Run:
         programs = modes.compiler(self.graph, self.setup.instance, self.setup.profile)(Placement())
         return CostModel(programs, self.setup.instance, PROFILES["ideal"])
 
-    def op_times(self, core: int, step: Step) -> Sequence[OpTime]:
+    def op_times(self, core: int, step: ProfileStep) -> Sequence[OpTime]:
         """Returns the time of each Op of the core in the step."""
         return self.cost.op_times(core, step.shape)
 
 
-def _steps(setup: Setup, graph: Graph, timeline: Timeline) -> Iterator[Step]:
+def _steps(setup: ProfileSetup, graph: Graph, timeline: Timeline) -> Iterator[ProfileStep]:
     now = 0.0
     for phase, name, shape in _shapes(setup, setup.decode_steps if graph.causal else 0):
         timing = timeline.submit(shape, now)
-        yield Step(phase, name, shape, now, timing)
+        yield ProfileStep(phase, name, shape, now, timing)
         now = timing.ready_at
 
 
-def _shapes(setup: Setup, decode_steps: int) -> Iterator[tuple[Phase, str, StepShape]]:
+def _shapes(setup: ProfileSetup, decode_steps: int) -> Iterator[tuple[Phase, str, StepShape]]:
     prompts, length, batch = setup.prompts, setup.input_len, setup.batch
     chunk = setup.profile.chunk or length
     for start in range(0, length, chunk):
@@ -190,7 +192,7 @@ def _shapes(setup: Setup, decode_steps: int) -> Iterator[tuple[Phase, str, StepS
         yield Phase.DECODE, f"decode {batch} at {context}", StepShape.decode(batch, context)
 
 
-def _check_batch(setup: Setup, blocks: int) -> None:
+def _check_batch(setup: ProfileSetup, blocks: int) -> None:
     fitting = blocks // setup.limits.blocks_per_sequence
     if fitting < setup.batch:
         raise UserError(

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from corepipe.neuron.timing.cost import OpTime
 from corepipe.planning.profiling.instructions import matmul_instructions
-from corepipe.planning.profiling.profile import Phase, Run, Step
+from corepipe.planning.profiling.profile import Phase, ProfileRun, ProfileStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PhaseMeasurement:
     """The mean step of a phase.  seconds: of the critical path, read: bytes of all cores, both by cause."""
 
     phase: Phase
@@ -77,11 +77,11 @@ class Measured:
     read: dict[Cause, float]
 
 
-def measure(run: Run, phase: Phase) -> Measured:
+def measure(run: ProfileRun, phase: Phase) -> PhaseMeasurement:
     """Measures the causes of time in the phase's steps."""
-    steps = [_Measurement(run, step) for step in run.of(phase)]
+    steps = [_StepMeasurement(run, step) for step in run.of(phase)]
     summaries = [step.summary() for step in steps]
-    return Measured(
+    return PhaseMeasurement(
         phase,
         Summary(*(sum(getattr(s, f.name) for s in summaries) / len(steps) for f in fields(Summary))),
         _mean([step.seconds() for step in steps]),
@@ -93,10 +93,10 @@ def _mean(parts: Sequence[dict[Cause, float]]) -> dict[Cause, float]:
     return {cause: sum(part[cause] for part in parts) / len(parts) for cause in Cause}
 
 
-class _Measurement:
+class _StepMeasurement:
     """One step on all cores."""
 
-    def __init__(self, run: Run, step: Step) -> None:
+    def __init__(self, run: ProfileRun, step: ProfileStep) -> None:
         self._run = run
         self._step = step
         self._cores = [run.op_times(program.core, step) for program in run.programs]
@@ -172,7 +172,7 @@ def _cause(time: OpTime) -> Cause:
             return Cause.ELEMENTWISE
 
 
-def _peaks(run: Run) -> tuple[float, float]:
+def _peaks(run: ProfileRun) -> tuple[float, float]:
     """Returns the peak operations and bytes per second of the replica's cores; cores of one memory bank
     share its bytes."""
     instance = run.setup.instance

@@ -15,7 +15,7 @@ from corepipe.neuron.ops import Receive, Send
 from corepipe.neuron.timing.cost import OpTime
 from corepipe.neuron.timing.trace import Arg, PerfettoTrace, Slice, TraceCounter, TraceProcess, Track
 from corepipe.planning.profiling.op_names import layer_name, op_names
-from corepipe.planning.profiling.profile import Run, Step
+from corepipe.planning.profiling.profile import ProfileRun, ProfileStep
 
 ENGINES = {
     "tensor": "TensorE",
@@ -37,24 +37,24 @@ NamedTime = tuple[str, OpTime, dict[str, Arg]]
 """An Op's name, its time, and the arguments of its slice."""
 
 
-def build(run: Run) -> PerfettoTrace:
+def build(run: ProfileRun) -> PerfettoTrace:
     """Returns the trace of all cores of replica 0."""
     return PerfettoTrace([_replica(run), *(_core(run, program) for program in run.programs)])
 
 
-def _replica(run: Run) -> TraceProcess:
+def _replica(run: ProfileRun) -> TraceProcess:
     name = f"{run.graph.name} on {run.setup.instance.name} ({run.setup.instance.standing})"
     return TraceProcess(name, [Track("steps", [_whole(run, step) for step in run.steps])])
 
 
-def _whole(run: Run, step: Step) -> Slice:
+def _whole(run: ProfileRun, step: ProfileStep) -> Slice:
     shape = step.shape
     args: dict[str, Arg] = {"rows": shape.rows, "sequences": shape.sequences, "kv_tokens": shape.kv_tokens}
     parts = tuple(_parts(run, step))
     return Slice(step.name, step.submitted, step.timing.ready_at, args | {"emulated": True}, parts)
 
 
-def _parts(run: Run, step: Step) -> Iterator[Slice]:
+def _parts(run: ProfileRun, step: ProfileStep) -> Iterator[Slice]:
     """Yields host, stages and hand-overs, without a gap."""
     at = step.submitted
     for stage in range(run.cost.stages):
@@ -67,12 +67,12 @@ def _parts(run: Run, step: Step) -> Iterator[Slice]:
         yield Slice("sampling on the host", at, step.timing.ready_at)
 
 
-def _stage_span(run: Run, step: Step, stage: int) -> tuple[float, float]:
+def _stage_span(run: ProfileRun, step: ProfileStep, stage: int) -> tuple[float, float]:
     _, start, end = step.timing.spans[stage * run.cost.tensor]
     return start, end
 
 
-def _core(run: Run, program: Program) -> TraceProcess:
+def _core(run: ProfileRun, program: Program) -> TraceProcess:
     parts = [_CoreStep(run, program, number) for number in range(len(run.steps))]
     tracks = [Track("steps", [part.step() for part in parts])]
     for engine, name in ENGINES.items():
@@ -85,7 +85,7 @@ def _core(run: Run, program: Program) -> TraceProcess:
 class _CoreStep:
     """A core's part of a step, by its number."""
 
-    def __init__(self, run: Run, program: Program, number: int) -> None:
+    def __init__(self, run: ProfileRun, program: Program, number: int) -> None:
         self._run = run
         self._program = program
         self._number = number

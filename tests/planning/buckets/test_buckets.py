@@ -1,4 +1,4 @@
-"""Buckets: the choice against trying all, and what it saves on traces of heavy-tailed lengths."""
+"""Tests of buckets: the choice against trying all, and the savings on traces of heavy-tailed lengths."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.planning.buckets.choose import Distribution, candidates, choices, choose, waste
-from corepipe.planning.buckets.compiling import Compiling
+from corepipe.planning.buckets.choose import LengthCounts, candidates, choices, choose, waste
+from corepipe.planning.buckets.compiling import CompileWork
 from corepipe.workload.traces import TraceFormat, write_trace
 from corepipe.workload.workload import Segment, Session, Turn, Workload
 from tests.servers import run
@@ -25,9 +25,10 @@ LENGTHS = st.lists(st.integers(1, 24), min_size=1, max_size=20)
 @settings(max_examples=60)
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 8), st.integers(0, 4))
 def test_the_choice_is_the_best_of_all(lengths: list[int], number: int, step: int, beyond: int) -> None:
-    """Among all sets of so many multiples of the step below the longest sequence, and that itself."""
+    """The search covers all sets of so many multiples of the step below the longest sequence, and that
+    itself."""
     longest = max(lengths) + beyond
-    found = Distribution.of(lengths)
+    found = LengthCounts.of(lengths)
     chosen = choose(found, candidates(found, longest, step), number)
     others = range(step, longest, step)
     best = min(
@@ -42,20 +43,20 @@ def test_the_choice_is_the_best_of_all(lengths: list[int], number: int, step: in
 
 @given(LENGTHS)
 def test_more_graphs_never_pad_more(lengths: list[int]) -> None:
-    found = Distribution.of(lengths)
+    found = LengthCounts.of(lengths)
     wasted = [waste(found, chosen) for chosen in choices(found, candidates(found, 64, 1), 8)]
     assert wasted == sorted(wasted, reverse=True)
 
 
 def test_a_length_beyond_all_buckets_is_refused() -> None:
     with pytest.raises(ValueError, match="70 fits no bucket of up to 64"):
-        choose(Distribution.of([70]), np.array([32, 64]), 2)
+        choose(LengthCounts.of([70]), np.array([32, 64]), 2)
 
 
 @given(LENGTHS, st.integers(1, 6))
 def test_the_longest_of_a_batch(lengths: list[int], several: int) -> None:
-    """The weight of all together stays, and its mean is that of the maximum of independent draws."""
-    found = Distribution.of(lengths)
+    """The total weight stays the same, and the mean is that of the maximum of independent draws."""
+    found = LengthCounts.of(lengths)
     longest = found.largest_of(several)
     assert longest.count == pytest.approx(found.count)
     share = np.cumsum(found.weights) / found.count
@@ -64,7 +65,7 @@ def test_the_longest_of_a_batch(lengths: list[int], several: int) -> None:
 
 
 def trace(path: Path, schema: TraceFormat, sigma: float) -> None:
-    """400 requests of heavy-tailed lengths: prompts around 1000 tokens, answers around 150."""
+    """Writes 400 requests of heavy-tailed lengths: prompts around 1000 tokens, answers around 150."""
     random = Random(7)
 
     def length(median: float, most: int) -> int:
@@ -123,10 +124,10 @@ def test_chunks_of_the_native_plugin(tmp_path: Path) -> None:
 
 
 def test_what_compiling_takes_is_a_range_and_what_fails_is_said() -> None:
-    small = Compiling(weights=2_000_000_000, parameters=1_000_000_000, graphs=14, workers=1)
+    small = CompileWork(weights=2_000_000_000, parameters=1_000_000_000, graphs=14, workers=1)
     low, high = small.minutes
     assert 0 < low < 14 * 2.5 < high
-    at_once = Compiling(weights=2_000_000_000, parameters=1_000_000_000, graphs=14, workers=8)
+    at_once = CompileWork(weights=2_000_000_000, parameters=1_000_000_000, graphs=14, workers=8)
     assert at_once.minutes[0] < low
     shown = run(
         "plan", "llama-3.1-8b", "--buckets", "--instance", "trn1.2xlarge", "--tensor", "1", "--max-num-seqs",

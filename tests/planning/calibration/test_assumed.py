@@ -1,4 +1,4 @@
-"""What stands for what rows do not say."""
+"""Tests of the assumptions for values that rows do not state."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def test_what_was_assumed_is_said():
 
 
 def test_a_series_ends():
-    """Nobody measured with thousands of users."""
+    """A series is not continued to thousands of users, which no measurement had."""
     assert users(*[ROW] * 13)[10:] == ["1024", "", ""]

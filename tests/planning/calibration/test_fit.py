@@ -1,4 +1,4 @@
-"""Fitting: constants are found again from what they predict, few rows move them little."""
+"""Tests of fitting: constants are recovered from their predictions, and few rows change them little."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cases():
 
 @pytest.fixture(scope="module")
 def measured(cases):
-    """What a device with other constants would have given."""
+    """Returns measurements of a device with other constants."""
     predictor = Predictor({"v2": TRUE}, cases)
     return [row | {"value": str(predictor.predict(row).value)} for row in SHAPES]
 

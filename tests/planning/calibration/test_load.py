@@ -1,4 +1,4 @@
-"""What a benchmark sends: how much, of which lengths, and when."""
+"""Tests of a benchmark's load: its amount, its lengths, and its times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.load import SWEEP_REQUESTS, SWEPT, Served, Traffic, load, serve
+from corepipe.planning.calibration.load import SWEEP_REQUESTS, SWEPT, RowLoad, ServedRequests, load, serve
 
 SERVED = {
     "instance": "inf2.48xlarge",
@@ -26,13 +26,13 @@ SMALL_VOCABULARY = 32_000
 
 
 @cache
-def played(**changes: str) -> Served:
+def played(**changes: str) -> ServedRequests:
     row, cases = SERVED | changes, Cases()
     case = cases.read(row)
     return serve(case, cases.cost(case), load(row, case.vocabulary))
 
 
-def offered(**changes: str) -> Traffic:
+def offered(**changes: str) -> RowLoad:
     return load(SERVED | changes, SMALL_VOCABULARY)
 
 
@@ -67,6 +67,6 @@ def test_a_sweeps_answers_end_by_themselves_and_its_prompts_are_nearly_alike() -
 
 def test_users_beside_what_needs_none_mark_a_sweep() -> None:
     assert offered(arrival="synchronous", users="32").lengths is SWEPT
-    assert offered(arrival="poisson", rate="2", users="128") == Traffic(None, 2.0, "constant", lengths=SWEPT)
+    assert offered(arrival="poisson", rate="2", users="128") == RowLoad(None, 2.0, "constant", lengths=SWEPT)
     for plain in ({"arrival": "synchronous", "users": "1"}, {"arrival": "poisson", "rate": "2"}):
         assert offered(**plain).lengths is not SWEPT

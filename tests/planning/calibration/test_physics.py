@@ -1,4 +1,5 @@
-"""Adversarial rows are refused, with their number and the reason; what was really measured is not."""
+"""Tests that adversarial rows are refused, with their number and the reason, and real measurements are
+not."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ LOADED = ROW | {"task": "serving", "arrival": "concurrent", "users": "8"}
 
 
 def predicted(row: dict[str, str], factor: float = 1.0) -> dict[str, str]:
-    """The row with what is predicted for it as its value."""
+    """Returns the row with its prediction as its value."""
     value = Predictor(cases=CASES).predict(row).value
     assert value is not None
     return row | {"value": repr(value * factor)}

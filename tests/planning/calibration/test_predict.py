@@ -1,4 +1,4 @@
-"""Predictions of rows: units, reasons, what must not matter, and what no row can do to them."""
+"""Tests of predictions of rows: units, reasons, columns without an effect, and hostile rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SERVING = DECODER | {"task": "serving", "arrival": "poisson", "rate": "1.5", "me
 
 
 TGI = {"profile": "optimum-tnx", "input_len": "870", "output_len": "218"}
-"""What the stack of `serving-tgi` makes of SERVING's tokens, which llmperf counts: 0.85 of them."""
+"""Tokens of the stack of `serving-tgi` for SERVING's, which llmperf counts: 0.85 of them."""
 
 
 @cache
@@ -158,7 +158,7 @@ IMAGE = ENCODER | {
 
 
 def test_convolutional_networks():
-    """An image alone, and batches of which two are in flight on each core: the host copies beside it."""
+    """An image alone, and batches of which two are in flight on each core: the host copies meanwhile."""
     alone, batch = value(IMAGE), value(IMAGE, batch_size="8", parallelism="DP2")
     assert 0.4 < alone < 1.2
     rate = value(IMAGE, metric="throughput", unit="inferences/s", batch_size="8", parallelism="DP2")
@@ -204,7 +204,7 @@ def test_encoder_decoders_read_once_and_search_with_beams():
 
 
 def test_a_pipeline_may_have_more_cores_than_layers():
-    """As published for 16 cores of inf1: 5.9 ms, where a core alone takes 7.9."""
+    """Published for 16 cores of inf1: 5.9 ms, where a core alone takes 7.9."""
     inf1 = {"instance": "inf1.6xlarge", "dtype": "fp32", "batch_size": "1"}
     long = value(ENCODER, **inf1, parallelism="PP16")
     assert 3 < long < 7.9

@@ -1,4 +1,4 @@
-"""The page on prediction has the errors that are stored beside the constants."""
+"""Tests that the page on prediction has the errors that are stored beside the constants."""
 
 from __future__ import annotations
 

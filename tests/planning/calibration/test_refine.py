@@ -1,4 +1,5 @@
-"""A few rows of one model: what is its own is found, the rest stays, and intervals shrink as rows come."""
+"""Tests of a few rows of one model: its own scales are found, the rest stays, and intervals shrink with
+more rows."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.planning.calibration.test_predict import DECODER
 
 CASES = Cases()
 OWN = Scales(1.5, 0.8)
-"""What steps with prompts, and others, of the model take beside what is predicted."""
+"""Scales of the model's steps with prompts, and of others."""
 
 
 def measured(metric: str, batch: int, length: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Results of load tests become rows as they are: corepipe's own, vLLM's, guidellm's."""
+"""Tests of results of load tests as rows: corepipe's own, vLLM's, guidellm's."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from corepipe.bench.recorder import Recorder
 from corepipe.bench.report import Conditions, HostEffort, LoadReport
 from corepipe.bench.runner import RunSpan
 from corepipe.errors import UserError
-from corepipe.planning.calibration.results import Deployed, read_result
+from corepipe.planning.calibration.results import MeasuredDeployment, read_result
 from corepipe.workload.slo import NO_SLO
 
-DEPLOYED = Deployed("llama-3.1-8b", "inf2.48xlarge", "bf16", 8, 1, 3, 16, 2048)
+DEPLOYED = MeasuredDeployment("llama-3.1-8b", "inf2.48xlarge", "bf16", 8, 1, 3, 16, 2048)
 
 VLLM: dict[str, Any] = {
     "date": "20261122-120000", "backend": "vllm", "model_id": "meta-llama/Llama-3.1-8B-Instruct",
@@ -103,7 +103,8 @@ PLACEMENT = {"emulated": True, "model": "smollm2-135m-instruct", "instance": "in
     ],
 )
 def test_what_an_emulated_device_did_is_no_measurement(tmp_path, document, told) -> None:
-    """A load test of a corepipe server, its stages, and what simulate, plan and predict print."""
+    """A load test of a corepipe server, its stages, and the output of simulate, plan and predict are
+    refused."""
     with pytest.raises(UserError) as error:
         read_result(write(tmp_path, document), DEPLOYED)
     assert f"its device is {told}: " in error.value.message
@@ -129,7 +130,7 @@ def test_a_server_that_is_no_corepipe_may_tell_anything(tmp_path) -> None:
     ],
 )
 def test_a_result_of_another_model_is_refused(tmp_path, model, named, differ) -> None:
-    """By a public model's name; what a server calls its model else is its own affair."""
+    """Only the name of a public model is compared; a server's own alias is not."""
     document, deployed = VLLM | {"model_id": named}, replace(DEPLOYED, model=model)
     guided = json.loads(json.dumps(GUIDELLM).replace("org/its-model", named))
     for result in (document, document | {"stages": [document]}, guided):

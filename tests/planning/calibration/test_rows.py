@@ -1,4 +1,4 @@
-"""Cells of a row, and files of rows."""
+"""Tests of the cells of a row, and of files of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.neuron.formats import DType
 from corepipe.planning.calibration import rows
-from corepipe.planning.calibration.rows import Degrees, Unpredictable
+from corepipe.planning.calibration.rows import RowDegrees, Unpredictable
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ def test_number_formats(cell, weights, activations, compute):
 @pytest.mark.parametrize(
     ("cell", "found"),
     [
-        ("TP8xDP3", Degrees(tensor=8, data=3)),
-        ("pp16", Degrees(pipeline=16)),
-        ("TP=4", Degrees(tensor=4)),
-        ("DP2,TP12", Degrees(tensor=12, data=2)),
-        ("TP8xEP8", Degrees(tensor=8, expert=8)),
-        ("", Degrees()),
+        ("TP8xDP3", RowDegrees(tensor=8, data=3)),
+        ("pp16", RowDegrees(pipeline=16)),
+        ("TP=4", RowDegrees(tensor=4)),
+        ("DP2,TP12", RowDegrees(tensor=12, data=2)),
+        ("TP8xEP8", RowDegrees(tensor=8, expert=8)),
+        ("", RowDegrees()),
     ],
 )
 def test_parallelism(cell, found):

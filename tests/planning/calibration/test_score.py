@@ -1,10 +1,10 @@
-"""Errors: by cell, within what the source rounds, beside the roofline's."""
+"""Tests of errors: by cell, within the rounding of the source, beside the roofline's."""
 
 from __future__ import annotations
 
 import pytest
 
-from corepipe.planning.calibration.predict import Prediction
+from corepipe.planning.calibration.predict import RowPrediction
 from corepipe.planning.calibration.score import cells, pair, resolution
 
 STATIC = {
@@ -19,8 +19,8 @@ STATIC = {
 MEASURED = STATIC | {"task": "text-generation", "metric": "tpot", "percentile": "p50", "value": "10"}
 
 
-def guess(value: float | None) -> Prediction:
-    return Prediction(value, "", "nxdi")
+def guess(value: float | None) -> RowPrediction:
+    return RowPrediction(value, "", "nxdi")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which software a row was measured with."""
+"""Tests of the software that a row was measured with."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from corepipe.models.registry import architecture
 from corepipe.neuron.formats import FORMATS
-from corepipe.planning.calibration.rows import Degrees, Unpredictable
-from corepipe.planning.calibration.stacks import Kind, profile_of
+from corepipe.planning.calibration.rows import RowDegrees, Unpredictable
+from corepipe.planning.calibration.stacks import ModelTraits, profile_of
 
 
 @pytest.mark.parametrize(
@@ -31,54 +31,57 @@ from corepipe.planning.calibration.stacks import Kind, profile_of
 )
 def test_task_and_release_name_the_profile(task, sdk, batch, name):
     row = {"task": task, "sdk": sdk, "instance": "inf2.48xlarge"}
-    assert profile_of(row, batch, Degrees()).name == name
+    assert profile_of(row, batch, RowDegrees()).name == name
 
 
 def test_encoders_on_inf1():
     row = {"task": "encoder", "instance": "inf1.6xlarge"}
-    assert profile_of(row, 1, Degrees(pipeline=16)).name == "neuroncore-pipeline"
-    assert profile_of(row, 1, Degrees(data=4)).name == "data-parallel-2"
-    assert profile_of(row, 1, Degrees()).name == "data-parallel"
-    assert profile_of({**row, "sdk": "2.9.0"}, 1, Degrees()).name == "data-parallel"
+    assert profile_of(row, 1, RowDegrees(pipeline=16)).name == "neuroncore-pipeline"
+    assert profile_of(row, 1, RowDegrees(data=4)).name == "data-parallel-2"
+    assert profile_of(row, 1, RowDegrees()).name == "data-parallel"
+    assert profile_of({**row, "sdk": "2.9.0"}, 1, RowDegrees()).name == "data-parallel"
 
 
 def test_images_have_two_batches_in_flight_since_inf2():
     for task in ("cnn", "vision", "encoder"):
         row = {"task": task, "instance": "inf2.xlarge"}
-        assert profile_of(row, 8, Degrees(data=2), Kind(images=True)).name == "data-parallel-2"
-        assert profile_of(row, 1, Degrees(), Kind(images=True)).name == "data-parallel"
-        assert profile_of({**row, "sdk": "2.9.0"}, 1, Degrees(), Kind(images=True)).name == "data-parallel"
+        assert profile_of(row, 8, RowDegrees(data=2), ModelTraits(images=True)).name == "data-parallel-2"
+        assert profile_of(row, 1, RowDegrees(), ModelTraits(images=True)).name == "data-parallel"
+        assert (
+            profile_of({**row, "sdk": "2.9.0"}, 1, RowDegrees(), ModelTraits(images=True)).name
+            == "data-parallel"
+        )
     row = {"task": "cnn", "instance": "inf1.xlarge"}
-    assert profile_of(row, 5, Degrees(data=4), Kind(images=True)).name == "data-parallel"
+    assert profile_of(row, 5, RowDegrees(data=4), ModelTraits(images=True)).name == "data-parallel"
 
 
 @pytest.mark.parametrize("task", ["text-generation(in+out)", "encoder-decoder", "encoder-decoder(in+out)"])
 def test_encoder_decoders_search_with_beams(task):
     row = {"task": task, "sdk": "2.18.0", "instance": "inf2.24xlarge"}
-    assert profile_of(row, 1, Degrees(), Kind(translates=True)).name == "beam-search"
-    assert profile_of(row, 1, Degrees()).name != "beam-search"
+    assert profile_of(row, 1, RowDegrees(), ModelTraits(translates=True)).name == "beam-search"
+    assert profile_of(row, 1, RowDegrees()).name != "beam-search"
 
 
 @pytest.mark.parametrize(
     ("model", "kind"),
     [
-        ("resnet-50", Kind(images=True)),
-        ("vit-base", Kind(images=True)),
-        ("flan-t5-xl", Kind(translates=True)),
-        ("bert-base", Kind()),
-        ("llama-3-8b", Kind()),
+        ("resnet-50", ModelTraits(images=True)),
+        ("vit-base", ModelTraits(images=True)),
+        ("flan-t5-xl", ModelTraits(translates=True)),
+        ("bert-base", ModelTraits()),
+        ("llama-3-8b", ModelTraits()),
     ],
 )
 def test_a_graph_says_what_it_is(model, kind):
-    assert Kind.of(architecture(model).graph(FORMATS["bf16"])) == kind
+    assert ModelTraits.of(architecture(model).graph(FORMATS["bf16"])) == kind
 
 
 def test_the_profile_column_wins():
     row = {"task": "encoder", "instance": "inf2.xlarge", "profile": "nxdi"}
-    assert profile_of(row, 1, Degrees()).name == "nxdi"
+    assert profile_of(row, 1, RowDegrees()).name == "nxdi"
 
 
 @pytest.mark.parametrize("row", [{}, {"task": "x"}, {"task": "encoder", "profile": "?"}])
 def test_what_is_not_known(row):
     with pytest.raises(Unpredictable):
-        profile_of(row, 1, Degrees())
+        profile_of(row, 1, RowDegrees())

@@ -1,4 +1,4 @@
-"""Bounds against simulations of the same: they may be lower, never higher."""
+"""Tests of bounds against simulations of the same: they may be lower, never higher."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.demand import Demand
-from corepipe.planning.planner.evaluate import Workbench, twin_shape
-from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.evaluate import SimulationEvaluator, twin_shape
+from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
 from corepipe.simulation.report import Latencies
 from corepipe.workload.lengths import Lengths
 from tests.planning.planner.test_planner import CONFIG
 
 LONGEST = 1024
 NEVER = 1e-9
-"""An objective that nothing meets: bounds then say how fast it could be."""
+"""An objective that nothing meets: failures of bounds then tell the best possible figure."""
 
 SHAPES = [
     ("inf2.xlarge", Placement(1, 2, 1), "vllm-neuron"),
@@ -44,21 +44,21 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Architecture:
     return architecture(str(path))
 
 
-def bench(small: Architecture, objectives: Objectives, requests: int = 40) -> Workbench:
+def bench(small: Architecture, objectives: Objectives, requests: int = 40) -> SimulationEvaluator:
     lengths = Lengths.parse("uniform:100:700", "input-len"), Lengths.parse("uniform:2:40", "output-len")
     prices = {name: 1.0 for name, _, _ in SHAPES}
-    return Workbench(small, Demand(*lengths, objectives, requests, 0), prices, LONGEST)
+    return SimulationEvaluator(small, Demand(*lengths, objectives, requests, 0), prices, LONGEST)
 
 
 def candidate(
     name: str, placement: Placement, profile: str, sequences: int = 8, tokens: int = 256
 ) -> Candidate:
-    shape = Shape(name, FORMATS["bf16"], placement, PROFILES[profile])
+    shape = DeploymentShape(name, FORMATS["bf16"], placement, PROFILES[profile])
     return Candidate(shape, BatchLimits(LONGEST, sequences, tokens))
 
 
 def guessing(chosen: Candidate) -> Candidate:
-    """The same, with guesses of which most are assumed to be right."""
+    """Returns the same with speculative decoding, where most drafts are assumed to be accepted."""
     assumed = SpeculativeConfig(
         method="ngram",
         num_speculative_tokens=3,
@@ -69,7 +69,7 @@ def guessing(chosen: Candidate) -> Candidate:
 
 
 def each_shape(*others: object) -> list[object]:
-    """Every shape with one of some values in every run, with the others by `make test-slow`."""
+    """Returns every shape with one of some values in every run, with the others by `make test-slow`."""
     return [
         pytest.param(shape, other, marks=() if (row + column) % len(others) == 0 else pytest.mark.slow)
         for row, shape in enumerate(SHAPES)
@@ -125,7 +125,7 @@ def test_fewer_instances_are_needed_for_a_slacker_objective(small: Architecture)
 
 
 def test_where_no_batch_can_do_it_takes_one_instance_to_find_out(small: Architecture) -> None:
-    """Of no instance at all there is neither a price nor a simulation."""
+    """Zero instances have neither a price nor a simulation."""
     objectives = Objectives(None, NEVER, 99.0, 1.0)
     for shape in SHAPES:
         assert bench(small, objectives).fewest(candidate(*shape)) == 1
@@ -133,7 +133,7 @@ def test_where_no_batch_can_do_it_takes_one_instance_to_find_out(small: Architec
 
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
 def test_what_is_estimated_of_guesses_is_what_they_give(small: Architecture, shape: tuple) -> None:  # type: ignore[type-arg]
-    """In the order in which it is tried: less time than without, where a simulation finds less."""
+    """They are less than without drafts where the simulation takes less."""
     plain, chosen = candidate(*shape), guessing(candidate(*shape))
     demand = bench(small, Objectives(None, None, 50.0, 1.0))
     ratio = demand.estimate(chosen, 1) / demand.estimate(plain, 1)
@@ -149,12 +149,12 @@ def test_instances_with_the_same_device_are_twins() -> None:
 
 
 def seeds(quick: range, all_of_them: int) -> list[object]:
-    """A few in every run, the others by `make test-slow`."""
+    """Returns a few seeds in every run, the others for `make test-slow`."""
     return [pytest.param(i, marks=[] if i in quick else pytest.mark.slow) for i in range(all_of_them)]
 
 
 def drawn(seed: int) -> tuple[Candidate, Demand]:
-    """A deployment and a demand of any kind, without objectives."""
+    """Draws a deployment and a demand of any kind, without objectives."""
     rng = Random(seed)
     shape = candidate(*rng.choice(SHAPES), rng.choice([1, 4, 16]), rng.choice([128, 256, 1024]))
     if seed % 4 == 3:
@@ -168,16 +168,17 @@ def drawn(seed: int) -> tuple[Candidate, Demand]:
 
 @pytest.mark.parametrize("seed", seeds(range(10), 40))
 def test_bounds_discard_nothing_that_a_simulation_finds_to_do(small: Architecture, seed: int) -> None:
-    """The objectives are what the simulation gives, to the last bit: it meets them, and nothing slower."""
+    """The objectives are the simulation's results, to the last bit: it meets them, and nothing slower
+    does."""
     chosen, demand = drawn(seed)
     instances = Random(seed).choice([1, 2, 5])
-    free = Workbench(small, demand, {}, LONGEST)
+    free = SimulationEvaluator(small, demand, {}, LONGEST)
     outcome = free.outcome(free.simulate(PlannedDeployment(chosen, instances)))
     if outcome.failure is not None:
         assert outcome.failure.reason is Reason.THROUGHPUT
         return
     met = replace(demand.objectives, ttft=outcome.ttft, tpot=outcome.tpot or None)
-    bench = Workbench(small, replace(demand, objectives=met), {}, LONGEST)
+    bench = SimulationEvaluator(small, replace(demand, objectives=met), {}, LONGEST)
     assert bench.failure(chosen) is None
     assert bench.fewest(chosen) <= instances
     assert bench.measure(PlannedDeployment(chosen, instances)) == outcome
@@ -186,11 +187,11 @@ def test_bounds_discard_nothing_that_a_simulation_finds_to_do(small: Architectur
 @pytest.mark.parametrize("seed", seeds(range(1, 4), 10))
 def test_a_simulation_that_is_given_up_would_have_failed(small: Architecture, seed: int) -> None:
     chosen, demand = drawn(seed)
-    free = Workbench(small, demand, {}, LONGEST)
+    free = SimulationEvaluator(small, demand, {}, LONGEST)
     outcome = free.outcome(free.simulate(PlannedDeployment(chosen, 1)))
     for ttft, tpot in ((0.999, 2.0), (2.0, 0.999), (0.8, 0.8), (1.0, 1.0)):
         asked = replace(demand.objectives, ttft=outcome.ttft * ttft, tpot=(outcome.tpot or 1.0) * tpot)
-        bench = Workbench(small, replace(demand, objectives=asked), {}, LONGEST)
+        bench = SimulationEvaluator(small, replace(demand, objectives=asked), {}, LONGEST)
         whole = bench.outcome(bench.simulate(PlannedDeployment(chosen, 1)))
         early = bench.measure(PlannedDeployment(chosen, 1))
         assert (early.failure is None) == (whole.failure is None)

@@ -1,4 +1,5 @@
-"""What a plan tells apart by its intervals, what it then chooses, and what it would have measured."""
+"""Tests of a plan's intervals: the deployments that they distinguish, the choice, and the next
+measurement."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.timing.uncertainty import Figure
 from corepipe.planning.planner.certainty import MEASURED, Certainty
 from corepipe.planning.planner.commands import measure_commands
-from corepipe.planning.planner.search_result import Option, Outcome
-from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.search_result import PlanOption, SimulatedOutcome
+from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
 from tests.planning.planner.test_planner import demand
 
 GRAPH = architecture("llama-3.1-8b").graph(FORMATS["bf16"])
 ASKED = demand(2.0, 0.5, 0.05)
 
 
-def option(price: float, ttft: float = 0.01, profile: str = "optimum-nxdi", instances: int = 1) -> Option:
-    shape = Shape("inf2.48xlarge", FORMATS["bf16"], Placement(tensor=8, data=3), PROFILES[profile])
+def option(price: float, ttft: float = 0.01, profile: str = "optimum-nxdi", instances: int = 1) -> PlanOption:
+    shape = DeploymentShape("inf2.48xlarge", FORMATS["bf16"], Placement(tensor=8, data=3), PROFILES[profile])
     deployment = PlannedDeployment(Candidate(shape, BatchLimits(512, 8, 512)), instances)
-    return Option(deployment, price, Outcome(ttft, 0.01, 1.0, 60.0, None))
+    return PlanOption(deployment, price, SimulatedOutcome(ttft, 0.01, 1.0, 60.0, None))
 
 
 def certainty(level: float = 0.9, ranks: bool = True) -> Certainty:

@@ -8,11 +8,11 @@ from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.confidence import METRICS, Validation, shipped_validation
-from corepipe.planning.planner.space import Shape
+from corepipe.planning.planner.space import DeploymentShape
 
 
-def shape(instance: str = "inf2.48xlarge", profile: str = "nxdi") -> Shape:
-    return Shape(instance, FORMATS["bf16"], Placement(), PROFILES[profile])
+def shape(instance: str = "inf2.48xlarge", profile: str = "nxdi") -> DeploymentShape:
+    return DeploymentShape(instance, FORMATS["bf16"], Placement(), PROFILES[profile])
 
 
 def cell(instance: str, profile: str, median: float, n: int = 10, **changes: Any) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The emitted files, read as those who use them would."""
+"""Tests of the emitted files, read as their users would."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import TIMED_FORMATS
 from corepipe.planning.planner import vllm_native
-from corepipe.planning.planner.emit_helm import FLAGS, Served, helm_values
+from corepipe.planning.planner.emit_helm import FLAGS, PodSettings, helm_values
 from corepipe.planning.planner.emit_vllm import neuron_resource, runs, unfit, vllm_manifests
-from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
 from corepipe.planning.planner.vllm_nxdi import buckets
 from corepipe.serving.config import ServerConfig
 
@@ -46,7 +46,7 @@ def deployment(
     limits: BatchLimits | None = None,
 ) -> PlannedDeployment:
     cut = placement or Placement(tensor=8, data=3)
-    shape = Shape(name, TIMED_FORMATS[fmt], cut, PROFILES["vllm-neuron"])
+    shape = DeploymentShape(name, TIMED_FORMATS[fmt], cut, PROFILES["vllm-neuron"])
     return PlannedDeployment(Candidate(shape, limits or BatchLimits(4096, 16, 8192)), instances=2)
 
 
@@ -64,7 +64,7 @@ GUESSING = BatchLimits(
 
 
 def values(*, weights: bool) -> dict[str, Any]:
-    served = Served("llama-3.1-8b", weights, "vllm-neuron", 12.3)
+    served = PodSettings("llama-3.1-8b", weights, "vllm-neuron", 12.3)
     divided = Placement(tensor=8, data=3, expert=8)
     text = helm_values(served, deployment(placement=divided, limits=GUESSING), ["predicted", "emulated"])
     assert text.startswith("# predicted\n# emulated\n")
@@ -81,7 +81,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def serve_parameters() -> dict[str, str]:
-    """Flag of `corepipe serve` -> its parameter."""
+    """Returns: flag of `corepipe serve` -> its parameter."""
     command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
     return {flag.upper() if flag[0] != "-" else flag: p.name for p in command.params for flag in p.opts}
 
@@ -103,7 +103,7 @@ def test_helm_values_are_flags_of_serve_and_the_engine_takes_them(weights: bool)
 
 
 def test_experts_that_are_not_divided_have_no_value() -> None:
-    text = helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=1.0), deployment(), [])
+    text = helm_values(PodSettings("m", weights=True, profile="nxdi", answer_seconds=1.0), deployment(), [])
     assert "expert" not in text
 
 
@@ -126,7 +126,7 @@ def test_a_model_without_weights_sets_the_pace_of_the_default_one() -> None:
 
 def test_every_line_of_the_values_names_its_flag() -> None:
     guessing = deployment(placement=Placement(tensor=8, expert=8), limits=GUESSING)
-    text = helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=1.0), guessing, [])
+    text = helm_values(PodSettings("m", weights=True, profile="nxdi", answer_seconds=1.0), guessing, [])
     for key in set(flat(yaml.safe_load(text))) & {*FLAGS}:
         assert re.search(rf"^ *{key.split('.')[-1]}: .*  # {FLAGS[key]}$", text, re.MULTILINE)
 
@@ -192,7 +192,7 @@ def test_a_pod_is_a_replica_with_its_devices() -> None:
 
 
 def named_paths(value: object) -> set[str]:
-    """Absolute paths anywhere in arguments, variables and JSON within them."""
+    """Returns the absolute paths anywhere in arguments, variables and JSON within them."""
     if isinstance(value, dict):
         return set().union(*map(named_paths, value.values()))
     if isinstance(value, list):
@@ -222,7 +222,7 @@ def test_every_path_that_is_named_is_mounted(name: str, fmt: str, model: str) ->
 
 def test_values_mount_what_they_name(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("{}")
-    served = Served(str(tmp_path), weights=True, profile=str(tmp_path / "mine.json"), answer_seconds=1.0)
+    served = PodSettings(str(tmp_path), weights=True, profile=str(tmp_path / "mine.json"), answer_seconds=1.0)
     parsed = yaml.safe_load(helm_values(served, deployment(), []))
     kinds = {volume["hostPath"]["path"]: volume["hostPath"]["type"] for volume in parsed["extraVolumes"]}
     assert kinds == {parsed["model"]: "Directory", parsed["profile"]: "File"}
@@ -301,7 +301,7 @@ def native(name: str, limits: BatchLimits, fmt: str = "bf16") -> PlannedDeployme
 
 
 def config_of(args: list[str]) -> tuple[str, dict[str, Any]]:
-    """The one key of --additional-config, and what it holds."""
+    """Returns the one key of --additional-config, and its value."""
     ((key, config),) = json.loads(args[args.index("--additional-config") + 1]).items()
     return key, config
 
@@ -331,7 +331,7 @@ def test_every_flag_key_and_variable_is_a_documented_one(name: str, limits: Batc
 
 
 def test_the_native_plugin_is_asked_to_divide_experts() -> None:
-    """By a flag: among all tensor ranks."""
+    """A flag divides them among all tensor ranks."""
     placement, flag = Placement(tensor=4, expert=4), "--enable-expert-parallel"
     divided = deployment("trn2.48xlarge", "bf16", placement, CHUNKED)
     assert flag in vllm_native.flags("m", divided)

@@ -1,4 +1,4 @@
-"""The fewest requests that must be late, against trying every choice of those that are in time."""
+"""Tests of the fewest requests that must be late, against trying every choice of those that are in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GAPS = st.lists(st.integers(0, 6), min_size=1, max_size=8)
 
 
 def in_time(arrivals: tuple[int, ...], servers: int, seconds: int, patience: int) -> bool:
-    """Whether all of these can begin in time: who comes first begins first, where all take alike."""
+    """Tells whether all of these can begin in time: first come, first served, where all take equally long."""
     free = [0] * servers
     for arrival in arrivals:
         free.sort()

@@ -1,4 +1,4 @@
-"""Plans of a small model, against the simulations that they stand on."""
+"""Tests of plans of a small model, against the simulations that they are based on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.bounds import Objectives, Reason
 from corepipe.planning.planner.confidence import Validation
 from corepipe.planning.planner.demand import Demand
-from corepipe.planning.planner.evaluate import Workbench
+from corepipe.planning.planner.evaluate import SimulationEvaluator
 from corepipe.planning.planner.plan_report import document, reasons
-from corepipe.planning.planner.planner import Inquiry, Market, Plan, plan
+from corepipe.planning.planner.planner import Market, Plan, PlanRequest, plan
 from corepipe.planning.planner.prices import Price, PriceList, list_prices
 from corepipe.planning.planner.purchase import REGION, Purchase
 from corepipe.planning.planner.remedies import remedy, roomier
-from corepipe.planning.planner.space import Candidate, PlannedDeployment, Space
+from corepipe.planning.planner.space import Candidate, PlannedDeployment, SearchSpace
 from corepipe.simulation.simulate import simulate
 from corepipe.workload.lengths import Lengths
 
@@ -49,7 +49,7 @@ OF_405B = LARGE | {
     "intermediate_size": 16 * 53248,
     "num_attention_heads": 128,
 }
-"""The bytes of Llama 3.1 in a tenth of the layers, which every placement is compiled of."""
+"""A model with the bytes of Llama 3.1 in a tenth of the layers, so that placements compile quickly."""
 
 
 def made(folder: Path, **changes: int) -> Architecture:
@@ -69,25 +69,25 @@ def demand(rate: float, ttft: float | None, tpot: float | None, **changes: Any) 
     return replace(asked, **changes)
 
 
-def space(*names: str, profile: str = "vllm-neuron", sequences: tuple[int, ...] = (1, 8)) -> Space:
+def space(*names: str, profile: str = "vllm-neuron", sequences: tuple[int, ...] = (1, 8)) -> SearchSpace:
     chosen = tuple(i for i in INSTANCES if i.name in names)
-    return Space(chosen, (FORMATS["bf16"],), (PROFILES[profile],), sequences, (512,))
+    return SearchSpace(chosen, (FORMATS["bf16"],), (PROFILES[profile],), sequences, (512,))
 
 
-def inquiry(small: Architecture, asked: Demand, chosen: Space, **changes: Any) -> Inquiry:
-    return replace(Inquiry(small, asked, chosen, MARKET, Validation([]), spread=1.0), **changes)
+def inquiry(small: Architecture, asked: Demand, chosen: SearchSpace, **changes: Any) -> PlanRequest:
+    return replace(PlanRequest(small, asked, chosen, MARKET, Validation([]), spread=1.0), **changes)
 
 
 def silent(*_: object) -> None:
     pass
 
 
-def brute_force(asked: Inquiry) -> float:
-    """The cheapest price that meets the objectives, by simulating every configuration."""
+def brute_force(asked: PlanRequest) -> float:
+    """Returns the cheapest price that meets the objectives, by simulating every configuration."""
     prices = {
         i.name: MARKET.prices.require(i.name, MARKET.purchase, REGION).per_hour for i in asked.space.instances
     }
-    bench = Workbench(asked.architecture, asked.demand, prices, max_model_len=512)
+    bench = SimulationEvaluator(asked.architecture, asked.demand, prices, max_model_len=512)
     heads, layers = 16, 4
     best = float("inf")
     for shape in asked.space.shapes(heads, layers):
@@ -126,7 +126,7 @@ def planned(small: Architecture) -> Plan:
 def test_the_choice_simulated_again_meets_the_objectives(small: Architecture, planned: Plan) -> None:
     assert planned.best is not None
     chosen, asked = planned.best.deployment, planned.inquiry.demand
-    bench = Workbench(small, asked, {}, planned.max_model_len)
+    bench = SimulationEvaluator(small, asked, {}, planned.max_model_len)
     workload = asked.stream(300.0 / chosen.instances, 120).workload()
     config = bench.config(chosen.candidate)
     source = replace(config, engine=config.engine.model_copy(update={"model": str(small.name)}))

@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
-from corepipe.planning.planner.bounds import Failure, Reason
+from corepipe.planning.planner.bounds import PlanFailure, Reason
 from corepipe.planning.planner.search import INTERRUPTED, MOST_TIES, search
-from corepipe.planning.planner.search_result import Outcome, Progress, SearchResult, Stopped
-from corepipe.planning.planner.space import BatchLimits, Candidate, PlannedDeployment, Shape
+from corepipe.planning.planner.search_result import (
+    SearchProgress,
+    SearchResult,
+    SearchStopped,
+    SimulatedOutcome,
+)
+from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
 
 PROFILE = next(iter(PROFILES.values()))
 RATE = 10.0
@@ -23,16 +28,19 @@ OBJECTIVE = 1.0
 LIMITS = tuple(BatchLimits(1024, sequences, 512) for sequences in (1, 8, 64))
 
 
-def shapes(count: int) -> list[Shape]:
-    return [Shape("inf2.48xlarge", FORMATS["bf16"], Placement(data=i + 1), PROFILE) for i in range(count)]
+def shapes(count: int) -> list[DeploymentShape]:
+    return [
+        DeploymentShape("inf2.48xlarge", FORMATS["bf16"], Placement(data=i + 1), PROFILE)
+        for i in range(count)
+    ]
 
 
 @dataclass
 class Queues:
-    """A world of queues: a request takes `alone / (1 - load)`; each shape has a price and each candidate a
-    time alone and a capacity.  Bounds may be told less than the truth, never more."""
+    """A model of queues: a request takes `alone / (1 - load)`; each shape has a price and each candidate a
+    time alone and a capacity.  Bounds may be lower than the truth, never higher."""
 
-    prices: dict[Shape, float]
+    prices: dict[DeploymentShape, float]
     times: dict[Candidate, float]
     capacities: dict[Candidate, float]
     optimism: float = 1.0
@@ -53,11 +61,11 @@ class Queues:
         left = 1 - RATE / (instances * self.capacities[candidate])
         return self.times[candidate] / left if left > 0 else inf
 
-    def outcome(self, latency: float) -> Outcome:
-        failure = None if latency <= OBJECTIVE else Failure(Reason.TTFT, "late", latency / OBJECTIVE)
-        return Outcome(latency, 0.0, latency, 0.0, failure)
+    def outcome(self, latency: float) -> SimulatedOutcome:
+        failure = None if latency <= OBJECTIVE else PlanFailure(Reason.TTFT, "late", latency / OBJECTIVE)
+        return SimulatedOutcome(latency, 0.0, latency, 0.0, failure)
 
-    def failure(self, candidate: Candidate) -> Failure | None:
+    def failure(self, candidate: Candidate) -> PlanFailure | None:
         return self.outcome(self.times[candidate] / self.optimism).failure
 
     def fewest(self, candidate: Candidate) -> int:
@@ -69,22 +77,22 @@ class Queues:
     def estimate(self, candidate: Candidate, instances: int) -> float:
         return self.latency(candidate, instances)
 
-    def price(self, shape: Shape) -> float:
+    def price(self, shape: DeploymentShape) -> float:
         return self.prices[shape]
 
-    def measure(self, deployment: PlannedDeployment) -> Outcome:
+    def measure(self, deployment: PlannedDeployment) -> SimulatedOutcome:
         self.measured.append(deployment)
         return self.outcome(self.latency(deployment.candidate, deployment.instances))
 
-    def alone(self, candidate: Candidate) -> Outcome:
+    def alone(self, candidate: Candidate) -> SimulatedOutcome:
         return self.outcome(self.times[candidate])
 
     def cheapest(self) -> float:
-        """By trying everything."""
+        """Returns the cheapest price by trying everything."""
         return min((self.prices[c.shape] * self.needed(c) for c in self.times), default=inf)
 
     def needed(self, candidate: Candidate) -> float:
-        """Instances that this candidate meets the objective with."""
+        """Returns the instances with which this candidate meets the objective."""
         if self.times[candidate] > OBJECTIVE:
             return inf
         return next(n for n in count(1) if self.latency(candidate, n) <= OBJECTIVE)
@@ -131,7 +139,7 @@ def test_the_same_world_is_searched_alike() -> None:
 
 
 def world(*rows: tuple[float, float, float]) -> Queues:
-    """(price, time alone, capacity) of shapes with one candidate each that matters."""
+    """Makes shapes, given as (price, time alone, capacity), with one relevant candidate each."""
     result = Queues({}, {}, {})
     for shape, (price, time, capacity) in zip(shapes(len(rows)), rows, strict=True):
         result.prices[shape] = price
@@ -162,7 +170,7 @@ def test_of_many_that_cost_the_same_the_first_few_are_simulated() -> None:
 
 
 def test_no_price_hides_between_two_steps() -> None:
-    """Steps of 3 % go from 101 instances to 105, where 102 would do: cheaper than the other shape."""
+    """Steps of 3 % go from 101 instances to 105, where 102 would suffice: cheaper than the other shape."""
     queues = world((1.0, 0.5, 0.2), (103.0, 0.5, 100.0))
     queues.optimism = 2.0
     best = min(n for n in range(1, 200) if queues.latency(Candidate(shapes(1)[0], LIMITS[0]), n) <= OBJECTIVE)
@@ -210,12 +218,12 @@ def test_cut_short_it_has_the_best_so_far_and_says_what_is_possible(
     seed: int, number: int, moments: int, by_hand: bool
 ) -> None:
     world = Queues.drawn(seed, number, 1.1)
-    told: list[Progress] = []
+    told: list[SearchProgress] = []
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: SearchProgress) -> None:
         told.append(progress)
         if len(told) == moments:
-            raise KeyboardInterrupt if by_hand else Stopped("time limit")
+            raise KeyboardInterrupt if by_hand else SearchStopped("time limit")
 
     found = search(list(world.prices), LIMITS, world, watch, 4.0)
     best = min((option.price for option in found.options), default=inf)

@@ -1,4 +1,4 @@
-"""Plans for models that are run once over their input: nothing cheaper does, by trying everything."""
+"""Tests of plans for models that run once over their input: trying everything finds nothing cheaper."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.profiles import profile
 from corepipe.neuron.formats import FORMATS
-from corepipe.planning.planner.search_result import Stopped
-from corepipe.planning.planner.single_pass import SEATS, Demand, Offer, offers, search, tightened
+from corepipe.planning.planner.search_result import SearchStopped
+from corepipe.planning.planner.single_pass import (
+    SEATS,
+    PricedInstance,
+    SinglePassDemand,
+    offers,
+    search,
+    tightened,
+)
 from corepipe.simulation.report import GROWS, Latencies
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.lengths import Lengths
@@ -23,16 +30,16 @@ MODEL = "bert-small"
 PRICES = {"inf1.xlarge": 0.228, "inf2.xlarge": 0.758, "inf2.24xlarge": 6.49}
 
 
-def offered(*names: str) -> list[Offer]:
+def offered(*names: str) -> list[PricedInstance]:
     stacks = {"traced": profile("traced")}
     return list(offers([instance(name) for name in names], PRICES, [FORMATS["bf16"]], stacks))
 
 
-def demand(rate: float, seconds: float | None, requests: int = 200) -> Demand:
-    return Demand(rate, Lengths.parse("uniform:50:400", "input-len"), seconds, 99.0, 0, requests)
+def demand(rate: float, seconds: float | None, requests: int = 200) -> SinglePassDemand:
+    return SinglePassDemand(rate, Lengths.parse("uniform:50:400", "input-len"), seconds, 99.0, 0, requests)
 
 
-def does(name: str, data: int, seats: int, instances: int, asked: Demand) -> bool:
+def does(name: str, data: int, seats: int, instances: int, asked: SinglePassDemand) -> bool:
     engine = EngineConfig(
         model=MODEL,
         format="bf16",
@@ -89,7 +96,7 @@ def test_a_margin_is_taken_off() -> None:
 
 def test_who_watches_may_end_it() -> None:
     def stop(_done: float) -> None:
-        raise Stopped("enough")
+        raise SearchStopped("enough")
 
     found = search(architecture(MODEL), demand(10.0, None), offered("inf2.xlarge"), 512, stop)
     assert (found.cut_short, found.options) == ("enough", [])

@@ -8,15 +8,15 @@ from corepipe.neuron.chips.catalog import INSTANCES, instance
 from corepipe.neuron.chips.hardware import Support
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.formats import FORMATS
-from corepipe.planning.planner.space import Space, placements
+from corepipe.planning.planner.space import SearchSpace, placements
 
 VLLM = PROFILES["vllm-neuron"]
 SMALL = {"heads": 32, "layers": 32}
 
 
-def space(*names: str, formats: tuple[str, ...] | None = None) -> Space:
+def space(*names: str, formats: tuple[str, ...] | None = None) -> SearchSpace:
     chosen = tuple(i for i in INSTANCES if not names or i.name in names)
-    return Space(chosen, formats and tuple(FORMATS[f] for f in formats), (VLLM,))
+    return SearchSpace(chosen, formats and tuple(FORMATS[f] for f in formats), (VLLM,))
 
 
 @pytest.mark.parametrize("name", [i.name for i in INSTANCES])

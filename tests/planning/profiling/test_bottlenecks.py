@@ -1,4 +1,4 @@
-"""What limits a run and what would help: every number said is one that the model gives when asked again."""
+"""Tests of bottlenecks and remedies: the model gives every reported number again."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import pytest
 
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.formats import FORMATS
-from corepipe.planning.profiling.bottlenecks import WORTH, Bottleneck, bottlenecks
-from corepipe.planning.profiling.profile import Phase, Run
+from corepipe.planning.profiling.bottlenecks import WORTH, StepBottleneck, bottlenecks
+from corepipe.planning.profiling.profile import Phase, ProfileRun
 from corepipe.planning.profiling.step_summary import Cause, measure
 from tests.planning.profiles import run
 
 
 @cache
-def of(found: Run) -> list[Bottleneck]:
+def of(found: ProfileRun) -> list[StepBottleneck]:
     return bottlenecks(found, [measure(found, phase) for phase in found.phases])
 
 
-def changed(found: Run, flag: str) -> Run:
-    """The run with a flag's setting."""
+def changed(found: ProfileRun, flag: str) -> ProfileRun:
+    """Returns the run with a flag's setting."""
     name, value = flag.removeprefix("--").split()
     setup = found.setup
     match name:
         case "batch":
-            return Run(replace(setup, batch=int(value)))
+            return ProfileRun(replace(setup, batch=int(value)))
         case "dtype":
-            return Run(replace(setup, format=FORMATS[value]))
+            return ProfileRun(replace(setup, format=FORMATS[value]))
         case "profile":
-            return Run(replace(setup, profile=PROFILES[value]))
+            return ProfileRun(replace(setup, profile=PROFILES[value]))
         case _:
-            return Run(replace(setup, placement=replace(setup.placement, **{name: int(value)})))
+            return ProfileRun(replace(setup, placement=replace(setup.placement, **{name: int(value)})))
 
 
 CASES = [

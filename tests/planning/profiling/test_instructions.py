@@ -12,7 +12,7 @@ from corepipe.planning.profiling.instructions import matmul_instructions
 
 
 def count(model: str, kind: type, shape: StepShape) -> int:
-    """Of the model's first Op of a kind, uncut."""
+    """Returns the instructions of the model's first Op of a kind, not divided."""
     ops = architecture(model).graph(FORMATS["bf16"], 1024).ops
     return matmul_instructions(next(op for op in ops if isinstance(op, kind)), shape)
 

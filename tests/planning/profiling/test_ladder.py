@@ -1,4 +1,4 @@
-"""The ladder: what its rungs are, that they only go up, and that its page says what the command says."""
+"""Tests of the ladder: its rungs, that they only go up, and that its page agrees with the command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.formats import FORMATS
-from corepipe.planning.profiling.ladder import Setting, Work, _Bench, ladder
+from corepipe.planning.profiling.ladder import LadderWork, RungSetting, _LadderTimes, ladder
 from tests.planning.profiling.ladder_page import END, PAGE, START, example, table
 from tests.servers import run
 
@@ -21,7 +21,7 @@ ORDER = ("one request at a time", "batching", "format", "both cores", "host tran
          "speculation", "placement")  # fmt: skip
 
 NEAR = 0.2
-"""The page is written anew where constants move its figures by more."""
+"""Share by which figures may differ before the page is rewritten."""
 
 
 def climbed(model: str, *flags: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_every_step_is_a_rung_or_has_a_reason_and_none_goes_down(model: str, fla
 
 
 def test_guesses_are_a_rung_where_it_is_said_how_often_they_are_right() -> None:
-    """No more than what a step gains by what it takes longer; and no rung where that is too long."""
+    """The gain of a step, less its longer time; and no rung where that is too long."""
     flags = ("llama-3.2-1b", "--input-len", "1", "--speculative-config")
     assumed = {
         "method": "ngram",
@@ -87,9 +87,9 @@ def test_dollars_follow_from_the_price() -> None:
 
 
 def test_a_draft_model_takes_its_time_and_its_memory() -> None:
-    """A rung with a draft model is lower than with guesses for nothing, the lower the larger it is."""
+    """A rung with a draft model is lower than with drafts that take no time, the lower the larger it is."""
     model, machine = architecture("llama-3.1-8b"), instance("trn2.3xlarge")
-    work = Work(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron"], 100, 60, 256, (0.9, 0.8))
+    work = LadderWork(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron"], 100, 60, 256, (0.9, 0.8))
     found = []
     for name in (None, "llama-3.2-1b", "llama-3.2-3b"):
         draft = None if name is None else architecture(name)
@@ -99,22 +99,23 @@ def test_a_draft_model_takes_its_time_and_its_memory() -> None:
 
 
 def test_experts_are_divided_where_that_gives_more() -> None:
-    """Among a copy's tensor ranks, as the native plugin does it; whole experts give less on the same cut."""
+    """They are divided among a copy's tensor ranks, as by the native plugin; whole experts give less on
+    the same placement."""
     model, machine = architecture("qwen1.5-moe"), instance("trn3.48xlarge")
-    work = Work(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron-native"], 512, 64, 1024)
+    work = LadderWork(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron-native"], 512, 64, 1024)
     best = ladder(work).rungs[-1]
     assert best.setting.expert == best.setting.tensor > 1
     assert f"experts divided among {best.setting.expert} cores" in best.why
-    assert best.per_second > _Bench(work).per_second(replace(best.setting, expert=1))
+    assert best.per_second > _LadderTimes(work).per_second(replace(best.setting, expert=1))
 
 
 def test_experts_are_divided_as_the_software_does_it() -> None:
-    """NxD divides them for batches whose rows take as many as there are, older stacks never."""
+    """NxD Inference divides them for batches whose rows use all of them, older stacks never."""
     model, machine = architecture("olmoe-1b-7b"), instance("trn2.48xlarge")
     settings = {}
     for name, batch in (("vllm-neuron-native", 1), ("vllm-neuron", 1), ("vllm-neuron", 64), ("sync", 64)):
-        bench = _Bench(Work(model, FORMATS["bf16"], machine, PROFILES[name], 512, 64, 1024))
-        cuts = bench._cuts(Setting(FORMATS["bf16"], batch))
+        bench = _LadderTimes(LadderWork(model, FORMATS["bf16"], machine, PROFILES[name], 512, 64, 1024))
+        cuts = bench._cuts(RungSetting(FORMATS["bf16"], batch))
         settings[name, batch] = {cut.expert for cut in cuts if bench._is_served(cut)}
     assert settings["vllm-neuron-native", 1] == settings["vllm-neuron", 64] > {1}
     assert settings["vllm-neuron", 1] == settings["sync", 64] == {1}
@@ -123,7 +124,7 @@ def test_experts_are_divided_as_the_software_does_it() -> None:
 def test_what_does_not_fit_a_core_is_refused() -> None:
     model, machine = architecture("llama-3.1-70b"), instance("inf2.48xlarge")
     with pytest.raises(UserError, match="does not fit one core"):
-        ladder(Work(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron"], 100, 10, 128))
+        ladder(LadderWork(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron"], 100, 10, 128))
 
 
 @pytest.mark.parametrize("flag", [("--tensor", "2"), ("--batch", "8"), ("--output", "x.json")])
@@ -134,7 +135,8 @@ def test_what_the_ladder_tries_itself_is_refused(flag: tuple[str, str]) -> None:
 
 
 def test_its_page_says_what_the_command_says() -> None:
-    """Steps and reasons word for word, figures to within NEAR; else python -m ...profiling.ladder_page."""
+    """Steps and reasons agree word for word, figures within NEAR; else run python -m
+    ...profiling.ladder_page."""
     written = PAGE.read_text().split(START)[1].split(END)[0]
     for line, made in zip(written.splitlines(), table(example()).splitlines(), strict=True):
         cells, now = ([cell.strip() for cell in text.strip("|").split("|")] for text in (line, made))

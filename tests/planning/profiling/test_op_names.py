@@ -1,4 +1,4 @@
-"""What Ops are called, over the families and the collectives."""
+"""Tests of the names of Ops, over the families and the collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a profiled run: what they hold, and that each starts when the one before is done."""
+"""Tests of the steps of a profiled run: their content, and that each starts when the previous one is done."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.timing import modes
-from corepipe.planning.profiling.profile import Phase, Run, placed
+from corepipe.planning.profiling.profile import Phase, ProfileRun, placed
 from tests.planning.profiles import run, setup
 
 DEGREES = ({}, {"tensor": 3}, {"pipeline": 3}, {"pipeline": 2, "tensor": 3, "data": 2})
@@ -88,4 +88,4 @@ def test_degrees_that_are_not_given_are_the_modes():
     chosen, reason = placed(wanted, "latency", modes.RequestedDegrees(tensor=4))
     assert chosen.placement.tensor == 4
     assert reason.startswith("latency: ")
-    assert len(Run(replace(chosen, placement=Placement(tensor=4))).programs) == 4
+    assert len(ProfileRun(replace(chosen, placement=Placement(tensor=4))).programs) == 4

@@ -1,11 +1,11 @@
-"""The summary's figures, each against what it is defined by."""
+"""Tests of the summary's figures, each against its definition."""
 
 from __future__ import annotations
 
 import pytest
 
-from corepipe.planning.profiling.profile import Phase, Run
-from corepipe.planning.profiling.step_summary import ENGINE_FIELDS, Cause, Measured, measure
+from corepipe.planning.profiling.profile import Phase, ProfileRun
+from corepipe.planning.profiling.step_summary import ENGINE_FIELDS, Cause, PhaseMeasurement, measure
 from tests.planning.profiles import run
 
 CASES = [
@@ -19,12 +19,12 @@ CASES = [
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def found(request: pytest.FixtureRequest) -> Run:
+def found(request: pytest.FixtureRequest) -> ProfileRun:
     return run(**request.param)
 
 
 @pytest.fixture(scope="module", params=list(Phase))
-def measured(found: Run, request: pytest.FixtureRequest) -> Measured:
+def measured(found: ProfileRun, request: pytest.FixtureRequest) -> PhaseMeasurement:
     return measure(found, request.param)
 
 

@@ -1,4 +1,5 @@
-"""The timeline, written and read with Perfetto's own classes: it nests, adds up, and nothing overlaps."""
+"""Tests of the timeline, written and read with Perfetto's own classes: it nests, adds up, and nothing
+overlaps."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from corepipe.neuron.timing.perfetto import encode
-from corepipe.planning.profiling.profile import Run
+from corepipe.planning.profiling.profile import ProfileRun
 from corepipe.planning.profiling.step_trace import ENGINES, build
 from tests.perfetto_reader import ReadTrack, read
 from tests.planning.profiles import run
@@ -25,7 +26,7 @@ Tracks = dict[tuple[str, str], ReadTrack]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
-def case(request: pytest.FixtureRequest) -> tuple[Run, Tracks]:
+def case(request: pytest.FixtureRequest) -> tuple[ProfileRun, Tracks]:
     found = run(**request.param)
     return found, read(b"".join(encode(build(found))))
 
