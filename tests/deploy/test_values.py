@@ -438,7 +438,7 @@ def test_what_a_plan_emits_installs_unchanged(weights: bool, tmp_path: Any) -> N
 
 def test_a_plan_names_the_flags_that_the_chart_makes_of_its_values() -> None:
     emitted = yaml.safe_load(
-        helm_values(Served("m", weights=True, profile="nxdi", answer_seconds=12.3), plan(), [])
+        helm_values(PodSettings("m", weights=True, profile="nxdi", answer_seconds=12.3), plan(), [])
     )
     values = {key: value for key, (value, _) in SETTINGS.items() if key in chart_readme.leaves(emitted)}
     assert {*SETTINGS, "model"} == set(FLAGS)
