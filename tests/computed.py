@@ -32,7 +32,7 @@ PROMPT = 60
 
 
 def folders(root: Path) -> Callable[[str], Path]:
-    """Who writes the directory of a model below `root` when it is first asked for."""
+    """Writes the directory of a model below `root` when it is first needed."""
     return cache(lambda name: expected.load(name).write(root / name))
 
 

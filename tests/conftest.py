@@ -1,6 +1,6 @@
-"""What holds for every test: none fails because the machine has something else to do, or by another order.
+"""Rules for every test: none fails because the machine is busy, or in another order.
 
-And how a server is watched while it is attacked.
+Also the fixture that watches a server while it is attacked.
 """
 
 from __future__ import annotations
@@ -75,6 +75,6 @@ def watching(server: Served, request: pytest.FixtureRequest) -> Iterator[Watch]:
 
 @pytest.fixture
 def watch(watching: Watch) -> Iterator[Watch]:
-    """What a case needs; the invariants are checked after it."""
+    """Gives a case its server; the invariants are checked after it."""
     yield watching
     watching.check()

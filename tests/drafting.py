@@ -33,5 +33,5 @@ def write_twin(folder: Path, *, vocabulary: int | None = None, **fields: Any) ->
 
 
 def guesses_of(model: Path | str, most: int = 5, **fields: Any) -> dict[str, Any]:
-    """What `--speculative-config` says of a draft model."""
+    """The `--speculative-config` of a draft model."""
     return {"method": "draft_model", "model": str(model), "num_speculative_tokens": most, **fields}

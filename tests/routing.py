@@ -25,7 +25,7 @@ from tests.support import logits
 
 
 class Routers:
-    """What the kernels make of the routers of a graph, and what a twin of it goes by.
+    """The choices of a graph's routers by the kernels, which a reference executor follows.
 
     executor: of a graph, that the scores are read of.  bound: how far scores may be from the twin's, as a
     share of the largest of the batch: what they are sums of is as large in every row.
@@ -76,7 +76,7 @@ def up_to(graph: Graph, value: Value) -> Graph:
 
 
 def name_of(ops: tuple[Op, ...], value: Value) -> str:
-    """Of the matrix that makes a value."""
+    """The weight of the matrix that makes a value."""
     (maker,) = (op for op in ops if op.out == value)
     assert isinstance(maker, Linear)
     return maker.weight.name

@@ -25,8 +25,7 @@ from tests import spent, warm
 
 TINY = Path(__file__).parent / "data" / "tiny" / "llama3"
 PATIENCE_SECONDS = 180.0
-"""How long a test waits for what must come.  Only a test that fails waits so long: no limit says
-how quick something is."""
+"""Seconds that a test waits for an event.  Only a failing test waits so long: it says nothing about speed."""
 LOAD_SECONDS = END_SECONDS = PATIENCE_SECONDS
 
 ADDRESS = re.compile(r"(https?://[\w.:\[\]]+)/v1")
@@ -51,7 +50,7 @@ class Served:
         return httpx.post(self.url + path, **more)
 
     def metric(self, name: str, label: str = "") -> float:
-        """As `metric_of`, of now.  An engine's are there once it has told of them for the first time."""
+        """The current value of a metric, see `metric_of`.  An engine's metrics exist after its first report."""
         read: list[str] = []
 
         def is_there() -> bool:

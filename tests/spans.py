@@ -1,4 +1,4 @@
-"""When cores run batches: spans of core time, and how many cores were busy at once."""
+"""Spans of core time, and the number of cores that were busy at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests on real weights share: the default model, executors over its packed weights, greedy runs."""
+"""Shared by tests on real weights: the default model, executors over its packed weights, greedy runs."""
 
 from __future__ import annotations
 

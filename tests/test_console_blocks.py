@@ -48,7 +48,7 @@ def commands(page: Path) -> Iterator[str]:
 
 
 def _closed(text: str) -> bool:
-    """Whether all quotes of a line end in it."""
+    """True if all quotes of a line end in it."""
     try:
         shlex.split(text, comments=True)
     except ValueError:
@@ -73,7 +73,7 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all of them run, with the files that some of them read."""
+    """The directory in which all of them run, with the files that some of them read."""
     made = tmp_path_factory.mktemp("blocks")
     trace = ["--write-trace", str(made / "azure.csv"), "--trace-format", "azure"]
     assert run("simulate", "llama-3.1-8b", "--rate", "5", "--requests", "50", *trace).returncode == 0

@@ -147,7 +147,7 @@ def test_company_chunks_preemption_and_placement_change_nothing(options: dict[st
 
 
 def test_logprobs_are_those_of_the_models_logits() -> None:
-    """What the prompt's logprobs say of the same tokens, where no grammar is."""
+    """The logprobs of the same tokens in a prompt, without a grammar."""
     news = undisturbed()["json greedy"]
     tokens = [token for output in news for token in output.tokens]
     sampling = TokenSampling(temperature=0.0, prompt_logprobs=3)
@@ -159,7 +159,7 @@ def test_logprobs_are_those_of_the_models_logits() -> None:
 @settings(deadline=None, max_examples=25)
 @given(data=st.data())
 def test_it_goes_on_after_any_token(data: st.DataObject) -> None:
-    """As another engine takes it up: the grammar takes what was generated first."""
+    """Continues an answer as another engine does: the grammar takes the generated tokens first."""
     submit = data.draw(st.sampled_from(everyone()))
     news = undisturbed()[submit.id]
     tokens = [token for output in news for token in output.tokens]

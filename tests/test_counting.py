@@ -40,7 +40,7 @@ TIMES = {
 
 @dataclass(frozen=True)
 class Sequence:
-    """What is known of one sequence; `computed` tokens are the engine's, where the client gets fewer."""
+    """The counts of one sequence; `computed` tokens are the engine's, of which the client may get fewer."""
 
     prompt: int
     generated: int = 0
@@ -225,7 +225,7 @@ def play(client: httpx.Client, known: Known) -> int:
 
 @dataclass
 class Told:
-    """What a server tells: values by sample and labels, and the families by kind."""
+    """The metrics of a server: values by sample and labels, and the families by kind."""
 
     values: dict[tuple[str, ...], float]
     kinds: dict[str, str]
@@ -315,7 +315,7 @@ def expected_device_histograms(requests: list[Known]) -> dict[str, int]:
 
 
 def check_http(told: Told, requests: list[Known], sizes: list[int]) -> None:
-    """Of HTTP itself, by route, method and class of status."""
+    """HTTP requests by route, method and class of status."""
     counts, durations, received = Counter[tuple[str, ...]](), Counter[tuple[str, ...]](), Counter[str]()
     sent = Counter[str]()
     for known, size in zip(requests, sizes, strict=True):
@@ -340,8 +340,8 @@ def check_http(told: Told, requests: list[Known], sizes: list[int]) -> None:
 
 
 def check_requests(told: Told, requests: list[Known]) -> None:
-    """Of what was cut short at a stop string, the engine may have told the end by then: its own figures of it
-    count, or they do not."""
+    """Allows for answers cut at a stop string: the engine may have reported their end by then, so that its own
+    figures count, or not."""
     expected = expected_of_requests(requests)
     assert {key: told.values[key] for key in expected} == expected
     cut = sum(s.cut for known in requests for prompt in known.prompts for s in prompt)
@@ -358,7 +358,7 @@ def check_requests(told: Told, requests: list[Known]) -> None:
 
 
 def counted(server: Served, ended: dict[tuple[str, ...], float]) -> bool:
-    """Whether the server has ended these requests: it tells the engine then, whose own figures come later."""
+    """True if the server has ended these requests; it then tells the engine, whose figures come later."""
     values = Told.of(server).values
     return all(values[key] == value for key, value in ended.items())
 

@@ -78,7 +78,7 @@ def width(line: str) -> int:
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading, up to the next of the same depth or above."""
+    """The text under a heading, up to the next heading of the same depth or above."""
     depth = title.index(" ")
     body = text.split(f"{title}\n", 1)[1]
     return re.split(rf"^#{{1,{depth}}} ", body, maxsplit=1, flags=re.MULTILINE)[0]
@@ -94,7 +94,7 @@ def examples(page: Path) -> list[str]:
 
 
 def run(example: str, page: str, given: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What an example has defined, beside what was `given`."""
+    """The names that an example defines, beside those that were `given`."""
     defined = {} if given is None else given
     exec(compile(example, page, "exec"), defined)
     return defined
@@ -214,7 +214,7 @@ def test_no_other_command_is_documented() -> None:
 
 @functools.cache
 def all_flags() -> frozenset[str]:
-    """Of the commands, the benchmarks and the pytest plugin."""
+    """All flags of the commands, the benchmarks and the pytest plugin."""
     benchmarks = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
     others = re.findall(r'"(--[a-z-]+)"', benchmarks + PLUGIN)
     return frozenset(

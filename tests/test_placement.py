@@ -99,7 +99,7 @@ def fp32_logits(model: Model, pool: Any, prompt: list[int]) -> F32:
 def test_tensor_parallel_logits_stay_within_their_bound(
     model: Model, pool: Any, prompt: list[int], fp32_logits: F32, fmt: str, placement: Placement
 ) -> None:
-    """And are as near to fp32 as the whole model's, which says more: 30 layers' bound is a wide one."""
+    """Logits are as near to fp32 as the whole model's: a closer test, since the bound of 30 layers is wide."""
     bound = Bound.of(model, fmt)
     whole = prompt_logits(bound.executor(ONE_CORE, pool), prompt, CHUNK)
     split = prompt_logits(bound.executor(placement, pool), prompt, CHUNK)
@@ -188,7 +188,7 @@ def flip(memories: Iterable[list[np.ndarray]]) -> None:
 
 
 class Meetings:
-    """Which collective each rank waits at: it runs until its next one, and the last to come does it.
+    """The collective at which each rank waits: a rank runs until its next one, and the last rank computes it.
 
     The last collective gathers the logits and ends the batch.
     """

@@ -58,7 +58,7 @@ def built() -> None:
 
 @pytest.fixture(scope="module")
 def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call]:
-    """What a function gives on each of the CPU's tables."""
+    """The results of a function on each of the CPU's tables."""
     context = multiprocessing.get_context("spawn")
     cache = str(tmp_path_factory.mktemp("cache"))
     with ExitStack() as stack:

@@ -85,7 +85,7 @@ def test_cores_and_threads_are_shared_out(server: Served) -> None:
 
 
 def test_top_and_monitor_show_each_of_them(server: Served) -> None:
-    """And of each what is its own."""
+    """The names and settings that each model has to itself."""
     with contextlib.closing(MonitoredServer(server.url, None)) as read:
         before = read.read()
         for name in ("a", "b", "b"):

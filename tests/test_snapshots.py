@@ -114,7 +114,7 @@ def test_one_state_is_enough_for_a_sequence_of_any_length(folder: Any, wanted: A
 
 
 def test_snapshots_go_first(folder: Any) -> None:
-    """As many run as there are states, whatever stays of others."""
+    """All states can run at once, whatever snapshots are kept."""
     states = 8
     driver = engine(folder("mamba2"), num_blocks=states, max_num_seqs=states)
     first, *_ = submits("mamba2")

@@ -1,4 +1,4 @@
-"""How many cores were busy at once, counted from spans."""
+"""The number of cores that were busy at once, counted from spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sets an environment up, and what holds CI to budgets, as commands."""
+"""Commands that set an environment up and hold CI to budgets."""
 
 from __future__ import annotations
 

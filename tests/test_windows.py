@@ -32,7 +32,7 @@ WINDOWED = (
 FORMATS = ("fp32", "bf16", "int8", "int8-weights")
 BLOCK, POSITIONS = 16, 320
 LENGTHS = (260, 30, 45, 200, 17, 120)
-"""Of prompts, that begin alike: longer than windows, and shorter."""
+"""The lengths of prompts with the same beginning: longer than windows, and shorter."""
 ANSWERS = 50
 CROWDED = {"max_num_batched_tokens": 48, "num_blocks": 24}
 

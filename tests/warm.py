@@ -36,7 +36,7 @@ IMPORTED = (
     "corepipe.cli.run.simulate",
     "tests.warm",
 )
-"""What most commands need; others import the rest by themselves."""
+"""Modules that most commands need; a command imports the others itself."""
 
 READ_LATER = {
     "COLUMNS",
@@ -58,7 +58,7 @@ _BEGAN = dict(os.environ)
 
 
 def does(environment: Mapping[str, str]) -> bool:
-    """Whether what is imported would be the same in a process of this environment."""
+    """True if a process with this environment would import the same modules."""
     differing = {key for key, _ in environment.items() ^ _BEGAN.items()}
     return differing <= READ_LATER
 

@@ -26,10 +26,10 @@ from pathlib import Path
 SPENT = Path(__file__).resolve().parents[1] / "build" / "spent"
 
 REFERENCE_SECONDS = 0.026
-"""What `worked` took on the machine on which the budgets were measured (Zen 5, quiet)."""
+"""Seconds of `worked` on the machine on which the budgets were measured (Zen 5, quiet)."""
 
 REFERENCE_COMPILED = 2.2
-"""What `compiled` took there."""
+"""Seconds of `compiled` on that machine."""
 
 SLACK = 2.0
 """Other work on the same cores makes processor time longer, too: by up to a half, where it was seen."""
@@ -92,7 +92,7 @@ def report() -> int:
 
 
 def speed(measure: Callable[[], float], reference: float) -> float:
-    """How many times as long this processor takes as the reference: the best of some tries."""
+    """The time that this processor takes, as a multiple of the reference's: the best of some tries."""
     return min(measure() for _ in range(5)) / reference
 
 

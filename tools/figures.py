@@ -45,7 +45,7 @@ NAMES = {
     "sampling parameter min_p": r"\bmin_p\b",
     "signature of the Op RMSNorm": r"def rms_norm\(|\"rms_norm\"",
 }
-"""What is to stand in few places, and the pattern that finds it."""
+"""Facts that should be stated in few places, and the pattern that finds each."""
 
 RECORDER = """
 import atexit, json, os, sys, threading, time

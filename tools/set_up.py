@@ -28,7 +28,7 @@ LOCKS = ROOT / "requirements"
 BUILD = ROOT / "build"
 LOGS = BUILD / "setup"
 BACKEND = BUILD / "backend"
-"""What the package is built with; outside the environment, which does not need it afterwards."""
+"""The build tools; outside the environment, which does not need them afterwards."""
 
 BUILDERS = ("cmake", "ninja")
 SHOWN_LINES = 30
@@ -39,7 +39,7 @@ COMPILED = re.compile(r"\[(\d+)/(\d+)\] (?:Building|Linking)")
 
 
 class SetUpError(Exception):
-    """What to tell the user."""
+    """The message for the user."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Step:
             self.process.wait()
 
     def done(self) -> tuple[int, int]:
-        """How many of how many parts."""
+        """The number of finished parts, and of all."""
         if self.ended:
             return 1, 1
         if self.process is None or self.progress is None:

@@ -1,4 +1,4 @@
-"""What Helm makes of the chart."""
+"""Renders the chart with Helm."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def attempt(files: Sequence[Path]) -> subprocess.CompletedProcess[str]:
 
 
 def refusal(values: Mapping[str, Any]) -> str:
-    """What Helm says of values that it does not take."""
+    """Returns Helm's error for values that it refuses."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump(values, file)
         file.flush()
@@ -103,12 +103,12 @@ def container(found: Sequence[Manifest]) -> Manifest:
 
 
 def serve_parameters(found: Sequence[Manifest]) -> dict[str, Any]:
-    """What `corepipe serve` reads from the arguments of the pod; what it does not take fails."""
+    """Parses the pod's arguments as `corepipe serve` does; fails on one that it does not take."""
     return parameters(container(found)["args"])
 
 
 def parameters(words: Sequence[str]) -> dict[str, Any]:
-    """What a command of `corepipe` reads from its words."""
+    """Parses arguments as a command of `corepipe` does."""
     command, *arguments = words
     return commands()[command].make_context(command, list(arguments)).params
 

@@ -231,7 +231,7 @@ ENDPOINT_PICKER_CONFIG = _closed(
     "plugins",
     "schedulingProfiles",
 )
-"""Of llm-d-router (0.10): a file, no resource of a cluster."""
+"""The configuration of llm-d-router (0.10): a file, not a resource of a cluster."""
 
 
 @cache

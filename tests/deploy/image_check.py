@@ -58,7 +58,7 @@ console = Console(stderr=True, highlight=False)
 
 
 class Failed(Exception):
-    """What the image does not do."""
+    """A promise that the image does not keep."""
 
 
 def check(condition: bool, what: str) -> None:
@@ -283,7 +283,7 @@ def check_run(engine: Engine) -> dict[str, float]:
 
 
 def check_open(engine: Engine) -> None:
-    """As the image starts by itself: it does not serve strangers unless told to."""
+    """The image's own command: it does not serve other machines unless it is told to."""
     with container(engine, "corepipe-open") as name:
         code = int(engine.podman("wait", name))
         check(

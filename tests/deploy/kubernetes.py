@@ -43,6 +43,6 @@ def validator(minor: str, kind: str, api: str) -> jsonschema.Draft202012Validato
 
 
 def refuse(manifest: Manifest, minor: str) -> list[str]:
-    """What a minor version has against a manifest."""
+    """The objections of a minor version to a manifest."""
     check = validator(minor, manifest["kind"], manifest["apiVersion"])
     return [f"{minor} {error.json_path}: {error.message}" for error in check.iter_errors(manifest)]

@@ -25,7 +25,7 @@ def series(name: str, values: str, where: str = HERE, **labels: str) -> dict[str
 
 
 def first_tokens(slow: int, where: str = HERE) -> list[dict[str, str]]:
-    """Of 100 requests a minute, so many take longer than 10 s."""
+    """Series of 100 requests a minute, of which so many take longer than 10 s."""
     quick = 100 - slow
     return [
         series(FIRST_TOKENS, f"0+{count}x60", where, le=bound)
@@ -41,7 +41,7 @@ def answers(errors: int) -> list[dict[str, str]]:
 
 
 def held_blocks(values: str) -> list[dict[str, str]]:
-    """Of 100 that a replica has."""
+    """A gauge in percent: blocks held out of 100."""
     blocks = [("corepipe_kv_blocks_held", values), ("corepipe_kv_blocks", "100x60")]
     return [series(name, one, engine="1") for name, one in blocks]
 

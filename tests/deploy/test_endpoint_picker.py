@@ -1,4 +1,4 @@
-"""What the chart writes for llm-d's endpoint picker is what it has, and what these servers publish."""
+"""The chart's configuration of llm-d's endpoint picker fits the picker and these servers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = f"{RELEASE}-corepipe"
 
 
 def picker(found: Sequence[Manifest]) -> tuple[Manifest, dict[str, Any]]:
-    """What is written for an endpoint picker, and its plugins' parameters by type."""
+    """The configuration for an endpoint picker, and its plugins' parameters by type."""
     (made,) = [
         one for one in of_kind(found, "ConfigMap") if one["metadata"]["name"].endswith("-endpoint-picker")
     ]
@@ -91,7 +91,7 @@ def test_a_picker_follows_events_of_the_servers_own_blocks(block_size: int | Non
 
 
 def notes(**values: Any) -> str:
-    """What is said to who installs it."""
+    """The notes that are printed on installation."""
     words = [f"{key}={value}" for key, value in values.items()]
     flags = [part for word in words for part in ("--set", word)]
     command = [tools.wanted("helm"), "install", RELEASE, CHART, "--dry-run=client", "--namespace", NAMESPACE]

@@ -42,7 +42,7 @@ def beside() -> dict[str, Any]:
 
 
 def asked(args: list[str]) -> dict[str, Any]:
-    """What a command of `corepipe fleet` reads from its words; what it does not take fails."""
+    """Parses arguments as a command of `corepipe fleet` does; fails on one that it does not take."""
     fleet, command, *arguments = args
     found = commands()[fleet].commands[command]
     return {"command": command, **found.make_context(command, list(arguments)).params}
@@ -92,7 +92,7 @@ def test_the_server_finds_ray_beside_it() -> None:
 
 @pytest.mark.parametrize("secret", ["ray-token", None])
 def test_all_of_them_have_one_token(secret: str | None) -> None:
-    """That of the secret; without one KubeRay makes a secret that is called as the cluster."""
+    """The token of the secret; without one KubeRay makes a secret with the cluster's name."""
     found = rendered({"fleet": {"tokenSecret": secret}}, "fleet")
     (made,) = of_kind(found, "RayCluster")
     named = {} if secret is None else {"secretName": secret}

@@ -1,4 +1,4 @@
-"""What is built of this repository: wheels, with kernels or refused, and a whole source distribution."""
+"""Packages: a wheel has kernels or is refused, and the source distribution is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scanners say of the chart and the Dockerfile, and what a Dockerfile of ours must have."""
+"""Scanners find nothing in the chart and the Dockerfile, and the Dockerfile has what it must."""
 
 from __future__ import annotations
 

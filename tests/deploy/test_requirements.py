@@ -1,4 +1,4 @@
-"""What the image installs: every distribution by version and hash, and nothing is missing from the list."""
+"""Requirements of the image: every distribution has a version and a hash, and the list is complete."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ def installed(*requirements: str) -> Path:
 
 
 def environment(packages: Path) -> dict[str, str]:
-    """Of a process that is to import from `packages`."""
+    """The environment of a process that imports from `packages`."""
     return {**os.environ, "PYTHONPATH": str(packages), "OMP_NUM_THREADS": "1"}
 
 
 def printed(code: str, packages: Path) -> str:
-    """What Python code prints that imports from `packages`; it is kept beside them, as they never change."""
+    """The output of Python code that imports from `packages`; kept beside them, since they never change."""
     kept = packages.with_name(f"{packages.name}.{hashlib.sha256(code.encode()).hexdigest()[:16]}")
     if not kept.is_dir():
         done = run([sys.executable, "-c", code], environment(packages))

@@ -152,7 +152,7 @@ AREAS = (
 
 
 def shares(faults: int) -> dict[str, int]:
-    """How many of `faults` each area has; those that rounding leaves over go to the largest areas."""
+    """The number of `faults` for each area; the remainder of rounding goes to the largest areas."""
     whole = sum(area.share for area in AREAS)
     counts = {area.name: faults * area.share // whole for area in AREAS}
     for area in sorted(AREAS, key=lambda area: -area.share)[: faults - sum(counts.values())]:

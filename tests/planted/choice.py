@@ -12,7 +12,7 @@ from tests.planted.contexts import Measured, digest, files_of_tests
 from tests.planted.faults import Fault
 
 QUICK_SECONDS = 15.0
-"""Of tests that are run together first."""
+"""The number of tests that are run together first."""
 QUICK_TESTS = 150
 UNKNOWN_SECONDS = 300.0
 """For a file that was not measured."""

@@ -25,7 +25,7 @@ from tests.planted import BUILD, PACKAGE, ROOT
 
 FOLDER = BUILD / "contexts"
 LONGEST_SECONDS = 1800.0
-"""Of one file of tests under coverage; what it has shown until then is lost."""
+"""A file of tests that failed under coverage; its results so far are lost."""
 
 SETTINGS = """\
 [run]

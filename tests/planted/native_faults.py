@@ -76,7 +76,7 @@ def mutated(text: str, one: Candidate) -> str:
 
 
 def _matches(operator: str, code: str) -> Iterator[tuple[int, int, str]]:
-    """Where an operator has something to change in a line, and what it puts there."""
+    """The places of a line that an operator can change, and the replacements."""
     if operator == "drop":
         if DROPPED.match(code):
             yield len(code) - len(code.lstrip()), len(code), ";"

@@ -27,7 +27,7 @@ SLACK_SECONDS = 30.0
 TIMES = 2.0
 """Tests may use this many times what they took under coverage, and the slack, of processor time."""
 STILL_SECONDS = 100.0
-"""And this long on the clock with less than a second of processor time."""
+"""The seconds on the clock, with less than a second of processor time, after which a test hangs."""
 
 END_SECONDS = 10.0
 
@@ -48,7 +48,7 @@ class Ran:
 
     @property
     def found(self) -> str:
-        """What tells of a fault, if anything does."""
+        """The sign of a fault, if there is any."""
         return self.limit or (self.failed[0] if self.failed else "")
 
 

@@ -34,7 +34,7 @@ OTHERS = (
     "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceBreakWithContinue",
     "ReplaceContinueWithBreak", "NumberReplacer", "ZeroIterationForLoop",
 )  # fmt: skip
-"""Of cosmic-ray's operators one or two for each thing that can be replaced: it has eleven for a plus, most of
+"""One or two of cosmic-ray's operators for each thing that can be replaced: it has eleven for a plus, most of
 which any test finds."""
 
 SMALL = 100
@@ -132,7 +132,7 @@ def _called(arguments: Any) -> str:
 
 
 def _is_raised(node: Any) -> bool:
-    """Whether it is part of what is raised: texts for a user."""
+    """True for a part of a `raise`: texts for a user."""
     return node.search_ancestor("raise_stmt") is not None
 
 
@@ -187,7 +187,7 @@ def _is_left_out(begin: Place, end: Place, left_out: list[tuple[Place, Place]]) 
 
 
 def _left_out(tree: ast.AST) -> Iterator[tuple[Place, Place]]:
-    """Where nothing is changed, as first and last positions."""
+    """The first and last positions of parts that are left unchanged."""
     for node in ast.walk(tree):
         for part in _parts_left_out(node):
             if isinstance(part, ast.expr | ast.stmt):

@@ -108,7 +108,7 @@ def _is_wanted(one: Numbered, args: argparse.Namespace) -> bool:
 
 
 def _is_open(row: Row | None, args: argparse.Namespace) -> bool:
-    """Whether there is something left to try."""
+    """True if there is something left to try."""
     return row is None or (row.found_by == table.UNTRIED and args.long_seconds > 0)
 
 

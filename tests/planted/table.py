@@ -15,7 +15,7 @@ EQUIVALENT = ROOT / "tests" / "data" / "planted_equivalent.tsv"
 """Keys of faults that change nothing that can be seen, each with the reason: kept by hand."""
 
 SHORT, LONG, NONE, UNTRIED = "short", "long", "none", "untried"
-"""Who finds a fault; untried: not the short suite, and the long one was not asked yet."""
+"""The suite that finds a fault; untried: the short one does not, and the long one was not run yet."""
 GOAL = 0.97
 
 
@@ -69,7 +69,7 @@ def equivalent() -> dict[str, str]:
 
 
 def share(rows: Iterable[Row]) -> float:
-    """Of what either suite finds, the part that the short one finds."""
+    """The share of the faults found by either suite that the short suite finds."""
     counts = Counter(row.found_by for row in rows)
     found = counts[SHORT] + counts[LONG]
     return counts[SHORT] / found if found else 1.0

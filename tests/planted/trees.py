@@ -32,7 +32,7 @@ class Tree:
         self.kernels: Path | None = None
 
     def make(self) -> None:
-        """What has not changed keeps its time, so that kernels that were built stay built."""
+        """Copies a tree; unchanged files keep their time stamps, so that built kernels stay built."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT, capture_output=True, text=True, check=True,

@@ -75,7 +75,7 @@ class Trial:
 
     @contextmanager
     def _planted(self, fault: Fault) -> Iterator[bool]:
-        """Whether it can be run."""
+        """True if the test can be run."""
         with self._tree.planted(fault.path, fault.text):
             module = build(self._tree) if fault.area == NATIVE else None
             self._tree.use_kernels(module)
@@ -111,13 +111,13 @@ class Trial:
         return ""
 
     def _tells(self, fault: Fault, test: str, more: Sequence[str]) -> bool:
-        """Whether a test fails again with the fault, by itself, and passes without it: some fail by chance
-        beside other work."""
+        """Returns true if a test fails again with the fault, by itself, and passes without it: some fail by
+        chance beside other work."""
         again = run(self._tree, [test], generous(UNMEASURED_SECONDS), more).found
         return bool(again) and self._passes_without(fault, test, more)
 
     def _passes_without(self, fault: Fault, test: str, more: Sequence[str]) -> bool:
-        """Whether it passed when it was measured; what was not measured is run once in all."""
+        """Returns true if the test passed when it was measured; one that was not measured is run once."""
         one = load().get(test.partition("::")[0])
         if one is not None and test in one.seconds:
             return test not in one.failed
