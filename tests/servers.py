@@ -50,7 +50,7 @@ class Served:
         return httpx.post(self.url + path, **more)
 
     def metric(self, name: str, label: str = "") -> float:
-        """The current value of a metric, see `metric_of`.  An engine's metrics exist after its first report."""
+        """Reads a metric, see `metric_of`.  An engine's metrics exist after its first report."""
         read: list[str] = []
 
         def is_there() -> bool:

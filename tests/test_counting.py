@@ -340,8 +340,8 @@ def check_http(told: Told, requests: list[Known], sizes: list[int]) -> None:
 
 
 def check_requests(told: Told, requests: list[Known]) -> None:
-    """Allows for answers cut at a stop string: the engine may have reported their end by then, so that its own
-    figures count, or not."""
+    """Allows for answers cut at a stop string: the engine may have reported their end by then, so that its
+    own figures count, or not."""
     expected = expected_of_requests(requests)
     assert {key: told.values[key] for key in expected} == expected
     cut = sum(s.cut for known in requests for prompt in known.prompts for s in prompt)

@@ -99,7 +99,7 @@ def fp32_logits(model: Model, pool: Any, prompt: list[int]) -> F32:
 def test_tensor_parallel_logits_stay_within_their_bound(
     model: Model, pool: Any, prompt: list[int], fp32_logits: F32, fmt: str, placement: Placement
 ) -> None:
-    """Logits are as near to fp32 as the whole model's: a closer test, since the bound of 30 layers is wide."""
+    """Logits are as near to fp32 as the whole model's: closer than the wide bound of 30 layers."""
     bound = Bound.of(model, fmt)
     whole = prompt_logits(bound.executor(ONE_CORE, pool), prompt, CHUNK)
     split = prompt_logits(bound.executor(placement, pool), prompt, CHUNK)
