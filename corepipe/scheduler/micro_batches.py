@@ -81,7 +81,7 @@ class Sharing:
             return None if in_flight else Share(self._config.max_num_seqs, 0, prompts_only=False)
         coming, tokens = self._admissible()
         self._think(coming, tokens)
-        if in_flight >= self._batches and in_flight >= self._most_with_prompts(tokens):
+        if self._are_enough(in_flight, tokens):
             return None
         seats = -(-(len(self._running) + coming) // self._batches)
         missing = self._batches - in_flight
@@ -89,6 +89,17 @@ class Sharing:
             idle = sum([r.num_computed < r.num_tokens for r in self._running]) + coming
             seats = min(seats, -(-idle // missing))
         return Share(seats, -(-coming // self._batches), prompts_only=generating >= self._batches)
+
+    def has_enough(self, in_flight: int) -> bool:
+        """Returns whether `share` will give nothing while others are under way and nothing else changes."""
+        if self._config.stages == 1:
+            return in_flight > 0
+        coming, tokens = self._admissible()
+        return self._situation == (self._changes, coming) and self._are_enough(in_flight, tokens)
+
+    def _are_enough(self, in_flight: int, coming: int) -> bool:
+        """Returns whether so many batches are enough, where requests with `coming` tokens may join."""
+        return in_flight >= self._batches and in_flight >= self._most_with_prompts(coming)
 
     def _think(self, coming: int, tokens: int) -> None:
         """Chooses the number of batches for those who run and for `coming` others, who have `tokens` tokens.
@@ -118,6 +129,8 @@ class Sharing:
         """Waiting requests that seats and blocks would let in now, if none found a cached prefix, and the
         tokens that they have."""
         seats = self._config.max_num_seqs - len(self._running)
+        if seats == 0 or len(self._queue) == 0:
+            return 0, 0
         blocks, count, tokens = self._kv.pool.available, 0, 0
         for request in self._queue:
             blocks -= self._kv.blocks_for(request.num_tokens)

@@ -78,6 +78,8 @@ class Request:
     tokens: list[int] = field(init=False)
     num_prompt: int = field(init=False)
     num_tokens: int = field(init=False)
+    num_most: int = field(init=False)
+    """Known tokens with which it ends at the latest, from when it is added to a scheduler on."""
     num_computed: int = field(default=0, init=False)
     num_done: int = field(default=0, init=False)
     num_cached: int = field(default=0, init=False)
@@ -242,6 +244,8 @@ class Drafted:
         self.drafts += 1
         self.tokens += tokens
         self.accepted += accepted
-        self.accepted_per_position += [0] * (accepted - len(self.accepted_per_position))
+        places = self.accepted_per_position
+        if accepted > len(places):
+            places += [0] * (accepted - len(places))
         for place in range(accepted):
-            self.accepted_per_position[place] += 1
+            places[place] += 1

@@ -47,7 +47,6 @@ class Scheduler:
         together: BatchDrafter | None = None,
     ) -> None:
         self._config = config
-        self._max_model_len = config.max_model_len
         self._policy = policy
         self._together = together
         self._queue = WaitingQueue(config.max_queued_requests, config.max_queued_tokens)
@@ -68,6 +67,7 @@ class Scheduler:
         """
         self._check_request(request)
         request.rank = Rank(request.priority, request.arrival, self._num_added)
+        request.num_most = min(request.num_prompt + request.max_tokens, self._config.max_model_len)
         self._queue.push(request)
         self._num_added += 1
         self._requests[request.id] = request
@@ -170,6 +170,11 @@ class Scheduler:
         return self._config.block_size
 
     @property
+    def has_enough_in_flight(self) -> bool:
+        """Whether `schedule` is known to give nothing before a batch comes back or a request comes."""
+        return self._running.sharing.has_enough(len(self._generating))
+
+    @property
     def most_in_flight(self) -> int:
         """Batches that may be under way at once."""
         return self._config.most_in_flight
@@ -267,8 +272,7 @@ class Scheduler:
     def _goes_on(self, request: Request) -> bool:
         """Whether a request that is given a token has another one computed, unless that ends it."""
         known = request.num_tokens + 1
-        fits = known <= request.room and known < self._config.max_model_len
-        return fits and known - request.num_prompt < request.max_tokens and request.drafter is None
+        return known <= request.room and known < request.num_most and request.drafter is None
 
     def _land(self, chunk: Chunk, drawn: Sequence[int]) -> TokenEvent:
         request, count = chunk.request, chunk.count
@@ -277,11 +281,12 @@ class Scheduler:
             self._kv.commit(request, count)
         if not drawn:
             return self._computed(chunk)
-        token = drawn[0]
+        token, reason = drawn[0], None
         request.append(token)
-        reason = self._finish_reason(request, token, complete=request.complete)
-        if reason is not None:
-            self._end(request, reason)
+        if request.num_tokens >= request.num_most or token in request.stop_ids or request.complete:
+            reason = self._finish_reason(request, token, complete=request.complete)
+            if reason is not None:
+                self._end(request, reason)
         return TokenEvent(request, token, reason)
 
     def _verify(self, chunk: Chunk, drawn: Sequence[int]) -> list[TokenEvent]:
@@ -291,7 +296,9 @@ class Scheduler:
         standing, events = chunk.verified(drawn), []
         for left, token in enumerate(standing, 1 - len(standing)):
             request.append(token)
-            reason = self._finish_reason(request, token, complete=left == 0 and request.complete)
+            reason, complete = None, left == 0 and request.complete
+            if request.num_tokens >= request.num_most or token in request.stop_ids or complete:
+                reason = self._finish_reason(request, token, complete=complete)
             events.append(TokenEvent(request, token, reason))
             if reason is not None:
                 break
@@ -317,13 +324,9 @@ class Scheduler:
         return TokenEvent(chunk.request, None, FinishReason.STOP)
 
     def _finish_reason(self, request: Request, token: int, *, complete: bool) -> FinishReason | None:
-        known = request.num_tokens
-        generated = known - request.num_prompt
-        if complete or (token in request.stop_ids and generated >= request.min_tokens):
+        if complete or (token in request.stop_ids and request.num_generated >= request.min_tokens):
             return FinishReason.STOP
-        if generated >= request.max_tokens or known >= self._max_model_len:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if request.num_tokens >= request.num_most else None
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         if request.status is Status.RUNNING:

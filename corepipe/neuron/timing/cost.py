@@ -49,6 +49,10 @@ __all__ = [
 ]
 
 
+NO_STEP = StepShape((), 0, 0, 0)
+"""The shape of a step in which nothing is computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Transfer:
     """Seconds for a step's activations to reach a stage."""
@@ -98,6 +102,7 @@ class CostModel:
         self._matrices = of_each(programs, _matrix_bytes)
         self._scales = profile.scales
         self._rates: list[CoreRates] = []
+        self._last = (NO_STEP, NO_STEP)
         self._use(constants or profile.constants_of(instance.chip.core.version))
 
     def with_constants(self, constants: Constants) -> CostModel:
@@ -118,7 +123,7 @@ class CostModel:
         where the profile computes prompts in chunks (None: the profile's): far quicker than a new
         CostModel."""
         other = copy(self)
-        other._batch = batch
+        other._batch, other._last = batch, (NO_STEP, NO_STEP)
         if chunk is not None:
             other._padding = replace(self._padding, chunk=chunk)
         other.lone = other if self.lone is self else self.lone.with_batch(batch, chunk)
@@ -160,7 +165,11 @@ class CostModel:
     def padded(self, shape: StepShape) -> StepShape:
         """Returns the step that the device runs for a batch: padded to the graphs that the profile
         compiles."""
-        return pad(shape, self._padding, self._longest, self._batch, self.instance.lnc)
+        last, padded = self._last
+        if last is not shape:  # a step is asked about several times in a row
+            padded = pad(shape, self._padding, self._longest, self._batch, self.instance.lnc)
+            self._last = (shape, padded)
+        return padded
 
     def site(self, shape: StepShape) -> Site:
         """Returns the kind of a step, as a fit distinguishes them."""
