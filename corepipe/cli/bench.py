@@ -25,37 +25,60 @@ class ApiChoice(StrEnum):
 
 
 Url = Annotated[str, typer.Argument(help="Base URL of the server, with or without /v1.")]
-Model = Annotated[str | None, option("--model", help="Its name there; default: the first.", panel=TARGET)]
-Api = Annotated[ApiChoice, option("--api", help="Which API to ask.", panel=TARGET)]
+Model = Annotated[
+    str | None,
+    option(
+        "--model",
+        help="Name of the model on the server; default: the first that the server lists.",
+        panel=TARGET,
+    ),
+]
+Api = Annotated[ApiChoice, option("--api", help="API that the requests are sent to.", panel=TARGET)]
 ApiKey = Annotated[
     str | None,
     option(
-        "--api-key", help="Key to send; of several words the first.", panel=TARGET, envvar="COREPIPE_API_KEY"
+        "--api-key",
+        help="API key to send; of several, separated by spaces, the first.",
+        panel=TARGET,
+        envvar="COREPIPE_API_KEY",
     ),
 ]
 TokenizerOption = Annotated[
     str | None,
     option(
         "--tokenizer",
-        help="Directory, .gguf file or hub id that counts tokens; default: the server.",
+        help="Tokenizer that counts tokens: a directory, .gguf file or hub id; default: the server "
+        "counts them.",
         panel=TARGET,
     ),
 ]
 ExtraBody = Annotated[
     str | None,
-    option("--extra-body", help="JSON of further fields; null leaves one out.", panel=TARGET),
+    option(
+        "--extra-body",
+        help="JSON object of further fields of each request; null removes a field.",
+        panel=TARGET,
+    ),
 ]
 Timeout = Annotated[
-    float, option("--timeout", help="Seconds for a whole answer.", panel=TARGET, min=0.001, max=86_400)
+    float,
+    option(
+        "--timeout",
+        help="Seconds after which a request without a whole answer has failed.",
+        panel=TARGET,
+        min=0.001,
+        max=86_400,
+    ),
 ]
 Wait = Annotated[
-    float, option("--wait", help="Seconds for the server to come up.", panel=TARGET, min=0, max=86_400)
+    float, option("--wait", help="Seconds to wait for the server to start.", panel=TARGET, min=0, max=86_400)
 ]
 Concurrency = Annotated[
     int | None,
     option(
         "--concurrency",
-        help=f"Closed loop: each waits for its answer; {USERS} if nothing is given.",
+        help=f"Users of a closed loop, each of whom waits for the answer before the next "
+        f"request; default: {USERS}.",
         panel=WORKLOAD,
         min=1,
     ),
@@ -64,7 +87,7 @@ Requests = Annotated[
     int | None,
     option(
         "--requests",
-        help=f"How many; default: {SENT_REQUESTS}, or all of a trace or --duration.",
+        help=f"Requests to send; default: {SENT_REQUESTS}, or all of a trace or of --duration.",
         panel=WORKLOAD,
         min=1,
     ),
@@ -73,7 +96,8 @@ Documents = Annotated[
     int | None,
     option(
         "--documents",
-        help=f"Of --api rerank: to rank for each query, each --input-len with it; default: {DOCUMENTS}.",
+        help=f"Documents to rank for each query of --api rerank; query and document together have "
+        f"--input-len tokens; default: {DOCUMENTS}.",
         panel=WORKLOAD,
         min=1,
         max=1024,
@@ -83,26 +107,50 @@ Sweep = Annotated[
     bool,
     option(
         "--sweep",
-        help="Rates up to saturation, --duration seconds each; --rate A,B,C chooses them.",
+        help="Measure at rising rates until the server is saturated, for --duration seconds each; "
+        "--rate A,B,C chooses the rates.",
         panel=WORKLOAD,
     ),
 ]
 Cancel = Annotated[
     float,
-    option("--cancel", help="Share of requests to hang up on in the middle.", panel=WORKLOAD, min=0, max=1),
+    option(
+        "--cancel",
+        help="Share of the requests whose connection is closed in the middle of the answer.",
+        panel=WORKLOAD,
+        min=0,
+        max=1,
+    ),
 ]
 Warmup = Annotated[
-    int, option("--warmup", help="Requests to send first, and not to count.", panel=WORKLOAD, min=0)
+    int,
+    option(
+        "--warmup",
+        help="Requests that are sent before the measurement and not counted.",
+        panel=WORKLOAD,
+        min=0,
+    ),
 ]
 Salt = Annotated[
     str | None,
-    option("--salt", help="Of the prompts' words; default: new ones, in no prefix cache.", panel=WORKLOAD),
+    option(
+        "--salt",
+        help="Text that seeds the words of the prompts; default: random, so that no prefix cache has them.",
+        panel=WORKLOAD,
+    ),
 ]
 Assertions = Annotated[
     list[str] | None,
-    option("--assert", help="Condition, as 'p99_ttft_ms<500' (repeatable); else exit 3.", panel=RESULT),
+    option(
+        "--assert",
+        help="Condition on the result, such as 'p99_ttft_ms<500' (repeatable); exit code 3 if it is not met.",
+        panel=RESULT,
+    ),
 ]
-Compare = Annotated[Path | None, option("--compare", help="An older result, for ratios to it.", panel=RESULT)]
+Compare = Annotated[
+    Path | None,
+    option("--compare", help="File of an older result, to which the new one is compared.", panel=RESULT),
+]
 AsJson = Annotated[bool, option("--json", help="Print the result as JSON.", panel=RESULT)]
 Output = Annotated[
     Path | None,

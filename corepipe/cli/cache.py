@@ -22,15 +22,21 @@ def ls(as_json: AsJson = False) -> None:
 @cache.command()
 def prune(
     older_than: Annotated[
-        str | None, typer.Option("--older-than", help="What was not used for so long, as 12h or 30d.")
+        str | None,
+        typer.Option("--older-than", help="Remove what was not used for this long, such as 12h or 30d."),
     ] = None,
     max_size: Annotated[
         str | None,
-        typer.Option("--max-size", help="The least recently used, down to this size, as 500MB or 2GB."),
+        typer.Option(
+            "--max-size",
+            help="Remove the least recently used until the cache has this size, such as 500MB or 2GB.",
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All that no process uses.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Remove everything that no process uses.")
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be removed, and remove nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -15,40 +15,52 @@ Files = Annotated[
         help="CSV files of measurements, and results of corepipe bench, vllm bench serve or guidellm."
     ),
 ]
-Output = Annotated[Path, typer.Option("--output", "-o", help="Write the profile here.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="File to write the profile to.")]
 Model = Annotated[
     str | None,
     typer.Option(
-        "--model", help="What was served; default: as the result calls it.", rich_help_panel=DEPLOYMENT
+        "--model", help="Model that was served; default: as the result names it.", rich_help_panel=DEPLOYMENT
     ),
 ]
 Instance = Annotated[
-    str | None, typer.Option("--instance", help="The instance it ran on.", rich_help_panel=DEPLOYMENT)
+    str | None, typer.Option("--instance", help="Instance that it ran on.", rich_help_panel=DEPLOYMENT)
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", help="Its format, as rows name it.", rich_help_panel=DEPLOYMENT)
+    str,
+    typer.Option(
+        "--dtype", help="Number format of the model, as in the rows of a file.", rich_help_panel=DEPLOYMENT
+    ),
 ]
 Tensor = Annotated[
     int, typer.Option("--tensor", help="Cores that share each layer.", min=1, rich_help_panel=DEPLOYMENT)
 ]
-Pipeline = Annotated[int, typer.Option("--pipeline", help="Stages.", min=1, rich_help_panel=DEPLOYMENT)]
+Pipeline = Annotated[
+    int, typer.Option("--pipeline", help="Pipeline stages.", min=1, rich_help_panel=DEPLOYMENT)
+]
 Data = Annotated[int, typer.Option("--data", help="Replicas.", min=1, rich_help_panel=DEPLOYMENT)]
 Expert = Annotated[
     int,
     typer.Option(
         "--expert",
-        help="Cores of a stage that divided a mixture's experts.",
+        help="Cores of a stage that divided the experts of a mixture-of-experts model.",
         min=1,
         rich_help_panel=DEPLOYMENT,
     ),
 ]
 Sequences = Annotated[
     int | None,
-    typer.Option("--max-num-seqs", help="Sequences of a replica's batch.", min=1, rich_help_panel=DEPLOYMENT),
+    typer.Option(
+        "--max-num-seqs", help="Most sequences in a batch of a replica.", min=1, rich_help_panel=DEPLOYMENT
+    ),
 ]
 Longest = Annotated[
     int | None,
-    typer.Option("--max-model-len", help="Of its longest request.", min=1, rich_help_panel=DEPLOYMENT),
+    typer.Option(
+        "--max-model-len",
+        help="Most tokens of a request: its prompt and its answer together.",
+        min=1,
+        rich_help_panel=DEPLOYMENT,
+    ),
 ]
 
 

@@ -8,10 +8,10 @@ import typer
 
 fleet = typer.Typer(help="Join machines into a fleet that serves at one endpoint; needs corepipe\\[ray].")
 
-Head = Annotated[str, typer.Argument(help="The head's HOST:PORT.")]
+Head = Annotated[str, typer.Argument(help="HOST:PORT of the fleet's head.")]
 NodeHost = Annotated[
     str | None,
-    typer.Option("--host", help="This machine's address, as the others see it; default: Ray's guess."),
+    typer.Option("--host", help="Address of this machine, as the others see it; default: as Ray finds it."),
 ]
 
 
@@ -20,9 +20,9 @@ def head(
     host: NodeHost = None,
     port: Annotated[int, typer.Option("--port", help="Port to listen on.", min=1, max=65535)] = 6379,
 ) -> None:
-    """Start a fleet: this machine keeps its books, until Ctrl-C.
+    """Start a fleet: this machine is its head, until Ctrl-C.
 
-    It computes nothing by itself: run `corepipe fleet join` here too if it is to.
+    The head computes nothing: run `corepipe fleet join` on this machine as well if it is to compute.
     """
     from corepipe.cli.run.fleet import run_head  # noqa: PLC0415 -- heavy
 
@@ -33,12 +33,12 @@ def head(
 def join(
     address: Head,
     host: NodeHost = None,
-    name: Annotated[str | None, typer.Option("--name", help="What this machine is called there.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of this machine in the fleet.")] = None,
     front: Annotated[
-        bool, typer.Option("--front", help="For a server on this machine alone: nothing computes here.")
+        bool, typer.Option("--front", help="Use this machine only for a server: no engine computes on it.")
     ] = False,
 ) -> None:
-    """Offer this machine to a fleet, until Ctrl-C: a server may put an engine on it."""
+    """Join this machine to a fleet, until Ctrl-C: a server of the fleet may run an engine on it."""
     from corepipe.cli.run.fleet import run_join  # noqa: PLC0415 -- heavy
 
     run_join(address, host, name, computes=not front)
@@ -58,9 +58,9 @@ def status(
 @fleet.command()
 def drain(
     address: Head,
-    node: Annotated[str, typer.Argument(help="The machine, by its name.")],
+    node: Annotated[str, typer.Argument(help="Name of the machine.")],
 ) -> None:
-    """Take a machine out of service: its engine answers what it has, and gets nothing more."""
+    """Take a machine out of service: its engine finishes its requests, and gets no more."""
     from corepipe.cli.run.fleet import drain_node  # noqa: PLC0415 -- heavy
 
     drain_node(address, node)

@@ -11,11 +11,13 @@ from corepipe.cli.flags import options
 
 def ls(
     instance: Annotated[
-        str | None, typer.Option("--instance", help="Show this instance size instead of a server's.")
+        str | None, typer.Option("--instance", help="Instance size to show, instead of that of a server.")
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option("--url", help=f"A running server; by default {options.LOCAL_SERVER} if one answers."),
+        typer.Option(
+            "--url", help=f"URL of a running server; default: {options.LOCAL_SERVER}, if one answers."
+        ),
     ] = None,
     api_key: options.ApiKey = None,
     as_json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -17,20 +17,32 @@ BUCKETS = "Graphs to compile"
 
 
 Ttft = Annotated[
-    str | None, _option("--ttft", help="Longest time to the first token, as 500ms or 0.5s.", panel=OBJECTIVES)
+    str | None,
+    _option(
+        "--ttft", help="Objective: longest time to the first token, such as 500ms or 0.5s.", panel=OBJECTIVES
+    ),
 ]
 Tpot = Annotated[
-    str | None, _option("--tpot", help="Longest time per token after it, as 50ms.", panel=OBJECTIVES)
+    str | None,
+    _option(
+        "--tpot", help="Objective: longest time per token after the first, such as 50ms.", panel=OBJECTIVES
+    ),
 ]
 Percentile = Annotated[
     float,
-    _option("--percentile", help="Of requests that must meet them.", panel=OBJECTIVES, min=1, max=100),
+    _option(
+        "--percentile",
+        help="Percentage of the requests that must meet the objectives.",
+        panel=OBJECTIVES,
+        min=1,
+        max=100,
+    ),
 ]
 Margin = Annotated[
     float,
     _option(
         "--margin",
-        help="Percent by which predictions must be below the objectives.",
+        help="Safety margin: percent by which predictions must be below the objectives.",
         panel=OBJECTIVES,
         min=0,
         max=90,
@@ -40,7 +52,8 @@ Confidence = Annotated[
     float | None,
     _option(
         "--confidence",
-        help="Rank by intervals of this probability, as 0.9, and choose only what they tell apart.",
+        help="Probability of the intervals, such as 0.9, by which deployments are ranked; one is chosen only "
+        "if its interval tells it from the others.",
         panel=OBJECTIVES,
         min=0.5,
         max=0.99,
@@ -48,60 +61,108 @@ Confidence = Annotated[
 ]
 NextMeasurement = Annotated[
     bool,
-    _option("--next-measurement", help="Name the measurement that would tell most apart.", panel=OUTPUT),
+    _option(
+        "--next-measurement",
+        help="Print the measurement that would distinguish most of the deployments.",
+        panel=OUTPUT,
+    ),
 ]
 TimeLimit = Annotated[
     str | None,
-    _option("--time-limit", help="End the search after so long, as 30s, with the best so far.", panel=OUTPUT),
+    _option(
+        "--time-limit",
+        help="Longest time of the search, such as 30s; the best that was found by then is printed.",
+        panel=OUTPUT,
+    ),
 ]
 Rate = Annotated[
-    float | None, _option("--rate", help="Requests a second, of a Poisson process.", panel=WORKLOAD)
+    float | None,
+    _option("--rate", help="Rate of the requests, in requests a second (Poisson arrivals).", panel=WORKLOAD),
 ]
 InputLen = Annotated[
     str,
-    _option("--input-len", help="Prompt tokens: a number or a distribution, as simulate's.", panel=WORKLOAD),
+    _option(
+        "--input-len",
+        help="Tokens of a prompt: a number or a distribution, as for corepipe simulate.",
+        panel=WORKLOAD,
+    ),
 ]
 OutputLen = Annotated[
     str,
-    _option("--output-len", help="Answer tokens: a number or a distribution, as simulate's.", panel=WORKLOAD),
+    _option(
+        "--output-len",
+        help="Tokens of an answer: a number or a distribution, as for corepipe simulate.",
+        panel=WORKLOAD,
+    ),
 ]
 Requests = Annotated[
     int | None,
-    _option("--requests", help="Of a simulation; default: as many as it takes.", panel=WORKLOAD, min=2),
+    _option(
+        "--requests", help="Requests of each simulation; default: as many as it takes.", panel=WORKLOAD, min=2
+    ),
 ]
-Seed = Annotated[int, _option("--seed", help="Of the workload.", panel=WORKLOAD)]
+Seed = Annotated[int, _option("--seed", help="Random seed of the workload.", panel=WORKLOAD)]
 PricesFile = Annotated[
     Path | None,
-    _option("--prices", help="CSV or JSON of instance,purchase,region,$/h, for the list's.", panel=CHOICES),
+    _option(
+        "--prices",
+        help="CSV or JSON file of instance,purchase,region,$/h, in place of the list prices.",
+        panel=CHOICES,
+    ),
 ]
-Region = Annotated[str, _option("--region", help="Where the instances are.", panel=CHOICES)]
-PurchaseOption = Annotated[Purchase, _option("--purchase", help="How they are bought.", panel=CHOICES)]
+Region = Annotated[str, _option("--region", help="AWS region of the instances.", panel=CHOICES)]
+PurchaseOption = Annotated[
+    Purchase, _option("--purchase", help="How the instances are bought.", panel=CHOICES)
+]
 MaxError = Annotated[
     float | None,
-    _option("--max-error", help="Only what is validated to within so many percent.", panel=CHOICES, min=0),
+    _option(
+        "--max-error",
+        help="Largest validated error, in percent, that a deployment's predictions may have.",
+        panel=CHOICES,
+        min=0,
+    ),
 ]
 EmitOption = Annotated[
     Emit | None,
-    _option("--emit", help="Print the choice's Helm values, or vLLM on Neuron's manifests.", panel=OUTPUT),
+    _option(
+        "--emit",
+        help="Print the chosen deployment as Helm values, or as Kubernetes manifests of vLLM on Neuron.",
+        panel=OUTPUT,
+    ),
 ]
 BucketsOption = Annotated[
     bool,
     _option(
         "--buckets",
-        help="Which lengths to compile graphs for, on one --instance, for the lengths alone.",
+        help="Choose the lengths to compile graphs for, on one --instance; rates and prices play no part.",
         panel=BUCKETS,
     ),
 ]
 GraphsOption = Annotated[
     int | None,
-    _option("--graphs", help="Most graphs; default: as many as the stack compiles.", panel=BUCKETS, min=2),
+    _option(
+        "--graphs",
+        help="Most graphs to compile; default: as many as the software stack compiles.",
+        panel=BUCKETS,
+        min=2,
+    ),
 ]
 TraceOption = Annotated[
     Path | None,
-    _option("--trace", help="Lengths of this file's requests; default: --input-len's.", panel=BUCKETS),
+    _option(
+        "--trace",
+        help="File of recorded requests, whose lengths are taken; default: those of --input-len.",
+        panel=BUCKETS,
+    ),
 ]
 TraceFormatOption = Annotated[
-    TraceSchema | None, _option("--trace-format", help="Of --trace; default: as it looks.", panel=BUCKETS)
+    TraceSchema | None,
+    _option(
+        "--trace-format",
+        help="Format of the file of --trace; default: detected from the file.",
+        panel=BUCKETS,
+    ),
 ]
 AsJson = Annotated[bool, _option("--json", help="Print the result as JSON.", panel=OUTPUT)]
 

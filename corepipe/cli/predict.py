@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-Rows = Annotated[Path, typer.Argument(help="A CSV file with a row for each figure.", dir_okay=False)]
-Output = Annotated[Path, typer.Option("--output", "-o", help="Write the rows here, with predictions.")]
+Rows = Annotated[Path, typer.Argument(help="CSV file with a row for each figure to predict.", dir_okay=False)]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="CSV file to write the rows to, with predictions.")
+]
 
 
 def setting_flags() -> list[Any]:

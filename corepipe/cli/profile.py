@@ -13,11 +13,14 @@ Batch = Annotated[int, typer.Option("--batch", help="Sequences in a decode step.
 InputLen = Annotated[int, typer.Option("--input-len", help="Prompt tokens of each sequence.", min=1)]
 Steps = Annotated[int, typer.Option("--output-steps", help="Decode steps after the prefill.", min=0, max=64)]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write the timeline here, for ui.perfetto.dev.")
+    Path | None, typer.Option("--output", "-o", help="File to write the timeline to, for ui.perfetto.dev.")
 ]
 LadderOption = Annotated[
     bool,
-    typer.Option("--ladder", help="What batching, formats, cores and the like buy, one after the other."),
+    typer.Option(
+        "--ladder",
+        help="Print what batching, number formats, cores and other optimisations gain, one after the other.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

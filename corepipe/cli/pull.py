@@ -12,10 +12,12 @@ from corepipe.models import hub
 def pull(
     model: Annotated[
         str,
-        typer.Argument(help="A hub id such as org/name, all-minilm-l6-v2 or gemma-3-270m; else the default."),
+        typer.Argument(
+            help="Model to download: a hub id such as org/name, all-minilm-l6-v2 or gemma-3-270m."
+        ),
     ] = hub.DEFAULT_MODEL,
     accept_license: Annotated[
-        bool, typer.Option("--accept-license", help="Accept the terms of a model that has some.")
+        bool, typer.Option("--accept-license", help="Accept the license of a model that asks for it.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

@@ -16,7 +16,8 @@ Users = Annotated[
     int | None,
     option(
         "--users",
-        help=f"Closed loop: each waits for its answer; {USERS} if nothing is given.",
+        help=f"Users of a closed loop, each of whom waits for the answer before the next "
+        f"request; default: {USERS}.",
         panel=WORKLOAD,
         min=1,
     ),
@@ -25,20 +26,24 @@ Requests = Annotated[
     int | None,
     option(
         "--requests",
-        help=f"How many; default: {SIMULATED_REQUESTS}, or all of a trace or --duration.",
+        help=f"Requests to simulate; default: {SIMULATED_REQUESTS}, or all of a trace or of --duration.",
         panel=WORKLOAD,
         min=1,
     ),
 ]
 WriteTrace = Annotated[
     Path | None,
-    option("--write-trace", help="Write the workload as a trace, and simulate nothing.", panel=WORKLOAD),
+    option(
+        "--write-trace",
+        help="File to write the workload to, as a trace; nothing is simulated then.",
+        panel=WORKLOAD,
+    ),
 ]
 AsJson = Annotated[bool, option("--json", help="Print the result as JSON.", panel=RESULT)]
-Output = Annotated[Path | None, option("--output", "-o", help="Write the result here as JSON.", panel=RESULT)]
-Plot = Annotated[
-    Path | None, option("--plot", help="Write curves over time here, as an HTML page.", panel=RESULT)
+Output = Annotated[
+    Path | None, option("--output", "-o", help="File to write the result to, as JSON.", panel=RESULT)
 ]
+Plot = Annotated[Path | None, option("--plot", help="HTML page to write curves over time to.", panel=RESULT)]
 
 
 def setting_flags() -> list[Any]:

@@ -8,7 +8,7 @@ import typer
 
 from corepipe.cli.flags import options
 
-Interval = Annotated[str, typer.Option("--interval", help="Time between two looks, as 1s or 500ms.")]
+Interval = Annotated[str, typer.Option("--interval", help="Time between two updates, such as 1s or 500ms.")]
 
 
 def top(
@@ -16,7 +16,7 @@ def top(
 ) -> None:
     """Watch a running server: emulated cores and their engines, memory, requests, tokens a second, cost.
 
-    q or Ctrl-C ends it.  Where the output is no terminal, it prints one picture.
+    q or Ctrl-C ends it.  Where the output is no terminal, it prints the state once.
     """
     from corepipe.cli.run.top import run  # noqa: PLC0415 -- heavy: the other commands do without
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-Rows = Annotated[Path, typer.Argument(help="A CSV file of measurements.", dir_okay=False)]
+Rows = Annotated[Path, typer.Argument(help="CSV file of measurements.", dir_okay=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

@@ -30,44 +30,78 @@ class TraceSchema(StrEnum):
 
 Rate = Annotated[
     str | None,
-    option("--rate", help=f"Requests a second (open loop): {RATE_FORMS}.", panel=WORKLOAD),
+    option("--rate", help=f"Rate of an open loop, in requests a second: {RATE_FORMS}.", panel=WORKLOAD),
 ]
-ArrivalOption = Annotated[Arrival, option("--arrival", help="Gaps between requests.", panel=WORKLOAD)]
+ArrivalOption = Annotated[
+    Arrival, option("--arrival", help="Distribution of the gaps between requests.", panel=WORKLOAD)
+]
 Burstiness = Annotated[
     float,
-    option("--burstiness", help="Shape of gamma gaps: below 1 bursty, above 1 regular.", panel=WORKLOAD),
+    option(
+        "--burstiness",
+        help="Shape of the gamma distribution of gaps: below 1 bursty, above 1 regular.",
+        panel=WORKLOAD,
+    ),
 ]
 Think = Annotated[
-    float, option("--think-time", help="Seconds from an answer to the next request.", panel=WORKLOAD, min=0)
+    float,
+    option(
+        "--think-time",
+        help="Seconds from an answer to the next request of the same user.",
+        panel=WORKLOAD,
+        min=0,
+    ),
 ]
 Duration = Annotated[
-    float | None, option("--duration", help="Seconds in which requests come.", panel=WORKLOAD, min=0)
+    float | None, option("--duration", help="Seconds during which requests arrive.", panel=WORKLOAD, min=0)
 ]
-InputLen = Annotated[str, option("--input-len", help=f"Prompt tokens: {FORMS}.", panel=WORKLOAD)]
-OutputLen = Annotated[str, option("--output-len", help=f"Answer tokens: {FORMS}.", panel=WORKLOAD)]
+InputLen = Annotated[str, option("--input-len", help=f"Tokens of a prompt: {FORMS}.", panel=WORKLOAD)]
+OutputLen = Annotated[str, option("--output-len", help=f"Tokens of an answer: {FORMS}.", panel=WORKLOAD)]
 Prefixes = Annotated[
     str | None,
     option(
         "--prefix-tree",
-        help="Shared prefixes before the prompts, BRANCHESxTOKENS a level: 1x512,8x256.",
+        help="Prefixes that prompts share, as BRANCHESxTOKENS for each level of a tree, such as 1x512,8x256.",
         panel=WORKLOAD,
     ),
 ]
 Turns = Annotated[
-    int, option("--turns", help="Turns of a conversation; each adds --input-len.", panel=WORKLOAD, min=1)
+    int,
+    option(
+        "--turns",
+        help="Turns of each conversation; each adds a message of --input-len tokens.",
+        panel=WORKLOAD,
+        min=1,
+    ),
 ]
 Trace = Annotated[
-    Path | None, option("--trace", help="Play this file's requests, at its times.", panel=WORKLOAD)
+    Path | None,
+    option(
+        "--trace",
+        help="File of recorded requests, which are sent again at their recorded times.",
+        panel=WORKLOAD,
+    ),
 ]
 TraceSpeed = Annotated[
-    float, option("--trace-speed", help="Play a trace so many times as fast.", panel=WORKLOAD)
+    float,
+    option(
+        "--trace-speed", help="Factor by which a trace is played faster than it was recorded.", panel=WORKLOAD
+    ),
 ]
 Schema = Annotated[
     TraceSchema | None,
-    option("--trace-format", help="Of --trace and --write-trace; default: as it looks.", panel=WORKLOAD),
+    option(
+        "--trace-format",
+        help="Format of the file of --trace or --write-trace; default: detected from the file.",
+        panel=WORKLOAD,
+    ),
 ]
-Seed = Annotated[int, option("--seed", help="Of the workload.", panel=WORKLOAD)]
+Seed = Annotated[int, option("--seed", help="Random seed of the workload.", panel=WORKLOAD)]
 SloOption = Annotated[
     str | None,
-    option("--slo", help="For goodput, with units: 'ttft:500ms tpot:50ms e2e:10s'.", panel=RESULT),
+    option(
+        "--slo",
+        help="Objectives that goodput counts, with units, such as 'ttft:500ms tpot:50ms e2e:10s'.",
+        panel=RESULT,
+    ),
 ]
