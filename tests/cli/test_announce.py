@@ -46,9 +46,11 @@ def in_short(said: Announcement, notes: list[str], **placement: object) -> list[
 
 def test_what_a_person_wants_to_know_comes_first() -> None:
     deployed, memory, loaded = in_short(replace(ONE, common=[], urls={ServerPort.PUBLIC: "http://h:1"}), [])
-    assert deployed.startswith("tiny, int8 (native on the device), on inf2.xlarge (emulated, async): ")
-    assert memory == "memory of a core on the device: 4.41 GB of weights, 12.0 MB of KV cache"
-    assert "http://h:1/v1 (up to 256 tokens a request); Ctrl-C ends it, --verbose says more" in loaded
+    assert deployed.startswith(
+        "tiny, int8 (native on the device), on inf2.xlarge (emulated, software profile async): "
+    )
+    assert memory == "memory of the fullest core (emulated): 4.41 GB of weights, 12.0 MB of KV cache"
+    assert "http://h:1/v1 (requests of up to 256 tokens); Ctrl-C stops it, --verbose prints more" in loaded
 
 
 @pytest.mark.parametrize("common", [[], COMMON])
@@ -61,7 +63,7 @@ def test_lines_are_few_and_nothing_to_act_on_is_left_out(
     assert len(said) <= MOST_LINES
     whole = "\n".join(said)
     told = [
-        "big's, tokens tiny's",
+        "those of big; tiny computes the tokens",
         "0.5, 0.25",
         "hypothetical: nothing was measured",
         *TO_KNOW["host_limits"],
@@ -77,7 +79,7 @@ def test_each_of_several_models_has_a_line_and_the_last_says_where() -> None:
     assert "it takes fewer" in line
     assert in_short(last, [])[1:] == [
         *COMMON,
-        "ready: http://h:1/v1 (a, b); Ctrl-C ends it, --verbose says more",
+        "ready: http://h:1/v1 (a, b); Ctrl-C stops it, --verbose prints more",
         "metrics, placement and control: http://h:2; metrics, without a key: http://h:3",
     ]
 
@@ -91,7 +93,9 @@ def test_a_start_takes_at_most_eight_lines(flags: tuple[object, ...]) -> None:
         server.end()
         said = server.stderr
     assert len(said) <= 8
-    assert all(word in "".join(said) for word in ("int8", "emulated", "memory of a core", "--verbose"))
+    assert all(
+        word in "".join(said) for word in ("int8", "emulated", "memory of the fullest core", "--verbose")
+    )
     assert "kernels not built" not in "".join(said)
 
 
@@ -101,7 +105,7 @@ def test_verbose_says_all() -> None:
         said = "".join(server.stderr)
     for word in (
         "auto: pipeline 1",
-        "measured times by predicted ones",
+        "90% intervals of a measurement",
         "KV a token",
         "tool calls as hermes",
     ):

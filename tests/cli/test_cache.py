@@ -104,7 +104,7 @@ def test_what_a_server_uses_is_kept(cache: Path) -> None:
     with served(cache / "models" / MODEL, "--served-model-name", "tiny", spare=True) as server:
         done = run("cache", "prune", "--all")
         assert done.returncode == 0
-        assert done.stderr.count("kept, in use: ") == 2
+        assert done.stderr.count("kept, as a process uses it: ") == 2
         left = kinds(told("ls"))
         assert left == [("model", MODEL, None), PACKED[1]]
         server.engine().kill()

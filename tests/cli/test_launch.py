@@ -53,15 +53,17 @@ def test_whose_pace_it_is_and_who_computes() -> None:
     with paced(2.0, "--verbose") as server:
         said = "".join(server.stderr)
         assert "llama-3.1-70b, int8" in said
-        assert "on trn1.32xlarge (emulated, vllm-neuron): pipeline 1, tensor 32, data 1" in said
-        assert "tokens llama3's" in said
-        assert "a second of the device takes 2 s" in said
+        assert (
+            "on trn1.32xlarge (emulated, software profile vllm-neuron): pipeline 1, tensor 32, data 1" in said
+        )
+        assert "llama3 computes the tokens" in said
+        assert "one second on the device clock takes 2 s" in said
         assert (
             "llama-3.1-70b takes 8192 tokens a request here; llama3, which the host computes, takes 256"
             in said
         )
         shown = run("ls", "--url", server.url).stdout
-        assert "time, memory and limits are llama-3.1-70b's" in shown
+        assert "times, memory and limits are those of llama-3.1-70b" in shown
 
         start = time.perf_counter()
         device = ask(server, 5, device_metrics=True).json()["corepipe"]

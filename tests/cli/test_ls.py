@@ -71,4 +71,7 @@ def test_an_interval_that_decides_nothing_is_called_unknown() -> None:
     near = {"time_factor_low": 0.8, "time_factor_high": 1.3, "steps_away": 1.0}
     far = {"time_factor_low": 0.004, "time_factor_high": 238.4, "steps_away": 4.25}
     shown = printed({"intervals": {"decode": near, "first token": far}})
-    assert "decode x 0.80 to 1.30, first token unknown (4.2 steps from anything measured)" in shown
+    assert (
+        "decode 0.80 to 1.30, first token not known (no similar step or model was measured; distance 4.2)"
+        in shown
+    )

@@ -63,7 +63,7 @@ def test_cores_are_a_line_each_where_there_is_room():
     assert [line.split()[0] for line in lines if "█████····· " in line] == ["0", "1", "2", "3"]
     assert "28 of 32 cores are not used by this deployment" in lines
     assert any("$21.500 an hour" in line and "$5.97 a million" in line for line in lines)
-    assert any("25% held" in line for line in lines)
+    assert any("25% in use" in line for line in lines)
 
 
 def test_a_fleet_has_an_instance_on_each_machine():
@@ -89,7 +89,7 @@ def test_nothing_is_wider_than_the_terminal(width):
 
 
 def test_what_is_missing_is_said():
-    assert "waiting for a second reading ..." in shown(between=False)
+    assert "waiting for the second measurement ..." in shown(between=False)
     assert "no answer: gone" in shown(problem="gone")
     assert any("tokens are tiny's" in line for line in shown(timing_model="llama-3.1-70b", width=200))
     assert any(

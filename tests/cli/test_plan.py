@@ -52,8 +52,8 @@ def test_the_choice_is_labelled_as_emulated_and_says_how_sure_it_is(model: str) 
     assert re.fullmatch(r"TTFT [\d.]+ ms of 100, TPOT [\d.]+ ms of 10 at p99", second)
     assert third.startswith("vLLM on Neuron runs it")
     assert apart == ""
-    assert re.match(r"TTFT is \d+% below its objective, and predictions of it are wrong by \d+%", ttft)
-    assert re.match(r"TPOT is \d+% below its objective, and predictions of it are wrong by \d+%", tpot)
+    assert re.match(r"TTFT is \d+% below its objective, with a prediction error of \d+%", ttft)
+    assert re.match(r"TPOT is \d+% below its objective, with a prediction error of \d+%", tpot)
     assert "p99 not validated" in sure
     assert "Neuron SDK documentation" in price
 
@@ -71,7 +71,7 @@ def test_where_nothing_meets_them_the_code_is_3_and_the_nearest_is_named(model: 
     shown = run("plan", model, *ASKED, *SMALL, "--ttft", "100ms", "--tpot", "0.01ms")
     assert shown.returncode == 3
     assert "Nothing meets the objectives." in shown.stdout
-    assert "nearest: inf2.xlarge" in shown.stdout
+    assert "the nearest is inf2.xlarge" in shown.stdout
     assert re.search(r"ms would be met by \d x inf2.xlarge", shown.stdout)
 
 
@@ -105,9 +105,9 @@ def test_a_choice_that_no_stack_runs_is_called_so_by_the_plan(flags: tuple[str, 
     asked = ("--rate", "1", "--input-len", "100", "--output-len", "10", "--requests", "40")
     _, second, third = run("plan", *flags, *asked).stdout.splitlines()[:3]
     assert second.endswith(
-        "no objective was given: it is the cheapest whose queue does not grow (--ttft, --tpot)"
+        "without an objective (--ttft, --tpot) it is the cheapest whose queue does not grow"
     )
-    assert third.startswith("no stack runs it: ")
+    assert third.startswith("no software stack runs it: ")
     assert why in third
     document = json.loads(run("plan", *flags, *asked, "--json").stdout)
     assert why in document["no_stack_runs_it"]
@@ -198,7 +198,7 @@ def test_what_generates_nothing_is_planned_and_simulated_again(
     assert first.startswith(f"{choice['instances']} x {choice['instance']}, ")
     assert first.endswith(" $ for a million requests")
     assert re.fullmatch(rf"300 {unit}.* a second: [\d.]+ ms of 50 at p99", second)
-    assert third.startswith("no vLLM on Neuron runs it")
+    assert third.startswith("vLLM on Neuron does not run it")
     assert apart == ""
     assert document["emulated"] is True
     assert choice["predicted"]["e2e_ms"] <= 50
@@ -230,7 +230,7 @@ def test_where_no_encoder_is_quick_enough_the_code_is_3() -> None:
     shown = run("plan", "bert-base", "--rate", "10", "--ttft", "1ms", "--instance", "inf2.xlarge")
     assert shown.returncode == 3
     assert shown.stdout.startswith("Nothing meets the objective.")
-    assert "not inf2.xlarge, data 2, bf16, traced: a request alone takes" in shown.stdout
+    assert "not chosen: inf2.xlarge, data 2, bf16, traced: a request alone takes" in shown.stdout
 
 
 def test_emitted_values_are_all_of_stdout(model: str) -> None:
@@ -288,7 +288,7 @@ def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str)
             "no texts to guess at",
         ),
         (("--speculative-config", GUESSES.replace("0.9", "1.1")), "synthetic_acceptance_rates: 0: "),
-        (("--speculative-config", GUESSES, "--emit", "vllm-neuron"), "no such guesses to --emit"),
+        (("--speculative-config", GUESSES, "--emit", "vllm-neuron"), "no such drafts to --emit"),
     ],
 )
 def test_what_is_wrong_is_one_line(model: str, flags: tuple[str, ...], says: str) -> None:
@@ -397,7 +397,7 @@ def test_without_a_terminal_it_tells_its_progress_and_an_interrupt_ends_it_with_
     assert re.match(r"searching for the cheapest: 0 tried, \d+ of \d+ left, none found yet", line)
     assert process.returncode == 130
     assert stdout.startswith("The search was cut short (interrupted): this is the best so far")
-    assert "Nothing that was looked at meets the objectives." in stdout
+    assert "Nothing that was examined so far meets the objectives." in stdout
     assert stderr.splitlines()[-1] == "corepipe: interrupted"
 
 
@@ -423,7 +423,7 @@ def test_tables_fit_a_terminal_and_cut_no_digit(model: str) -> None:
     screen = io.StringIO()
     print_plan(Console(file=screen, width=80, highlight=False), found, None, None)
     shown = screen.getvalue()
-    table = shown[shown.index("latency against cost") :]
+    table = shown[shown.index("cheaper or faster") :]
     assert "\u2026" not in shown
     for option in found.front:
         assert f"{option.price:.4g}" in table

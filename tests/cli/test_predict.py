@@ -94,8 +94,8 @@ def test_single_rows_with_bad_cells_are_counted(tmp_path):
     result = CliRunner().invoke(app, ["predict", str(written(tmp_path, rows)), "-o", str(out)])
     assert result.exit_code == 0
     assert "1 of 4 rows are predicted" in result.stderr
-    assert "  1 with profile nxdi pads prompts and contexts to powers of two," in result.stderr
-    assert "3 have a cell that cannot be used: unit (2), batch_size (1)" in result.stderr
+    assert "  1 with software profile nxdi pads prompts and contexts to powers of two," in result.stderr
+    assert "3 rows have a cell that cannot be used: unit (2), batch_size (1)" in result.stderr
     with out.open(newline="") as read:
         reasons = [row["reason"] for row in csv.DictReader(read)]
     assert reasons[0] == ""
@@ -165,7 +165,7 @@ def test_fit_takes_a_load_test_and_narrows_its_intervals(tmp_path):
     result.write_text(json.dumps(VLLM))
     deployed = ("--instance", "inf2.48xlarge", "--tensor", "8", "--max-num-seqs", "4")
     shown = run("fit", result, "-o", profile, "--profile", "optimum-nxdi", *deployed)
-    assert "90 % sure" in shown
+    assert "90 % interval" in shown
     assert "first token, under load" in shown
     written = json.loads(profile.read_text())
     assert written["base"] == "optimum-nxdi"

@@ -87,7 +87,7 @@ def test_images_are_requests_with_one_result() -> None:
         "end to end",
         "requests/s",
         "million requests",
-        "90% sure",
+        "90% interval",
     ):
         assert words in shown.stdout
     for words in ("token", "KV cache"):
@@ -153,7 +153,7 @@ def test_a_directory_has_the_limit_of_its_server(tmp_path: Path) -> None:
     assert f"5 of 5 requests of {limit} tokens answered" in shown.stdout
     longer = run("simulate", str(folder), "--rate", "50", "--requests", "5", "--input-len", str(limit + 1))
     assert longer.returncode == 1
-    assert f"5 were longer than the {limit} tokens that the model takes" in longer.stderr
+    assert f"5 were refused, as they are longer than the {limit} tokens that the model takes" in longer.stderr
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_each_command_says_which_software_it_assumed_and_what_that_pads(command:
     flags += ["--input-len", "197"] if (command, kind) == (PROFILE, GraphKind.IMAGES) else []
     stack = ASSUMED[command][kind]
     shown = run(verb, name, *flags).stdout
-    assert f"profile {stack} {in_words(profile(stack))}; without --profile simulate takes " in shown
+    assert f"profile {stack} {in_words(profile(stack))}; without --profile, simulate assumes " in shown
     named = run(verb, name, *flags, "--profile", "traced").stdout
     assert "profile traced pads prompts to powers of two, batches to powers of two\n" in named
 
@@ -268,14 +268,14 @@ def test_what_is_wrong_is_one_line_and_exit_code_2() -> None:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--num-blocks", "2"], "were too long (--max-model-len, --num-blocks)"),
-        (["--max-model-len", "64"], "were too long"),
+        (["--num-blocks", "2"], "were refused, as they are too long (--max-model-len, --num-blocks)"),
+        (["--max-model-len", "64"], "were refused, as they are too long"),
     ],
 )
 def test_where_nothing_is_answered_the_code_is_1_and_it_is_said_why(flags: list[str], why: str) -> None:
     shown = run(*SMALL, *flags, "--rate", "5")
     assert shown.returncode == 1
     assert "0 of 40 requests answered" in shown.stdout
-    assert shown.stderr.splitlines()[-1].startswith("corepipe: no request was answered: 40 were too long")
+    assert shown.stderr.splitlines()[-1].startswith("corepipe: no request was answered: 40 were refused")
     assert why in shown.stderr
     assert run(*SMALL, *flags, "--rate", "5", "--json").returncode == 1

@@ -31,12 +31,12 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     for whose in _whose(placement):
         console.print(whose, markup=False)
     if placement["time_scale"] != 1.0:
-        console.print(f"a second of the device takes {placement['time_scale']:g} s")
+        console.print(f"one second on the device clock takes {placement['time_scale']:g} s (--time-scale)")
     for assumed in _assumed(placement):
         console.print(assumed, style="yellow", markup=False)
     if draft := placement.get("draft_model"):
-        where = f"on core {span(draft['cores'])} of a replica"
-        console.print(f"{draft['model']} guesses how answers go on, {where}", markup=False)
+        where = f"on core {span(draft['cores'])} of each replica"
+        console.print(f"draft model {draft['model']} {where}", markup=False)
     if kept := placement.get("kv_cache_dtype"):
         on_device = placement["kv_cache_dtype_on_device"]
         console.print(
@@ -59,7 +59,7 @@ def deployment_line(placement: Mapping[str, Any]) -> str:
     timed = placement["timing_model"] or placement["model"]
     return (
         f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
-        f"on {placement['instance']} (emulated, {placement['runtime_profile']}): "
+        f"on {placement['instance']} (emulated, software profile {placement['runtime_profile']}): "
         f"{', '.join(degrees_of(placement))}{_part(placement)}"
     )
 
@@ -68,7 +68,7 @@ def memory_line(placement: Mapping[str, Any]) -> str:
     """The memory of the device's fullest core."""
     fullest = max((core["memory_bytes"] for core in placement["cores"]), key=lambda held: sum(held.values()))
     parts = (f"{_size(count)} of {name.replace('kv_', 'KV ')}" for name, count in fullest.items() if count)
-    return f"memory of a core on the device: {', '.join(parts)}"
+    return f"memory of the fullest core (emulated): {', '.join(parts)}"
 
 
 def to_know(placement: Mapping[str, Any]) -> Iterator[str]:
@@ -82,13 +82,13 @@ def to_know(placement: Mapping[str, Any]) -> Iterator[str]:
 
 def _whose(placement: Mapping[str, Any]) -> Iterator[str]:
     if timed := placement["timing_model"]:
-        yield f"time, memory and limits are {timed}'s, tokens {placement['model']}'s"
+        yield f"times, memory and limits are those of {timed}; {placement['model']} computes the tokens"
 
 
 def _assumed(placement: Mapping[str, Any]) -> Iterator[str]:
     if rates := placement.get("assumed_acceptance_rates"):
         told = ", ".join(f"{rate:.3g}" for rate in rates)
-        yield f"guesses are assumed to be right by their place: {told}"
+        yield f"assumed acceptance rates of drafted tokens, by position: {told}"
 
 
 def degrees_of(placement: Mapping[str, Any]) -> Iterator[str]:
@@ -105,15 +105,15 @@ def _part(placement: Mapping[str, Any]) -> str:
 def _sure(intervals: Mapping[str, Mapping[str, float]]) -> str:
     """By how much measured times may be off."""
     parts = [f"{figure} {_between(known)}" for figure, known in intervals.items()]
-    return f"measured times by predicted ones, 9 times of 10: {', '.join(parts)}"
+    return f"90% intervals of a measurement, as multiples of its prediction: {', '.join(parts)}"
 
 
 def _between(known: Mapping[str, float]) -> str:
     """The factors of an interval that can be decided by; of a wider one, why it is wide."""
     low, high = known["time_factor_low"], known["time_factor_high"]
     if high > USELESS or low < 1 / USELESS:
-        return f"unknown ({known['steps_away']:.2g} steps from anything measured)"
-    return f"x {low:.2f} to {high:.2f}"
+        return f"not known (no similar step or model was measured; distance {known['steps_away']:.2g})"
+    return f"{low:.2f} to {high:.2f}"
 
 
 def _held(core: Mapping[str, Any]) -> tuple[str, ...]:

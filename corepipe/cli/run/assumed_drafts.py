@@ -16,7 +16,7 @@ def assumed_drafts(given: str | None, model: Architecture) -> SpeculativeConfig 
         return None
     graph = model.graph(FORMATS["bf16"])
     if not graph.generates:
-        raise _refused(f"--speculative-config: {graph.name} generates nothing that could be guessed")
+        raise _refused(f"--speculative-config: {graph.name} generates no tokens that could be drafted")
     if graph.is_recurrent:
         raise _refused(f"--speculative-config: {no_way_back(graph)}")
     try:

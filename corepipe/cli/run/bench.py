@@ -203,7 +203,7 @@ def _of_api(given: Mapping[str, Any], slo: Slo) -> Mapping[str, Any]:
     """The flags, with what follows from --api.  Raises UserError for those that it has no use for."""
     api = given["api"].value
     if api != "rerank" and given["documents"] is not None:
-        raise UserError("--documents are of --api rerank", "documents")
+        raise UserError("--documents needs --api rerank", "documents")
     if api in GENERATING:
         return given
     for name, default in NOT_OF_WHOLE_ANSWERS.items():
@@ -213,7 +213,9 @@ def _of_api(given: Mapping[str, Any], slo: Slo) -> Mapping[str, Any]:
                 f"--{flag} is not for --api {api}: it generates nothing, answers come whole", name
             )
     if slo.ttft is not None or slo.tpot is not None:
-        raise UserError(f"--slo: answers of --api {api} come whole; give e2e alone, as 'e2e:200ms'", "slo")
+        raise UserError(
+            f"--slo: answers of --api {api} come whole; give e2e alone, such as 'e2e:200ms'", "slo"
+        )
     documents = (given["documents"] or DOCUMENTS) if api == "rerank" else 1
     return {**given, "output_len": "1", "documents": documents}
 

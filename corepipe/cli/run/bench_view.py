@@ -182,7 +182,9 @@ def print_sweep(sweep: Sweep) -> None:
         table.add_row(*_row(stage, names), style="dim" if stage.saturated else "")
     console.print(table)
     shown = ", ".join(SHORT[name] for name in names)
-    console.print(f" rate, done: requests/s asked for, and got done; {shown}: ms; dim: saturated")
+    console.print(
+        f" rate, done: requests/s that were due, and were answered; {shown}: in ms; dim rows: saturated"
+    )
     console.print(_found(sweep))
 
 
@@ -199,9 +201,9 @@ def _row(stage: Stage, names: Iterable[str]) -> Iterator[str]:
 
 def _found(sweep: Sweep) -> str:
     if sweep.saturation is None:
-        return "No stage was more than the server can take."
+        return "The server kept up with every rate."
     followed = f"{sweep.sustained.rate:.3g} requests/s"
-    return f"Saturated at {sweep.saturation:.3g} requests/s; it followed up to {followed}."
+    return f"The server is saturated at {sweep.saturation:.3g} requests/s; it kept up with {followed}."
 
 
 def print_compared(document: Mapping[str, Any], old: Mapping[str, Any]) -> None:
@@ -215,4 +217,4 @@ def print_compared(document: Mapping[str, Any], old: Mapping[str, Any]) -> None:
             table.add_row(name, f"{pair['old']:,.2f}", f"{pair['new']:,.2f}", f"{pair['ratio']:.3f}")
     console.print(table)
     for line in differences(document, old):
-        console.print(f"not alike: {line}", markup=False)
+        console.print(f"different settings: {line}", markup=False)

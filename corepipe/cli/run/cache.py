@@ -39,7 +39,7 @@ def run(
         _read("--older-than", older_than, SECONDS, "30d"), None if limit is None else int(limit), everything
     )
     if wanted == RemovalRule():
-        raise UserError("say what is to go: --older-than 30d, --max-size 2GB or --all", "all")
+        raise UserError("say what to remove: --older-than 30d, --max-size 2GB or --all", "all")
     chosen = choose(holdings(cache_dir()), wanted, time.time())
     gone = [one for one in chosen if not one.in_use and (dry_run or remove(one))]
     if as_json:
@@ -50,7 +50,7 @@ def run(
         results().print(f"{_size(_total(gone))} {freed} in {cache_dir()}", markup=False)
     for one in chosen:
         if one not in gone:
-            errors().print(f"corepipe: kept, in use: {one.path}", markup=False)
+            errors().print(f"corepipe: kept, as a process uses it: {one.path}", markup=False)
 
 
 def _print(held: Sequence[CacheEntry]) -> None:

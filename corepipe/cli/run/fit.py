@@ -52,7 +52,7 @@ def run(given: Mapping[str, Any]) -> None:
     for line in known.refused[:SHOWN]:
         errors().print(f"refused: {line}", markup=False, highlight=False)
     if len(known.refused) > SHOWN:
-        errors().print(f"and {len(known.refused) - SHOWN} more rows are refused")
+        errors().print(f"{len(known.refused) - SHOWN} more rows are refused")
     before = _usable(known.rows, cases)
     if not before:
         names = ", ".join(str(path) for path in given["files"])
@@ -65,7 +65,7 @@ def run(given: Mapping[str, Any]) -> None:
     _show(before, found, refined, cases)
     write_result("--output", output, as_text(refined, base, {"rows": dict(found.rows)}))
     counted = ", ".join(f"{count} rows of {version}" for version, count in found.rows.items())
-    errors().print(f"fitted to {counted}; written to {output}; use it as --profile {output}")
+    errors().print(f"fitted to {counted}; wrote the profile to {output}; use it with --profile {output}")
 
 
 def _read(given: Mapping[str, Any], base: str, cases: Cases) -> _Read:
@@ -116,7 +116,7 @@ def _show(before: Sequence[MeasuredRow], found: Refined, refined: RuntimeProfile
     """Of each figure what was measured, and predicted before and after, with its interval."""
     predictor = found.predictor(cases)
     after = measured([one.row for one in before], lambda _: predictor)
-    names = ("measured", "before", "90 % sure", "after", "90 % sure")
+    names = ("measured", "before", "90 % interval", "after", "90 % interval")
     table = Figures("figure", *(Column(name, justify="right") for name in names))
     for one, other in list(zip(before, after, strict=True))[:SHOWN]:
         label = f"{text(one.row, 'metric')}, {text(one.row, 'unit')}"
@@ -134,7 +134,7 @@ def _show(before: Sequence[MeasuredRow], found: Refined, refined: RuntimeProfile
     shares = ", ".join(f"{kind} {share:.0%}" for kind, share in refined.narrowed)
     learnt = "; ".join(filter(None, (_learnt(found.scales, decodes) for decodes in (False, True))))
     results().print(
-        f"{learnt or 'steps take as long as predicted'}; left of the intervals' widths: {shares}",
+        f"{learnt or 'steps take as long as predicted'}; intervals are narrower than before, to {shares}",
         markup=False,
     )
 

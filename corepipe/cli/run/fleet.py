@@ -52,7 +52,8 @@ def run_head(host: str | None, port: int) -> None:
     _check_free(host, port)
     said = f"{host or socket.gethostname()}:{port}"
     errors().print(
-        f"a fleet at {said} (token: {token}); on each machine: corepipe fleet join {said}", markup=False
+        f"started a fleet at {said} (token: {token}); on each machine, run: corepipe fleet join {said}",
+        markup=False,
     )
     with until_interrupted():
         code = _run(command, partial(_store_unauthenticated, said, HEAD))
@@ -115,10 +116,10 @@ def drain_node(address: str, name: str) -> None:
     cluster = Cluster(address)
     node = cluster.node(name)
     if not node.takes_host:
-        raise UserError(f"NODE {name}: it computes nothing")
+        raise UserError(f"NODE {name}: this machine computes nothing, so there is nothing to drain")
     cluster.drain(node)
     errors().print(
-        f"{name} gets nothing more; corepipe fleet status {address} says when it is free", markup=False
+        f"{name} gets no more requests; corepipe fleet status {address} shows when it is free", markup=False
     )
 
 

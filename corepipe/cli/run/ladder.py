@@ -35,7 +35,7 @@ def run(given: Mapping[str, Any]) -> None:
     """Climbs with these flags and prints the rungs.  Raises UserError for what does not fit a core."""
     for name, default in NOT_OF_A_LADDER.items():
         if given[name] != default:
-            raise UserError(f"--{name.replace('_', '-')} is what --ladder tries; leave it out", name)
+            raise UserError(f"--{name.replace('_', '-')} is set by --ladder itself; leave it out", name)
     found = ladder(_work(given))
     if given["as_json"]:
         print_json(document(found))

@@ -22,7 +22,7 @@ def run(instance: str | None, url: str | None, api_key: str | None, *, as_json: 
     placement = None if instance else _placement(url, api_key)
     models = [] if placement is None else placement.get("models", [placement])
     if not models and instance is None:
-        errors().print(f"no server at {LOCAL_SERVER}: these are the devices of {DEFAULT_INSTANCE}")
+        errors().print(f"no server answers at {LOCAL_SERVER}: showing the devices of {DEFAULT_INSTANCE}")
     shown = catalog.instance(models[0]["instance"] if models else instance or DEFAULT_INSTANCE)
     if as_json:
         listed = json.loads(devices.as_json(shown))

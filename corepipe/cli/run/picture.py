@@ -47,7 +47,7 @@ class Picture:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         heading = [self._title(), *([Text(f"no answer: {self.problem}", "bold red")] if self.problem else [])]
         if self.between is None:
-            yield Group(*heading, Text("waiting for a second reading ...", "dim"))
+            yield Group(*heading, Text("waiting for the second measurement ...", "dim"))
             return
         requests = facts(self._requests(self.between), "bold", **MARGINS)
         above = Group(*heading, Text(), requests, Text(), self._cores_title())
@@ -92,7 +92,7 @@ class Picture:
         share = held / blocks if blocks else 0.0
         yield (
             "KV cache",
-            f"{_bar(share)} {share:.0%} held, {cached / blocks if blocks else 0:.0%} kept for prefixes",
+            f"{_bar(share)} {share:.0%} in use, {cached / blocks if blocks else 0:.0%} cached prefixes",
         )
 
     def _cores_title(self) -> Text:

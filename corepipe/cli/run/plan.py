@@ -105,7 +105,7 @@ def _check_alone(given: Mapping[str, Any]) -> None:
     """Raises UserError for flags that belong to --buckets."""
     for name in ("graphs", "trace", "trace_format", "tensor", "max_num_seqs"):
         if given[name] is not None:
-            raise UserError(f"--{name.replace('_', '-')} is of --buckets; add that", name)
+            raise UserError(f"--{name.replace('_', '-')} needs --buckets", name)
 
 
 def _searched(inquiry: PlanRequest, limit: float | None) -> tuple[Plan, Remedy | None]:
@@ -202,7 +202,7 @@ def _inquiry(given: Mapping[str, Any]) -> PlanRequest:
     guesses = assumed_drafts(given["speculative_config"], model)
     if guesses is not None and emit is options.Emit.VLLM_NEURON:
         raise UserError(
-            "--speculative-config: vLLM on Neuron has no such guesses to --emit; leave one of them out",
+            "--speculative-config: vLLM on Neuron has no such drafts to --emit; leave out one of them",
             "speculative_config",
         )
     return PlanRequest(
@@ -287,7 +287,7 @@ def _accepted(
 
 def _rate(rate: float | None) -> float:
     if rate is None:
-        raise UserError("give --rate, requests a second (or --buckets, which needs none)", "rate")
+        raise UserError("give --rate in requests a second (or --buckets, which needs none)", "rate")
     if not 0 < rate < inf:
         raise UserError(f"--rate must be a number of requests a second above 0, not {rate}", "rate")
     return rate

@@ -203,14 +203,14 @@ def _print(found: SinglePassResult, demand: SinglePassDemand, given: Mapping[str
         console.print(line, style="bold", markup=False)
     console.print()
     for shape, why in found.failed.items():
-        console.print(f"not {shape}: {why}", markup=False)
+        console.print(f"not chosen: {shape}: {why}", markup=False)
     if not found.options:
         return
     best = found.options[0]
     bounds = best.report.intervals.latencies("e2e", best.report.e2e, 1e3)
     if bounds is not None:
         told = f"end to end p50 {between(bounds['p50'])}, p99 {between(bounds['p99'])} ms"
-        console.print(f"{LEVEL:.0%} sure: {told}", markup=False)
+        console.print(f"{LEVEL:.0%} interval: {told}", markup=False)
     console.print(_table(found, demand))
     if (serve := _serve(best, given)) is not None:
         console.print(f"to serve it emulated, on each instance:\n{wrapped(serve)}", markup=False)
@@ -224,13 +224,13 @@ def _summary(best: SinglePassOption, demand: SinglePassDemand, graph: Graph) -> 
         f"{best.deployment} at {best.price:.4g} $/h ({best.offer.instance.standing}), "
         f"{_million(best, demand):.3g} $ for a million requests"
     )
-    limit, aimless = "", "; no objective was given: it is the cheapest whose queue does not grow (--ttft)"
+    limit, aimless = "", "; without an objective (--ttft) it is the cheapest whose queue does not grow"
     if demand.seconds is not None:
         limit, aimless = f" of {demand.seconds * 1e3:g}", ""
     inputs = "images" if GraphKind.of(graph) is GraphKind.IMAGES else f"requests of {_lengths(demand)} tokens"
     told = f"{demand.rate:g} {inputs} a second: {best.seconds * 1e3:.3g} ms"
     yield f"{told}{limit} at p{demand.percentile:g}{aimless}"
-    yield "no vLLM on Neuron runs it: its graphs are traced (torch-neuronx, torch-neuron on inf1), one a core"
+    yield "vLLM on Neuron does not run it; torch-neuronx (inf1: torch-neuron) traces its graphs, one a core"
 
 
 def _lengths(demand: SinglePassDemand) -> str:
@@ -240,7 +240,13 @@ def _lengths(demand: SinglePassDemand) -> str:
 
 def _table(found: SinglePassResult, demand: SinglePassDemand) -> Figures:
     heads = (Column(head, justify="right") for head in ("$/h", "$/M requests", "e2e ms"))
-    table = Figures(*heads, "deployment", title="what does (emulated)", title_justify="left", pad_edge=False)
+    table = Figures(
+        *heads,
+        "deployment",
+        title="deployments that meet the objective (emulated)",
+        title_justify="left",
+        pad_edge=False,
+    )
     for option in found.options:
         figures = (option.price, _million(option, demand), option.seconds * 1e3)
         table.add_row(*(f"{figure:.4g}" for figure in figures), str(option.deployment))

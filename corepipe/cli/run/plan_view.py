@@ -31,16 +31,18 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Pl
         _line(console, cut(plan), style="bold")
     if plan.undecided:
         _line(console, undecided(plan), style="bold")
-        console.print(_options(plan, plan.options, "what meets the objectives (emulated)"))
+        console.print(_options(plan, plan.options, "deployments that meet the objectives (emulated)"))
     elif plan.best:
         for line in summary(plan, plan.best, commands):
             _line(console, line, style="bold")
         console.print()
         for doubt in doubts(plan, plan.best):
             _line(console, doubt)
-        console.print(_options(plan, plan.front, "latency against cost (emulated)"))
+        console.print(
+            _options(plan, plan.front, "cheaper or faster: the choice between latency and cost (emulated)")
+        )
         if plan.tied:
-            console.print(_options(plan, plan.tied, "tied with the choice: within the validation error"))
+            console.print(_options(plan, plan.tied, "as good as the choice, within the validation error"))
     else:
         _print_unmet(console, plan, remedy)
     _print_failures(console, plan)
@@ -53,7 +55,7 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Pl
     found, market = plan.search, plan.inquiry.market
     _line(
         console,
-        f"{found.configurations} configurations, {found.simulations} simulated; "
+        f"{found.configurations} configurations were examined, {found.simulations} simulated; "
         f"prices: {market.purchase}, {market.region}",
         style="dim",
     )
@@ -69,10 +71,10 @@ def summary(plan: Plan, option: PlanOption, commands: PlanCommands | None) -> It
     )
     figures = (("TTFT", outcome.ttft, asked.ttft), ("TPOT", outcome.tpot, asked.tpot))
     told = ", ".join(f"{name} {_ms(found)} ms{_of(limit)}" for name, found, limit in figures)
-    aimless = "; no objective was given: it is the cheapest whose queue does not grow (--ttft, --tpot)"
+    aimless = "; without an objective (--ttft, --tpot) it is the cheapest whose queue does not grow"
     yield f"{told} at p{asked.percentile:g}{aimless if asked.ttft is None and asked.tpot is None else ''}"
     if commands is not None and isinstance(commands.vllm, str):
-        yield f"no stack runs it: {commands.vllm} (--emit vllm-neuron chooses among what runs)"
+        yield f"no software stack runs it: {commands.vllm} (--emit vllm-neuron chooses only what one runs)"
     elif commands is not None:
         runs = f"may run it, but {commands.doubt}" if commands.doubt else "runs it"
         yield f"vLLM on Neuron {runs}: the command is below, --emit vllm-neuron writes its manifests"
@@ -97,15 +99,15 @@ def undecided(plan: Plan) -> str:
     lows, highs = zip(*map(known.price, plan.options), strict=True)
     return (
         f"Nothing is chosen: {len(plan.options)} deployments meet the objectives, and at {known.level:.0%} "
-        f"the intervals of their prices all overlap ({max(lows):.4g} to {min(highs):.4g} $/h is in each); "
+        f"the intervals of their prices all overlap (each holds {max(lows):.4g} to {min(highs):.4g} $/h); "
         f"{_telling(plan)}"
     )
 
 
 def _telling(plan: Plan) -> str:
     if plan.certainty.next_measurement(plan.options) is None:
-        return "no single measurement would tell one from another"
-    return "--next-measurement names what would tell them apart"
+        return "no single measurement would distinguish one from another"
+    return "--next-measurement names a measurement that would distinguish them"
 
 
 def sentence(plan: Plan, option: PlanOption) -> str:
@@ -125,8 +127,8 @@ def doubts(plan: Plan, option: PlanOption) -> list[str]:
     bases = "; ".join(dict.fromkeys(c.basis for c in sure.values() if c.error is not None))
     return [
         *_nearness(plan, option),
-        f"how sure: {parts}; {percentile_note(plan)}" + (f" ({bases})" if bases else ""),
-        f"price: {plan.prices[shape.instance].source}",
+        f"validation errors: {parts}; {percentile_note(plan)}" + (f" ({bases})" if bases else ""),
+        f"source of the price: {plan.prices[shape.instance].source}",
         *([f"hypothetical: {shape.device.hypothetical}"] if shape.device.hypothetical else []),
         *_certainty(plan, option),
     ]
@@ -141,15 +143,16 @@ def _certainty(plan: Plan, option: PlanOption) -> Iterator[str]:
     price = known.interval(option, Figure.THROUGHPUT)
     low, high = known.price(option)
     yield (
-        f"{known.level:.0%} sure: TTFT {between(ttft)} ms, TPOT {between(tpot)} ms "
+        f"{known.level:.0%} interval: TTFT {between(ttft)} ms, TPOT {between(tpot)} ms "
         f"at p{percentile:g}, {low:.4g} to {high:.4g} $/h for this rate ({price.basis})"
     )
     if missed := known.may_miss(option):
-        yield f"by the upper ends it may miss: {', '.join(name.upper() for name in missed)}"
+        yield f"at the upper ends of the intervals it misses: {', '.join(name.upper() for name in missed)}"
     if plan.undecided or (len(plan.options) > 1 and known.undecided(plan.options)):
-        yield f"the intervals of all {len(plan.options)} options overlap: none is told from another"
+        yield f"the intervals of all {len(plan.options)} options overlap: which is cheapest is not certain"
     elif plan.alike:
-        yield f"{len(plan.alike)} of {len(plan.options) - 1} other options cannot be told from it"
+        others = f"{len(plan.alike)} of {len(plan.options) - 1} other options"
+        yield f"{others} may be as cheap: their intervals overlap"
 
 
 def _nearness(plan: Plan, option: PlanOption) -> Iterator[str]:
@@ -157,14 +160,14 @@ def _nearness(plan: Plan, option: PlanOption) -> Iterator[str]:
     for name, below, error in distances(plan, option):
         text = f"{name.upper()} is {below:.0%} below its objective"
         if error is None:
-            yield f"{text}; how wrong the prediction is was not validated here"
+            yield f"{text}; the error of this prediction was not validated"
         elif below < error:
             yield (
-                f"{text}, and predictions of it are wrong by {error:.0%}: the device may miss it "
+                f"{text}, with a prediction error of {error:.0%}: the device may miss it "
                 f"(--margin {error * 100:.0f} leaves room)"
             )
         else:
-            yield f"{text}, and predictions of it are wrong by {error:.0%}"
+            yield f"{text}, with a prediction error of {error:.0%}"
 
 
 def _ms(seconds: float) -> str:
@@ -191,14 +194,14 @@ def _options(plan: Plan, options: Sequence[PlanOption], title: str) -> Figures:
 
 def _print_unmet(console: Console, plan: Plan, remedy: Remedy | None) -> None:
     if plan.search.cut_short:
-        _line(console, "Nothing that was looked at meets the objectives.", style="bold")
+        _line(console, "Nothing that was examined so far meets the objectives.", style="bold")
     else:
         _line(console, "Nothing meets the objectives.", style="bold")
     if plan.nearest is not None:
-        _line(console, f"nearest: {plan.nearest.shape}: {plan.nearest.failure.text}")
+        _line(console, f"the nearest is {plan.nearest.shape}: {plan.nearest.failure.text}")
     roomy = roomier(plan)
     if roomy is not None:
-        _line(console, f"it would fit {roomy}{_unpriced(plan, roomy.instance)}")
+        _line(console, f"the model would fit on {roomy}{_unpriced(plan, roomy.instance)}")
     if remedy is not None:
         asked = remedy.objectives
         flags = {"--ttft": asked.ttft, "--tpot": asked.tpot}
@@ -217,7 +220,7 @@ def _unpriced(plan: Plan, instance: str) -> str:
 
 
 def _print_failures(console: Console, plan: Plan) -> None:
-    table = Figures(title="what fails", title_justify="left", pad_edge=False)
+    table = Figures(title="what does not meet them", title_justify="left", pad_edge=False)
     for heading in ("instance", "fails by"):
         table.add_column(heading)
     table.add_column("of", justify="right")
@@ -228,7 +231,7 @@ def _print_failures(console: Console, plan: Plan) -> None:
         console.print(table)
     market = plan.inquiry.market
     if plan.unpriced:
-        _line(console, f"left out, without a price ({market.purchase}, {market.region}):")
+        _line(console, f"left out, as they have no price ({market.purchase}, {market.region}):")
     for name in plan.unpriced:
         _line(console, f"  {name}: {market.prices.otherwise(name)}")
 
@@ -238,8 +241,8 @@ def _print_measurement(console: Console, plan: Plan, commands: Sequence[list[str
     assert found is not None
     _line(
         console,
-        f"to tell {found.separates} of {found.rivals} from it, measure one instance of "
-        f"{found.option.deployment.candidate} at {found.price:.4g} $/h, and fit to it:",
+        f"to distinguish {found.separates} of {found.rivals} others from it, measure one instance of "
+        f"{found.option.deployment.candidate} at {found.price:.4g} $/h, and fit a profile to that:",
     )
     for command in commands:
         _line(console, wrapped(command))
@@ -247,13 +250,13 @@ def _print_measurement(console: Console, plan: Plan, commands: Sequence[list[str
 
 def _print_commands(console: Console, commands: PlanCommands, instances: int) -> None:
     if not isinstance(commands.vllm, str):
-        _line(console, "to run it on the hardware, for each replica (not tried on a device):")
+        _line(console, "to run it on the hardware, once for each replica (not tested on a device):")
         _line(console, wrapped(commands.vllm))
         for note in commands.before:
             _line(console, f"  {note}")
     each = "the instance" if instances == 1 else f"each of the {instances} instances"
     if commands.serve is None:
-        _line(console, "corepipe serve takes logical cores as they come, and cannot serve this one")
+        _line(console, "corepipe serve cannot emulate this one: it has no flag for logical cores (LNC)")
     else:
         _line(console, f"to serve it emulated, for {each}:")
         _line(console, wrapped(commands.serve))

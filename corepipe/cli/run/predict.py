@@ -61,18 +61,18 @@ def _tell(output: Path, found: Sequence[RowPrediction], by: Counter[str]) -> Non
     """How many rows are predicted, with which software around the model (`by`), how many are not for what one
     of their cells holds, and the reasons."""
     done = sum(one.value is not None for one in found)
-    errors().print(f"{done} of {len(found)} rows are predicted; written to {output}")
+    errors().print(f"{done} of {len(found)} rows are predicted; wrote them to {output}")
     for around, count in by.most_common():
         errors().print(f"  {count} with {around}", markup=False, highlight=False)
     bad = Counter(one.column for one in found if one.column)
     if bad:
         named = ", ".join(f"{column} ({count})" for column, count in bad.most_common())
-        errors().print(f"{bad.total()} have a cell that cannot be used: {named}", highlight=False)
+        errors().print(f"{bad.total()} rows have a cell that cannot be used: {named}", highlight=False)
     why = Counter(one.reason for one in found if one.value is None)
     for reason, count in why.most_common(SHOWN):
-        errors().print(f"  {count} not: {reason}", markup=False, highlight=False)
+        errors().print(f"  {count} not predicted: {reason}", markup=False, highlight=False)
     if len(why) > SHOWN:
-        errors().print(f"  and {len(why) - SHOWN} more reasons: see the column `reason`")
+        errors().print(f"  {len(why) - SHOWN} more reasons are in the column `reason`")
 
 
 def _columns(predictor: Predictor, row: Raw, found: RowPrediction) -> dict[str, str]:

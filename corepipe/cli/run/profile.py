@@ -41,7 +41,7 @@ class _Result:
 def run(given: Mapping[str, Any]) -> None:
     """Profiles with these flags and prints the result.  Raises UserError for what cannot be profiled."""
     if given["speculative_config"] is not None:
-        raise UserError("--speculative-config is of --ladder; add that", "speculative_config")
+        raise UserError("--speculative-config needs --ladder", "speculative_config")
     check_writable("--output", given["output"])
     degrees = modes.RequestedDegrees(given["pipeline"], given["tensor"], given["data"], given["expert"])
     result = _result(_setup(given), given["mode"], degrees, given["output"])
@@ -103,7 +103,7 @@ def _result(
             report("writing the timeline", 0.0)
             _write(run, output)
             report("writing the timeline", 1.0)
-        report("trying what would help", 0.0)
+        report("trying changes that may help", 0.0)
         return _Result(run, reason, measured, bottlenecks(run, measured), output)
 
 
@@ -155,7 +155,7 @@ def _print(console: Console, result: _Result, *, assumes: bool) -> None:
     table = Figures("a step", *(Column(part.phase.value, justify="right") for part in result.measured))
     for field in fields(Summary):
         table.add_row(field.name, *(_figure(getattr(part.summary, field.name)) for part in result.measured))
-    table.add_row(f"{LEVEL:.0%} sure", *(_sure(result.run, part.phase) for part in result.measured))
+    table.add_row(f"{LEVEL:.0%} interval", *(_sure(result.run, part.phase) for part in result.measured))
     console.print(table)
     for bottleneck in result.bottlenecks:
         console.print(f"- {bottleneck}", markup=False)

@@ -57,7 +57,10 @@ def run(given: Mapping[str, Any]) -> None:
     with progress_bar(errors()) as progress:
         report = simulate(config, workload, progress)
     if report.sent == 0:
-        raise UserError(f"--duration {given['duration']:g}: no request comes in it; give more", "duration")
+        raise UserError(
+            f"--duration {given['duration']:g}: no request arrives in that time; give a longer one",
+            "duration",
+        )
     _show(report, output, plot, as_json=given["as_json"], assumes=given["profile"] is None)
     if report.completed == 0:
         errors().print(f"corepipe: no request was answered: {_refusals(report)}", markup=False)
@@ -66,7 +69,7 @@ def run(given: Mapping[str, Any]) -> None:
 
 def _refusals(report: Report) -> str:
     reasons = {
-        "overloaded": "found the queue full (--max-num-queued-reqs, --max-num-queued-tokens)",
+        "overloaded": "were refused, as the queue was full (--max-num-queued-reqs, --max-num-queued-tokens)",
         "invalid": _too_long(report),
     }
     told = (f"{count} {reasons[kind]}" for kind, count in report.rejected.items() if count)
@@ -75,8 +78,9 @@ def _refusals(report: Report) -> str:
 
 def _too_long(report: Report) -> str:
     if report.device.graph.generates:
-        return "were too long (--max-model-len, --num-blocks)"
-    return f"were longer than the {report.device.graph.max_positions} tokens that the model takes"
+        return "were refused, as they are too long (--max-model-len, --num-blocks)"
+    most = report.device.graph.max_positions
+    return f"were refused, as they are longer than the {most} tokens that the model takes"
 
 
 def _run_once(given: Mapping[str, Any], graph: Graph, slo: Slo) -> dict[str, Any]:
@@ -93,7 +97,9 @@ def _run_once(given: Mapping[str, Any], graph: Graph, slo: Slo) -> dict[str, Any
             why = "images are all of one size" if name == "input_len" else "it generates no tokens"
             raise UserError(f"--{name.replace('_', '-')} is not for {graph.name}: {why}", name)
     if slo.tpot is not None:
-        raise UserError(f"--slo tpot is not for {graph.name}: it generates no tokens; give e2e", "slo")
+        raise UserError(
+            f"--slo tpot is not for {graph.name}, which generates no tokens; give e2e instead", "slo"
+        )
     changes: dict[str, Any] = {"output_len": "1"}
     if images:
         changes["input_len"] = str(graph.max_positions)
@@ -118,14 +124,14 @@ def _write_trace(path: Path, workload: Workload, schema: TraceSchema | None) -> 
     if schema is None:
         raise UserError("--write-trace needs --trace-format mooncake, azure or burstgpt", "trace_format")
     count = write_trace(path, workload, schema.value)
-    errors().print(f"{count} requests in {path}")
+    errors().print(f"wrote {count} requests to {path}")
 
 
 def _check_writable(output: Path | None, plot: Path | None) -> None:
     """Before the work, not after it."""
     if plot is not None and plot.suffix not in {".html", ".htm"}:
         raise UserError(
-            f"--plot {plot}: plots are HTML pages; call it {plot.with_suffix('.html').name}", "plot"
+            f"--plot {plot}: plots are HTML pages; name it {plot.with_suffix('.html').name}", "plot"
         )
     check_writable("--output", output)
     check_writable("--plot", plot)
@@ -166,7 +172,7 @@ def _headline(report: Report, around: str) -> Iterator[str | Text]:
     if report.overloaded:
         yield Text(_overload(report), "yellow")
     if report.rejected["overloaded"]:
-        yield f"{report.rejected['overloaded']} found the queue full (--max-num-queued-reqs)"
+        yield f"{report.rejected['overloaded']} were refused, as the queue was full (--max-num-queued-reqs)"
     if report.rejected["invalid"]:
         yield f"{report.rejected['invalid']} {_too_long(report)}"
 
@@ -192,7 +198,7 @@ def _this_load(report: Report) -> str:
 
 def _overload(report: Report) -> str:
     share = report.completed / report.sent / (1 + report.growth)
-    return f"overloaded: requests leave at {share:.0%} of the rate at which they come, and the queue grows"
+    return f"overloaded: requests end at {share:.0%} of the rate at which they arrive, and the queue grows"
 
 
 LABELS = {
@@ -234,7 +240,7 @@ def _results(report: Report) -> Iterator[tuple[str, str]]:
     bounds = known.latencies("e2e", report.e2e, 1e3)
     took = f"end to end p50 {between(bounds['p50'])}, p99 {between(bounds['p99'])} ms; " if bounds else ""
     rates = between(known.rate(report.throughput.requests))
-    yield f"{LEVEL:.0%} sure", f"{took}{rates} requests/s ({known.of(known.figures[-1]).basis})"
+    yield f"{LEVEL:.0%} interval", f"{took}{rates} requests/s ({known.of(known.figures[-1]).basis})"
     dollars = report.dollars_per_million_output_tokens
     if dollars is not None:
         yield "cost", f"{dollars:.2f} $ per million requests, at {report.price_per_hour:.2f} $/h"
@@ -247,21 +253,23 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
         f"{rates.requests:.2f} requests/s, {rates.output_tokens:,.1f} output tokens/s, "
         f"{rates.total_tokens:,.1f} tokens/s",
     )
-    yield f"{LEVEL:.0%} sure", _sure(report)
+    yield f"{LEVEL:.0%} interval", _sure(report)
     yield from _goodput(report)
     dollars = report.dollars_per_million_output_tokens
     if dollars is not None:
         yield "cost", f"{dollars:.2f} $ per million output tokens, at {report.price_per_hour:.2f} $/h"
     elif report.price_per_hour is None:
-        yield "cost", "no on-demand price is published; corepipe plan takes yours with --prices FILE"
+        yield "cost", "no on-demand price is published; corepipe plan --prices FILE reads yours"
 
 
 def _guessed(found: Guessed) -> str:
     rates = ", ".join(f"{rate:.3g}" for rate in found.rates)
-    told = f"{found.tokens_a_step:.2f} tokens of a request a step; assumed: guesses are right in {rates}"
+    told = (
+        f"{found.tokens_a_step:.2f} tokens per request and step; assumed acceptance rates of drafts: {rates}"
+    )
     if found.draft_model is None:
         return told
-    return f"{told}; {found.draft_model} guesses in {found.draft_share:.0%} of the time of busy cores"
+    return f"{told}; draft model {found.draft_model} takes {found.draft_share:.0%} of the busy time of cores"
 
 
 def _sure(report: Report) -> str:
@@ -281,13 +289,13 @@ def _device(report: Report) -> Iterator[tuple[str, str]]:
     yield "queue", f"{usage.waiting_mean:.1f} waiting on average, {usage.waiting_max} at most"
     yield (
         KEPT,
-        f"{usage.kv_mean:.0%} held on average, {usage.kv_peak:.0%} at most, of {usage.kv_blocks} blocks",
+        f"{usage.kv_mean:.0%} in use on average, {usage.kv_peak:.0%} at most, of {usage.kv_blocks} blocks",
     )
     if usage.preemptions:
         yield "preemptions", f"{usage.preemptions}"
     if usage.prefix_queries:
         found = usage.prefix_hits / usage.prefix_queries
-        yield "prefix cache", f"{found:.1%} of prompt tokens found"
+        yield "prefix cache", f"{found:.1%} of prompt tokens were in the cache"
     if report.guessed is not None:
         yield "speculation", _guessed(report.guessed)
     yield (
@@ -296,10 +304,10 @@ def _device(report: Report) -> Iterator[tuple[str, str]]:
     )
     stages = report.deployment["pipeline"]
     if stages != 1:
-        handed = f"{usage.hand_over * 1e3:.3g} ms of a step are hand-over"
+        handed = f"{usage.hand_over * 1e3:.3g} ms of a step are hand-overs between stages"
         yield (
             "pipeline",
-            f"{usage.fill:.0%} of the time all stages busy, {usage.occupancy:.0%} on average; {handed}",
+            f"{usage.fill:.0%} of the time all stages are busy, {usage.occupancy:.0%} on average; {handed}",
         )
     engines = ", ".join(f"{name} {share:.0%}" for name, share in usage.engines.items() if share >= 0.005)
     yield "cores", f"{usage.busy:.0%} busy; of that {engines}"

@@ -46,10 +46,10 @@ ASSUMED = {
 def software(profile: RuntimeProfile, graph: Graph | None = None) -> str:
     """The profile and what it pads; where it was assumed for the model of `graph`, also which profile each
     command assumes: their figures differ by them."""
-    said = f"profile {profile.name} {in_words(profile)}"
+    said = f"software profile {profile.name} {in_words(profile)}"
     if graph is None:
         return said
     taken = ", ".join(
-        f"{command} takes {profiles[GraphKind.of(graph)]}" for command, profiles in ASSUMED.items()
+        f"{command} assumes {profiles[GraphKind.of(graph)]}" for command, profiles in ASSUMED.items()
     )
-    return f"{said}; without --profile {taken}"
+    return f"{said}; without --profile, {taken}"

@@ -60,7 +60,7 @@ def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
     show_decisions(console, decisions(compared, held))
     console.print(
         f"{len(table.rows) - skipped} of {len(table.rows)} rows are predicted; "
-        "errors in percent, median / p90; left out: by cross-validation; few rows and tails: not validated."
+        "errors in percent, median / p90; left out: in cross-validation; few rows and tails: not validated."
     )
 
 

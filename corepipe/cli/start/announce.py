@@ -38,9 +38,9 @@ class Announcement:
     def line(self, ready: Ready) -> str:
         """The line that says that a model is ready."""
         whose = f"{self.name}: " if self.names else ""
-        alike = " with everyone's bits" if ready.placement.get("bits") == "same" else ""
+        alike = " (--bits same)" if ready.placement.get("bits") == "same" else ""
         loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels{alike}, {ready.threads}"
-        room = f"(up to {ready.max_model_len} tokens a request)"
+        room = f"(requests of up to {ready.max_model_len} tokens)"
         return f"{loaded} {room}" if self.names else f"{loaded}: {self._address} {room}; {self._hint}"
 
     def in_short(self, ready: Ready, notes: Sequence[str]) -> list[str]:
@@ -74,7 +74,7 @@ class Announcement:
 
     @property
     def _hint(self) -> str:
-        return "Ctrl-C ends it" if self.verbose else "Ctrl-C ends it, --verbose says more"
+        return "Ctrl-C stops it" if self.verbose else "Ctrl-C stops it, --verbose prints more"
 
 
 def _fitted(lines: Sequence[str], room: int) -> Sequence[str]:
@@ -120,7 +120,7 @@ class LoadingDisplay:
         lines = [memory_line(ready.placement), *self.details]
         if ready.kernels_left_out:
             names = ", ".join(ready.kernels_left_out)
-            lines.append(f"kernels not built: {names} (COREPIPE_TABLES=all make setup builds them)")
+            lines.append(f"kernels not built: {names} (to build them: COREPIPE_TABLES=all make setup)")
         return [*lines, self._said.line(ready), *self._said.at_last()]
 
 
@@ -152,8 +152,8 @@ def of_weights(model: registry.Model, fmt: str) -> str | None:
     if weights is not DType.INT4:
         return f"weights: {checkpoint.stored_as} -> read as fp32, stored as {weights.value}"
     direct, floats = checkpoint.four_bits_as, checkpoint.floats_as
-    parts = [] if direct is None else [f"{direct} as they are"]
-    parts += [] if floats is None else [f"{floats} as int4, quantised anew"]
+    parts = [] if direct is None else [f"{direct} kept as they are"]
+    parts += [] if floats is None else [f"{floats} quantised again, as int4"]
     if floats != checkpoint.stored_as:
-        parts.append("others that are quantised as int8" if parts else "stored as int8")
+        parts.append("other quantised ones as int8" if parts else "stored as int8")
     return f"weights: {checkpoint.stored_as} -> {', '.join(parts)}"

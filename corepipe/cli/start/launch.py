@@ -109,9 +109,9 @@ def _of_cassettes(server: ServerConfig, cassettes: ServerCassettes | None) -> li
     """What is replayed, and where to is recorded."""
     said = []
     if cassettes is not None and cassettes.library is not None:
-        said.append(f"replaying {len(cassettes.library)} exchanges of {server.replay}")
+        said.append(f"replaying {len(cassettes.library)} recorded exchanges from {server.replay}")
     if (folder := server.recorded_into[0]) is not None:
-        said.append(f"recording into {folder}")
+        said.append(f"recording exchanges into {folder}")
     return said
 
 

@@ -41,7 +41,9 @@ def warnings_of(server: ServerConfig) -> list[str]:
     if (warning := too_few_files(server.max_connections, make_room(server.max_connections))) is not None:
         warnings.append(f"corepipe: {warning}")
     if server.inject:
-        warnings.append(f"corepipe: faults are injected on request: {', '.join(map(str, server.inject))}")
+        warnings.append(
+            f"corepipe: --inject makes responses fail on purpose: {', '.join(map(str, server.inject))}"
+        )
     return warnings
 
 

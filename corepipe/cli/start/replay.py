@@ -29,7 +29,8 @@ def replay(engine: EngineConfig, server: ServerConfig) -> None:
     app = create_app(NoEngine(), None, engine, server, __version__, NOTHING_LOADED, cassettes)
     urls = urls_of(listeners, server)
     url = urls[ServerPort.PUBLIC]
-    ready = f"ready to replay {len(cassettes.library)} exchanges of {server.replay}: {url}/v1; Ctrl-C ends it"
+    recorded = f"{len(cassettes.library)} recorded exchanges from {server.replay}"
+    ready = f"ready to replay {recorded}: {url}/v1; Ctrl-C stops it"
     for line in [*warnings_of(server), ready, *other_ports(urls)]:
         errors().print(line, markup=False)
     uvloop.run(serve(app, server, listeners))

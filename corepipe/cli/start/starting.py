@@ -74,8 +74,8 @@ def _warn_of_memory(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     wanted, there = sum(engine.kv_cache_bytes or 0 for engine, _ in asked), host_memory()
     if wanted > there and asked[0][1].fleet is None:
         errors().print(
-            f"corepipe: --kv-cache-memory-bytes: {wanted / 2**30:,.1f} GiB are more than the "
-            f"{there / 2**30:,.1f} GiB of memory that this machine has: it may end the server as they fill",
+            f"corepipe: --kv-cache-memory-bytes: {wanted / 2**30:,.1f} GiB are more "
+            f"than the {there / 2**30:,.1f} GiB of this machine: it may run out of memory as the cache fills",
             markup=False,
         )
 
@@ -122,5 +122,5 @@ def _check_fleet(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     if len(asked) > 1:
         raise UserError("--also: a fleet serves one model", "also")
     if engine.kv_events_config is not None:
-        message = "--kv-events-config: of a fleet's engines each would tell of its own cache alone"
+        message = "--kv-events-config: not for a fleet, as each of its engines publishes only its own cache"
         raise UserError(message, "kv_events_config")

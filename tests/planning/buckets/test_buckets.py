@@ -144,7 +144,7 @@ def test_what_compiling_takes_is_a_range_and_what_fails_is_said() -> None:
         (("--buckets",), "give one --instance"),
         (("--buckets", "--instance", "inf2.xlarge", "--ttft", "1s"), "--ttft has no effect with --buckets"),
         (("--buckets", "--instance", "inf1.xlarge"), "--buckets is for vLLM"),
-        (("--rate", "1", "--graphs", "4"), "--graphs is of --buckets"),
+        (("--rate", "1", "--graphs", "4"), "--graphs needs --buckets"),
         ((), "give --rate"),
         (("--buckets", "--instance", "inf2.xlarge", "--trace", "none.csv"), "--trace none.csv: No such file"),
         (("--buckets", "--instance", "inf2.xlarge", "--max-model-len", "100"), "use at least that"),
