@@ -1,4 +1,4 @@
-"""Fuzz targets: what reads bytes of strangers takes any bytes, and answers with its own error or not at all.
+"""Fuzz targets: readers of untrusted bytes accept any bytes, and raise no errors but their own.
 
 `make fuzz` runs them under atheris (libFuzzer, guided by coverage); tests/fuzz runs a few thousand mutations
 of each target's seeds with the suite.

@@ -1,4 +1,4 @@
-"""Targets of what models say: stop strings, tool calls, and what checkpoints tell of them."""
+"""Targets for the output of models: stop strings, tool calls, and descriptions of them in checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fuzz.checks import check
 
 
 def stop_strings(data: bytes) -> None:
-    """Streamed text is the plain one, and ends before the stop string that is complete first."""
+    """Checks that streamed text equals whole text, and ends before the stop string that is complete first."""
     tokens, stops = _split_stops(data)
     text = tokens.decode("utf-8", errors="replace")
     streamed = Detokenizer(Pieces(_Bytes(), skip_special_tokens=False), stops)
@@ -47,7 +47,7 @@ FUNCTIONS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 
 def tool_calls(data: bytes) -> None:
-    """What a model may write, in every format: read alike however it comes, and arguments that are text."""
+    """Checks that answers of every format are read alike in any pieces, with arguments as text."""
     if len(data) < 3:
         return
     names = sorted(FORMATS)
@@ -81,7 +81,7 @@ def _read_answer(reading: AnswerFormat, pieces: list[str]) -> tuple[str, str, li
 
 
 def response_template(data: bytes) -> None:
-    """A checkpoint's description of its answers: read as formats, or refused."""
+    """Checks that a checkpoint's description of its answers is read as formats, or refused."""
     with suppress(ValueError, RecursionError, UnreadableError):
         spec = json.loads(data)
         if isinstance(spec, dict):
@@ -92,7 +92,7 @@ def response_template(data: bytes) -> None:
 
 
 def _split_stops(data: bytes) -> tuple[bytes, list[str]]:
-    """The first two bytes say how many stop strings there are, and how long each is."""
+    """Splits off the stop strings; the first two bytes are their number and their length."""
     count, length = (data[0] % 4, data[1] % 6 + 1) if len(data) > 1 else (0, 1)
     cut = 2 + count * length
     parts = [data[2 + i * length : 2 + (i + 1) * length] for i in range(count)]

@@ -1,10 +1,10 @@
-"""What targets say of what they find."""
+"""The error by which targets report a finding."""
 
 from __future__ import annotations
 
 
 class FoundError(AssertionError):
-    """What a target found: our code did something that it says it never does."""
+    """A finding of a target: our code did something that it promises never to do."""
 
 
 def check(condition: bool, what: str) -> None:

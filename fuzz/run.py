@@ -1,7 +1,7 @@
-"""`python -m fuzz.run [TARGET ...] --minutes M`: runs targets under atheris, and says what came of it.
+"""Runs targets under atheris and prints the results: `python -m fuzz.run [TARGET ...] --minutes M`.
 
-Every target runs in a process of its own for its share of the minutes; what makes it fail is kept in
-build/fuzz/TARGET, with the inputs that reached new code.  Exit code 1 where one failed.
+Every target runs in a process of its own for its share of the minutes; inputs that make it fail are kept in
+build/fuzz/TARGET, with those that reached new code.  The exit code is 1 where a target failed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rich.table import Table
 
 BUILD = Path(__file__).parent.parent / "build" / "fuzz"
 SLOW_SECONDS = 10
-"""Of processor time: an input that takes longer is a finding."""
+"""The limit of processor time: an input that takes longer is a finding."""
 STUCK_SECONDS = 600
-"""libFuzzer counts the time that a busy machine takes away, too."""
+"""libFuzzer's own limit, which also counts the time that other processes take on a busy machine."""
 MEMORY_MIB = 3072
 
 
@@ -41,7 +41,7 @@ def fuzz(target: str, options: list[str]) -> None:
 
 
 def run(target: str, seconds: int) -> tuple[str, int]:
-    """libFuzzer's last words on a target, and its exit code."""
+    """Runs a target in a process of its own.  Returns libFuzzer's last lines and its exit code."""
     from fuzz import seeds  # noqa: PLC0415
 
     corpus = BUILD / target / "corpus"
@@ -60,7 +60,7 @@ def run(target: str, seconds: int) -> tuple[str, int]:
 
 
 def row(target: str, log: str, code: int) -> tuple[str, str, str, str]:
-    """What a target did: executions, code reached, and how it ended."""
+    """Returns a row of the table: the target, its executions, the code reached, and its end."""
     runs = re.findall(r"stat::number_of_executed_units: (\d+)|#(\d+)\s", log)
     features = re.findall(r"ft: (\d+)", log)
     count = max((int(a or b) for a, b in runs), default=0)

@@ -1,4 +1,4 @@
-"""Seeds of the targets: small, and made when they are needed."""
+"""Seeds of the targets: small, and made on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fuzz.targets import TINY, tiny_graph
 
 
 def seeds(target: str) -> list[bytes]:
-    """At least one input that the target accepts."""
+    """Returns at least one input that the target accepts."""
     made: list[bytes] = globals()[f"_{target}"]()
     return made
 
@@ -42,7 +42,7 @@ def _safetensors_file() -> list[bytes]:
 
 
 def _quantized() -> list[bytes]:
-    """fp8 in blocks, integers with zero points, and packed ones in an order of their own."""
+    """Makes files with fp8 in blocks, integers with zero points, and packed ones in another order."""
     fp8 = {"quant_method": "fp8", "weight_block_size": [2, 2]}
     return [
         _with_config(fp8, {"weight": ("F8_E4M3", [3, 4], 12), "weight_scale_inv": ("F32", [2, 2], 16)}),
@@ -72,7 +72,7 @@ def _compressed(strategy: str, bits: int, **more: object) -> dict[str, object]:
 
 
 def _with_config(config: dict[str, object], tensors: dict[str, tuple[str, list[int], int | bytes]]) -> bytes:
-    """A line of JSON, then a file; tensors have a type, a shape, and so many zeros or these bytes."""
+    """Makes a line of JSON and a file; tensors have a type, a shape, and a number of zeros or given bytes."""
     listed: dict[str, object] = {}
     data = b""
     for name, (dtype, shape, content) in tensors.items():
@@ -92,13 +92,13 @@ def _text(text: str) -> bytes:
 
 
 def _gguf_file() -> list[bytes]:
-    """A header with each type of value, a whole tiny model, and two tensors."""
+    """Makes a header with each type of value, a whole tiny model, and two tensors."""
     tensors = {"a": (0, 128), "b": (8, 34)}
     return [_gguf("llama", {"vocab_size": 2}, tensors), b"GGUF" + struct.pack("<IQQ", 2, 0, 0)]
 
 
 def _gguf_checkpoint() -> list[bytes]:
-    """Architectures with variants of their own."""
+    """Makes files of architectures with variants of their own."""
     gain = {"blk.0.attn_q_norm.weight": (0, 128), "blk.0.ffn_up.bias": (8, 34)}
     experts = {"expert_count": 4, "expert_used_count": 2, "vocab_size": 2}
     latents = {
@@ -128,7 +128,7 @@ def _gguf_checkpoint() -> list[bytes]:
 
 
 def _gguf(arch: str, more: dict[str, int], tensors: dict[str, tuple[int, int]]) -> bytes:
-    """A file of one layer; `tensors` have a block type and a size, and 32 values each."""
+    """Makes a file of one layer; `tensors` have a block type and a size, and 32 values each."""
     sizes = {
         "block_count": 1,
         "context_length": 64,
@@ -158,7 +158,7 @@ def _gguf(arch: str, more: dict[str, int], tensors: dict[str, tuple[int, int]]) 
 
 
 def index_of(graph: Graph) -> Index:
-    """As it is when the graph is packed."""
+    """Returns the index of a graph as packing makes it."""
     tensors, at = {}, packed_index.ALIGNMENT
     for spec in graph.weights():
         kind, data, scale = packed_index.expected(spec, graph.format)[0]
@@ -226,7 +226,7 @@ def _stop_strings() -> list[bytes]:
 
 
 def _tool_calls() -> list[bytes]:
-    """The first byte chooses a format, the second reasoning, the third how long pieces are."""
+    """Makes answers; the first bytes choose a format, reasoning, and the length of pieces."""
     one = b'{"name": "f", "arguments": {"a": 1}}'
     texts = {
         "hermes": b"Hm.\n<tool_call>\n" + one + b"\n</tool_call>\n<tool_call>" + one + b"</tool_call>",
@@ -244,7 +244,7 @@ def _tool_calls() -> list[bytes]:
 
 
 def _response_template() -> list[bytes]:
-    """As transformers has them for Qwen3 and for Qwen3.5."""
+    """Returns the templates that transformers has for Qwen3 and for Qwen3.5."""
     call = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
     tags = {
         "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
@@ -276,7 +276,7 @@ def _template() -> list[bytes]:
 
 
 def write(target: str, folder: Path) -> None:
-    """The seeds as files, for libFuzzer."""
+    """Writes the seeds into files, for libFuzzer."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(seeds(target)):
         (folder / f"seed-{number}").write_bytes(data)

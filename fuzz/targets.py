@@ -1,4 +1,4 @@
-"""The targets: each takes bytes, and raises where our code did anything but accept or refuse them."""
+"""The targets: each takes bytes, and raises if our code does anything but accept or refuse them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ VOCAB, MAX_LEN = 512, 128
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """A UserError is an answer, if its message is one line that harms no terminal."""
+    """Accepts a UserError as an answer if its message is one line that harms no terminal."""
     try:
         yield
     except UserError as error:
@@ -61,7 +61,7 @@ def refusals() -> Iterator[None]:
 
 @cache
 def folder() -> Path:
-    """A directory of this process's own."""
+    """Returns a directory that belongs to this process alone."""
     return Path(tempfile.mkdtemp(prefix="corepipe-fuzz-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
 
 
@@ -72,7 +72,7 @@ def written(name: str, data: bytes) -> Path:
 
 
 def safetensors_file(data: bytes) -> None:
-    """What we take, the format's own library takes, and tensors are what their header says."""
+    """Checks that the format's own library accepts what we accept, and that tensors fit their header."""
     file = written("model.safetensors", data)
     with refusals():
         checkpoint = SafetensorsCheckpoint(file)
@@ -87,7 +87,7 @@ def safetensors_file(data: bytes) -> None:
 
 
 def quantized(data: bytes) -> None:
-    """A quantization_config in one line, and a file of tensors."""
+    """Reads a quantization_config in one line, and a file of tensors."""
     config, _, tensors = data.partition(b"\n")
     with suppress(ValueError, RecursionError), refusals():
         said = Fields(Path("config.json"), {"quantization_config": json.loads(config)})
@@ -107,7 +107,7 @@ def quantized(data: bytes) -> None:
 
 
 def safetensors_index(data: bytes) -> None:
-    """An index leads to no file but those beside it."""
+    """Checks that an index leads only to files beside it."""
     home = folder() / "sharded"
     home.mkdir(exist_ok=True)
     (home / "a.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
@@ -118,7 +118,7 @@ def safetensors_index(data: bytes) -> None:
 
 
 def gguf_file(data: bytes) -> None:
-    """Header, configuration and tensors of a GGUF file."""
+    """Reads the header, configuration and tensors of a GGUF file."""
     file = written("model.gguf", data)
     with refusals():
         gguf = GgufFile(file)
@@ -133,7 +133,7 @@ def gguf_file(data: bytes) -> None:
 
 
 def gguf_checkpoint(data: bytes) -> None:
-    """A GGUF file of any architecture, as the configuration and the weights that it was made from."""
+    """Reads a GGUF file of any architecture as a configuration and weights."""
     file = written("model.gguf", data)
     with refusals():
         gguf = GgufFile(file)
@@ -145,7 +145,7 @@ def gguf_checkpoint(data: bytes) -> None:
 
 
 def packed_file(data: bytes) -> None:
-    """An index that is written well and says what it likes: kernels read nothing outside the file."""
+    """Checks that kernels read nothing outside the file, whatever a well-formed index contains."""
     size = len(packed_index.MAGIC) + 12 + len(data)
     head = packed_index.MAGIC + len(data).to_bytes(8, "little")
     head += zlib.crc32(data).to_bytes(4, "little") + data
@@ -165,7 +165,7 @@ def tiny_graph() -> Graph:
 
 
 def config(data: bytes) -> None:
-    """config.json, of every family; what is accepted makes a Graph."""
+    """Reads a config.json of every family; an accepted one must make a Graph."""
     file = written("config.json", data)
     with refusals():
         architecture = registry.architecture(str(file))
@@ -174,7 +174,7 @@ def config(data: bytes) -> None:
 
 
 def tokenizer(data: bytes) -> None:
-    """tokenizer.json: the library may refuse, panic even; a text is encoded, or that is a UserError."""
+    """Reads a tokenizer.json, which the library may refuse or panic at; then encodes or refuses a text."""
     home = folder() / "tokenizer"
     home.mkdir(exist_ok=True)
     (home / "tokenizer.json").write_bytes(data)
@@ -185,7 +185,7 @@ def tokenizer(data: bytes) -> None:
 
 
 def tokenizer_config(data: bytes) -> None:
-    """tokenizer_config.json beside a sound tokenizer.json."""
+    """Reads a tokenizer_config.json beside a valid tokenizer.json."""
     home = folder() / "tokenizer_config"
     home.mkdir(exist_ok=True)
     if not (home / "tokenizer.json").exists():
@@ -196,7 +196,7 @@ def tokenizer_config(data: bytes) -> None:
 
 
 def request(data: bytes) -> None:
-    """Bodies of the API: taken, or refused with a 4xx in OpenAI's shape."""
+    """Checks that bodies of the API are accepted, or refused with a 4xx in OpenAI's form."""
     for kind, neutral in (
         (CompletionRequest, NEUTRAL_COMPLETION),
         (ChatRequest, NEUTRAL_CHAT),
@@ -215,13 +215,13 @@ def request(data: bytes) -> None:
 
 
 def _is_text(content: object) -> bool:
-    """Whether it is a text, or parts of one as templates take them."""
+    """Tells whether a content is a text, or a list of text parts as templates take them."""
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     return all(part == {"type": "text", "text": str(part["text"])} for part in parts)
 
 
 def engine_frames(data: bytes) -> None:
-    """The stream between server and engine: frames or a FrameError, however it is cut."""
+    """Checks that the stream between server and engine gives frames or a FrameError, in whatever pieces."""
     for make in (frames.command_decoder, frames.event_decoder, frames.start_decoder):
         whole, parts = make(), make()
         try:
@@ -229,7 +229,7 @@ def engine_frames(data: bytes) -> None:
         except frames.FrameError:
             continue
         cut = [message for at in range(len(data)) for message in parts.feed(data[at : at + 1])]
-        # As bytes: NaN is not itself.
+        # Compared as bytes, since NaN does not equal itself.
         check(msgspec.msgpack.encode(cut) == msgspec.msgpack.encode(messages), "other messages when cut")
         for message in messages:
             if isinstance(message, Submit):
@@ -245,11 +245,11 @@ def _submit(submit: Submit) -> None:
 
 
 OUTSIDE = ("open", "os.", "subprocess.", "socket.", "ctypes.", "shutil.")
-"""Audit events of what a template has no business with."""
+"""Audit events of actions that a template must not cause."""
 
 
 class _Watch:
-    """Whether a template reached for the world: an audit hook stays for ever, so it is told when to look."""
+    """Watches templates for forbidden actions; as audit hooks stay for ever, it is switched on and off."""
 
     def __init__(self) -> None:
         self.looking = False
@@ -268,12 +268,12 @@ def watch() -> _Watch:
 
 
 def template(data: bytes) -> None:
-    """Any template over a short conversation opens nothing; that it may not end is the process's business."""
+    """Checks that any template over a short conversation opens nothing; the process limits its time."""
     text = data.decode("utf-8", errors="replace")
     if "range" in text or len(text) > 1024:
         return
     messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
-    gc.disable()  # what others have left ends its processes when it is collected
+    gc.disable()  # processes of earlier targets end when their objects are collected
     watch().looking = True
     try:
         chat_sandbox.CompiledTemplate(text).render(messages, {"tools": None, "add_generation_prompt": True})
@@ -287,7 +287,7 @@ def template(data: bytes) -> None:
 
 
 def fields(data: bytes) -> None:
-    """Typed access to any JSON object: a value of its type, or a UserError that names the key."""
+    """Checks that typed access to any JSON object gives a value of the type, or a UserError with the key."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What models of each format write, and what it means: calls, near-misses, text around them."""
+"""Texts that models of each format write, with their meaning: calls, near-misses, text around them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOOLS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Read:
-    """A whole answer: text, reasoning, (name, arguments) of its calls, and how it ended."""
+    """A whole answer: text, reasoning, (name, arguments) of its calls, and its finish_reason."""
 
     text: str = ""
     calls: tuple[tuple[str, str], ...] = ()
@@ -54,7 +54,7 @@ def reading_of(name: str, **more: Any) -> AnswerFormat:
 
 
 def parts_of(reading: AnswerFormat, pieces: Sequence[str], finish: str = "stop") -> list[Said]:
-    """The parts of an answer that comes in these pieces."""
+    """Returns the parts of an answer that comes in these pieces."""
     reader, parts = AnswerReader(0, reading), list[Said]()
     for piece in pieces:
         parts += reader.take(Text(0, piece))
@@ -215,7 +215,7 @@ NEAR_MISSES: Sequence[tuple[str, str]] = (
 
 
 def splits(text: str) -> Iterator[list[str]]:
-    """Ways in which a text may come: each cut in two, and all pieces of a few lengths."""
+    """Yields ways to split a text: each cut in two, and all pieces of a few lengths."""
     yield from ([text[:at], text[at:]] for at in range(len(text) + 1))
     for size in (1, 2, 3, 7):
         yield [text[at : at + size] for at in range(0, len(text), size)]

@@ -1,4 +1,4 @@
-"""Which formats are a model's: by flags, by its response_template (as transformers has it), its template."""
+"""The choice of a model's formats: by flags, its response_template (as in transformers) or template."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ CODER_TEXTS = [
 
 
 def theirs(template, text):
-    """As transformers reads it; arguments as objects."""
+    """Reads an answer as transformers does, with arguments as objects."""
     said = parse_response(text, template, prefix="", tools=OFFERED)
     calls = [one["function"] for one in said.get("tool_calls", [])]
     return (

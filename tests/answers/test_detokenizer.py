@@ -1,4 +1,4 @@
-"""Incremental text is whole text; stop strings are found wherever tokens split them."""
+"""Incremental text equals whole text; stop strings are found wherever tokens split them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ALPHABET = st.text("ab", max_size=30)
 
 
 def cut(text, stops, include):
-    """The plain definition: the stop string that is complete first, and starts first among those."""
+    """Cuts a text by the definition: at the stop string that is complete first, of these the longest."""
     ends = [(end, end - len(s), s) for s in stops for end in range(len(text) + 1) if text[:end].endswith(s)]
     if not ends:
         return text, None
@@ -102,7 +102,7 @@ def test_stop_strings_count_only_after_min_tokens():
 
 
 def byte_fallback_tokenizer():
-    """As Llama 2's: U+2581 for a space, `<0x..>` for bytes, and a space before the text that decode drops."""
+    """Makes a tokenizer like Llama 2's: U+2581 for a space, `<0x..>` for bytes, and a first space to drop."""
     words = {f"<0x{byte:02X}>": byte for byte in range(256)}
     words |= {word: 256 + at for at, word in enumerate(["<unk>", "▁", "a", "b", "▁a", "▁b"])}
     backend = Backend(models.BPE(words, [("▁", "a"), ("▁", "b")], unk_token="<unk>", byte_fallback=True))

@@ -1,6 +1,6 @@
-"""Forced calls: whatever a grammar allows is read as calls whose arguments are what their schemas say.
+"""Forced calls: every text that a grammar allows is read as calls whose arguments fit their schemas.
 
-llguidance itself says what is allowed; texts are drawn from that, token by token.
+Texts are drawn token by token from the tokens that llguidance allows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MOST = 1500
 
 
 def takes(grammar, which, text):
-    """Whether an answer may be this text."""
+    """Tells whether the grammar accepts a text as an answer."""
     matcher = LLMatcher(vocabulary(which), grammar)
     tokens = which.encode(text, add_special_tokens=False)
     if matcher.validate_tokens(tokens) < len(tokens):
@@ -68,7 +68,7 @@ def offer_of(**choice):
 
 
 def asked(name, which, offer, *, tail="", reasoning=None):
-    """(reading, grammar) of a request to a model that writes so."""
+    """Returns (format, grammar) of a request to a model with this format."""
     reading = reading_of(Dialect(FORMATS[name], REASONING[reasoning] if reasoning else None), offer, tail)
     return reading, grammar_of(reading, offer, which)
 
@@ -176,7 +176,7 @@ CALLS = {
 @pytest.mark.parametrize("which", [tokenizer(), MARKED], ids=["text", "tokens"])
 @pytest.mark.parametrize(("name", "good"), CALLS.items())
 def test_strict_tools_are_held_to_their_schemas_where_the_model_chooses_to_call(name, good, which):
-    """Whether the opening is a token or characters, which a model may write one by one."""
+    """The opening may be a token, or characters that a model writes one by one."""
     reading, grammar = asked(name, which, offer_of(choice="auto"))
     for text, right in (
         ("Just text, a < b, [TOOL_ <tool_", True),
@@ -222,7 +222,7 @@ def test_nothing_is_forced_where_nothing_is_asked():
 
 
 def of_one(name, schema, *texts):
-    """Whether each text may be the answer where a tool of this schema must be called."""
+    """Returns a check whether texts are accepted where a tool with this schema must be called."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     _, grammar = asked(name, MARKED, offered_by(tools, "required", parallel=False))
     return [takes(grammar, MARKED, text) for text in texts]
@@ -233,7 +233,7 @@ def hermes(arguments):
 
 
 def test_arguments_are_held_to_what_answers_are():
-    """Unions that a constant tells apart, no keys but those that are named, nothing but objects."""
+    """A constant distinguishes members of a union; other keys and values that are no object are refused."""
     pets = [
         {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in "ab"
     ]
@@ -252,7 +252,7 @@ def test_arguments_are_held_to_what_answers_are():
 
 
 def test_a_schema_may_be_true():
-    """Of a parameter, or of what it may be beside something else; one that is false is none."""
+    """It may be that of a parameter or of a member of a union; one that is false allows no value."""
     either = {"anyOf": [{"type": "string"}, True]}
     schema = {"type": "object", "properties": {"a": True, "b": either, "c": False}}
     calls = ["[f(a=[1], b=5)]", "[f(b='x')]".replace("'", '"'), "[f()]", "[f(c=1)]"]
@@ -330,7 +330,7 @@ WORDS = {"$defs": {"word": {"enum": ["red", "light blue"], "type": "string"}}, "
     ],
 )
 def test_texts_in_tags_are_what_their_schemas_refer_to(schema):
-    """As pydantic writes an enum, and one that may be left out."""
+    """Pydantic writes an enum, and an optional one, as references."""
     parameters = {**WORDS, "properties": {"a": schema}, "required": ["a"]}
     offer = offered_by(
         [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "required"

@@ -1,4 +1,4 @@
-"""From text to parts: each format's calls, what is none, and the same however the text comes."""
+"""From text to parts: calls of each format, texts that are none, and equal parts in whatever pieces."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_looks_like_a_call_and_is_none_stays_text(name, text):
 
 @pytest.mark.parametrize(("name", "text", "meant"), CALLS)
 def test_cut_at_every_byte_and_every_token(name, text, meant):
-    """Through the detokenizer, as an engine's tokens come."""
+    """The text comes through the detokenizer, like the tokens of an engine."""
     ids = tokenizer().encode(text, add_special_tokens=False)
     pieces = Pieces(tokenizer(), skip_special_tokens=False)
     detokenizer = Detokenizer(pieces)
@@ -108,7 +108,7 @@ def test_the_parts_are_the_same_however_the_text_comes(name, text, cuts, reasoni
 
 
 def test_what_is_held_back_is_bounded():
-    """An opening that never ends, and white space that never ends, come out in the end."""
+    """An endless opening and endless white space are passed on after a limit."""
     for start in (
         '<tool_call>{"name": "',
         '<tool_call>{"x": "',

@@ -1,4 +1,4 @@
-"""However the engine's news are cut, the answer is the same; streamed and whole answers say the same."""
+"""The answer is the same however Outputs are merged; streamed and whole answers are equal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ASKED = st.builds(
 
 
 def news(text: str, *, ends: bool, logprobs: bool) -> list[Output]:
-    """A token at a time, as an engine tells it; it `ends` with eos, or at its limit."""
+    """Returns Outputs of one token each, as of an engine; the answer `ends` with eos, or at its limit."""
     tokens = tokenizer().encode(text) + [EOS] * ends
     said = [Output("a", [t], [TokenLogprobs(t, -0.5)] if logprobs else []) for t in tokens]
     last = Output("a", said[-1].tokens, said[-1].logprobs, finish_reason="stop" if ends else "length")
@@ -57,14 +57,14 @@ def news(text: str, *, ends: bool, logprobs: bool) -> list[Output]:
 
 
 def merged(outputs: list[Output], cuts: set[int]) -> Iterator[Output]:
-    """The same news, those between two cuts told at once."""
+    """Yields the same Outputs, with those between two cuts merged."""
     at = sorted({0, len(outputs), *(cut for cut in cuts if cut < len(outputs))})
     for begin, end in pairwise(at):
         yield merge_outputs(outputs[begin:end])
 
 
 def parts_of(asked: Asked, outputs: Iterator[Output]) -> list[list[Text | Finish]]:
-    """The parts of each piece of news, up to the answer's end."""
+    """Returns the parts of each Output, up to the answer's end."""
     sampling = TokenSampling(logprobs=asked.logprobs, prompt_logprobs=asked.logprobs)
     submit = Submit("a", [5, 6], 100, sampling, stop_ids=[EOS], min_tokens=asked.min_tokens)
     answer = TextAnswer(
@@ -129,7 +129,7 @@ def text_of(choice):
 
 
 def entries(logprobs):
-    """Each field's values, one after the other."""
+    """Returns the values of each field, one after the other."""
     found = {}
     for one in filter(None, logprobs):
         for name, values in one.items():

@@ -1,4 +1,4 @@
-"""Tools as they are offered, from plain values as the library takes them."""
+"""Offered tools, from plain values as in the library."""
 
 from __future__ import annotations
 

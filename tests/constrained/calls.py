@@ -1,10 +1,10 @@
-"""Calls that models are forced to make, as clients hear them, judged by other libraries.
+"""Forced calls of models, as clients receive them, judged by other libraries.
 
     python -m tests.constrained.calls [--calls 1000] [--each 40] [--seed 1]
 
 `--calls` answers are the default model's, in its own format, over HTTP by the openai package, plain and
-streamed; `--each` are a tiny model's in each of the other formats.  Ends with 1 where a finished answer is no
-call of those that may be made, with arguments that fit their schemas, or where fewer than 95 % finish.
+streamed; `--each` are a tiny model's in each of the other formats.  It exits with 1 where a finished answer
+is not an allowed call with arguments that fit their schemas, or where fewer than 95 % finish.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tests.servers import PATIENCE_SECONDS, TINY, Served, default_model, served
 
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 MOST = 768
-"""Tokens of an answer."""
+"""The most tokens of an answer."""
 CONTEXT = 8192
-"""For the tools that the prompt tells of, in a vocabulary of little more than letters."""
+"""The context: enough for the tools in the prompt, in a vocabulary of little more than letters."""
 SIDE_BY_SIDE = 16
 BOTH_WAYS = 8
-"""Every so manieth answer is asked for plain and streamed."""
+"""One in so many answers is requested both whole and streamed."""
 ENOUGH = 0.95
 
 
 class Weather(BaseModel):
-    """Texts, numbers and enums, some of which may be left out."""
+    """Parameters with texts, numbers and enums, some of them optional."""
 
     city: Short
     unit: Literal["C", "F"]
@@ -51,14 +51,14 @@ class Weather(BaseModel):
 
 
 class Book(BaseModel):
-    """Nested, with patterns, enums, lists and references."""
+    """Nested parameters with patterns, enums, lists and references."""
 
     person: Person
     guests: Annotated[list[Address], Field(max_length=2)]
 
 
 class Plan(BaseModel):
-    """Unions, dates and tuples."""
+    """Parameters with unions, dates and tuples."""
 
     zoo: Zoo
     when: Dates
@@ -85,7 +85,7 @@ def _named(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ask:
-    """Tools that are offered, and which of them must be called."""
+    """A request with tools, and the choice of those that must be called."""
 
     tools: tuple[str, ...]
     choice: Any
@@ -100,7 +100,7 @@ class Ask:
         return isinstance(self.choice, dict) and "function" in self.choice
 
     def body(self) -> dict[str, Any]:
-        """As the openai package takes it."""
+        """Returns the body as the openai package takes it."""
         return {
             "messages": [{"role": "user", "content": f"Call {' or '.join(self.callable)}. {self.seed}"}],
             "tools": [tool(name) for name in self.tools],
@@ -113,7 +113,7 @@ class Ask:
 
 
 def asks(count: int, seed: int) -> Iterator[Ask]:
-    """So many, over all ways to ask, functions and temperatures; streamed every other time."""
+    """Yields requests over all choices, functions and temperatures; every other one is streamed."""
     every = tuple(FUNCTIONS)
     for number in range(count):
         name, turn = every[number % len(every)], number // len(every)
@@ -133,7 +133,7 @@ def asks(count: int, seed: int) -> Iterator[Ask]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client heard; calls are (id, name, arguments)."""
+    """An answer as a client received it; calls are (id, name, arguments)."""
 
     calls: tuple[tuple[str, str, str], ...]
     text: str
@@ -141,13 +141,13 @@ class Answer:
 
     @property
     def said(self) -> object:
-        """All but the ids, which are drawn anew."""
+        """Returns all but the ids, which are drawn anew."""
         return [call[1:] for call in self.calls], self.text, self.finish
 
 
 @dataclass
 class Heard:
-    """What became of the answers."""
+    """The results of the answers."""
 
     finished: Counter[str] = field(default_factory=Counter)
     cut: Counter[str] = field(default_factory=Counter)
@@ -160,7 +160,7 @@ class Heard:
         self.finished[who] += 1
         try:
             check(ask, answer)
-        except Exception as error:  # whatever another library says against it
+        except Exception as error:  # any error of another library
             said = " ".join(repr(error).split())[:300]
             self.wrong.append(f"{who}, {ask}: {answer}: {said}")
 
@@ -169,7 +169,7 @@ class Heard:
 
 
 def check(ask: Ask, answer: Answer) -> None:
-    """Raises where a finished answer is not what was asked."""
+    """Raises if a finished answer does not fit its request."""
     assert answer.finish == ("stop" if ask.named else "tool_calls")
     assert answer.text == ""
     assert len(answer.calls) == 1 if ask.named or not ask.parallel else answer.calls
@@ -190,13 +190,13 @@ def _answer(completion: ChatCompletion) -> Answer:
 
 
 def hear(client: openai.OpenAI, model: str, ask: Ask) -> Answer:
-    """By the package's own parser, and where it is streamed by its helper."""
+    """Requests an answer through the package's own parser, or its helper for streams."""
     try:
         if not ask.stream:
             return _answer(client.chat.completions.create(model=model, **ask.body()))
         with client.chat.completions.stream(model=model, **ask.body()) as stream:
             return _answer(stream.get_final_completion())
-    except openai.LengthFinishReasonError as error:  # by which the package tells that an answer was cut
+    except openai.LengthFinishReasonError as error:  # the package's error for an answer that was cut
         return _answer(error.completion)
     except openai.APIError as error:
         return Answer((), str(error), "error")

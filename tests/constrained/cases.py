@@ -1,4 +1,4 @@
-"""What is asked of constrained answers, and what a finished one must be, as other libraries judge."""
+"""Cases of constrained answers, and the checks of finished ones by other libraries."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Check = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Case:
-    """`asked` are fields of StructuredOutputsParams.  check: raises where a finished text is not that.
+    """A constraint: `asked` are fields of StructuredOutputsParams.  check: raises if a finished text does not
+    fit.
 
-    bounded: every answer has an end within 512 tokens or so.  own: of the pydantic or SDK set.
+    bounded: every answer ends within 512 tokens or so.  own: a case of the pydantic or SDK set.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Case:
 
 
 def cases(made_up: int, number: int) -> list[Case]:
-    """All of ours, and so many that are made up from the seed `number`."""
+    """Returns all cases of ours, and `made_up` generated ones from the seed `number`."""
     return [*_models(), *_regexes(), *_choices(), *_grammars(), *_tags(), *_made_up(made_up, number)]
 
 
@@ -134,7 +135,7 @@ STEP = {
 }
 SMALL = {"type": "integer", "minimum": -99, "maximum": 99}
 TAGGED = {"<step>": (STEP, "</step>"), "<size of it>": (SMALL, "</size>")}
-"""By their beginnings: schemas and ends of tags."""
+"""Schemas and ends of tags, by their beginnings."""
 
 
 def _tag(begin: str) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def _tags() -> Iterator[Case]:
 
 
 def tags_fit(least: int, whole: str = "") -> Check:
-    """Each tag that is begun is whole; there are `least`.  whole: a pattern of the text, `{}` is a tag."""
+    """Checks that begun tags are complete, and that there are `least`.  whole: a pattern; `{}` is a tag."""
     begins = "|".join(map(re.escape, TAGGED))
     tag = "(?:" + "|".join(f"{re.escape(one)}.*?{re.escape(end)}" for one, (_, end) in TAGGED.items()) + ")"
 
@@ -184,7 +185,7 @@ def tags_fit(least: int, whole: str = "") -> Check:
     return check
 
 
-# Schemas that are made up
+# Generated schemas
 
 
 def _text() -> st.SearchStrategy[dict[str, Any]]:
@@ -246,7 +247,7 @@ def _union(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[s
 
 
 def bounded_schemas() -> st.SearchStrategy[dict[str, Any]]:
-    """Schemas whose texts and lists have bounds."""
+    """Generates schemas whose texts and lists have bounds."""
     leaves = _text() | _number() | _constant() | st.just({"type": "boolean"}) | st.just({"type": "null"})
     inner = st.recursive(leaves, lambda one: _object(one) | _array(one) | _union(one), max_leaves=6)
     return _object(inner)

@@ -1,4 +1,4 @@
-"""What grammars took an engine, as its server's metrics tell."""
+"""Times of an engine for grammars, from its server's metrics."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from tests.servers import Served
 
 Buckets = Mapping[float, float]
-"""Of a histogram: bound -> how many are no more than that."""
+"""A histogram: bound -> number of values that are not greater."""
 
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """Histograms: of compiling grammars, and of filling masks."""
+    """Histograms of the times to compile grammars and to fill masks."""
 
     compiled: Buckets
     masks: Buckets
@@ -46,7 +46,7 @@ def _buckets(text: str, name: str) -> Buckets:
 
 
 def quantile(buckets: Buckets, share: float) -> float:
-    """As PromQL's histogram_quantile has it: on a line through the bucket that it is in."""
+    """Returns a quantile as PromQL's histogram_quantile does: on a line through its bucket."""
     wanted = share * buckets[math.inf]
     low = below = 0.0
     for bound, count in sorted(buckets.items()):

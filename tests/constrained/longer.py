@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 @contextmanager
 def longer(model: Path, context: int) -> Iterator[Path]:
-    """A copy of the model with so large a context: its positions turn, and have no end."""
+    """Makes a copy of the model with another context length, which rotary positions permit."""
     with TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(model, Path(folder) / model.name))
         config = json.loads((copy / "config.json").read_text())

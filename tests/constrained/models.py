@@ -1,4 +1,4 @@
-"""Pydantic models as applications write them: what `.parse` and `LLM` are asked for."""
+"""Pydantic models as applications write them, for `.parse` and `LLM`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Dates(BaseModel):
 
 
 class Named(BaseModel):
-    """Formats that pydantic has names of its own for."""
+    """Formats with names of pydantic's own."""
 
     first: UUID1
     fourth: UUID4
@@ -121,7 +121,7 @@ class Strict(BaseModel):
 
 
 class Steps(BaseModel):
-    """The steps of an answer, as examples of structured output have them; its texts have no bound."""
+    """The steps of an answer, as in examples of structured output; its texts have no bound."""
 
     class Step(BaseModel):
         explanation: str
@@ -155,5 +155,5 @@ class Colours(RootModel[Annotated[list[Colour], Field(max_length=4)]]):
 BOUNDED: tuple[type[BaseModel], ...] = (
     Flat, Address, Person, Choices, Dates, Named, Cat, Dog, Zoo, Shapes, Strict, Colours,
 )  # fmt: skip
-"""Their texts and lists have bounds, and so their answers an end."""
+"""Models whose texts and lists have bounds, so that their answers end."""
 UNBOUNDED: tuple[type[BaseModel], ...] = (Node, Tree, Steps, Event, Anything)

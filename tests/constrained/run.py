@@ -1,11 +1,11 @@
-"""Constrained answers through the real engine, judged by other libraries; `make constrained` makes 10,000.
+"""Constrained answers of the real engine, judged by other libraries; `make constrained` makes 10,000.
 
     python -m tests.constrained.run [--answers 10000] [--made-up 300] [--seed 1] [--shares 0.9 0.05 0.05]
 
 Shares of the answers are made by a tiny model through `LLM`, by one through HTTP, and by the default model
-through HTTP, streamed and not.  Ends with 1 where a finished answer is not what was asked, where one fails,
-where something of pydantic's or the SDK's is refused, or where fewer than 95 % of those with bounds finish
-within 512 tokens.
+through HTTP, streamed and not.  It exits with 1 where a finished answer does not fit its constraint, where
+one fails, where a case of pydantic or the SDK is refused, or where fewer than 95 % of those with bounds
+finish within 512 tokens.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from tests.servers import PATIENCE_SECONDS, TINY, Served, default_model, served
 
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 MOST = 512
-"""Tokens of an answer."""
+"""The most tokens of an answer."""
 CONTEXT = 1024
 AT_ONCE = 200
 SIDE_BY_SIDE = 16
 ENOUGH = 0.95
 NO_TOKENS = "the model has no tokens for"
-"""In a 400: a constant has characters that the vocabulary lacks, which those that are made up may have."""
+"""Words of the 400 for constants with characters that the vocabulary lacks, as in generated cases."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One answer that is wanted."""
+    """A request for one answer."""
 
     case: Case
     temperature: float
@@ -56,7 +56,7 @@ class Ask:
 
 @dataclass
 class Found:
-    """What became of the answers."""
+    """The results of the answers."""
 
     finished: Counter[str] = field(default_factory=Counter)
     cut: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Found:
     unwritten: int = 0
 
     def judge(self, ask: Ask, text: str, reason: str) -> None:
-        """One answer, by what its case says of finished ones."""
+        """Judges an answer by the check of its case."""
         kind = ("own, " if ask.case.own else "") + ("bounded" if ask.case.bounded else "unbounded")
         if reason == "length":
             self.cut[kind] += 1
@@ -79,19 +79,19 @@ class Found:
         self.finished[kind] += 1
         try:
             ask.case.check(text)
-        except Exception as error:  # whatever another library says against it
+        except Exception as error:  # any error of another library
             said = " ".join(str(error).split())[:300]
             self.wrong.append(f"{ask.case.name} at {ask.temperature}, seed {ask.seed}: {text!r}: {said}")
 
     def share(self) -> float:
-        """Of the answers with bounds: those that finished."""
+        """Returns the share of the answers with bounds that finished."""
         done = sum(count for kind, count in self.finished.items() if "unbounded" not in kind)
         cut = sum(count for kind, count in self.cut.items() if "unbounded" not in kind)
         return done / max(done + cut, 1)
 
 
 def asks(listed: Sequence[Case], count: int, seed: int) -> Iterator[Ask]:
-    """So many, over all cases and temperatures; streamed every other time."""
+    """Yields requests over all cases and temperatures; every other one is streamed."""
     for number in range(count):
         case = listed[number % len(listed)]
         turn = number // len(listed)
@@ -131,7 +131,7 @@ def by_http(server: Served, wanted: Sequence[Ask], found: Found) -> None:
 
 
 def _answer(http: httpx.Client, model: str, ask: Ask) -> tuple[str, str]:
-    """The text, and how it ended."""
+    """Returns the text of an answer and its finish_reason."""
     asked = dict(ask.case.asked)
     if isinstance(asked.get("json"), type):
         asked["json"] = asked["json"].model_json_schema()
@@ -157,7 +157,7 @@ def _whole(body: str) -> tuple[str, str]:
 
 def _streamed(body: str) -> tuple[str, str]:
     text, reason = "", ""
-    for line in body.split("\n"):  # JSON has other ends of lines within
+    for line in body.split("\n"):  # JSON may contain other line ends
         if line.startswith("data: {"):
             chunk = json.loads(line.removeprefix("data: "))
             if "error" in chunk:
@@ -169,7 +169,7 @@ def _streamed(body: str) -> tuple[str, str]:
 
 
 def taken(listed: Sequence[Case]) -> tuple[list[Case], list[str], list[str], list[float]]:
-    """The cases that are no refusals; refusals of others and of our own; and the ms that each took."""
+    """Returns the accepted cases, refusals of other cases and of our own, and the ms that each took."""
     good, refused, own, times = [], [], [], []
     for case in listed:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The small form of `make constrained`: a real engine's answers are what was asked, by `LLM` and HTTP."""
+"""The short form of `make constrained`: a real engine's answers fit their constraints, by `LLM` and HTTP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server(tiny: Path) -> Iterator[Served]:
 
 
 def test_answers_are_what_was_asked(tiny: Path) -> None:
-    """The same for the same seed: whether it holds does not depend on the machine."""
+    """Answers are the same for the same seed, so the result does not depend on the machine."""
     listed, _, own, _ = run.taken(cases(made_up=15, number=SEED))
     assert own == []
     found = run.Found()
@@ -69,7 +69,7 @@ def test_answers_over_http_are_what_was_asked(server: Served) -> None:
 
 
 def test_calls_over_http_are_what_was_asked(server: Served) -> None:
-    """As the openai package hears them, plain and streamed."""
+    """The openai package receives them whole and streamed."""
     heard = calls.Heard()
     calls.by_http(server, "tiny", list(calls.asks(32, SEED)), heard)
     assert heard.wrong == []
@@ -77,12 +77,12 @@ def test_calls_over_http_are_what_was_asked(server: Served) -> None:
 
 
 EVERY = {msgspec.structs.replace(form, name=""): name for name, form in FORMATS.items()}
-"""A name for each way to write calls."""
+"""One name for each different format of calls."""
 
 
 @pytest.mark.parametrize("name", EVERY.values())
 def test_calls_in_every_format(tiny: Path, name: str) -> None:
-    """Forced, by `LLM.chat`, at every temperature."""
+    """They are forced, by `LLM.chat`, at every temperature."""
     heard = calls.Heard()
     with LLM(tiny, tool_call_parser=name) as llm:
         for ask in calls.asks(4, SEED):

@@ -1,4 +1,4 @@
-"""Tokens drawn at random from what a grammar allows, without a model: the widest answers that there are."""
+"""Random tokens from those that a grammar allows, without a model: the most varied answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from corepipe.models.text.tokenizer import Tokenizer
 
 @functools.cache
 def vocabulary(tokenizer: Tokenizer) -> llguidance.LLTokenizer:
-    """The tokenizer as llguidance has it."""
+    """Makes llguidance's form of a tokenizer."""
     return llguidance.LLTokenizer(
         tokenizer.backend.to_str(), n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.eos_ids)
     )
 
 
 def walk(grammar: str, tokenizer: Tokenizer, seed: int, most: int) -> tuple[str, bool]:
-    """A text of up to so many tokens, and whether it has ended."""
+    """Draws a text of at most `most` tokens.  Returns it, and whether it has ended."""
     known, draw = vocabulary(tokenizer), random.Random(seed)
     matcher = llguidance.LLMatcher(known, grammar, log_level=0)
     ids: list[int] = []
@@ -39,6 +39,6 @@ def walk(grammar: str, tokenizer: Tokenizer, seed: int, most: int) -> tuple[str,
 
 
 def takes(grammar: str, text: str) -> bool:
-    """Whether the text, a byte at a time, is a whole answer."""
+    """Tells whether a text, a byte at a time, is a whole answer."""
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
     return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()

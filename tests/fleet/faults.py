@@ -1,4 +1,4 @@
-"""Strikes at a fleet under load: what is lost, and how soon it goes on.
+"""Faults in a fleet under load: the requests that are lost, and the time until the others continue.
 
 Every request must have exactly one outcome, and every text must be that of a server without a fleet.
 """
@@ -22,15 +22,15 @@ NAMES = ("a", "b", "c")
 STREAMS = 8
 
 ANSWERS = 1000
-"""At least so many beside the strikes."""
+"""The least number of answers beside the faults."""
 
 FELT_SECONDS = 0.1
-"""Shorter pauses are those of a busy machine."""
+"""The shortest pause that counts: shorter ones occur on a busy machine."""
 
 
 @dataclass
 class Watched:
-    """Streams that are followed token by token, beside a strike: when each token came."""
+    """Streams that are followed token by token during a fault: the times of their tokens."""
 
     times: list[list[float]] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class Watched:
                     mine.append(time.perf_counter())
 
     def pauses(self, at: float) -> list[float]:
-        """The longest between two tokens after a strike, of each stream that was open then and felt it."""
+        """Returns the longest pause after a fault of each stream that was open then and felt it."""
         found = []
         for mine in self.times:
             after = [(one, other) for one, other in pairwise(mine) if other > at]
@@ -54,10 +54,10 @@ class Watched:
 
 @dataclass(frozen=True)
 class Strike:
-    """act: what strikes; after: what is waited for afterwards.  loses: whether a replica is lost; all:
-    whether every one may be, for a while, in which newcomers are sent away.  times: how often.
+    """A fault.  act: causes it; after: waits for the recovery.  loses: a replica is lost; all: every replica
+    may be lost for a while, in which new requests are refused.  times: the number of repetitions.
 
-    until: what `act` brings about where nothing is lost; the time until then is told in place of that until
+    until: the result of `act` where nothing is lost; the time until then is reported in place of that until
     a loss is seen.
     """
 
@@ -71,8 +71,8 @@ class Strike:
 
 @dataclass
 class Report:
-    """Seconds from each strike until the front knew, and until each open stream went on; the crowd's fate;
-    and how many of it were sent away (503) around a strike."""
+    """Seconds from each fault until the front noticed, and until each open stream continued; the outcomes of
+    the clients, and the number of those that were refused (503) around a fault."""
 
     detected: dict[str, list[float]] = field(default_factory=dict)
     pauses: dict[str, list[float]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Report:
 
 
 def _at(values: Sequence[float], share: float) -> str:
-    """A quantile (the nearest rank), in seconds."""
+    """Writes a quantile (the nearest rank), in seconds."""
     ordered = sorted(values)
     return f"{ordered[round(share * (len(ordered) - 1))]:.2f}" if ordered else "-"
 
@@ -99,9 +99,10 @@ def _at(values: Sequence[float], share: float) -> str:
 async def disturbed(
     server: Served, strikes: Sequence[tuple[str, Strike]], alone: str, at_least: int = ANSWERS
 ) -> Report:
-    """Each strike under load, in turn; figures are told by name.
+    """Causes each fault under load, in turn; figures are reported by its name.
 
-    `alone`: a server without a fleet, which says what is right.  `at_least`: so many answers beside them.
+    `alone`: a server without a fleet, which gives the right answers.  `at_least`: the answers beside the
+    faults.
     """
     model = server.get("/v1/models").json()["data"][0]["id"]
     asked = bodies(model, 12, (100, 400))
@@ -133,7 +134,7 @@ async def disturbed(
 async def _struck(
     strike: Strike, name: str, report: Report, session: aiohttp.ClientSession, url: str, body: Body
 ) -> None:
-    """Once, with `STREAMS` open that are followed."""
+    """Causes a fault once, with `STREAMS` open streams that are followed."""
 
     async def lost() -> float:
         async with session.get(f"{url}/metrics") as answer:

@@ -1,4 +1,4 @@
-"""A fleet on one machine, as users start it: a head and machines that have joined, each `corepipe fleet`."""
+"""A fleet on one machine, as users start it: a head and joined machines, each with `corepipe fleet`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class Machines:
-    """`corepipe fleet head` and `join`, each a group of processes of its own; `network`: where each is."""
+    """Machines: `corepipe fleet head` and `join`, each in a process group of its own, on `network`."""
 
     def __init__(self, port: int, network: Network | None = None) -> None:
         self._network = network
         self.address = f"{self._host('head')}:{port}"
         self._port = port
         self._started: dict[str, subprocess.Popen[bytes]] = {}
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # servers of this process have it, too
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # also for servers of this process
 
     def head(self) -> None:
         self._start("head", "head", "--host", self._host("head"), "--port", self._port)
@@ -39,25 +39,25 @@ class Machines:
         assert until(lambda: set(names) <= set(self.nodes() or ()))
 
     def start(self, name: str) -> None:
-        """A machine begins to join."""
+        """Starts a machine, which begins to join."""
         self._start(name, "join", self.address, "--host", self._host(name), "--name", name)
 
     def nodes(self) -> dict[str, str] | None:
-        """State by name; None where no head answers."""
+        """Returns the states of machines by name; None where no head answers."""
         rows = self._rows()
         return None if rows is None else {row["node"]: row["state"] for row in rows}
 
     def open_requests(self, name: str) -> int:
-        """What the fleet's status says of a machine; 0 where it is not there."""
+        """Returns the open requests of a machine in the fleet's status; 0 where it is not there."""
         return sum(row["open_requests"] for row in self._rows() or () if row["node"] == name)
 
     def _rows(self) -> list[dict[str, Any]] | None:
-        """Of `corepipe fleet status`; None where no head answers."""
+        """Returns the rows of `corepipe fleet status`; None where no head answers."""
         answer = self.ask("status", self.address, "--json")
         return None if answer.returncode else json.loads(answer.stdout)["nodes"]
 
     def ask(self, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        """A `corepipe fleet` command to its end."""
+        """Runs a `corepipe fleet` command to its end."""
         return subprocess.run(
             command("fleet", *arguments),
             capture_output=True,
@@ -68,7 +68,7 @@ class Machines:
         )
 
     def processes(self, name: str, title: str) -> list[psutil.Process]:
-        """Those below a machine whose command line has `title`."""
+        """Returns the processes of a machine whose command line has `title`."""
         found = []
         for each in psutil.Process(self._started[name].pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -77,12 +77,12 @@ class Machines:
         return sorted(found, key=lambda each: each.create_time())
 
     def one(self, name: str, title: str) -> psutil.Process:
-        """The oldest of them, once there is one."""
+        """Returns the oldest of them, once there is one."""
         assert until(lambda: self.processes(name, title)), title
         return self.processes(name, title)[0]
 
     def memory(self, name: str) -> dict[str, float]:
-        """Megabytes (PSS) of a machine's processes, by kind."""
+        """Returns the megabytes (PSS) of a machine's processes, by kind."""
         found: dict[str, float] = {}
         for each in psutil.Process(self._started[name].pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -92,7 +92,7 @@ class Machines:
         return found
 
     def end(self, name: str) -> None:
-        """As Ctrl-C does."""
+        """Ends a machine as Ctrl-C does."""
         process = self._started.pop(name)
         with contextlib.suppress(psutil.NoSuchProcess):
             below = psutil.Process(process.pid).children(recursive=True)

@@ -1,6 +1,7 @@
-"""A network of machines on this one: a namespace each, joined by a bridge, whose links can be cut.
+"""A network of emulated machines: a namespace each, joined by a bridge, whose links can be cut.
 
-Needs root and iproute2.  What is cut one way is dropped by a route to nowhere at the sender's end.
+It needs root and iproute2.  Packets in a direction that is cut are dropped by a blackhole route at the
+sender.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Sequence
 
 BRIDGE, SUBNET = "cp-fleet", "10.78.16"
 HUB = f"{SUBNET}.1"
-"""This machine's own address there: the head's, and the front's."""
+"""This machine's own address in it: the head's, and the front's."""
 
 
 class Network:
-    """Of these machines.  Each is `SUBNET`.2 and so on."""
+    """The network of some machines, whose addresses are `SUBNET`.2 and so on."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._addresses = {name: f"{SUBNET}.{number}" for number, name in enumerate(names, 2)}
@@ -30,7 +31,7 @@ class Network:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Network | None:
-        """None where this user may make none."""
+        """Makes a network; None where this user may not."""
         if os.geteuid() != 0 or shutil.which("ip") is None:
             return None
         try:
@@ -42,23 +43,23 @@ class Network:
         return self._addresses.get(name, HUB)
 
     def inside(self, name: str) -> list[str]:
-        """What a command begins with that runs on this machine."""
+        """Returns the beginning of a command that runs on a machine."""
         return ["ip", "netns", "exec", _space(name)] if name in self._addresses else []
 
     def cut(self, name: str) -> None:
-        """Nothing goes either way."""
+        """Cuts a link in both directions."""
         _ip("link", "set", _plug(name), "down")
 
     def cut_to(self, name: str) -> None:
-        """The machine hears nothing, and is heard."""
+        """Cuts the direction to a machine."""
         _ip("route", "replace", "blackhole", f"{self._addresses[name]}/32")
 
     def cut_from(self, name: str) -> None:
-        """The machine hears, and is not heard."""
+        """Cuts the direction from a machine."""
         _ip("-n", _space(name), "route", "replace", "blackhole", f"{HUB}/32")
 
     def flap(self, name: str, times: int, seconds: float) -> None:
-        """Cut, and whole again, so often."""
+        """Cuts and mends a link several times."""
         for _ in range(times):
             self.cut(name)
             time.sleep(seconds)
@@ -66,7 +67,7 @@ class Network:
             time.sleep(seconds)
 
     def mend(self, name: str) -> None:
-        """All goes both ways again."""
+        """Mends a link in both directions."""
         _ip("link", "set", _plug(name), "up")
         for place in ((), ("-n", _space(name))):
             for to in (self._addresses[name], HUB):
@@ -98,7 +99,7 @@ def _plug(name: str) -> str:
 
 
 def _ip(*words: str, wrong_is_fine: bool = False) -> None:
-    """Raises CalledProcessError."""
+    """Runs `ip`.  Raises CalledProcessError."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode and not wrong_is_fine:
         raise subprocess.CalledProcessError(done.returncode, ["ip", *words], done.stdout, done.stderr)

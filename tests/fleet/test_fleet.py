@@ -1,4 +1,4 @@
-"""Three machines and a head on one, joined by Ray: whatever is struck, no answer is lost, doubled or changed.
+"""Three machines and a head, joined by Ray, all on one: no fault loses, doubles or changes an answer.
 
 `make fleet-test`; figures go to stdout.
 """
@@ -32,7 +32,7 @@ def model() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network | None]:
-    """None where this user may make none: links are not cut then."""
+    """Makes a network; None where this user may not: links are not cut then."""
     found = Network.of(NAMES)
     yield found
     if found is not None:
@@ -58,7 +58,7 @@ def server(machines: Machines, model: Path) -> Iterator[Served]:
 
 
 def on_machines(server: Served) -> dict[str, str]:
-    """States of the front's hosts by their machines; none where it has lost all of them."""
+    """Returns the states of the front's hosts by machine; none where it has lost all of them."""
     answer = server.get("/v1/placement")
     hosts = answer.json()["hosts"] if answer.status_code == 200 else ()
     return {host["node"]: host["state"] for host in hosts}
@@ -77,7 +77,7 @@ def sends(number: signal.Signals, machines: Machines, name: str, title: str) -> 
 
 
 def manager(server: Served) -> psutil.Process:
-    """Once there is one."""
+    """Waits for a manager and returns its process."""
 
     def found() -> list[psutil.Process]:
         below = psutil.Process(server.process.pid).children()
@@ -88,7 +88,7 @@ def manager(server: Served) -> psutil.Process:
 
 
 def links(network: Network, whole: Callable[[], None]) -> dict[str, Strike]:
-    """Cuts of one machine's link, mended when all that was open has been answered."""
+    """Returns faults of one machine's link, which is mended when all open requests have been answered."""
 
     def mended(name: str) -> Callable[[], None]:
         def after() -> None:
@@ -98,7 +98,7 @@ def links(network: Network, whole: Callable[[], None]) -> dict[str, Strike]:
         return after
 
     def flapping(name: str, times: int, seconds: float) -> tuple[Callable[[], None], Callable[[], None]]:
-        """What begins it, and what waits for its end."""
+        """Returns a function that begins it, and one that waits for its end."""
         threads: list[Thread] = []
 
         def act() -> None:
@@ -121,7 +121,7 @@ def links(network: Network, whole: Callable[[], None]) -> dict[str, Strike]:
 
 
 def comings_and_goings(server: Served, machines: Machines) -> list[tuple[str, Strike]]:
-    """Each machine is drained, leaves, and joins anew under load; then it serves, and is given requests."""
+    """Returns faults in which a machine is drained, leaves, joins anew under load, and serves again."""
 
     def drains(name: str) -> Callable[[], None]:
         def act() -> None:
@@ -222,7 +222,7 @@ def test_a_machine_that_is_drained_is_free_and_another_takes_its_place(
 
 
 def without_token(server: Served) -> float:
-    """Those whom Ray has refused, as the front's metrics tell."""
+    """Returns the requests that Ray has refused, from the front's metrics."""
     lines = server.get("/metrics").text.splitlines()
     told = [line for line in lines if line.startswith("corepipe_fleet_refusals_total{")]
     return sum(float(line.split()[-1]) for line in told if 'reason="no_token"' in line)

@@ -1,4 +1,4 @@
-"""The fuzz targets on their seeds and some mutations of them; `make fuzz` looks for longer."""
+"""The fuzz targets on their seeds and some mutations of them; `make fuzz` runs for longer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MUTATIONS = {
     "template": 600,
     "tool_calls": 600,
 }
-"""Of the slower targets; the others get DEFAULT."""
+"""The numbers of mutations of the slower targets; the others get DEFAULT."""
 DEFAULT = 1500
 INTERESTING = (
     b"\0",
@@ -44,7 +44,7 @@ INTERESTING = (
 
 
 def mutations(target: str, count: int) -> Iterator[bytes]:
-    """The seeds, then `count` of them with a few bytes changed, cut, doubled or taken from another."""
+    """Yields the seeds, then `count` of them with a few bytes changed, cut, doubled or taken from another."""
     rng, corpus = random.Random(f"corepipe {target}"), seeds(target)
     yield from corpus
     for _ in range(count):

@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte, and `<eos>`."""
+    """Makes a tokenizer with one token for each byte, and `<eos>`."""
     vocab = {character: i for i, character in enumerate([*ALPHABET, "<eos>"])}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -44,7 +44,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 class Saying(NullExecutor):
-    """Whatever is asked, the token at position p of a sequence is the p-th of `text`, over and over."""
+    """An executor in whose sequences the token at position p is the p-th of `text`, over and over."""
 
     def __init__(self, text: list[int]) -> None:
         super().__init__(EOS + 1)
@@ -387,7 +387,7 @@ CONSTRAINTS = [
 
 @pytest.mark.parametrize(("asked", "same"), CONSTRAINTS)
 def test_an_answer_is_held_to_what_is_asked(asked: dict[str, Any], same: dict[str, Any]) -> None:
-    """In vLLM's form, or as a dict of its fields; texts that say the same are the same grammar."""
+    """A constraint may have vLLM's form or be a dict of its fields; equal texts give the same grammar."""
     for form in (StructuredOutputsParams(**asked), asked):
         params = SamplingParams(structured_outputs=form)
         assert params.constraint() is not None

@@ -1,4 +1,4 @@
-"""The library where nothing is generated, over a stand-in for an encoder."""
+"""The library without generation, over a stand-in for an encoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that ask a real server and write down what came of it: one outcome a request, or a fault."""
+"""Clients of a real server that record the outcome of each request: exactly one, or it is a fault."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TIMEOUT = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
 
 @dataclass(slots=True)
 class Outcome:
-    """What one request came to.
+    """The outcome of a request.
 
     kind: "done", "refused" (429), "unavailable" (503), "expired" (504), "error" (an event in a stream), or
     "broken": no outcome that a client could rely on.
-    device: when the emulated device had it, where the body asked for `device_metrics`.
+    device: the times on the emulated device, where the body asked for `device_metrics`.
     """
 
     kind: str = "broken"
@@ -42,7 +42,7 @@ KINDS = {200: "done", 429: "refused", 503: "unavailable", 504: "expired"}
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: Body) -> Outcome:
-    """A completion, or a chat where the body has messages."""
+    """Requests a completion, or a chat where the body has messages."""
     outcome, began = Outcome(), time.perf_counter()
     path = "chat/completions" if "messages" in body else "completions"
     try:
@@ -68,7 +68,7 @@ def _read(answer: aiohttp.ClientResponse, document: Any, outcome: Outcome) -> No
 
 
 def said(choice: dict[str, Any]) -> str:
-    """All that a choice says, or the next of it that a chunk does; not the ids of calls, which are drawn."""
+    """Returns the content of a choice, whole or of a chunk, without the ids of calls, which are random."""
     message = choice.get("message", choice.get("delta"))
     if message is None:
         return choice["text"]
@@ -80,7 +80,7 @@ def said(choice: dict[str, Any]) -> str:
 
 
 async def _follow(answer: aiohttp.ClientResponse, outcome: Outcome, began: float) -> None:
-    """Reads a stream to its end; anything after its outcome makes it broken."""
+    """Reads a stream to its end; anything after the end of its answer makes it broken."""
     finish = None
     async for raw in answer.content:
         line = raw.decode().strip()
@@ -105,9 +105,9 @@ async def _follow(answer: aiohttp.ClientResponse, outcome: Outcome, began: float
 
 @dataclass
 class Crowd:
-    """Workers that ask for one body after the other, at random, until they are told to stop.
+    """Workers that send random bodies, one after the other, until they are stopped.
 
-    `expected[i]` is what an undisturbed server answers to `bodies[i]`.
+    `expected[i]` is the answer of an undisturbed server to `bodies[i]`.
     """
 
     url: str
@@ -122,7 +122,7 @@ class Crowd:
             await asyncio.gather(*[self._worker(session, random.Random(seed + i)) for i in range(workers)])
 
     async def answered(self, count: int) -> None:
-        """Waits for so many more answers that are whole."""
+        """Waits for `count` more whole answers."""
         wanted = self.outcomes["done"] + count
         while self.outcomes["done"] < wanted:
             await asyncio.sleep(0.01)
@@ -141,7 +141,7 @@ class Crowd:
 
 
 async def answers(url: str, bodies: Sequence[Body]) -> list[str]:
-    """What the server answers to each, one after the other."""
+    """Returns the server's answer to each body, one after the other."""
     async with aiohttp.ClientSession() as session:
         outcomes = [await ask(session, url, body) for body in bodies]
     assert all(outcome.kind == "done" for outcome in outcomes), outcomes
@@ -149,7 +149,7 @@ async def answers(url: str, bodies: Sequence[Body]) -> list[str]:
 
 
 def bodies(model: str, count: int, tokens: tuple[int, int], seed: int = 1) -> list[Body]:
-    """Different prompts, greedy and seeded, plain and streamed, with and without penalties and bad words."""
+    """Makes requests: greedy and seeded, whole and streamed, with and without penalties and bad words."""
     rng = random.Random(seed)
     made = []
     for number in range(count):
@@ -175,7 +175,7 @@ ROWS = {
     "minItems": 20,
     "maxItems": 30,
 }
-"""Long answers, whose end the model chooses."""
+"""Bodies with long answers, whose end the model chooses."""
 RECORD = {
     "name": "record",
     "parameters": {"type": "object", "properties": {"rows": ROWS}, "required": ["rows"]},
@@ -183,7 +183,7 @@ RECORD = {
 
 
 def held_bodies(model: str, count: int) -> list[Body]:
-    """Answers that are held to grammars, and calls that are forced: greedy and seeded, plain and streamed."""
+    """Makes requests with grammars and forced calls: greedy and seeded, whole and streamed."""
     named = {"type": "function", "function": {"name": "record"}}
     kinds: list[Body] = [
         {"structured_outputs": {"json": ROWS}},
@@ -204,7 +204,7 @@ def held_bodies(model: str, count: int) -> list[Body]:
 
 
 async def until(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
-    """Polls for a condition that must come true; False if it never does."""
+    """Polls until a condition is true.  Returns False if it never is."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

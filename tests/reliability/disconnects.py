@@ -1,8 +1,8 @@
-"""Clients that connect and leave, in every phase of a request, and what is left of them in the server.
+"""Clients that connect and leave, in every phase of a request, and the resources that the server keeps.
 
     python -m tests.reliability.disconnects --cycles 10000
 
-Prints descriptors, memory and blocks before and after; ends with 1 where they are not back at their base.
+Prints descriptors, memory and blocks before and after; exits with 1 where they are above their base.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tests.servers import Served, default_model, served, until
 AT_ONCE = 16
 
 SMALL = ("--max-model-len", 1024, "--num-blocks", 64)
-"""Flags of a server that has soon touched all memory of its KV cache."""
+"""Flags of a server that soon has touched all memory of its KV cache."""
 
 PROMPTS = 4
-"""As long as the context: more than that cache holds."""
+"""The number of prompts as long as the context: more than that cache holds."""
 
 SPARE_FDS = 2
 SPARE_TASKS = 2
@@ -44,16 +44,16 @@ Leave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Phase:
-    """What is sent, and when the client leaves after it."""
+    """The part of a request that is sent, and when the client leaves after it."""
 
     body: Body
     leave: Leave
     part: float = 1.0
-    """Share of the request that is sent."""
+    """The share of the request that is sent."""
 
 
 def phases(model: str, context: int) -> dict[str, Phase]:
-    """A long prompt computes for several steps; what asks for many tokens decodes for long."""
+    """Returns the phases; a long prompt takes several steps, and many tokens decode for a long time."""
     room = context // 4
     long = {"model": model, "prompt": [9] * 4, "max_tokens": 2 * room, "ignore_eos": True}
     prompt = {"model": model, "prompt": list(range(5, 5 + 2 * room)), "max_tokens": 4}
@@ -87,7 +87,7 @@ async def _after_a_while(reader: asyncio.StreamReader, _writer: asyncio.StreamWr
 
 
 async def leave_early(url: str, cycles: int, model: str, context: int) -> Counter[str]:
-    """So many clients, a few at a time; every second one resets its connection.  How many left when."""
+    """Runs `cycles` clients, a few at a time, half of which reset their connections; counts them by phase."""
     address, found = urlsplit(url), phases(model, context)
     names = [name for name in found for _ in (0, 1)]
     done: Counter[str] = Counter()
@@ -123,7 +123,7 @@ async def _visit(host: str, port: int, phase: Phase, *, reset: bool) -> None:
 
 
 def own_bytes(pid: int) -> int:
-    """Resident memory that is not a file's: weights that are looked up are the page cache's (proc(5))."""
+    """Returns the resident memory without mapped files, since weights belong to the page cache (proc(5))."""
     found = re.search(r"^RssAnon:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
@@ -131,15 +131,15 @@ def own_bytes(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Held:
-    """What a server and its engine hold while they are idle."""
+    """The resources that a server and its engine hold while they are idle."""
 
     fds: int
     engine_fds: int
     own: int
     engine_own: int
-    """Bytes."""
+    """The engine's own memory, in bytes."""
     tasks: int
-    """Of the server's event loop."""
+    """The tasks of the server's event loop."""
 
     @classmethod
     def by(cls, server: Served) -> Held:
@@ -153,7 +153,7 @@ class Held:
         )
 
     def excess(self, base: Held) -> list[str]:
-        """Where it is more than at the base."""
+        """Returns what is more than at the base."""
         return [
             f"{name}: {getattr(base, name)} -> {getattr(self, name)}"
             for name, spare in (
@@ -168,13 +168,13 @@ class Held:
 
 
 def idle(server: Served) -> bool:
-    """Whether nothing runs, waits or is held."""
+    """Tells whether nothing runs, waits or is held."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "corepipe_kv_blocks_held")
     return all(server.metric(name) == 0 for name in names)
 
 
 def visited(server: Served, cycles: int) -> tuple[Counter[str], list[str]]:
-    """How many clients left in which phase, and what is wrong afterwards."""
+    """Returns the number of clients that left by phase, and what is wrong afterwards."""
     card = server.get("/v1/models").json()["data"][0]
     model, context = card["id"], card["max_model_len"]
     golden = [{"model": model, "prompt": [7, 8, 9], "max_tokens": 24, "temperature": 0}]
@@ -183,7 +183,7 @@ def visited(server: Served, cycles: int) -> tuple[Counter[str], list[str]]:
         return await leave_early(server.url, count, model, context)
 
     before = asyncio.run(answers(server.url, golden))
-    # Warm: buffers, and all KV blocks, of which those who leave early may touch the last much later.
+    # A warm-up of buffers and all KV blocks: clients that leave early may touch the last block much later.
     long = [{"model": model, "prompt": [9 + n] * (context - 8), "max_tokens": 8} for n in range(PROMPTS)]
     asyncio.run(answers(server.url, long))
     asyncio.run(run(6 * AT_ONCE))

@@ -1,9 +1,9 @@
-"""One key floods a server: how long does another key's request wait for its first token?
+"""The time to the first token of one key's requests while another key floods the server.
 
     python -m tests.reliability.fairness --seconds 60
 
-The light key has one request at a time.  In turns, the other key has none in flight, as many as there are
-seats, and eight times as many.  Prints the light key's times to the first token beside each; ends with 1
+The light key has one request at a time.  In turns, the other key has no requests in flight, as many as there
+are seats, and eight times as many.  Prints the light key's times to the first token beside each; exits with 1
 where p99 beside the flood is more than `MOST` times p99 beside the full batch.
 """
 
@@ -33,14 +33,14 @@ MOST = 2.0
 ROUNDS = 4
 
 PACE = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--time-scale", 40)
-"""Some milliseconds a step on any host, so that what is measured is how long a request waits."""
+"""A pace of some milliseconds a step on any host, so that the measured time is that of waiting."""
 
 LIGHT, HEAVY = "sk-light", "sk-heavy"
 
 
 @contextlib.contextmanager
 def shared(*arguments: object) -> Iterator[Served]:
-    """A server with two keys, neither of which has limits of its own."""
+    """Runs a server with two keys, neither of which has limits of its own."""
     with TemporaryDirectory() as directory:
         keys = Path(directory) / "keys"
         keys.write_text(f"{LIGHT}\n{HEAVY}\n")
@@ -50,7 +50,7 @@ def shared(*arguments: object) -> Iterator[Served]:
 
 
 def client(key: str) -> aiohttp.ClientSession:
-    """Of one key, with as many connections as it likes."""
+    """Makes a client with a key, without a limit on its connections."""
     bearer = {"authorization": f"Bearer {key}"}
     return aiohttp.ClientSession(headers=bearer, connector=aiohttp.TCPConnector(limit=0))
 
@@ -65,14 +65,14 @@ def body(rng: random.Random, tokens: int) -> Body:
 
 @dataclass
 class Neighbour:
-    """A key that always has `in_flight` requests under way, while it is entered, or until `finish`."""
+    """A key with `in_flight` requests under way at any time, while it is entered, or until `finish`."""
 
     url: str
     in_flight: int
     tokens: tuple[int, int]
     outcomes: Counter[str] = field(default_factory=Counter)
     devices: list[dict[str, float]] = field(default_factory=list)
-    """When the emulated device had each answer."""
+    """The times of each answer on the emulated device."""
 
     async def __aenter__(self) -> Neighbour:
         self._over = False
@@ -87,7 +87,7 @@ class Neighbour:
         await self._session.close()
 
     async def finish(self) -> None:
-        """Waits for what is under way, and asks no more."""
+        """Sends no more requests and waits for those under way."""
         self._over = True
         await asyncio.gather(*self._tasks)
 
@@ -102,7 +102,7 @@ class Neighbour:
 
 
 async def first_tokens(url: str, in_flight: int, seconds: float) -> list[float]:
-    """Seconds to the first token of each request of the light key, beside so many of the other one."""
+    """Measures the seconds to the first token of the light key's requests beside `in_flight` of the other."""
     found: list[float] = []
     rng = random.Random(in_flight)
     async with client(LIGHT) as session, Neighbour(url, in_flight, (8, 40)):
@@ -140,7 +140,7 @@ def p99(seconds: list[float]) -> float:
 
 
 async def fairness(server: Served, seconds: float) -> Finding:
-    """Interleaved: a shared machine drifts."""
+    """Measures the cases interleaved, since a shared machine drifts."""
     finding = Finding()
     for _ in range(ROUNDS):
         for count, seen in finding.seconds.items():

@@ -1,9 +1,9 @@
-"""Kills and stops a server's engine, at random moments under load, and measures how soon it is back.
+"""Kills and stops of a server's engine at random moments under load, and the times until it is back.
 
     python -m tests.reliability.faults --kills 50 --hangs 50
 
-Every request must have exactly one outcome, and every text must be that of an undisturbed run, up to where it
-ended.  Prints a table; ends with 1 where that does not hold.
+Every request must have exactly one outcome, and every text must be that of an undisturbed run, up to its end.
+Prints a table; exits with 1 where that does not hold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.servers import Served, default_model, metric_of, served
 
 @dataclass
 class Recovery:
-    """Seconds from a signal to a server that is ready with another engine, by signal; the crowd's fate."""
+    """Seconds from each signal until another engine is ready, by signal; the clients' outcomes."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     crowd: Crowd | None = None
@@ -38,7 +38,7 @@ class Recovery:
 async def disturb(
     server: Served, signals: Sequence[signal.Signals], workers: int, tokens: tuple[int, int], calm: int
 ) -> Recovery:
-    """Sends each of `signals` to the engine of the moment, up to `calm` answers after the last recovery."""
+    """Sends each of `signals` to the current engine, up to `calm` answers after the last recovery."""
     model = server.get("/v1/models").json()["data"][0]["id"]
     asked = [*bodies(model, 12, tokens), *held_bodies(model, 8)]
     crowd = Crowd(server.url, asked, await answers(server.url, asked))
@@ -61,7 +61,7 @@ async def _strike(server: Served, session: aiohttp.ClientSession, number: signal
     began = time.perf_counter()
     while await _restarts(server, session) == lost:
         with contextlib.suppress(psutil.NoSuchProcess):
-            engine.send_signal(number)  # again: whoever continues a stopped process does not end the test
+            engine.send_signal(number)  # again, in case another program continues the stopped process
         await asyncio.sleep(0.05)
     while not await _ready(server, session):
         await asyncio.sleep(0.01)
@@ -79,7 +79,7 @@ async def _restarts(server: Served, session: aiohttp.ClientSession) -> float:
 
 
 def table(recovery: Recovery) -> str:
-    """Seconds to ready, and outcomes."""
+    """Writes the table of seconds until the server is ready, and of outcomes."""
     lines = [f"{'':10}{'times':>7}{'median':>9}{'p95':>9}{'most':>9}   seconds to ready"]
     for name, seconds in recovery.seconds.items():
         ordered = sorted(seconds)

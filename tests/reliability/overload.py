@@ -1,11 +1,11 @@
-"""A server that is asked for five times what it can do: does it still do what it can?
+"""The goodput of a server under five times the load that it can serve.
 
     python -m tests.reliability.overload --seconds 60
 
-First a closed loop finds the peak: half as many clients more than seats, who ask again when answered.  Then
-requests come at five times that rate, whatever becomes of them; then the peak again, because a shared machine
-drifts.  Prints goodput under overload over the mean of the two peaks, how long refusals took, and what became
-of those that were admitted.
+First a closed loop finds the peak: 1.5 times as many clients as seats, which send again when answered.  Then
+requests come at five times that rate, whatever their outcome; then the peak again, because a shared machine
+drifts.  Prints goodput under overload over the mean of the two peaks, the times of refusals, and the outcomes
+of admitted requests.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tests.servers import Served, default_model, served
 
 SEATS = 16
 FLAGS = ("--max-num-seqs", SEATS, "--max-num-queued-reqs", SEATS, "--max-model-len", 1024)
-"""Who is admitted waits for about as long as an answer takes."""
+"""Flags with which admitted requests wait for about as long as an answer takes."""
 
 FACTOR = 5.0
 
 
 @dataclass
 class Load:
-    """Outcomes, and when each came, in seconds since the start."""
+    """Outcomes with their times, in seconds since the start."""
 
     seconds: float
     outcomes: list[tuple[float, Outcome]] = field(default_factory=list)
@@ -45,13 +45,13 @@ class Load:
 
     @property
     def goodput(self) -> float:
-        """Answers a second, of those that came in time."""
+        """Returns the answers a second that came in time."""
         return sum(o.kind == "done" and at <= self.seconds for at, o in self.outcomes) / self.seconds
 
 
 def body(model: str, rng: random.Random, tokens: int) -> Body:
-    """An answer of `tokens` on average: of equal lengths a whole batch would end at once, and counts of
-    answers come in its size."""
+    """Makes a request of `tokens` on average: with equal lengths a whole batch would end at once, and numbers
+    of answers would be multiples of its size."""
     prompt = [rng.randrange(3, 200) for _ in range(128)]
     return {
         "model": model, "prompt": prompt, "max_tokens": rng.randint(tokens // 2, tokens + tokens // 2),
@@ -60,7 +60,7 @@ def body(model: str, rng: random.Random, tokens: int) -> Body:
 
 
 async def peak(url: str, model: str, tokens: int, seconds: float) -> Load:
-    """A closed loop: the seats are taken, and some wait."""
+    """Runs a closed loop: the seats are taken, and some requests wait."""
     load, rng, began = Load(seconds), random.Random(1), time.monotonic()
 
     async def client(session: aiohttp.ClientSession) -> None:
@@ -74,7 +74,7 @@ async def peak(url: str, model: str, tokens: int, seconds: float) -> Load:
 
 
 async def flood(url: str, model: str, tokens: int, seconds: float, rate: float) -> Load:
-    """An open loop: Poisson arrivals at `rate` a second."""
+    """Runs an open loop: Poisson arrivals at `rate` a second."""
     load, rng, began = Load(seconds), random.Random(2), time.monotonic()
 
     async def client(session: aiohttp.ClientSession, asked: Body) -> None:
@@ -92,7 +92,7 @@ async def flood(url: str, model: str, tokens: int, seconds: float, rate: float) 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an overload did.  ratio: of goodput to the peak."""
+    """The results of an overload.  ratio: of goodput to the peak."""
 
     peaks: tuple[float, float]
     offered: float

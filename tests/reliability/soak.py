@@ -1,13 +1,12 @@
-"""Half an hour of mixed traffic, and whether anything is left of it: `make soak`, or
+"""Half an hour of mixed traffic, and a check for leaks afterwards: `make soak`, or
 
     python -m tests.reliability.soak --minutes 30
 
 Chats and completions, short and long, plain and streamed, with shared prefixes, several choices and logprobs;
-answers that are held to grammars, calls that are forced and calls that are offered, reasoning, recorded
-answers; vectors and rankings of an encoder beside the model that chats; clients that leave, bodies that are
-wrong, constraints that are refused, prompts that do not fit.
-Prints a line a minute and a table at the end; ends with 1 where blocks are missing, memory grows by more than
-`SLOPE_MIB` in ten minutes, descriptors have leaked, or an answer was not what it had to be.
+answers with grammars, forced and offered calls, reasoning, recorded answers; vectors and rankings of an
+encoder beside the chat model; clients that leave, wrong bodies, refused constraints, prompts that do not fit.
+Prints a line a minute and a table at the end; exits with 1 where blocks are missing, memory grows by more
+than `SLOPE_MIB` in ten minutes, descriptors have leaked, or an answer was wrong.
 """
 
 from __future__ import annotations
@@ -35,32 +34,32 @@ from tests.servers import Served, default_model, engines, served, until
 from tests.tiny_encoders import write_bert
 
 SLOPE_MIB = 1.0
-"""Most growth of memory in ten minutes, of server and engine together."""
+"""The most growth of memory in ten minutes, of server and engine together."""
 
 WARM_SHARE = 0.25
-"""Of the time, before memory counts: by then caches are full and blocks have been touched."""
+"""The share of the time before memory counts: by then caches are full and blocks have been touched."""
 
 SAMPLES = 120
-"""Looks at the memory, in all."""
+"""The number of memory samples."""
 
 ENCODER, KNOWN = "vectors", "find the dog"
-"""A model beside the one that chats, and a text of which its vector is known."""
+"""An encoder beside the chat model, and a text whose vector is known."""
 
 CONTEXT = 1024
 FLAGS = ("--max-model-len", CONTEXT, "--num-blocks", 96, "--max-num-seqs", 16, "--reasoning-parser", "qwen3")
-"""A small KV cache, all of which is soon touched, and often too small for all who run."""
+"""Flags for a small KV cache, which is soon touched as a whole, and is often too small for all requests."""
 
 MIB = 1 << 20
 TEN_MINUTES = 600.0
 
 FIRST_GRAMMARS, AT_ONCE = 8 * MOST_KEPT, 8
-"""That are compiled before it begins, so many at a time.  What the engine's memory takes for grammars grows
-to a bound (those that are kept, and what their threads leave between them), and most of it by these."""
+"""Grammars that are compiled first, and how many at a time.  The engine's memory for grammars grows to a
+bound (those that are kept, and what their threads leave free between them), and most of it by these."""
 
 
 @dataclass
 class Soak:
-    """What the traffic came to."""
+    """The traffic and its results."""
 
     url: str
     model: str
@@ -71,8 +70,8 @@ class Soak:
     stopped: bool = False
 
     async def fill(self) -> None:
-        """Writes to all of every KV block and every row of logits, and has more grammars compiled than are
-        kept, on all threads that do so: memory that is touched for the first time is no leak."""
+        """Writes to every KV block and every row of logits, and compiles more grammars than are kept, on all
+        compiling threads: memory that is touched for the first time is no leak."""
         body = {"model": self.model, "max_tokens": 64, "ignore_eos": True}
         prompts = [[number + 5] * (CONTEXT - 64) for number in range(8)]
         filling = [body | {"prompt": prompt} for prompt in prompts]
@@ -155,7 +154,7 @@ class Soak:
         return None
 
     async def _fresh_grammar(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
-        """One that nobody has asked for: what is remembered of grammars must not grow for ever."""
+        """Sends a new grammar: the memory of remembered grammars must be bounded."""
         words = [f"{rng.randrange(10**9):x}" for _ in range(rng.randrange(1, 200))]
         body = {
             "model": self.model,
@@ -167,13 +166,13 @@ class Soak:
         return None if outcome.text in words else str(outcome)
 
     async def _offer(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
-        """Tools that need not be called, by two choices."""
+        """Sends tools that need not be called, with two choices."""
         body = self._asked(rng) | {"tools": [{"type": "function", "function": RECORD}], "n": 2}
         async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
             return None if answer.status == 200 else await answer.text()
 
     async def _think(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
-        """The prompt has begun the reasoning; an answer that is held to a schema comes after it."""
+        """Sends a prompt that has begun the reasoning; an answer with a schema follows that."""
         begun = {"role": "assistant", "content": "<think>\n"}
         body = self._asked(rng) | {"continue_final_message": True, "add_generation_prompt": False}
         body["messages"] = [*body["messages"], begun]
@@ -196,7 +195,7 @@ class Soak:
         )
 
     async def _vectors(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
-        """One text among others has the vector that it had alone."""
+        """Checks that a text among others has the same vector as alone."""
         texts = [*(some_words(rng, 20) for _ in range(rng.choice([0, 1, 7, 63]))), KNOWN]
         found = await self._embedded(session, texts)
         return None if len(found) == len(texts) and found[-1] == self.known else "another vector"
@@ -228,7 +227,7 @@ class Soak:
         return {**asked, "max_tokens": rng.randrange(1, 120), "stream": rng.random() < 0.5}
 
     def _body(self, rng: random.Random) -> Body:
-        """Half of them begin as others do."""
+        """Makes a body; half of them share a prefix with others."""
         shared = list(range(100, 100 + rng.choice([0, 64, 200])))
         own = [rng.randrange(3, 1000) for _ in range(int(rng.lognormvariate(4.0, 1.0)) % 700 + 1)]
         return {
@@ -249,7 +248,7 @@ Act = Callable[[aiohttp.ClientSession, random.Random], Awaitable[str | None]]
 
 @dataclass(frozen=True)
 class Sample:
-    """seconds since the start; memory in MiB, but for what is mapped from files: of the server, and of the
+    """A sample: seconds since the start; memory in MiB without mapped files, of the server, and of the
     engines of both models with their spares."""
 
     seconds: float
@@ -266,7 +265,7 @@ class Sample:
 
 
 def slope(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
-    """MiB in ten minutes, by least squares, after the warm share."""
+    """Returns the growth in MiB in ten minutes, by least squares, after the warm share."""
     kept = [s for s in samples if s.seconds >= WARM_SHARE * samples[-1].seconds]
     line = statistics.linear_regression([s.seconds for s in kept], [read(s) for s in kept])
     return line.slope * TEN_MINUTES
@@ -279,7 +278,7 @@ async def raw(session: aiohttp.ClientSession, url: str, body: Body) -> bytes:
 
 
 async def record(server: Served) -> dict[str, bytes]:
-    """Bodies as JSON, and what they are answered."""
+    """Records bodies as JSON, and their answers."""
     model = server.get("/v1/models").json()["data"][0]["id"]
     asked = [*bodies(model, 8, (20, 60)), *held_bodies(model, 8)]
     async with aiohttp.ClientSession() as session:
@@ -289,7 +288,7 @@ async def record(server: Served) -> dict[str, bytes]:
 async def soak(
     server: Served, recorded: Mapping[str, bytes], minutes: float, workers: int
 ) -> tuple[Soak, list[Sample]]:
-    """The traffic, and what was seen meanwhile."""
+    """Returns the traffic, and the samples taken meanwhile."""
     traffic = Soak(server.url, server.get("/v1/models").json()["data"][0]["id"], recorded)
     await traffic.fill()
     began, samples = time.monotonic(), []
@@ -310,7 +309,7 @@ async def soak(
 
 
 def verdict(server: Served, traffic: Soak, samples: Sequence[Sample]) -> tuple[str, bool]:
-    """The table, and whether all is as it has to be."""
+    """Returns the table, and whether all values are right."""
     emptied = until(lambda: idle(server))
     total = server.metric("corepipe_kv_blocks")
     held, cached = server.metric("corepipe_kv_blocks_held"), server.metric("corepipe_kv_blocks_cached")

@@ -1,4 +1,4 @@
-"""Clients that leave take everything with them that was held for them."""
+"""After clients leave, the server frees everything that it held for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a server ends: it tells at once that it takes nothing more, ends what it has begun, leaves nothing."""
+"""The end of a server: it refuses new requests at once, completes open ones, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import psutil
 from tests.servers import END_SECONDS, TINY, Served, engines, run, served, until
 
 DEVICE = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--time-scale")
-"""A pace of 0.7 ms a token at scale 1, so that an answer lasts as long as a test wants it to."""
+"""A pace of 0.7 ms a token at scale 1, so that an answer lasts as long as a test needs."""
 
 LONG = 600
-"""The scale of an answer that lasts for a minute and a half: longer than any test looks at it."""
+"""The scale at which an answer takes a minute and a half, longer than any test follows it."""
 
 
 def body(server: Served, tokens: int) -> dict[str, object]:
@@ -26,7 +26,7 @@ def body(server: Served, tokens: int) -> dict[str, object]:
 
 @contextlib.contextmanager
 def answering(server: Served, tokens: int = 200) -> Iterator[Iterator[str]]:
-    """An answer that has begun."""
+    """Begins an answer and yields the rest of its lines."""
     url = f"{server.url}/v1/completions"
     with httpx.stream("POST", url, json=body(server, tokens), timeout=60) as answer:
         lines = answer.iter_lines()
@@ -35,7 +35,7 @@ def answering(server: Served, tokens: int = 200) -> Iterator[Iterator[str]]:
 
 
 def rest(lines: Iterator[str]) -> list[str]:
-    """What still comes; the connection may end at any place."""
+    """Returns the remaining lines; the connection may end anywhere."""
     found = []
     with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
         found.extend(line for line in lines if line)
@@ -43,11 +43,11 @@ def rest(lines: Iterator[str]) -> list[str]:
 
 
 def test_it_tells_that_it_drains() -> None:
-    """And at a second signal does no longer."""
+    """A second signal ends it without waiting."""
     with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 600) as server, answering(server) as lines:
         asked = body(server, 1)
         engine = server.engine()
-        for process in (engine.pid, server.process.pid):  # as systemd does: to all of the group
+        for process in (engine.pid, server.process.pid):  # to the whole group, as systemd does
             os.kill(process, signal.SIGTERM)
         assert until(lambda: server.get("/health/ready").status_code == 503)
         told = server.get("/health/ready")
@@ -91,7 +91,7 @@ def test_a_server_that_is_killed_takes_its_engine_with_it() -> None:
 
 
 def test_readiness_at_each_moment() -> None:
-    """While an engine is gone: 503, when to come back, and why.  A signal ends the server even then."""
+    """Without an engine it is 503, with the reason and a Retry-After.  A signal ends the server even then."""
     with served(TINY, spare=True) as server:
         seen: set[tuple[int, str, str | None]] = set()
         assert until(lambda: lost(server) and told(server, seen) != 200)
@@ -102,8 +102,8 @@ def test_readiness_at_each_moment() -> None:
 
 
 def lost(server: Served) -> bool:
-    """Kills all engines, the spare one, too: the next has to begin with its imports, so that there is a
-    moment to look at.  Who misses it kills again."""
+    """Kills all engines, also the spare one: the next one begins with its imports, so that the loss is
+    visible for a moment.  A caller that misses it kills again."""
     for process in engines(server.process.pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -111,7 +111,7 @@ def lost(server: Served) -> bool:
 
 
 def told(server: Served, seen: set[tuple[int, str, str | None]]) -> int:
-    """The status of readiness now; adds what is told to `seen`."""
+    """Returns the current status of readiness; adds its answer to `seen`."""
     probe = server.get("/health/ready")
     seen.add((probe.status_code, probe.json()["status"], probe.headers.get("retry-after")))
     return probe.status_code

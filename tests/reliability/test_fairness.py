@@ -1,4 +1,4 @@
-"""A key that floods the server takes nothing from another but what is its share."""
+"""A key that floods the server gets only its share and takes nothing from another key's."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tests.servers import PATIENCE_SECONDS, Served
 
 RUNNING = 2
 QUEUE = 16
-"""Places in the queue, half of which one key may have."""
+"""The places in the queue, half of which one key may have."""
 
 CONTESTED = 4
-"""Requests of the other key that find several of the flood's waiting."""
+"""The requests of the other key that find several of the flood's waiting."""
 
 LONG = (24, 24)
-"""Tokens of the flood's answers: places in the queue stay taken for longer than its clients need to ask."""
+"""The tokens of the flood's answers: queue places stay taken for longer than its clients need to send."""
 
 
 def test_who_floods_is_refused_and_the_other_does_not_queue_behind_it() -> None:
-    """By the device's times, which say in what order the server decided, however late the host is."""
+    """The device's times show the order of the server's decisions, however late the host is."""
     with shared(*PACE, "--max-num-seqs", RUNNING, "--max-num-queued-reqs", QUEUE) as server:
         found = asyncio.run(beside_a_flood(server))
     assert max(found) <= RUNNING + 1, "what had a seat when it came, and one that had its turn before it"
 
 
 async def beside_a_flood(server: Served) -> list[int]:
-    """For each contested request: how many of the flood had their first token between it and its own."""
+    """Counts the flood's first tokens between arrival and first token of each contested request."""
     rng, mine = random.Random(1), list[Times]()
     async with client(LIGHT) as session, Neighbour(server.url, QUEUE, LONG) as flood:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -49,13 +49,13 @@ async def beside_a_flood(server: Served) -> list[int]:
 
 
 async def refused_once_more(flood: Neighbour) -> None:
-    """Waits until the flood's share of the queue is known to be full."""
+    """Waits until the flood's share of the queue is full, by another refusal."""
     before = flood.outcomes["refused"]
     assert await until(lambda: flood.outcomes["refused"] > before)
 
 
 class Times(NamedTuple):
-    """Of a request: when it came to the emulated device, and when its first token was there, in seconds."""
+    """The times of a request's arrival at the emulated device and of its first token, in seconds."""
 
     arrival: float
     first: float
@@ -67,9 +67,9 @@ class Times(NamedTuple):
 
 
 def contested(mine: list[Times], flood: Neighbour) -> list[Times]:
-    """Those that came while many of the flood waited; a flood that cannot keep up leaves room now and then.
+    """Returns the requests that came while many of the flood waited; a slow flood leaves room now and then.
 
-    Only of those answered: there may be more when the others are.
+    Only answered ones are known: there may be more later.
     """
     others = [Times.of(device) for device in flood.devices]
     waiting = [sum(other.arrival < one.arrival < other.first for other in others) for one in mine]

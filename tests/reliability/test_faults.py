@@ -1,4 +1,4 @@
-"""Engines that die and hang under a server's load: nobody's answer is lost, doubled or changed."""
+"""Engines that die and hang under a server's load: no answer is lost, doubled or changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are held to grammars, and forced calls: nothing that happens to a server changes them.
+"""Answers with grammars, and forced calls: preemption and draining do not change them.
 
 `test_faults.py` has engines that are killed and hang.
 """
@@ -19,7 +19,7 @@ from tests.servers import END_SECONDS, TINY, Served, served, until
 
 CONTEXT = 1024
 SLOW = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--time-scale", 40)
-"""A pace at which an answer lasts for seconds."""
+"""A pace at which an answer takes seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ async def at_once(url: str, asked: Sequence[Body]) -> list[Outcome]:
 
 
 def test_preemption_changes_none(model: Path) -> None:
-    """The cache holds one full sequence: eight at once must give way to each other."""
+    """The cache holds one full sequence: eight at once preempt each other."""
     with served(model, "--num-blocks", CONTEXT // 32, "--max-num-seqs", 8) as server:
         asked = bodies(server, 8)
         alone = asyncio.run(answers(server.url, asked))
@@ -54,7 +54,7 @@ def test_preemption_changes_none(model: Path) -> None:
 
 
 async def drained(server: Served, asked: Sequence[Body]) -> list[Outcome]:
-    """Their outcomes, where the server is told to end while all of them run."""
+    """Returns the outcomes of requests where the server is told to end while all of them run."""
 
     def running() -> float:
         return server.metric("vllm:num_requests_running")
@@ -65,11 +65,11 @@ async def drained(server: Served, asked: Sequence[Body]) -> list[Outcome]:
             if await asyncio.to_thread(running) == len(asked):
                 server.process.send_signal(signal.SIGTERM)
                 return await asking
-        # they were quicker than we
+        # the answers came before the signal
 
 
 def test_a_drain_changes_none(model: Path) -> None:
-    """What has begun comes to the end that it always had."""
+    """Open answers complete unchanged."""
     with served(model, *SLOW, "--max-num-seqs", 8, "--shutdown-timeout", 600) as server:
         asked = bodies(server, 8)
         undisturbed = asyncio.run(at_once(server.url, asked))

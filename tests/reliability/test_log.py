@@ -1,4 +1,4 @@
-"""A server whose log cannot be written, or that nobody reads, serves as any other."""
+"""A server whose log cannot be written, or is not read, serves like any other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.servers import END_SECONDS, LOAD_SECONDS, TINY, command, engines, unt
 
 @contextlib.contextmanager
 def serving(stderr: int | None) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server that is ready, and its URL.  stderr: None: closed."""
+    """Runs a server and yields it with its URL when it is ready.  stderr: None: closed."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started = command("serve", "--port", port, TINY)
@@ -45,7 +45,7 @@ def ready(url: str) -> bool:
 
 
 def serves(process: subprocess.Popen[bytes], url: str) -> None:
-    """It answers, tells its state, replaces its engine, and ends."""
+    """Checks that a server answers, reports its state, replaces its engine, and ends."""
     name = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
     asked = {"model": name, "prompt": "a", "max_tokens": 3}
     assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == 200
@@ -83,7 +83,7 @@ def nowhere() -> int:
 
 
 def unheard() -> int:
-    """A pipe whose reader has gone."""
+    """Makes a pipe whose reader is gone."""
     reader, writer = os.pipe()
     os.close(reader)
     return writer

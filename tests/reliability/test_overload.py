@@ -1,4 +1,4 @@
-"""A server that is asked for more than it can do refuses, says when to come back, and loses nothing."""
+"""An overloaded server refuses requests with the time of a retry, and loses none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--
 
 
 ENOUGH = 20
-"""Answers, and refusals."""
+"""The answers, and the refusals, to wait for."""
 
 
 def test_more_than_fits_is_refused_and_the_rest_answered() -> None:
@@ -33,8 +33,8 @@ def test_more_than_fits_is_refused_and_the_rest_answered() -> None:
 
 
 async def crowded(url: str, model: str, clients: int = 16) -> list[Outcome]:
-    """Three times as many clients as there is room for, each asking again and again, until enough have been
-    answered and enough refused: however quick clients and server are beside each other."""
+    """Runs three times as many clients as there are places, each sending again and again, until enough
+    requests are answered and enough refused, however fast the clients and the server are."""
     outcomes: list[Outcome] = []
 
     def enough() -> bool:

@@ -1,4 +1,4 @@
-"""What a running server does at signals, to it or to all its processes: reloads, tells its state, or ends."""
+"""Signals to a running server or all its processes: it reloads, logs its state, or ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.servers import END_SECONDS, TINY, Served, served, until
 
 
 class Files:
-    """A key file and a certificate, as one who runs a server replaces them."""
+    """A key file and a certificate that an operator replaces."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = trustme.CA()
@@ -56,13 +56,13 @@ class Files:
 
 
 def presented(server: Served) -> str:
-    """The certificate that a new connection is shown."""
+    """Returns the certificate that a new connection gets."""
     host, _, port = server.url.removeprefix("https://").partition(":")
     return ssl.get_server_certificate((host, int(port)))
 
 
 def told(server: Served, words: str) -> list[str]:
-    """Lines of the log with these words."""
+    """Returns the lines of the log with these words."""
     return [line for line in server.stderr if words in line]
 
 
@@ -72,7 +72,7 @@ def key(name: str) -> Mapping[str, str]:
 
 @contextlib.contextmanager
 def secret_answer(server: Served, http: httpx.Client) -> Iterator[Iterator[str]]:
-    """An answer that has begun, to who has the old key."""
+    """Begins an answer for a client with the old key."""
     name = http.get("/v1/models", headers=key("old")).json()["data"][0]["id"]
     asked = {"model": name, "prompt": "a", "max_tokens": 100, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=asked, headers=key("old")) as answer:
@@ -110,7 +110,7 @@ def test_sighup_reloads_keys_and_certificate_and_drops_nothing(tmp_path: Path) -
 
 
 def test_its_state_is_told_and_answers_go_on() -> None:
-    """By either signal, as often as it is asked for."""
+    """Either signal logs the state, any number of times."""
     with served(TINY, *DEVICE, LONG) as server, answering(server) as lines:
         engine = server.engine()
         assert until(lambda: server.metric("vllm:num_requests_running") == 1)
@@ -123,7 +123,9 @@ def test_its_state_is_told_and_answers_go_on() -> None:
             assert len(told(server, "state: ready")) == times
             line = told(server, "state: ready")[-1]
             assert f"engine {engine.pid}, lost before: none" in line
-            assert re.search("[12] HTTP requests under way", line)  # the poll's own may not have ended yet
+            assert re.search(
+                "[12] HTTP requests under way", line
+            )  # the task of the poll may not have ended yet
             assert "error" not in "".join(line for line, _ in zip(lines, range(6), strict=False))
             assert server.engine().pid == engine.pid
 

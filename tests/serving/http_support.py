@@ -92,7 +92,7 @@ Script = Callable[[Submit], Sequence[Step]]
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE of 600 tokens; `<|im_end|>` is its eos."""
+    """Makes a byte-level BPE of 600 tokens; `<|im_end|>` is its eos."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -107,7 +107,7 @@ def tokenizer() -> Tokenizer:
 
 
 def saying(text: str, *, pause: float = 0.0, ends: str | None = None, logprobs: bool = False) -> Script:
-    """Says `text` a token at a time, over and over until `max_tokens`; or once, if it `ends`."""
+    """Answers with `text` a token at a time, over and over until `max_tokens`; or once, if it `ends`."""
     tokens = tokenizer().encode(text, add_special_tokens=False)
 
     def script(submit: Submit) -> list[Step]:
@@ -137,7 +137,7 @@ def saying(text: str, *, pause: float = 0.0, ends: str | None = None, logprobs: 
 
 
 def begun(text: str) -> Script:
-    """Says the first token of `text`, and then nothing more for as long as any test takes."""
+    """Answers with the first token of `text`, and then with nothing for as long as any test takes."""
 
     def script(submit: Submit) -> list[Step]:
         return [Output(submit.id, tokenizer().encode(text)[:1], cached=2), FOREVER]
@@ -152,7 +152,7 @@ def _logprobs(tokens: Sequence[int], count: int | None) -> list[TokenLogprobs]:
 
 
 async def whole_pause(seconds: float) -> None:
-    """Sleeps for no less than that: uvloop's timers count whole milliseconds, and may end one too early."""
+    """Sleeps for at least that long: uvloop's timers count whole milliseconds, and may end one too early."""
     until = time.perf_counter() + seconds
     while (left := until - time.perf_counter()) > 0:
         await asyncio.sleep(left)
@@ -160,7 +160,7 @@ async def whole_pause(seconds: float) -> None:
 
 @dataclass
 class FakeEngine:
-    """Answers every Submit by its script: outputs, pauses in seconds, and events that it waits for."""
+    """An engine that answers every Submit by a script: outputs, pauses in seconds, and events to wait for."""
 
     script: Script = field(default_factory=lambda: saying("Hello world. "))
     start_with: Ready | Exception = READY
@@ -207,9 +207,9 @@ class FakeEngine:
         self.closed = True
 
     async def _play(self, steps: Sequence[Step], stream: OutputStream) -> None:
-        """Without a pause between them, outputs are merged as they are when the server lags behind.
+        """Plays a script.  Outputs without a pause between them are merged, as when the server lags behind.
 
-        With one they are not, however long the server takes.
+        With a pause they are not, however long the server takes.
         """
         stream.start()
         for step in steps:
@@ -228,7 +228,7 @@ class FakeEngine:
 
 @contextmanager
 def replaying(folder: Path, **server: object) -> Iterator[str]:
-    """As `running`, of a server without an engine that answers from a directory."""
+    """Does what `running` does, for a server without an engine that answers from a directory."""
     with running(NoEngine(), ready=NOTHING_LOADED, replay=folder, **server) as url:
         yield url
 
@@ -242,9 +242,9 @@ def running(
     task: TaskInfo = GENERATES,
     **server: object,
 ) -> Iterator[str]:
-    """The real app behind the real HTTP server, in a thread; yields its URL.
+    """Runs the real app behind the real HTTP server, in a thread; yields its URL.
 
-    text: another tokenizer; task: what the model is served for.
+    text: another tokenizer; task: the model's task.
     """
     with running_ports(engine, ready=ready, text=text, task=task, **server) as (public, *_):
         yield public
@@ -259,7 +259,7 @@ def running_ports(
     task: TaskInfo = GENERATES,
     **server: object,
 ) -> Iterator[list[str]]:
-    """As `running`; yields the URL of the public port and, if there is one, of the admin port."""
+    """Does what `running` does; yields the URL of the public port and, if there is one, of the admin port."""
     with pytest.MonkeyPatch.context() as patience:
         patience.setattr(grammar_checker, "WAIT_SECONDS", PATIENCE_SECONDS)
         config = ServerConfig.model_validate({"port": 0, **server})

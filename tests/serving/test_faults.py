@@ -1,4 +1,4 @@
-"""What `--inject` takes, and who gets it."""
+"""The values of `--inject`, and the requests that get the faults."""
 
 from __future__ import annotations
 

@@ -77,9 +77,9 @@ def test_limits_of_keys_need_keys():
 
 
 def test_how_long_a_look_up_takes_says_nothing_of_the_key():
-    """It does the same steps for a key that shares no character and for one that shares all but one.
+    """It takes the same steps for a key that shares no character and for one that shares all but one.
 
-    Measured times would say it of an idle machine only.
+    Measured times would show that on an idle machine only.
     """
     ring = KeyRing(("k" * 64, "other", HASHED))
     steps = steps_of(ring, b"x" * 64)
@@ -90,7 +90,7 @@ def test_how_long_a_look_up_takes_says_nothing_of_the_key():
 
 
 def steps_of(ring, presented):
-    """The lines that a look-up goes through, and the functions in C that it calls."""
+    """Returns the lines that a look-up executes, and the C functions that it calls."""
     steps = []
 
     def trace(frame, event, _arg):

@@ -1,4 +1,4 @@
-"""Grammars checked in processes of their own: bombs, the processes' ends, and what is remembered."""
+"""Grammars checked in processes of their own: malicious ones, ends of processes, and remembered verdicts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON = Constraint("json_object", '{"type":"object"}', "response_format")
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second of processor time may take long."""
+    """Allows more time on the clock: a second of processor time may take long."""
     monkeypatch.setattr(grammar_checker, "WAIT_SECONDS", 1e3)
     monkeypatch.setattr(grammar_checker, "ANSWER_SECONDS", 1e3)
 
@@ -41,7 +41,7 @@ def asked(**params: Any) -> Constraint:
 
 
 def sandboxes() -> list[psutil.Process]:
-    """Of this process, the oldest first."""
+    """Returns the sandbox processes of this process, the oldest first."""
     found = [one for one in psutil.Process().children() if _is_sandbox(one)]
     return sorted(found, key=psutil.Process.create_time)
 
@@ -49,7 +49,7 @@ def sandboxes() -> list[psutil.Process]:
 def _is_sandbox(process: psutil.Process) -> bool:
     try:
         return grammar_checker.MODULE in process.cmdline()
-    except psutil.NoSuchProcess:  # it has ended since it was listed
+    except psutil.NoSuchProcess:  # the process has ended since it was listed
         return False
 
 
@@ -66,7 +66,7 @@ def chain(length: int) -> dict[str, Any]:
 
 
 def doubled(levels: int) -> dict[str, Any]:
-    """Schemas of which each holds the next one twice, all at once."""
+    """Makes nested schemas, each of which holds the next one twice."""
     twice = {str(at): {"allOf": [{"$ref": f"#/$defs/{at + 1}"}] * 2} for at in range(levels)}
     return {"$ref": "#/$defs/0", "$defs": {**twice, str(levels): {"type": "object", "properties": {"a": {}}}}}
 
@@ -107,7 +107,7 @@ def test_a_process_that_checks_has_a_gibibyte_and_no_files(checker: GrammarCheck
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_are_refused_in_bounded_time_and_memory(checker: GrammarChecker, name: str) -> None:
-    """Or taken, where they are none: the limits are the kernel's, and the next one is answered."""
+    """Harmless ones may be accepted: the kernel sets the limits, and the next question is answered."""
     constraint = asked(**BOMBS[name])
     verdict = asyncio.run(checker.check(constraint))
     assert bool(verdict.grammar) != bool(verdict.error)
@@ -117,14 +117,14 @@ def test_bombs_are_refused_in_bounded_time_and_memory(checker: GrammarChecker, n
 
 @pytest.mark.parametrize("pattern", ["a{1000}{1000}{1000}", "((a{1,100}){1,100}){1,100}b", "a{1000}{100}"])
 def test_what_would_fail_at_its_first_tokens_is_refused(checker: GrammarChecker, pattern: str) -> None:
-    """The library takes them, and meets its limits when an answer has begun."""
+    """The library accepts them, and reaches its limits when an answer has begun."""
     verdict = asyncio.run(checker.check(asked(regex=pattern)))
     assert (verdict.grammar, verdict.code) == ("", "request_too_complex")
     assert verdict.error == "Invalid structured_outputs.regex: it is too complex."
 
 
 def test_what_a_model_cannot_write_is_named_though_it_cannot_be_printed() -> None:
-    """The process that says so can open no file any more, those of modules included."""
+    """The process that reports it can open no files any more, not even modules."""
     schema = {"type": "object", "properties": {"\U0008c4b7\n\u00a0": {"type": "null"}}}
     checker = GrammarChecker(spelling=lambda: Spelling(missing=b"\xf2", absent=b"\xf2"))
     try:
@@ -169,7 +169,7 @@ def test_who_goes_away_takes_nothing_from_those_who_wait(checker: GrammarChecker
 
 
 def test_what_nobody_waits_for_any_more_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its turn never comes; what is asked again is checked."""
+    """It is never begun; if it is asked for again, it is checked."""
     checked: list[Constraint] = []
 
     class Checker(GrammarChecker):
@@ -201,7 +201,7 @@ def test_what_nobody_waits_for_any_more_holds_up_nobody(monkeypatch: pytest.Monk
 
 def test_who_asks_a_process_that_stands_still_holds_up_nobody_else(checker: GrammarChecker) -> None:
     numbers = itertools.count()
-    earlier = {one.pid for one in sandboxes()}  # those of other tests may be about to end
+    earlier = {one.pid for one in sandboxes()}  # processes of other tests may be about to end
 
     def ours() -> list[psutil.Process]:
         return [one for one in sandboxes() if one.pid not in earlier]

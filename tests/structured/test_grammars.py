@@ -1,4 +1,4 @@
-"""From constraints to grammars: what comes out of them fits, and what cannot be honoured is named."""
+"""From constraints to grammars: their texts fit, and constraints that cannot be honoured are named."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_white_space_has_no_other_characters(pattern: str) -> None:
 
 
 def test_a_property_is_not_spelled_in_another_way() -> None:
-    """A reader would take the last of two keys that are the same."""
+    """A reader would take the last of two equal keys."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     anchored = {"$ref": "#here", "$defs": {"x": {"$anchor": "here", **schema}}}
     for wider in (schema, anchored, schema | {"additionalProperties": {"type": "string"}}):
@@ -261,7 +261,7 @@ def test_integers_have_bounds() -> None:
     ],
 )
 def test_bounds_of_other_languages_numbers_are_taken(least: float, most: float) -> None:
-    """Generators write them for every long, float and double."""
+    """Schema generators write these bounds for every long, float and double."""
     for kind in ("integer", "number"):
         for names in (("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")):
             grammar = of_schema({"type": kind, **dict(zip(names, (least, most), strict=True))})
@@ -291,7 +291,7 @@ class Keyed(BaseModel):
 
 
 def test_of_pydantic_these_are_refused() -> None:
-    """And Decimal, whose pattern looked ahead in some versions."""
+    """Decimal is refused, too, whose pattern has a lookahead in some versions."""
     assert "uniqueItems" in refusal(json=Bag).message
     decimal = {
         "anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]

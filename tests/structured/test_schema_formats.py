@@ -1,4 +1,4 @@
-"""Formats of schemas: which of them answers are held to, and as what."""
+"""Formats of schemas: those that answers must fit, and the patterns that they become."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_bounds_hold_among_schemas_that_hold_together() -> None:
 
 
 def test_an_integer_as_text_has_its_digits() -> None:
-    """As protobuf's JSON has integers of 64 bits."""
+    """Protobuf's JSON has such integers of 64 bits."""
     values = ("0", "-5", "999999999999999999", "05", "a", "", "1.0")
     assert taken({"type": "string", "format": "int64"}, *values) == ["0", "-5", "999999999999999999"]
     assert taken({"type": "string", "format": "uint64"}, *values) == ["0", "999999999999999999"]
@@ -147,6 +147,6 @@ def test_a_format_is_nothing_to_other_types(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PATTERNS)
 def test_what_is_drawn_ends(kind: str) -> None:
-    """Within so many tokens, whichever are drawn; texts of any length have a bound here."""
+    """Any draw ends within a number of tokens; texts of any length have a bound here."""
     grammar = of_schema({"type": "string", "format": kind, "maxLength": 60}, disable_any_whitespace=True)
     assert any(walk(grammar, tokenizer(), seed, 120)[1] for seed in range(4))

@@ -1,4 +1,4 @@
-"""Keywords that no grammar can hold are taken where they exclude nothing, and refused where they may."""
+"""Keywords that no grammar can express: accepted where they exclude nothing, refused where they may."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_excludes_nothing_is_taken(schema: dict[str, Any], text: str) -> No
 
 @pytest.mark.parametrize("key", sorted(ASSERTED.keys() - {"const", "type", "properties"}))
 def test_null_is_as_if_the_keyword_were_not_there(key: str) -> None:
-    """Writers that leave no field out have it so."""
+    """Programs that write every field write it so."""
     for schema in ({"type": "object"}, {"type": "object", "properties": {"a": {"type": "integer"}}}):
         assert takes(of_schema(schema | {key: None}), '{"a": 1}')
 

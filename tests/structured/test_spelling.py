@@ -1,4 +1,4 @@
-"""What a vocabulary can write: against llguidance's own masks, and what is refused for it before a token."""
+"""The texts that a vocabulary can write: compared with llguidance's masks, and refused before a token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.constrained.walk import vocabulary, walk
 
 END = "<|end|>"
 GONE = "\U00040000"
-"""Of plane 4, where no character is assigned: SmolLM2 has no token for the byte F1."""
+"""A code point of plane 4, which has no characters: SmolLM2 has no token for the byte F1."""
 
 
 class Pieces:
@@ -44,7 +44,7 @@ class Pieces:
 
 
 def byte_level(missing: bytes) -> Tokenizer:
-    """A byte-level tokenizer without tokens for these bytes."""
+    """Makes a byte-level tokenizer without tokens for these bytes."""
     alphabet = [char for char, byte in _alphabet().items() if byte not in missing]
     backend = Backend(models.BPE(vocab={char: at for at, char in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,7 +54,7 @@ def byte_level(missing: bytes) -> Tokenizer:
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: those that print stand for themselves, others for U+0100 and on."""
+    """Returns GPT-2's characters for bytes: printable bytes as themselves, others from U+0100 on."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printing]
     return {chr(byte): byte for byte in printing} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -85,7 +85,7 @@ def test_what_tokens_lack() -> None:
 @example("ä")
 @example("ö")
 def test_a_character_is_written_where_llguidance_gets_to_its_end(char: str) -> None:
-    """Its masks are the reference: of a choice of one, some token is allowed up to the end."""
+    """Its masks are the reference: with a choice of one text, some token is allowed up to the end."""
     grammar = grammar_of(constraint_of(StructuredOutputsParams(choice=[char])))
     matcher = llguidance.LLMatcher(vocabulary(SOME), grammar, log_level=0)
     text = b""

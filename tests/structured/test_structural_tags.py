@@ -1,4 +1,4 @@
-"""Structural tags: what comes out of them is free text and whole tags; what cannot be held is named."""
+"""Structural tags: their answers are free text and whole tags; tags that cannot be honoured are named."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tag(begin: str, content: Any = STOP, end: str = "]") -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_comes_out_fits(case: Case) -> None:
-    """Drawn at random from the masks: at least one has an end, and is judged by another library."""
+    """Answers are drawn at random from the masks; at least one ends, and another library judges it."""
     grammar, ended = of(case.asked["structural_tag"]), 0
     for seed in range(20):
         text, whole = walk(grammar, tokenizer(), seed, 400)
@@ -248,7 +248,7 @@ def test_texts_that_the_model_cannot_write_are_refused() -> None:
 
 
 def test_special_tokens_are_written_as_themselves() -> None:
-    """Free text cannot hold one: a trigger or a text that has one is that token."""
+    """Free text cannot contain one: a trigger or a text that has one is written as that token."""
     mark, spelling = "<|im_start|>", Spelling.of(tokenizer())
     assert mark in spelling.added
     called = tag(mark + "a", {"type": "json_schema", "json_schema": STEP}, "]")

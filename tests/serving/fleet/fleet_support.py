@@ -1,4 +1,4 @@
-"""Fleets on one machine without Ray: hosts in processes, links over real sockets, and what cuts them."""
+"""Fleets on one machine without Ray: hosts in processes, real sockets, and proxies that cut links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class HostProcess:
-    """A host that listens; it trusts the certificate in the file `trusted`."""
+    """A host process that listens; it trusts the certificate in the file `trusted`."""
 
     def __init__(self, trusted: Path, name: str, assemble: str = "") -> None:
         command = [sys.executable, "-m", "tests.serving.fleet.host_process", str(trusted)]
@@ -41,12 +41,12 @@ class HostProcess:
 
     @functools.cached_property
     def at(self) -> HostAddress:
-        """Waits until it listens."""
+        """Waits until it listens and returns its address."""
         assert self.process.stdout is not None
         return HostAddress(self._name, f"node-{self._name}", **json.loads(self.process.stdout.readline()))
 
     def engine(self) -> psutil.Process:
-        """The one that serves; a younger one is its spare."""
+        """Returns the engine's process that serves; a younger one is its spare."""
         return sorted(psutil.Process(self.process.pid).children(), key=lambda child: child.create_time())[0]
 
     def end(self) -> None:
@@ -60,9 +60,10 @@ class HostProcess:
 
 
 class Proxy:
-    """Between a front and a host; each direction can be stopped, and what goes through is kept for who asks.
+    """A proxy between a front and a host; each direction can be stopped, and the bytes that pass are
+    recorded.
 
-    A byte that is stopped is dropped: what is behind it never fits again, as after a lost network.
+    Stopped bytes are dropped: those behind them never fit again, as after a lost network.
     """
 
     def __init__(self, host: HostAddress) -> None:
@@ -76,7 +77,7 @@ class Proxy:
         self.at = HostAddress(name, node, *self._listener.getsockname(), certificate)
 
     def inject(self, data: bytes) -> None:
-        """To the host, in the middle of what the front says."""
+        """Sends bytes to the host, in the middle of those of the front."""
         self._pairs[-1][1].sendall(data)
 
     def close(self) -> None:
@@ -114,7 +115,7 @@ class Proxy:
 
 
 class Hosts:
-    """A `hosts.Fleet` of hosts that are there already."""
+    """A `hosts.Fleet` of hosts that exist already."""
 
     def __init__(self, *hosts: HostAddress, at_first: int | None = None) -> None:
         self._hosts = hosts
@@ -132,18 +133,18 @@ class Hosts:
         self.replaced.append(name)
 
     def want(self, count: int) -> None:
-        """There are no others but the last, which is added where it is wanted."""
+        """Adds the last host where it is wanted; there are no others."""
         self.wanted.append(count)
         if self.client is not None and count == len(self._hosts):
             self.client.add(self._hosts[-1])
 
     async def close(self) -> None:
-        """They stay."""
+        """Leaves the hosts running."""
 
 
 @contextmanager
 def hosts(folder: Path, count: int, assemble: str = "") -> Iterator[tuple[Identity, list[HostProcess]]]:
-    """So many, and the identity of the front that they trust."""
+    """Starts `count` hosts; yields the identity of the front that they trust, and them."""
     identity = Identity.make("front")
     trusted = folder / "front.pem"
     trusted.write_text(identity.certificate)
@@ -163,7 +164,7 @@ def hosts(folder: Path, count: int, assemble: str = "") -> Iterator[tuple[Identi
 async def front(
     identity: Identity, config: EngineConfig, *at: HostAddress
 ) -> AsyncIterator[tuple[FleetClient, Hosts]]:
-    """A client over these hosts, all of which serve."""
+    """Runs a client over these hosts, and yields it when all of them serve."""
     fleet = Hosts(*at)
     client = FleetClient(config, fleet, identity, None)
     await client.start()
@@ -175,7 +176,7 @@ async def front(
 
 
 async def until(condition: object, seconds: float = PATIENCE_SECONDS) -> None:
-    """Polls for what must come true, and stays so: what passes between two looks is not seen."""
+    """Polls until a condition is true, which must then stay true: shorter changes are not seen."""
     async with asyncio.timeout(seconds):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.01)

@@ -1,9 +1,9 @@
-"""A host in a process of its own, as a machine of a fleet would have it, without Ray in between.
+"""A host in a process of its own, as on a machine of a fleet, but without Ray.
 
     python -m tests.serving.fleet.host_process CERTIFICATE [ASSEMBLE]
 
-CERTIFICATE is the front's, a file; ASSEMBLE makes engines without a model.  Prints one line of JSON: where
-the host listens, and its certificate.
+CERTIFICATE is a file with that of the front; ASSEMBLE makes engines without a model.  Prints one line of
+JSON: the host's address and its certificate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Several hosts behind one client: what one loses goes on elsewhere, and strangers are refused.
+"""Several hosts behind one client: lost requests continue on others, and unknown peers are refused.
 
-A token is a function of the last one and its place, as in the null executor, so that an answer that was lost,
-doubled or begun anew is seen; hosts are processes, links are TLS over real sockets.
+A token is a function of the last one and its position, as in the null executor, so that a lost, doubled or
+restarted answer shows; hosts are processes, links are TLS over real sockets.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tests.serving.telemetry.test_neuron_metrics import stats
 CONFIG = EngineConfig(model="none", max_num_seqs=16)
 TOKENS = 200
 LIMIT_SECONDS = 300.0
-"""For a test that hangs."""
+"""The time after which a test hangs."""
 SAMPLINGS = [GREEDY, TokenSampling(seed=7), TokenSampling(presence_penalty=0.5, seed=8)]
 
 
@@ -53,8 +53,8 @@ def tokens_of(outputs: list[Output]) -> list[int]:
 
 
 def losses(client: FleetClient) -> dict[str, int]:
-    """By reason, but for links: a machine that stands still for 1.5 s is silent, whatever else it does.  Of a
-    link that is cut for what was said on it `refusals` tell."""
+    """Counts losses by reason, except of links: a machine that stands still for 1.5 s is silent in any case.
+    `refusals` show links that are cut because of their messages."""
     return {reason: count for reason, count in client.restarts.items() if count and reason != "link"}
 
 
@@ -65,7 +65,7 @@ def machines_of(outputs: list[Output]) -> list[str]:
 
 
 async def asked(client: EngineClient, batch: str, begun: set[str] | None = None) -> list[list[int]]:
-    """Answers to a dozen requests, some greedy, some drawn.  `begun`: those of which something came."""
+    """Returns answers to a dozen requests, some greedy, some drawn.  `begun`: those with some tokens."""
 
     async def follow(stream: OutputStream) -> list[int]:
         outputs = []
@@ -84,13 +84,13 @@ async def asked(client: EngineClient, batch: str, begun: set[str] | None = None)
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that is away is not replaced, however long it takes to come back."""
+    """Lets a host be away for any time without being replaced."""
     monkeypatch.setattr(fleet_client, "UNREACHABLE_SECONDS", 1e3)
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
-    """The same answers without a fleet, on one machine."""
+    """Returns the same answers without a fleet, on one machine."""
 
     async def main() -> list[list[int]]:
         client = ProcessClient(CONFIG, child("assemble_slow"))
@@ -104,13 +104,13 @@ def expected() -> list[list[int]]:
 
 
 def held(folder: Path) -> EngineConfig:
-    """Of engines that `assemble_held` makes: the file that holds them is in `folder`."""
+    """Makes the config of engines of `assemble_held`: the file that holds them is in `folder`."""
     return CONFIG.model_copy(update={"model": str(folder / "held")})
 
 
 @dataclass
 class Struck:
-    """A fleet of `held` hosts, which is struck while it answers."""
+    """A fleet of `held` hosts, with faults while it answers."""
 
     client: FleetClient
     fleet: Hosts
@@ -121,17 +121,17 @@ class Struck:
         return next(remote for remote in self.client.remotes if remote.at.name == f"h{number}")
 
     def hold(self) -> None:
-        """From now on no answer comes to its end."""
+        """Keeps answers from ending from now on."""
         self._gate.touch()
 
     def let_go(self) -> None:
-        """Answers come to their ends."""
+        """Lets answers end."""
         self._gate.unlink()
 
     async def under_way(self, batch: str) -> asyncio.Task[list[list[int]]]:
-        """`asked`, of which each host has begun something that it does not end before `let_go`.
+        """Runs `asked` until each host has begun an answer, which it does not end before `let_go`.
 
-        Anew where a host was lost by itself before all had begun: it came back with nothing to do.
+        It runs again where a host was lost by itself before all had begun: it came back without requests.
         """
         while True:
             await self.whole()
@@ -152,7 +152,7 @@ class Struck:
         await until(lambda: all(remote.serves for remote in self.client.remotes))
 
     async def cuts_off(self, number: int, strike: Callable[[], object]) -> None:
-        """Strikes, and waits until the link to this host is lost: the next one is another lease."""
+        """Causes a fault, and waits until the link to this host is lost: the next one has another lease."""
         remote, links = self.remote(number), self.client.restarts["link"]
         lease = remote.lease
         strike()
@@ -160,7 +160,7 @@ class Struck:
         assert self.client.restarts["link"] > links
 
     async def killed_engine(self) -> None:
-        """Its host tells of it, unless the link was lost by itself."""
+        """Kills an engine; its host reports that, unless the link was lost by itself."""
         remote, before = self.remote(0), self.client.restarts.get("killed", 0)
         lease = remote.lease
         self.hosts[0].engine().kill()
@@ -174,7 +174,7 @@ class Struck:
         self.let_go()
 
     async def cut(self, number: int, *ways: str) -> None:
-        """Until this is noticed."""
+        """Cuts a link until that is noticed."""
         open_ways = self.proxies[number].open
         await self.cuts_off(number, lambda: open_ways.update(dict.fromkeys(ways, False)))
         open_ways.update(dict.fromkeys(ways, True))
@@ -224,12 +224,12 @@ class Struck:
         return Path(self.client._config.model)
 
     def _lost(self) -> int:
-        """For whatever reason."""
+        """Counts the losses for any reason."""
         return sum(self.client.restarts.values())
 
     @property
     def strikes(self) -> list[Callable[[], Awaitable[None]]]:
-        """One after the other; the last ones leave fewer and fewer hosts."""
+        """Returns the faults, to cause one after the other; the last ones leave fewer and fewer hosts."""
         return [
             self.killed_engine,
             self.stopped_host_that_goes_on,
@@ -288,7 +288,7 @@ def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
 
 
 def test_a_host_that_comes_back_says_what_its_cache_has(tmp_path: Path) -> None:
-    """Its engine was out of reach, and not lost: the next prompt that begins so goes there again."""
+    """Its engine was out of reach and not lost: the next prompt with the same prefix goes there again."""
 
     async def main() -> None:
         prompt, block = list(range(5, 69)), 16
@@ -347,7 +347,7 @@ def test_the_placement_knows_the_hosts(tmp_path: Path) -> None:
 
 
 def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
-    """Its own front is lied to by a host that reports another's request, or a load that nobody gave it."""
+    """A host reports another host's request, or load that it was not given, to its own front."""
     remote = RemoteHost(HostAddress("a", "a", "a", 1, ""), 0, epoch=0)
     remote.open.add("mine")
     assert remote.lies(Outputs([Output("mine")])) is None
@@ -371,7 +371,7 @@ LIES = {
 def test_a_host_that_lies_is_cut_off_and_counted_and_nothing_is_lost(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    """One lie of each kind, each by another host: which lies there are is above."""
+    """A false report of each kind above, each by another host."""
 
     async def main() -> None:
         with hosts(tmp_path, 1 + len(LIES), "assemble_held") as (identity, started):
@@ -394,7 +394,7 @@ def test_a_host_that_lies_is_cut_off_and_counted_and_nothing_is_lost(
 def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    """At the front and at a host: of an engine that is gone, and of a connection that is over."""
+    """Messages with the number of an engine that is gone or a connection that is over, at both ends."""
 
     async def main() -> None:
         with hosts(tmp_path, 1, "assemble_held") as (identity, (host,)):
@@ -420,7 +420,7 @@ def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(
 
 def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> None:
     def says(at: HostAddress, context: ssl.SSLContext | None, *messages: object) -> list[object]:
-        """What a host answers to these, until it says something else than that it lives."""
+        """Returns the answers of a host to some messages, up to the first that is no Beat."""
         frames, heard = host_decoder(), []
         with socket.create_connection((at.address, at.port)) as plain:
             link = plain if context is None else context.wrap_socket(plain, server_hostname=PEER)

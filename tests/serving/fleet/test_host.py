@@ -1,4 +1,4 @@
-"""A host's door: it stays open whatever becomes of who knocks."""
+"""The accepting of connections by a host goes on, whatever clients do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.serving.fleet.fleet_support import until
 
 
 def test_a_host_that_could_not_let_somebody_in_lets_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are too many open files accepting fails; the front must find the door open afterwards."""
+    """Accepting fails with too many open files; afterwards the front must be able to connect."""
     monkeypatch.setattr(door, "PAUSE_SECONDS", 0.01)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Where a front sends a request, by what its hosts say that they have."""
+"""The host that a front chooses for a request, by the prefixes that its hosts report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Machine:
         return cls(remote, schedulers, news)
 
     def cached(self, request: Request) -> int:
-        """Tokens of its prompt that all replicas together have from the first on."""
+        """Counts the tokens of its prompt, from the first on, that the replicas together have."""
         full = range((request.num_tokens - 1) // SIZE)
         keys = [request.block_key(number, SIZE) for number in full]
         for count, key in enumerate(keys):
@@ -61,7 +61,7 @@ class Machine:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_front_chooses_as_if_it_looked_into_the_caches(seed: int) -> None:
-    """Prompts of few beginnings, of two keys; blocks are so few that some are evicted; links are lost."""
+    """Prompts have a few prefixes and two keys; blocks are so few that some are evicted; links are lost."""
     rng = random.Random(seed)
     machines = [
         Machine.make(slot, rng.randint(1, 2), rng.randint(8, 20)) for slot in range(rng.randint(2, 4))
@@ -94,7 +94,7 @@ def test_a_front_chooses_as_if_it_looked_into_the_caches(seed: int) -> None:
 
 
 def test_prompts_that_begin_alike_and_come_at_once_go_to_one_host() -> None:
-    """Before any host has said that it has computed them; a drained host gets none."""
+    """They follow the first before a host reports its blocks; a drained host gets none."""
     remotes = [Machine.make(slot, 1, 8).remote for slot in range(3)]
     router, prompt = HostRouter(CONFIG), [7] * (3 * SIZE)
     remotes[0].open = {"a"}

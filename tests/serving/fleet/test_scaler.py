@@ -1,4 +1,4 @@
-"""When hosts are added and let go, in a time of the test's own."""
+"""The adding and releasing of hosts, on a clock of the test's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many answers come as soon as they are to, in a time of the test's own."""
+"""The share of answers that meet the objective, on a clock of the test's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SLO = Slo.parse("ttft:500ms tpot:100ms")
 
 
 def answered(share: SloShare, name: str, came: float, first: float, last: float) -> None:
-    """A request that came then; its first token, nine more, and its end at `last`."""
+    """Plays a request: its arrival at `came`, its first token, nine more, and its end at `last`."""
     share.begin(name, came)
     share.take([Output(name, [1])], first)
     share.take([Output(name, [1] * 9, finish_reason="length")], last)

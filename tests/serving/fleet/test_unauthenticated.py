@@ -1,4 +1,4 @@
-"""Who comes to Ray without a token is counted in its logs, each once, whatever becomes of the files."""
+"""Requests to Ray without a token are counted from its logs, each once, even if the files begin anew."""
 
 from __future__ import annotations
 

@@ -50,13 +50,13 @@ def test_bounds_are_of_requests_and_of_tokens() -> None:
 
 
 def test_an_empty_queue_leaves_a_long_prompt_to_the_engine() -> None:
-    """Which says that it can never be taken, not that a retry helps."""
+    """The engine answers that the prompt can never fit, so that clients do not retry."""
     assert QueueLimits(requests=3, tokens=100).refusal(QueuedRequests(), 101) is None
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_who_floods_leaves_room_for_others(requests: int, tokens: int, sizes: list[int]) -> None:
-    """Owners that send all they can, one after the other: each gets half of what was still free."""
+    """Owners send all they can, one after the other: each gets half of what was still free."""
     bounds, waiting = QueueLimits(requests, tokens), QueuedRequests()
     for size in sizes:
         own, free = QueuedRequests(), QueuedRequests(requests - waiting.requests, tokens - waiting.tokens)

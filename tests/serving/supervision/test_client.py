@@ -25,8 +25,8 @@ Client = ProcessClient | InProcessClient
 
 
 def child(assemble: str, begin: str = "") -> tuple[str, ...]:
-    """A command that runs the engine's process with `assemble` of the tests in place of the real one, and
-    before it, when all is imported, a line of Python."""
+    """Returns a command that runs the engine's process with `assemble` of the tests in place of the real one;
+    before that, when all is imported, it runs a line of Python."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from corepipe.engine.process.session import attend\n"
@@ -118,7 +118,7 @@ def test_closing_a_stream_frees_its_request(make: Callable[[], Client]) -> None:
         await stream.aclose()
         await collect(client.submit(submit("b")))
         while not client.stats or client.stats[0].running or not client.stats[0].steps:
-            await asyncio.sleep(0.001)  # the first stats of all are of an engine that has done nothing
+            await asyncio.sleep(0.001)  # the very first stats are of an engine that has done nothing
         assert client.stats[0].blocks_held == 0
 
     with_client(make(), body)
@@ -187,7 +187,7 @@ def test_a_failed_start_says_why(
 
 
 class Breaks(NullExecutor):
-    """Fails at the third batch."""
+    """An executor that fails at the third batch."""
 
     def wait(self, ticket: int) -> StepOutput:
         if ticket == 2:

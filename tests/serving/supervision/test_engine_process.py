@@ -1,4 +1,4 @@
-"""Processes of engines that are made before anybody knows what they are to load."""
+"""Processes of engines that are started before their config is known."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_ends_with_its_context() -> None:
 
 
 def test_one_that_has_died_can_be_told() -> None:
-    """Its connection says so to whoever listens to it."""
+    """Its connection reports the end to its reader."""
     with EngineProcess(command(ENDS)) as one:
         os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
         one.tell(CONFIG)

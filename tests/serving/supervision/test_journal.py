@@ -80,7 +80,7 @@ def test_what_has_ended_or_is_given_up_does_not_come_again() -> None:
 
 
 def losses_survived(name: str, *, broke: bool, start: bool = True, tokens: bool = False) -> int:
-    """How many engines a request may lose so."""
+    """Counts the engines that a request may lose in this way."""
     made = journal(name)
     for losses in range(1000):
         if start:
@@ -105,7 +105,7 @@ def test_who_kills_engines_is_seldom_a_request() -> None:
 
 
 def test_who_waited_or_got_on_is_not_blamed_for_who_broke_it() -> None:
-    """The bad one has started and nothing was told of it; another one goes on, a third has yet to start."""
+    """The bad request has started without a token; another one has sent some, and a third waits."""
     made = journal("bad", "good", "waits")
     made.take(started("good"))
     for _ in range(BREAKS_IN_A_ROW + 1):

@@ -1,4 +1,4 @@
-"""Engines in real processes that die, hang and fail; a token is a function of the last one and its place."""
+"""Engine processes that die, hang and fail; a token is a function of the last one and its position."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from tests.serving.supervision.test_client import child, collect
 
 CONFIG = EngineConfig(model="none", max_num_seqs=4)
 LIMIT_SECONDS = 300.0
-"""For a test that hangs."""
+"""The time after which a test hangs."""
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hang is seen after two beats."""
+    """Makes a hang be noticed after two beats."""
     monkeypatch.setattr(child_module, "SERVING", HangLimits(still=0.5, busy=20.0))
 
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No engine is waited for before it is started."""
+    """Removes the pauses before an engine is started."""
     monkeypatch.setattr(succession, "MOST_PAUSE", 0.0)
 
 
 def loads_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """A load may be still, or at work without a word, for so long."""
+    """Limits the time of a load without work, or without a report of progress."""
     monkeypatch.setattr(succession, "LEAST_LOAD_SECONDS", seconds)
     monkeypatch.setattr(succession, "LOAD_RATIO", 0.0)
 
 
 PATIENT = HangLimits(still=1e9, busy=1e9)
-"""Nothing is taken for a hang."""
+"""Limits by which nothing counts as a hang."""
 
 
 def struck(number: signal.Signals, step: int) -> EngineConfig:
-    """An engine that sends itself a signal in a step: it is lost there however busy the machine is."""
+    """Makes the config of an engine that sends itself a signal in a step: it is lost there on any machine."""
     return CONFIG.model_copy(update={"model": f"{number.name}@{step}"})
 
 
@@ -73,9 +73,9 @@ def supervised(
     spares: bool = False,
     **more: object,
 ) -> None:
-    """Runs `body` with a client whose engine is up; afterwards nothing is left of it.
+    """Runs `body` with a client whose engine has loaded, and ends both.
 
-    With `spares` as it is in a server; without them no process does imports that nobody asks for.
+    spares: with a spare engine, as in a server; without them no process does imports that are not needed.
     """
 
     async def main() -> None:
@@ -104,14 +104,14 @@ def signalled(client: ProcessClient, number: signal.Signals = signal.SIGKILL) ->
 
 
 async def next_is(client: ProcessClient, assemble: str) -> None:
-    """The next engine loads otherwise."""
+    """Makes the next engine load with another `assemble`."""
     if client._engines.spare is not None:
         await client._engines.spare.kill()
     client._engines.command = child(assemble)
 
 
 async def spare_is(client: ProcessClient, assemble: str) -> None:
-    """As `next_is`, and its imports, which say nothing of their progress, are over when it is started."""
+    """Does what `next_is` does; the imports, which report no progress, are done when it is started."""
     await next_is(client, assemble)
     client._engines.command = child(assemble, begin="import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
     client._engines.prepare()
@@ -138,7 +138,7 @@ def ends_of(outputs: list[Output]) -> list[str | None]:
     ],
 )
 def test_answers_go_on_where_they_were(number: signal.Signals, reason: str) -> None:
-    """More of them than there are seats: some have not started when the engine is lost, in its 60th step."""
+    """There are more requests than seats: some wait when the engine is lost, in its 60th step."""
     submits = [submit(f"r{i}", prompt=i + 1, max_tokens=40) for i in range(8)]
     answers: list[list[list[int]]] = []
 
@@ -195,7 +195,7 @@ def test_an_answer_goes_on_as_often_as_an_engine_gets_on_with_it() -> None:
 def test_engines_that_were_well_are_replaced_however_often_they_are_lost(
     hurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As soon as they have loaded, more often than engines in a row may fail to load."""
+    """They are lost as soon as they have loaded, more often than engines in a row may fail to load."""
     monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 2)
     times = 3
 
@@ -223,7 +223,7 @@ def test_engines_that_were_well_are_replaced_however_often_they_are_lost(
 def test_a_request_that_breaks_each_engine_ends_alone(
     token: int, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Those that wait behind it are answered; those that come later, too."""
+    """Requests that wait behind it are answered, and so are later ones."""
 
     async def body(client: ProcessClient) -> None:
         bad = client.submit(submit("bad", prompt=[token], max_tokens=5))
@@ -255,7 +255,7 @@ def test_who_runs_beside_a_request_that_breaks_each_engine_goes_on() -> None:
 
 
 def test_a_request_that_comes_while_there_is_no_engine_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one loads only when the request has come."""
+    """The next engine loads only when the request has come."""
     start = EngineChild.start
 
     async def body(client: ProcessClient) -> None:
@@ -281,7 +281,7 @@ def test_a_request_that_comes_while_there_is_no_engine_waits_for_one(monkeypatch
 
 
 def test_what_nobody_awaits_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its engine stands still in the twelfth step, and has nobody who notices, when it is given up."""
+    """Its engine stands still in the twelfth step, unnoticed, when the request is aborted."""
     monkeypatch.setattr(child_module, "SERVING", PATIENT)
 
     async def body(client: ProcessClient) -> None:
@@ -339,7 +339,7 @@ def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_load_that_tells_of_progress_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than one without a word may; in processor time, so that other processes make no difference."""
+    """It takes longer than a silent load may, in processor time, so that other processes do not matter."""
     loads_within(monkeypatch, LOAD_CPU_SECONDS / 2)
 
     async def body(client: ProcessClient) -> None:
@@ -355,7 +355,7 @@ def test_a_load_that_tells_of_progress_takes_as_long_as_it_takes(monkeypatch: py
 def test_who_says_something_does_not_hang_however_still_its_pulse(
     talks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An event every other tick, for longer than a silent engine is waited for."""
+    """Events come every other tick, for longer than a silent engine may take."""
     monkeypatch.setattr(
         child_module, "look_at", lambda _: ThreadStates(running=False, waiting=False, seconds={})
     )
@@ -381,7 +381,7 @@ def test_who_says_something_does_not_hang_however_still_its_pulse(
 
 
 def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each but the first, whose spare is gone, there is one with its imports done or under way."""
+    """Each but the first, whose spare is gone, has a spare with its imports done or under way."""
     monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 2)
     spares: list[bool] = []
     start = EngineChild.start
@@ -462,7 +462,7 @@ def test_signals_to_all_of_a_group_do_not_end_an_engine_before_its_first_import(
 
 
 def test_a_full_queue_is_told_at_once() -> None:
-    """Here, not by the engine, which is stopped."""
+    """The client refuses, not the engine, which is stopped."""
 
     async def body(client: ProcessClient) -> None:
         signalled(client, signal.SIGSTOP)
@@ -480,7 +480,7 @@ def test_a_full_queue_is_told_at_once() -> None:
 
 
 def test_who_has_waited_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine stands still, in the middle of another answer, until it has waited too long."""
+    """The engine stands still in the middle of another answer until the request has waited too long."""
     monkeypatch.setattr(child_module, "SERVING", PATIENT)
 
     async def body(client: ProcessClient) -> None:
@@ -539,14 +539,14 @@ with socket.socket(fileno=int(sys.argv[1])) as connection:
 
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_last_words_are_heard_although_nothing_more_can_be_said(runner: Callable[..., None]) -> None:
-    """A write to an engine that has ended comes before what it had said is read."""
+    """A write to an engine that has ended comes before its last messages are read."""
 
     async def main() -> None:
         told: list[Outputs] = []
         one = EngineChild((sys.executable, "-c", LAST_WORDS), 0, told.append)
         await one.start(CONFIG, print)
         one.send(submit("a"))
-        os.waitid(os.P_PID, one.pid or 0, os.WEXITED | os.WNOWAIT)  # the loop stands still meanwhile
+        os.waitid(os.P_PID, one.pid or 0, os.WEXITED | os.WNOWAIT)  # the event loop stands still meanwhile
         one.send(submit("b"))
         end = await one.ended()
         assert (end.reason, end.words) == ("failed", "failed: on fire")
@@ -566,7 +566,7 @@ def test_a_command_that_is_no_program_is_a_failed_start() -> None:
 
 
 def test_what_generates_nothing_is_computed_again(tmp_path: Path) -> None:
-    """The engine is killed in its third step: what it had not told is computed by the next one."""
+    """The engine is killed in its third step: the next one computes the results that it had not sent."""
     texts = [[n + 1, 2 * n + 1, 7] for n in range(24)]
 
     async def body(client: ProcessClient) -> None:

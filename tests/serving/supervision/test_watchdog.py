@@ -25,7 +25,7 @@ PATIENCE = HangLimits(still=2.0, busy=6.0)
 
 
 class Engine:
-    """Beats when told to; its threads are in some state, and have had some share of a processor."""
+    """An engine that beats on request; its threads have a state and some processor time."""
 
     def __init__(self, *, running: bool = False, waiting: bool = False, share: float = 0.0) -> None:
         self.beats = 0

@@ -1,4 +1,4 @@
-"""Whatever format a scraper asks for, the same families and samples come under the same names."""
+"""The formats for scrapers: each has the same families and samples under the same names."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FORMATS = {
     PROMETHEUS_2: "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores",
     PROMETHEUS_3: "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8",
 }
-"""What a scraper accepts -> what it gets."""
+"""The Accept header of a scraper -> the content type that it gets."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def url():
 
 
 def told(text, content_type):
-    """Type, help and the names and labels of the samples of each family."""
+    """Returns the type, help, and the names and labels of the samples of each family."""
     openmetrics = content_type.startswith("application/openmetrics-text")
     parse = parse_openmetrics if openmetrics else parse_text
     return {
@@ -94,7 +94,7 @@ def test_every_format_has_the_same_families_and_samples(url, accept):
 
 @pytest.mark.parametrize("accept", FORMATS)
 def test_neuron_monitors_names_are_the_same_in_every_format(accept):
-    """At one moment: latencies are there for as long as the window has steps."""
+    """The formats are read at one moment: latencies exist only while the window has steps."""
     made = NeuronMetrics("tiny", EngineConfig(model="tiny"), lambda: 100.0)
     made.set_ready(READY)
     made.take(STATS)

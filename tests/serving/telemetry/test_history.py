@@ -1,4 +1,4 @@
-"""What counters did in the last seconds."""
+"""The change of counters over the last seconds."""
 
 from __future__ import annotations
 

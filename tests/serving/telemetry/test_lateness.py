@@ -1,4 +1,4 @@
-"""Whether the host keeps up: told once when it matters, with the time scale that would do."""
+"""The check that the host keeps up: one warning when it does not, with the time scale to use."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tests.null_executor import NullExecutor
 from tests.serving.http_support import STATS
 
 STEP = 0.01
-"""Device seconds of each step."""
+"""The device seconds of each step."""
 
 
 def steps(late: int, in_time: int = 0, behind: float = 0.005) -> list[StepPace]:
-    """Each with a pause before it in which the host catches up."""
+    """Makes steps, each after a pause in which the host catches up."""
     return [StepPace(1.0, STEP, behind)] * late + [StepPace(1.0, STEP, 0.0)] * in_time
 
 
 def told(*paces: tuple[int, list[StepPace]]) -> list[str]:
-    """The lines after Stats of (replica, paces)."""
+    """Returns the warnings after Stats of (replica, paces)."""
     lines: list[str] = []
     lateness = Lateness(1.0)
     lateness.warn = lines.append
@@ -52,7 +52,7 @@ def test_more_are_told_once_with_what_would_do() -> None:
     assert line.startswith(HOST_IS_SLOWER)
     assert "not valid" in line
     assert "20 of 200" in line
-    assert "--time-scale 1.6 would do" in line  # a tenth more than 15 ms for 10, but for a millisecond
+    assert "--time-scale 1.6 would do" in line  # a tenth more than 15 ms for 10, less a millisecond
 
 
 def test_the_first_steps_say_nothing() -> None:
@@ -86,7 +86,7 @@ def test_what_is_not_paced_is_valid() -> None:
 
 @pytest.mark.parametrize(("scale", "needed"), [(1.0, 3.4), (0.001, 3.4), (2.0, 3.4)])
 def test_a_host_that_is_always_slower_needs_what_it_takes(scale: float, needed: float) -> None:
-    """30 ms of the host for 10 of the device; what it is late with one step comes on top of the next."""
+    """The host takes 30 ms for 10 of the device; the delay of each step adds to the next one."""
     lag = 0.03 - scale * STEP
     paces = [StepPace(0.0, STEP, lag * (at + 1)) for at in range(200)]
     verdict = LatenessVerdict(scale, [paces])
@@ -95,7 +95,7 @@ def test_a_host_that_is_always_slower_needs_what_it_takes(scale: float, needed: 
 
 
 class Host(NullExecutor):
-    """Needs so many seconds for one batch after the other, over and over."""
+    """A host that takes these seconds for one batch after the other, over and over."""
 
     def __init__(self, time: ManualTime, seconds: list[float]) -> None:
         super().__init__(VOCAB)
@@ -114,7 +114,7 @@ class Host(NullExecutor):
 
 
 def verdict_of(scale: float, seconds: list[float], stages: int) -> LatenessVerdict:
-    """After requests that come together, on a clock that is controlled."""
+    """Returns the verdict after requests that come together, on a controlled clock."""
     time, lateness = ManualTime(), Lateness(scale)
     driver = Driver(
         deployment(
@@ -140,7 +140,7 @@ def verdict_of(scale: float, seconds: list[float], stages: int) -> LatenessVerdi
 )
 @settings(max_examples=25)
 def test_the_time_scale_that_is_named_would_do(seconds: list[float], scale: float, stages: int) -> None:
-    """The same host, at that scale, keeps up; at four fifths of it it does not."""
+    """The same host keeps up at that scale, and does not at four fifths of it."""
     found = verdict_of(scale, seconds, stages)
     assert found.late == late_at(scale, found.replicas[0], scale)
     assume(not found.valid)

@@ -1,4 +1,4 @@
-"""What Prometheus is told."""
+"""The metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HIGHR = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0,
     30.0, 60.0,
 )  # fmt: skip
-"""Bounds of prometheus-fastapi-instrumentator, whose dashboards read these series."""
+"""The bounds of prometheus-fastapi-instrumentator, whose dashboards read these series."""
 PER_PROMPT = ("request_params_n", "request_max_num_generation_tokens")
 
 
@@ -43,7 +43,7 @@ def url(engine):
 
 
 def samples(url, **headers):
-    """Values by name and labels, without those that are the same everywhere here."""
+    """Returns values by name and labels, without the labels that are equal everywhere here."""
     families = parse_text(httpx.get(url + "/metrics", headers=headers).text)
     return {(s.name, *labels(s)): s.value for family in families for s in family.samples}
 
@@ -103,7 +103,7 @@ def test_requests_are_counted_once_each_by_how_they_ended(url, engine):
 
 
 def leave(url, engine):
-    """A client that goes away when it has had a token, of an answer that would never end."""
+    """Runs a client that leaves after a token of an endless answer."""
     engine.script = lambda submit: [*saying("on ")(submit)[:1], 3600.0]
     with httpx.stream(
         "POST", url + "/v1/completions", json=BODY | {"max_tokens": 200, "stream": True}
@@ -112,7 +112,7 @@ def leave(url, engine):
 
 
 def test_a_refused_request_is_in_no_histogram(url, engine):
-    """Whichever of its sequences was refused, and whatever the others had done by then."""
+    """Any of its sequences may be refused, whatever the others had done by then."""
     refused = {"overloaded": 429, "invalid": 400, "expired": 504, "unavailable": 503}
     for kind, status in refused.items():
         engine.script = lambda submit, kind=kind: (
@@ -130,7 +130,7 @@ def test_a_refused_request_is_in_no_histogram(url, engine):
 
 
 def test_tokens_that_leave_together_all_count(url, engine):
-    """Three in the first piece of news, two in the second, one in the last."""
+    """There are three in the first Output, two in the second, one in the last."""
     one = tokenizer().encode("on ", add_special_tokens=False)[:1]
     engine.script = lambda submit: [
         Output(submit.id, one * 3, cached=2), 0.01, Output(submit.id, one * 2), 0.01,
@@ -146,7 +146,7 @@ def test_tokens_that_leave_together_all_count(url, engine):
 
 
 def test_times_are_the_clients_and_the_devices_are_labelled(url):
-    """What the engine says of the device is in no series of vLLM's, whatever clock it runs under."""
+    """The device's times are in no series of vLLM's, under any clock."""
     ask(url, stream=True)
     told = samples(url)
     seconds = {
@@ -239,7 +239,7 @@ def test_bounds_belong_to_their_bucket():
 
 
 def latest(url, name):
-    """Of a family what llm-d-router's extractor takes: the series of the latest timestamp, or the first."""
+    """Returns the series that llm-d-router's extractor takes: of the latest timestamp, or the first."""
     families = {family.name: family for family in parse_text(httpx.get(url + "/metrics").text)}
     best, recent = None, -1
     for sample in families[name].samples:
@@ -265,7 +265,7 @@ def test_who_takes_the_first_series_sees_all_replicas(engine):
         }
     for name, of_replicas in (("running", (0, 3)), ("waiting", (0, 40))):
         assert told[f"vllm:num_requests_{name}", "all"] == sum(of_replicas)
-        assert (f"vllm:num_requests_{name}", "0") not in told  # so that a sum counts nothing twice
+        assert (f"vllm:num_requests_{name}", "0") not in told  # so that a sum counts no value twice
         assert tuple(told[f"corepipe_requests_{name}", one] for one in "01") == of_replicas
     assert [told["corepipe_kv_blocks_held", one] for one in "01"] == [0, 64]
 
@@ -276,7 +276,7 @@ def test_one_replica_has_its_number(url):
 
 
 def test_adapters_are_always_told_of(url):
-    """Their value is when they were told of: of several series pickers take the highest."""
+    """Their value is the time of the scrape: of several series pickers take the highest."""
     before = time.time()
     told = latest(url, "vllm:lora_requests_info")
     assert told.labels == {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}

@@ -1,4 +1,4 @@
-"""neuron-monitor's names for the emulated device."""
+"""The metrics of the emulated device under neuron-monitor's names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DASHBOARD = {
     "neuron_runtime_vcpu_usage_ratio": {"usage_type"},
     "neuron_runtime_memory_used_bytes": {"instance_id", "memory_location"},
 }
-"""Series of neuron-monitor-grafana.json, and the labels that its panels group by or show."""
+"""The series in neuron-monitor-grafana.json, and the labels that its panels group by or show."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ def test_use_under_the_host_clock_is_a_share_of_emulated_time():
 
 
 def test_use_at_the_devices_pace_is_a_share_of_what_passed():
-    """A second of work in the window of five, and a clock that is half as fast."""
+    """The window of five seconds has one second of work, and the clock is half as fast."""
     clock = Clock()
     made = metrics(clock, clock="device", time_scale=2.0)
     made.take(stats(1.0, [0.0, 0.0], steps=1))

@@ -1,4 +1,4 @@
-"""Which histograms a sequence is in."""
+"""The histograms that count a sequence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from corepipe.serving.telemetry.requests import FinishedSequence, RequestMetrics
 
 
 def counts(metrics: RequestMetrics) -> dict[str, float]:
-    """Of each histogram that has any, how many."""
+    """Returns the counts of the histograms that have any."""
     families = [*metrics.families("m"), *metrics.device_families({})]
     samples = [sample for family in families for sample in family.samples]
     return {s.name.removesuffix("_count"): s.value for s in samples if s.name.endswith("_count") and s.value}
