@@ -12,6 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from corepipe.engine.batch.sampling import SCALARS, pack_scalars
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.kernels import _native
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.inputs import SamplingBatch
@@ -223,15 +225,12 @@ class AttentionRig:
 
 def sampling(rows: int, **fields: object) -> SamplingBatch:
     """Returns plain greedy sampling, except for the given fields: a scalar stands for all rows."""
-    kinds = {
-        "temperature": (np.float32, 0.0), "top_k": (np.int32, 0), "top_p": (np.float32, 1.0),
-        "min_p": (np.float32, 0.0), "repetition": (np.float32, 1.0), "presence": (np.float32, 0.0),
-        "frequency": (np.float32, 0.0), "seed": (np.uint64, 0), "position": (np.int64, 0),
-        "top_logprobs": (np.int32, -1), "chosen": (np.int32, -1), "masked": (np.int32, -1),
-    }  # fmt: skip
+    packed = np.frombuffer(pack_scalars(TokenSampling(temperature=0.0), seed=0), SCALARS)[0]
+    plain = {name: packed[name] for name in SCALARS.names or ()}
+    plain |= {"position": np.int64(0), "chosen": np.int32(-1), "masked": np.int32(-1)}
     arrays = {
-        name: np.ascontiguousarray(np.broadcast_to(np.asarray(fields.pop(name, default), dtype), (rows,)))
-        for name, (dtype, default) in kinds.items()
+        name: np.full(rows, np.asarray(fields.pop(name, one), one.dtype), one.dtype)
+        for name, one in plain.items()
     }
     bias = fields.pop("bias", [{}] * rows)
     seen = fields.pop("seen", [{}] * rows)

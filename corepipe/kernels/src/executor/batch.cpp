@@ -13,6 +13,11 @@ void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(std::string("sampling: ") + what);
 }
 
+template <class T>
+bool has_nan(const std::vector<T>& values) {
+  return std::any_of(values.begin(), values.end(), [](T x) { return x != x; });
+}
+
 void check_offsets(const std::vector<int32_t>& offsets, size_t rows, size_t items, const char* what) {
   require(offsets.size() == rows + 1 && offsets.front() == 0, what);
   require(std::is_sorted(offsets.begin(), offsets.end()), what);
@@ -54,11 +59,12 @@ Sampling next_draws(const Sampling& sampling) {
 
 void check_sampling(const Sampling& s, int rows, int vocab) {
   const size_t n = rows;
-#define COREPIPE_CHECK(type, name, ...) require(s.name.size() == n, "each parameter has one value a logit row");
+#define COREPIPE_CHECK(type, name, ...)                                        \
+  require(s.name.size() == n, "each parameter has one value a logit row");     \
+  require(!has_nan(s.name), "NaN is no parameter");
   COREPIPE_ROW_PARAMETERS(COREPIPE_CHECK)
 #undef COREPIPE_CHECK
-  require(std::none_of(s.bias_values.begin(), s.bias_values.end(), [](float x) { return std::isnan(x); }),
-          "NaN is no bias");
+  require(!has_nan(s.bias_values), "NaN is no bias");
   check_offsets(s.bias_offsets, n, s.bias_ids.size(), "bias_offsets must ascend from 0 to len(bias_ids)");
   check_offsets(s.seen_offsets, n, s.seen_ids.size(), "seen_offsets must ascend from 0 to len(seen_ids)");
   require(s.bias_values.size() == s.bias_ids.size(), "bias_ids and bias_values differ in length");
@@ -73,11 +79,8 @@ void check_sampling(const Sampling& s, int rows, int vocab) {
     require(s.masked[r] == -1 || s.masked[r] == masks, "masked must be -1, or count the masks from 0");
     masks += s.masked[r] >= 0;
     require(s.masked[r] < 0 || s.chosen[r] < 0, "a row whose token is chosen has no mask");
-#define COREPIPE_CHECK(type, name, allowed, error)                               \
-  if (const type x = s.name[r]; true) {                                          \
-    require(!std::isnan(static_cast<double>(x)), "NaN is no parameter");         \
-    require(allowed, error);                                                     \
-  }
+#define COREPIPE_CHECK(type, name, allowed, error) \
+  if ([[maybe_unused]] const type x = s.name[r]; true) require(allowed, error);
     COREPIPE_ROW_PARAMETERS(COREPIPE_CHECK)
 #undef COREPIPE_CHECK
   }
