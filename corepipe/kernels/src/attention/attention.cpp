@@ -9,9 +9,9 @@ namespace corepipe {
 namespace {
 
 constexpr int kRowsOfItem = 48;       // tokens times heads: their sums stay in the second-level cache
-constexpr int kRowsOfLatents = 64;    // a block's values are turned for an item; their sums stay there, too
+constexpr int kRowsOfLatents = 64;    // a block's values are transposed for an item; their sums stay there, too
 constexpr int kWriteTokens = 64;
-constexpr int kPartsPerThread = 3;    // what costs more than its share of this is split along the keys
+constexpr int kPartsPerThread = 3;    // an item that costs more than its share of this is split along the keys
 constexpr double kWorthThreads = 32;  // below this, waking other threads takes longer than the work
 
 int tokens_of_item(const AttentionCall& call) {
@@ -34,7 +34,7 @@ void find_segments(const AttentionCall& call, AttentionItem& item) {
   item.segment_end = newest_seen(call, first + item.rows - 1, item.end) / kKeySegment + 1;
 }
 
-// Blocks of keys that are read, weighed by what is done with each.
+// Blocks of keys that are read, weighted by the work on each.
 double cost_of(const AttentionCall& call, const AttentionItem& item) {
   const int first = call.positions[item.row];
   const int begin = std::max(oldest_seen(call, first), item.segment * kKeySegment);
@@ -138,8 +138,8 @@ void AttentionPlan::add_rows(const AttentionCall& call, AttentionItem item) {
   wholes_.push_back({item, 1, cost_of(call, item)});
 }
 
-// A head of a sequence is an item, whose keys and values a thread lays out for itself; where there are few, some of its
-// rows are, and threads lay out the same.
+// A head of a sequence is an item, whose keys and values a thread lays out for itself; if there are few heads, an item
+// is some of its rows, and several threads lay out the same keys.
 void AttentionPlan::add_own(const AttentionCall& call, const Batch& batch, int threads) {
   const int heads = batch.sequences() * kv_heads_;
   const int cuts = (threads * kPartsPerThread + heads - 1) / heads;
@@ -196,8 +196,8 @@ void AttentionPlan::split(const AttentionCall& call, int index) {
   }
 }
 
-// A sequence whose rows make one item stores its keys and values there; the others do it beforehand, and
-// so do all where one reads what another writes.
+// A sequence with a single item stores its keys and values there; the others store them before, and so do all sequences
+// if one reads blocks that another writes.
 void AttentionPlan::add_writes(const Batch& batch, bool latents, bool all_beforehand) {
   std::vector<bool> stored(static_cast<size_t>(batch.sequences()) * kv_heads_);
   for (Whole& whole : wholes_) {
@@ -206,7 +206,7 @@ void AttentionPlan::add_writes(const Batch& batch, bool latents, bool all_before
     item.writes = !all_beforehand && whole.parts == 1 && item.rows == rows;
     if (item.writes) stored[static_cast<size_t>(item.sequence) * kv_heads_ + item.head] = true;
   }
-  const size_t heads = latents ? 1 : kv_heads_;  // all have the same
+  const size_t heads = latents ? 1 : kv_heads_;  // all heads have the same
   for (size_t i = 0; i < stored.size(); ++i) {
     if (i % kv_heads_ < heads && !stored[i]) add_write(batch, static_cast<int>(i / kv_heads_), static_cast<int>(i % kv_heads_));
   }
@@ -260,7 +260,7 @@ AttentionCall AttentionPlan::with_memory(const KernelTable& kernels, const Atten
   own.values_in_place = own.cache.fp32 && own.cache.width == call.head_dim;
   if (own.values_in_place) own.cache.group_bytes /= 2;
   own.tables = groups_.data();
-  own.table_width = 0;  // every sequence has the same
+  own.table_width = 0;  // all sequences share it
   return own;
 }
 
@@ -269,7 +269,7 @@ const AttentionPlan::Part* AttentionPlan::take() {
   return index < static_cast<int>(parts_.size()) ? &parts_[index] : nullptr;
 }
 
-// Takes each part one ahead, so that its first keys can be fetched while the last are multiplied.
+// Takes each part in advance, so that its first keys can be fetched while the last part is multiplied.
 void AttentionPlan::attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch) {
   const AttentionTable& table = kernels.attention;
   const bool bf16 = !call.cache.fp32;
@@ -291,7 +291,7 @@ void AttentionPlan::attend_own(const KernelTable& kernels, AttentionCall call, v
   while (const Part* part = take()) attend_alone(table, call, part->item, scratch);
 }
 
-// An item, whose keys and values are laid out in the call's memory before.
+// Runs an item, whose keys and values are first laid out in the call's memory.
 void AttentionPlan::attend_alone(const AttentionTable& table, const AttentionCall& given, AttentionItem item,
                                  void* scratch) const {
   AttentionCall call = given;
@@ -320,7 +320,7 @@ void AttentionPlan::run_sequences(const KernelTable& kernels, const AttentionCal
   }
 }
 
-// Whoever brings the last part adds them up.
+// The thread with the last part adds them up.
 void AttentionPlan::finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part) {
   if (missing_[part.whole].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   kernels.attention.combine(call, wholes_[part.whole].item);

@@ -12,17 +12,17 @@
 
 namespace corepipe {
 
-// How the rows, heads and keys of a batch are cut; the same for all layers of one shape with the same block tables.
+// The division of a batch's rows, heads and keys; the same for all layers of one shape with the same block tables.
 class AttentionPlan {
  public:
   AttentionPlan(const AttentionCall& call, const Batch& batch, int threads);
 
   bool fits(const AttentionCall& call) const;
-  // scratch, memory: one buffer for each thread; what keeps nothing has its keys and values in the latter.
+  // scratch, memory: one buffer per thread; an attention without a cache has its keys and values in the latter.
   void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call, const Batch& batch,
            std::vector<Buffer>& scratch, std::vector<Buffer>& memory);
 
-  // Of what keeps nothing the sequences [first, end), on the calling thread, with buffers as `reserve` leaves them.
+  // Runs sequences [first, end) of an attention without a cache on the calling thread, with the buffers of `reserve`.
   void run_sequences(const KernelTable& kernels, const AttentionCall& call, const Batch& batch, int first, int end,
                      void* scratch, Buffer& memory) const noexcept;
   void reserve(const KernelTable& kernels, const AttentionCall& call, Buffer& scratch, Buffer& memory) const;
@@ -63,12 +63,12 @@ class AttentionPlan {
   std::vector<Part> parts_;              // longest first
   std::vector<AttentionItem> writes_;    // of sequences that have several items
   std::vector<float> partials_;
-  std::vector<int32_t> groups_;  // of keys in a thread's memory, one after the other: a table for the longest sequence
-  std::unique_ptr<std::atomic<int>[]> missing_;  // parts of each whole still to come
+  std::vector<int32_t> groups_;  // groups of keys in a thread's memory: a block table for the longest sequence
+  std::unique_ptr<std::atomic<int>[]> missing_;  // unfinished parts of each item
   std::atomic<int> next_{0};
 };
 
-// The plans of the batch at hand.
+// The plans of the present batch.
 class Attention {
  public:
   explicit Attention(int threads) : scratch_(threads), memory_(threads) {}
@@ -76,8 +76,8 @@ class Attention {
   void start(const Batch& batch);
   void run(const KernelTable& kernels, Pool& pool, const AttentionCall& call);
 
-  // For use inside a region, of what keeps nothing: rows [first, first + rows), which are whole sequences, on the calling
-  // thread, which is number `thread`; after `reserve` for as many threads.
+  // For use inside a region, for an attention without a cache: rows [first, first + rows), which are whole sequences,
+  // on the calling thread, which is number `thread`; after `reserve` for as many threads.
   void run_sequences(const KernelTable& kernels, const AttentionCall& call, int first, int rows, int thread) noexcept;
   void reserve(const KernelTable& kernels, int threads, const AttentionCall& call);
 

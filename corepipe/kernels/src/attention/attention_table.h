@@ -11,13 +11,13 @@ namespace corepipe {
 constexpr int kKeyGroup = 16;      // keys that lie together in the cache
 constexpr int kKeyBlock = 64;      // keys of one softmax step, at absolute positions
 constexpr int kKeySegment = 512;   // keys whose sums are computed apart and combined in order
-constexpr int kNoWindow = 0x7fffffff;  // also: of what comes after a row, all
+constexpr int kNoWindow = 0x7fffffff;  // also for `ahead`: all positions after a row
 
 // One layer of a paged cache.  Group g of block b of a head lies at
 // base + head * head_stride + (b * groups_per_block + g) * group_bytes: first its keys
 // (bf16 [width / 2][16][2], fp32 [width][16]), then its values (bf16 [8][width][2], fp32 [16][width]).  In int8 either
 // are fp32 scales [16], then a byte for each element in the same order; keys are rotated.
-// Of latents there are the keys alone, which are not rotated: a value is the first `shared` elements of its key.
+// For latents there are only keys, which are not rotated: a value is the first `shared` elements of its key.
 struct KVLayer {
   char* base;
   size_t head_stride;
@@ -43,7 +43,7 @@ struct AttentionCall {
   float* out;
   bool wanted;  // q and out have the requested rows only, k and v all rows
   size_t q_stride, k_stride, v_stride, out_stride;
-  int kv_heads, group, head_dim;  // group: query heads of a kv head; of latents a part of the heads counts as a kv head
+  int kv_heads, group, head_dim;  // group: query heads of a kv head; for latents a part of the heads is a kv head
   int value_dim;                  // elements of a value and of a result of a head
   float scale;
   int window;                     // a row attends from window - 1 positions before its own on
@@ -56,10 +56,10 @@ struct AttentionCall {
   const float* slopes = nullptr;  // [kv_heads * group], or null: slope by which a head's scores fall per position
   const float* biases = nullptr;  // [kv_heads * group][2 reach + 1], or null: added to scores by distance
   const float* sinks = nullptr;   // [kv_heads * group], or null: a score per head without a key, for the softmax
-  int reach = 0;                  // from -reach on; kKeyBlock more than positions ever differ by
+  int reach = 0;                  // distances from -reach on; kKeyBlock more than the largest difference of positions
   Rotation rotation;
   Norm q_norm, k_norm;
-  Norm head_norm;                     // of queries and keys, once they are rotated
+  Norm head_norm;                     // of queries and keys, after their rotation
   const float* tempers = nullptr;     // [max_positions], or null: final factor of a row's queries
   bool round_bf16;
   KVLayer cache;
@@ -90,15 +90,15 @@ struct AttentionTable {
   size_t (*scratch_bytes)(const AttentionCall&, int rows);
   // Stores keys and values of rows [row, row + rows) of one sequence.
   void (*write)(const AttentionCall&, int sequence, int row, int rows, int head);
-  // `next` (or null) is what this thread does next: its first keys are fetched ahead.
+  // `next` (or null) is the thread's next item: its first keys are fetched in advance.
   void (*attend)(const AttentionCall&, const AttentionItem&, const AttentionItem* next, void* scratch);
   // Adds up the partial results of all segments, in order: `item` covers them all, its `partial` points to
   // [segments][rows * group][state_floats], which is overwritten.
   void (*combine)(const AttentionCall&, const AttentionItem& item);
-  // A thread calls these, where there are any, before and after `attend` with a bf16 cache.
+  // A thread calls these, if they are set, before and after `attend` with a bf16 cache.
   void (*begin_bf16)();
   void (*end_bf16)();
-  bool widens;  // keys and values that are not kept are multiplied sooner as fp32 than as bf16
+  bool widens;  // without a cache keys and values are multiplied faster as fp32 than as bf16
 };
 
 }  // namespace corepipe

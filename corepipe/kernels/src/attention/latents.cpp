@@ -10,9 +10,9 @@ namespace corepipe {
 
 namespace {
 
-constexpr int kRowsOfPart = 16;  // heads that ask together: a tile of AMX, and a block's values are turned for them
+constexpr int kRowsOfPart = 16;  // heads processed together: a tile of AMX; a block's values are transposed for them
 
-// Heads that ask the same keys together: the most that divide them, so that the others go to other threads.
+// Heads that read the same keys together: the largest divisor, so that the other heads go to other threads.
 int group_of(int heads) {
   int group = std::min(heads, kRowsOfPart);
   while (heads % group != 0) --group;
@@ -41,7 +41,7 @@ void Latents::run(const Run& run, const LatentAttention& op) {
   multiply(run, op, false);
 }
 
-// Keys, and what is rotated of queries.
+// Keys, and the rotated parts of queries.
 void Latents::gather(const Run& run, const LatentAttention& op) {
   const size_t heads = op.heads->size(), latent = latent_of(op), key = latent + op.rotary;
   float *const queries = floats_of(queries_), *const keys = floats_of(keys_);
@@ -111,7 +111,7 @@ void Program::latent_attention(int q_index, int latent_index, int key_rope_index
   op.call.head_dim = cache.head_dim, op.call.value_dim = latent.width;
   op.call.scale = scale, op.call.window = kNoWindow, op.call.round_bf16 = round_bf16;
   op.call.cache = cache.layer(layer);
-  op.call.cache.head_stride = 0;  // all parts of the heads ask the same keys
+  op.call.cache.head_stride = 0;  // all parts of the heads read the same keys
   append([op, table, heads = std::move(heads)](const Run& run) {
     LatentAttention now = op;
     now.heads = &heads;

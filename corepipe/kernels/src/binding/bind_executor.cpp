@@ -14,7 +14,7 @@ namespace {
 
 using namespace nb::literals;
 
-constexpr double kSignalSeconds = 0.05;  // how long wait() lets Ctrl-C wait
+constexpr double kSignalSeconds = 0.05;  // longest delay of Ctrl-C in wait()
 
 template <class T>
 std::vector<T> copy_of(const Array<T>& array) {
@@ -135,7 +135,7 @@ class PyExecutor {
     executor_ = std::make_unique<Executor>(std::move(queue), std::move(bare), result, width, same_bits);
   }
 
-  // The batch that runs may be about to call the watch hook, which needs the GIL.
+  // The running batch may be about to call the watch hook, which needs the GIL.
   ~PyExecutor() {
     nb::gil_scoped_release released;
     executor_.reset();

@@ -20,7 +20,7 @@ using PyRope = std::optional<std::pair<Array<float, 2>, Array<float, 2>>>;
 using PyMatrices = std::vector<std::shared_ptr<PyMatrix>>;
 using PySegment = std::tuple<std::shared_ptr<PyMatrix>, std::optional<Array<float>>, int>;
 
-// The arrays behind an Op, kept alive with the Program.
+// The arrays that an Op points into, kept alive with the Program.
 Vector vector_of(PyProgram& self, const Array<float>& array) {
   self.kept.push_back(std::make_shared<Array<float>>(array));
   return {array.data(), static_cast<int>(array.size())};
@@ -164,7 +164,7 @@ Scoring scoring_named(const std::string& name) {
   throw std::invalid_argument("there is no scoring '" + name + "'");
 }
 
-// biases: of none of the matrices, of gate and up, or of all three, [experts, n] each.
+// biases: of no matrix, of gate and up, or of all three, [experts, n] each.
 void give_biases(PyProgram& self, const std::vector<Array<float, 2>>& biases, std::vector<Expert>& experts) {
   if (biases.empty()) return;
   if (biases.size() != 2 && biases.size() != 3) throw std::invalid_argument("biases are of two matrices, or of three");
@@ -182,7 +182,7 @@ void give_biases(PyProgram& self, const std::vector<Array<float, 2>>& biases, st
   }
 }
 
-// correction: of as many experts as there are scores for.
+// correction: one number per expert.
 Routing routing_of(PyProgram& self, int scores, int top_k, const std::string& scoring, float nearness,
                    const std::optional<Array<float>>& correction, std::pair<int, int> groups, float factor) {
   Routing routing{top_k, scoring_named(scoring), nearness};
@@ -225,7 +225,7 @@ void append_gather_slots(PyProgram& self, int x, int scores, int out, std::vecto
   self.program.gather_slots(x, scores, out, std::move(group), std::move(bounds), routing);
 }
 
-// values: q, latent and key_rope; matrices: of each head.
+// values: q, latent and key_rope; matrices: one per head.
 void latent_attention(PyProgram& self, const std::tuple<int, int, int>& values, int out,
                       const std::shared_ptr<KVCache>& cache, int layer, const PyMatrices& key_up,
                       const PyMatrices& value_up, float scale, int table) {

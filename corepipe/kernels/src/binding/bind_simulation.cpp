@@ -16,7 +16,7 @@ namespace {
 
 using namespace nb::literals;
 
-constexpr int64_t kMost = 1 << 30;  // of whatever has a limit: nothing comes near it
+constexpr int64_t kMost = 1 << 30;  // upper limit of counts; real values are far below it
 
 constexpr int kStepColumns = 12;
 
@@ -32,7 +32,7 @@ double step_column(const sim::StepRow& row, int column) {
     case 7: return row.blocks_held;
     case 8: return row.running;
     case 9: return row.waiting;
-    case 10: return 0.0;  // longest: they grow
+    case 10: return 0.0;  // longest: sequences grow
     default: return 1.0;  // each: no drafts
   }
 }

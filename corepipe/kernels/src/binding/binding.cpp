@@ -1,4 +1,4 @@
-// The Python module; _native.pyi is its contract.
+// The Python module; _native.pyi documents it.
 #include "binding/binding.h"
 
 #include <nanobind/stl/optional.h>

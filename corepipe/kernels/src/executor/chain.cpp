@@ -7,8 +7,8 @@ namespace corepipe {
 
 namespace {
 
-constexpr double kAttendedRows = 512;  // a row's attention to so many takes as long as all else that is done to it
-constexpr double kMostIdle = 1.1;      // of a whole division over an even one: threads that meet lose as much
+constexpr double kAttendedRows = 512;  // a row's attention to so many rows takes as long as all its other work
+constexpr double kMostIdle = 1.1;      // of a division by whole sequences over an even one: synchronisation costs as much
 
 int rounded_up(int rows, int unit) { return (rows + unit - 1) / unit * unit; }
 
@@ -21,7 +21,7 @@ struct CostedSpan {
   double cost;
 };
 
-// Sequences in their order, several of them as one span where they are short: the fewer are left, the fewer.
+// Sequences in their order; short ones are joined into spans, fewer the fewer remain.
 std::vector<CostedSpan> spans_of(const Batch& batch, int threads, const ChainRows& chain) {
   std::vector<CostedSpan> spans;
   for (int s = 0; s < batch.sequences();) {
@@ -38,14 +38,14 @@ std::vector<CostedSpan> spans_of(const Batch& batch, int threads, const ChainRow
   return spans;
 }
 
-// When the last thread ends, where each takes the next span as soon as it is free.
+// Returns when the last thread ends, if each takes the next span as soon as it is free.
 double end_of(const std::vector<CostedSpan>& spans, int threads) {
   std::vector<double> ends(threads);
   for (const CostedSpan& one : spans) *std::min_element(ends.begin(), ends.end()) += one.cost;
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// As many spans of a size as there are threads, then of a smaller one.
+// As many spans of one size as there are threads, then of a smaller size.
 std::vector<RowSpan> split_rows(int rows, int threads, const ChainRows& chain) {
   std::vector<RowSpan> spans;
   for (int start = 0; start < rows;) {
@@ -60,7 +60,7 @@ std::vector<RowSpan> split_rows(int rows, int threads, const ChainRows& chain) {
   return spans;
 }
 
-// Spans of whole sequences, those that take longest first; none where threads would end far apart.
+// Spans of whole sequences, the longest first; none if threads would end far apart.
 std::vector<RowSpan> split_sequences(const Batch& batch, int threads, const ChainRows& chain) {
   std::vector<CostedSpan> spans = spans_of(batch, threads, chain);
   std::stable_sort(spans.begin(), spans.end(), [](const auto& a, const auto& b) { return a.cost > b.cost; });
@@ -90,8 +90,8 @@ int chain_length(const std::vector<Stop>& stops, size_t at, bool whole_sequences
   return static_cast<int>(end - at);
 }
 
-// Calls body(step, span) for each of the steps and the rows that it computes at a time, in the order of a thread: pieces
-// go through the steps up to one that needs all rows of a sequence.
+// Calls body(step, span) for each of the steps and the rows that it computes at a time, in the order of a thread:
+// pieces go through the steps up to one that needs all rows of a sequence.
 template <class Body>
 void walk(const Stop* stops, int count, const RowSpan& span, const std::vector<RowSpan>& pieces, Body&& body) {
   for (int at = 0; at < count;) {

@@ -1,4 +1,4 @@
-// Steps that each thread takes some of a batch's rows through by itself.
+// Steps through which each thread takes some of a batch's rows by itself.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace corepipe {
 
-// Rows that a thread takes together.
+// Rows that a thread processes together.
 struct RowSpan {
   int first, rows;
 };
@@ -19,12 +19,12 @@ struct Chain {
   std::vector<RowSpan> spans;
 };
 
-// The stops from `at` on that can be passed so; none where the batch has too few rows.  Steps that need whole sequences
-// are among them where these can be divided evenly.
+// Returns the steps from `at` on that can run so; none if the batch has too few rows.  Steps that need whole sequences
+// are included if the sequences can be divided evenly.
 Chain chain_at(const Run& run, const std::vector<Stop>& stops, size_t at);
 
-// What a step writes is still in the thread's cache when the next one reads it, and no thread waits for another in
-// between.
+// The results of a step are still in the thread's cache when the next one reads them, and no thread waits for another
+// in between.
 void pass_chain(const Run& run, const Stop* stops, const Chain& chain);
 
 }  // namespace corepipe

@@ -4,7 +4,7 @@ namespace corepipe {
 
 namespace {
 
-constexpr double kWorth = 0.9;  // of the time: pieces of a panel read it once each
+constexpr double kWorth = 0.9;  // of the time: each piece of a panel reads it once
 
 }  // namespace
 

@@ -61,7 +61,7 @@ void gather_row(const Stop& stop, int row) {
   }
 }
 
-// Of all members; their scores are one another's.
+// Of all members; their scores are equal.
 Gathering gathering(const Run& run, const Stop& stop) {
   const Step& step = *stop.step;
   const Value& scores = step.slots.scores;
@@ -272,7 +272,7 @@ void Executor::pass(const Run& run, const Stop& stop) {
 }
 
 void Executor::finish(const Run& run, Job& job) {
-  // Tokens are drawn for the logit rows; without sampling all rows that there are are the result.
+  // Tokens are sampled for the logit rows; without sampling all rows are the result.
   const bool by_number = job.sampling && result_.rows == Rows::tokens;
   std::vector<const float*> rows;
   for (int i = 0; i < run.rows(job.sampling ? Rows::logits : result_.rows); ++i) {

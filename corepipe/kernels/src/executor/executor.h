@@ -18,8 +18,8 @@ namespace corepipe {
 
 class Executor {
  public:
-  // Lays out the course of a batch through the programs.  `result` is the value of the last one that is wanted, of whose
-  // columns the first `width` are given, or drawn from.  same_bits: by same_bits_kernels.  Throws std::invalid_argument
+  // Plans the run of a batch through the programs.  `result` is the value of the last program that is returned or
+  // sampled from: the first `width` of its columns.  same_bits: by same_bits_kernels.  Throws std::invalid_argument
   // where they don't fit together: an exchange whose partner never comes, widths that differ.
   Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> programs, int result, int width, bool same_bits);
   ~Executor() { queue_->withdraw(this); }
@@ -29,13 +29,14 @@ class Executor {
   // Throws std::invalid_argument for a batch that disagrees with the programs.
   std::shared_ptr<Job> submit(Batch batch, std::optional<Sampling> sampling);
 
-  // The batch that follows `before`, of as many sequences: one more row of each, of the token that is drawn there, which is
-  // drawn from alike.  It starts when that one has ended, unless a token there is one of `ends`, a row there has no numbers,
-  // or something that is heeded can be read; then it is dropped.  Throws std::invalid_argument where a sequence draws no
-  // token behind its last row, or one that hangs on others than its logits: on masks, biases, tokens before.
+  // Queues the batch that follows `before`, with the same sequences: one more row of each, for the token that is
+  // sampled there, with the same sampling parameters.  It starts when `before` has ended.  It is dropped if a token
+  // there is one of `ends`, a row there has logits that are not numbers, or a file of `heed` can be read.  Throws
+  // std::invalid_argument where a sequence samples no token after its last row, or sampling depends on masks, biases or
+  // earlier tokens.
   std::shared_ptr<Job> go_on(const std::shared_ptr<Job>& before, std::vector<int32_t> ends);
 
-  // See JobQueue::give_masks; throws, too, where they have another size than the job's sampling wants.
+  // See JobQueue::give_masks; also throws if their size differs from that of the job's masked rows.
   void give_masks(Job& job, std::vector<uint32_t> masks);
 
   JobQueue& queue() { return *queue_; }

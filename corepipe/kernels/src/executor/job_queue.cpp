@@ -50,7 +50,7 @@ void JobQueue::forsake(Job& job) {
   masks_.notify_all();
 }
 
-// Without a beat: whoever fills the masks for seconds is seen to work, and whoever sleeps meanwhile hangs.
+// Without a beat: a process that fills the masks for seconds is seen to work, and one that sleeps meanwhile hangs.
 void JobQueue::await_masks(Job& job) {
   std::unique_lock<std::mutex> lock(mutex_);
   masks_.wait(lock, [&] { return job.has_masks || job.forsaken || closed_; });
@@ -99,7 +99,7 @@ void JobQueue::heed(std::vector<int> files) {
   heeded_ = std::move(files);
 }
 
-// Called with the mutex held, when a job is done or dropped: those that go on from it have their tokens, or are dropped.
+// Called with the mutex held, when a job is done or dropped: jobs that follow it get their tokens, or are dropped.
 void JobQueue::settle(const Job& before) {
   std::vector<std::shared_ptr<Job>> dropped;
   const auto drops = [&](const std::shared_ptr<Job>& job) {

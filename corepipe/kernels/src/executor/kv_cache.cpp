@@ -33,7 +33,7 @@ Arena::Arena(size_t bytes, bool huge_pages)
   const uintptr_t address = reinterpret_cast<uintptr_t>(mapping_);
   data_ = reinterpret_cast<char*>((address + kHugePage - 1) / kHugePage * kHugePage);
 #if defined(MADV_HUGEPAGE)
-  if (huge_pages) madvise(data_, bytes_, MADV_HUGEPAGE);  // a wish: without it the pages are small
+  if (huge_pages) madvise(data_, bytes_, MADV_HUGEPAGE);  // a hint: without it the pages are small
 #endif
 }
 

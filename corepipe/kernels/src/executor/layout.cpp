@@ -86,7 +86,7 @@ class Planner {
     return true;
   }
 
-  // The last member to arrive takes all of them on.
+  // The last member to arrive runs the step for all members.
   bool meet(int p, const Step& step) {
     if (std::count(step.group.begin(), step.group.end(), p) != 1) fail(p, "is not in the group of its collective");
     Stop stop{p, &step, -1, {}};

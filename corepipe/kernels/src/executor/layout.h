@@ -7,8 +7,8 @@
 
 namespace corepipe {
 
-// A step in the order in which it runs.  A collective runs once, in the name of the last to arrive, for
-// all members; a value that was sent waits in a channel for its receiver.
+// A step, in the order of execution.  A collective runs once for all members, as a step of the last to arrive; a value
+// that was sent waits in a channel for its receiver.
 struct Stop {
   int program;
   const Step* step;
@@ -21,7 +21,7 @@ struct Course {
   std::vector<const Step*> senders;  // by channel
 };
 
-// Each program runs until it needs what another one has not brought yet; then the next one runs.  Throws
+// Each program runs until it needs a value that another one has not sent yet; then the next one runs.  Throws
 // std::invalid_argument where exchanges don't match: a partner that never comes, widths that differ.
 Course lay_out(const std::vector<Program*>& programs);
 

@@ -13,9 +13,9 @@
 
 namespace corepipe {
 
-// The contract of a region: nothing is allocated inside, and nothing in it can throw.  Whoever opens one has reserved
-// before, for each thread, all that its items write to: an error on one thread could not stop the others, which go on
-// with what the caller's frame held.  Bodies are noexcept, so that a breach ends the process at once.
+// The contract of a region: nothing is allocated inside, and nothing in it can throw.  The caller reserves
+// before, for each thread, all memory that its items write to: an error on one thread could not stop the others, which
+// continue with data in the caller's frame.  Bodies are noexcept, so that a breach ends the process at once.
 //
 // Items are handed out one by one, so a thread that loses its core holds up one item and no more.
 // One parallel region at a time; the thread that calls `parallel` takes part as thread 0.  Idle threads
@@ -64,8 +64,8 @@ class Pool {
   std::atomic<int64_t> own_beats_{0};
   std::atomic<int64_t>* const beats_;
 
-  // Region number in the high half, items not yet taken in the low half.  The three fields below belong
-  // to the region in `word_`: they are stable for whoever has taken one of its items.
+  // Region number in the high half, number of items not yet taken in the low half.  The three fields below belong
+  // to the region in `word_`: they are stable for a thread that has taken one of its items.
   alignas(64) std::atomic<uint64_t> word_{0};
   Body body_ = nullptr;
   void* context_ = nullptr;
@@ -92,7 +92,7 @@ inline void spin_pause() {
 #endif
 }
 
-// Spins until ready() holds; after some microseconds lets other threads of the machine have the core.
+// Spins until ready() is true; after some microseconds yields the core to other threads of the machine.
 template <class Ready>
 inline void spin_until(Ready&& ready) {
   for (int spins = 0; !ready(); ++spins) {

@@ -74,7 +74,7 @@ Step& Program::append(std::function<void(const Run&)> run) {
   return steps_.back();
 }
 
-// An Op of which each row depends on the same row of its operands alone: body(run, row).
+// An Op whose rows each depend only on the same row of its operands: body(run, row).
 template <class Body>
 void Program::append_rows(Rows rows, int width, Body body) {
   static_assert(std::is_nothrow_invocable_v<Body&, const Run&, int>, "a region can't throw: declare its body noexcept");
@@ -160,7 +160,7 @@ void Program::add_embedding(int x_index, int out_index, const StoredTable& table
 
 void Program::norm(int x_index, int out_index, const NormSpec& spec, int groups) {
   const Value x = at(x_index);
-  const bool grouped = spec.gain.data != nullptr;  // it is over each part as wide as its gain
+  const bool grouped = spec.gain.data != nullptr;  // it runs over each part as wide as its gain
   require(!grouped || (spec.gain.size >= 1 && x.width % spec.gain.size == 0), "the gain must divide the value's width");
   const int gain = grouped ? spec.gain.size : x.width;
   const Norm norm = norm_over(spec, gain);
@@ -195,7 +195,7 @@ std::vector<Segment> Program::segments_of(const Value& x, const std::vector<Line
     require(spec.matrix->k == x.width, "x is " + std::to_string(x.width) + " wide, the matrix takes " +
                                            std::to_string(spec.matrix->k));
     require(spec.bias.data == nullptr || spec.bias.size == spec.matrix->n, "the bias must have n elements");
-    const bool unused = glu && !segments.empty();  // of glu's two outputs the first alone is written
+    const bool unused = glu && !segments.empty();  // of glu's two outputs only the first is written
     const Value out = unused ? Value{} : write(spec.out, x.rows, spec.matrix->n);
     require(out.data != x.data, "a linear can't work in place");
     segments.push_back({spec.matrix, spec.bias.data, out.data, static_cast<int64_t>(out.stride)});
@@ -276,7 +276,7 @@ void Program::use_table(int table, int size_of_block, int blocks) {
   block_limits[table] = std::min(block_limits[table], blocks);
 }
 
-// Where an attention has its keys and values: in a layer of the cache, or in memory that the batch's turn brings.
+// The place of an attention's keys and values: a layer of the cache, or memory of the present batch.
 KVLayer Program::memory_of(const Value& q, const Value& k, const KVCache* cache, int layer, int heads, int table) {
   require(heads >= 1 && q.width % heads == 0, "q must be heads * head_dim wide");
   const int d = q.width / heads;

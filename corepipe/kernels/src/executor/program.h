@@ -25,7 +25,7 @@ namespace corepipe {
 
 enum class Rows { tokens, logits };
 
-// A batch on its way through the Ops.
+// A batch during its run through the Ops.
 struct Run {
   const KernelTable& kernels;
   Pool& pool;
@@ -37,7 +37,7 @@ struct Run {
 
   int rows(Rows kind) const { return kind == Rows::tokens ? batch.rows() : batch.logits(); }
 
-  // body(row) for each row, on several threads where that is worth while; `width` elements a row.
+  // Runs body(row) for each row, on several threads if the work is large enough; `width` elements per row.
   template <class Body>
   void for_rows(int count, int width, Body&& body) const noexcept {
     static_assert(std::is_nothrow_invocable_v<Body&, int>, "a region can't throw: declare its body noexcept");
@@ -54,7 +54,7 @@ struct Value {
   float* data;
   int width;
   size_t stride;
-  Rows rows;  // what it holds at this point of the program
+  Rows rows;  // the rows that it holds at this point of the program
 
   float* row(int r) const { return data + r * stride; }
 };
@@ -83,8 +83,8 @@ struct LinearSegment {
   int out;
 };
 
-// What is fused around a Linear, as `Linear` has it; values by index, -1 for none.  A gated result goes to the first
-// segment's out.
+// The Ops that are fused around a Linear, as in `Linear`; values by index, -1 for none.  A gated result goes to the
+// first segment's out.
 struct LinearSurroundings {
   NormSpec norm;
   Function function = Function::none;
@@ -93,21 +93,21 @@ struct LinearSurroundings {
   int residual = -1, outer = -1;
 };
 
-// What is fused around attention, and what becomes of its scores.
+// The Ops that are fused around attention, and the options of its scores.
 struct AttentionOptions {
   float scale = 1;
   int window = kNoWindow;
-  bool chunked = false;  // a row sees from the last multiple of `window` on
-  int table = 0;       // which of a sequence's block tables: layers that keep as many positions share one
-  bool causal = true;  // otherwise a row sees as far ahead as back, and nothing is kept
+  bool chunked = false;  // a row attends from the last multiple of `window` on
+  int table = 0;       // number of the sequence's block table: layers that keep as many positions share one
+  bool causal = true;  // otherwise a row attends as far ahead as back, and nothing is kept
   float softcap = 0;
   Vector slopes;
   Vector biases;  // [heads][2 reach + 1]
   Vector sinks;   // [heads]
   RopeTable rope;
   NormSpec q_norm, k_norm;
-  NormSpec head_norm;  // of both, once they are rotated
-  Vector tempers;      // [positions]: what queries are multiplied by in the end
+  NormSpec head_norm;  // of queries and keys, after their rotation
+  Vector tempers;      // [positions]: final factors of queries
 };
 
 // The operands of a scan, by index.
@@ -121,10 +121,10 @@ struct ScanOptions {
   int states;
 };
 
-// By what a token finds its row of a table.
+// The index by which a token's row of a table is looked up.
 enum class RowIndex { position, type };
 
-// A table of which each token takes a row: fp32, or bf16.
+// A table with a row per token or position: fp32, or bf16.
 struct StoredTable {
   const void* data;
   int rows, width;
@@ -140,18 +140,17 @@ struct RowRange {
   int first, rows, thread;
 };
 
-// What cores that have some of a mixture's experts each go by when they put their results together: the scores, and the
-// first expert of each core and the end of the last one's.
+// The routing by which cores combine the results of their own experts: the scores, the first expert of each core and
+// the end of the last core's.
 struct Slots {
   Value scores;
   std::vector<int> bounds;
   Routing routing;
 };
 
-// One Op.  `run` computes; a step that meets other cores has its data here instead.  `run_rows`, where there
-// is one, computes those rows alone, of which each depends on the same row of its operands only, or (`whole_sequences`)
-// on those of its sequence, all of which are among them; it runs inside a region, for which `reserve_rows` reserves what
-// so many rows need.
+// One Op.  `run` computes it; an exchange with other cores has its data here instead.  `run_rows`, if set, computes
+// only the given rows: each depends on the same row of its operands only, or (`whole_sequences`) on the rows of its
+// sequence, which are all given; it runs inside a region, for which `reserve_rows` reserves the memory of so many rows.
 struct Step {
   enum class Kind { compute, send, receive, all_reduce, all_gather, gather_slots };
   Kind kind = Kind::compute;
@@ -172,45 +171,46 @@ class Program {
   Program(std::vector<int> widths, int max_rows, bool round_bf16);
 
   void embed(int out, const StoredTable& table);
-  // What the batch brings for each row, as wide as `out`.
+  // out = the batch's patch of each row, as wide as `out`.
   void patches(int out);
-  // Rows at the first positions of a sequence are those of `rows`, [count, width], instead of what they were.
+  // Replaces the rows at the first positions of a sequence by `rows`, [count, width].
   void first_rows(int out, Vector rows);
   void add_embedding(int x, int out, const StoredTable& table, RowIndex by, int offset);
-  // groups: of how many equal parts of what is as wide as the gain each is normalised by itself.
+  // groups: number of equal parts of the gain's width, each normalised by itself.
   void norm(int x, int out, const NormSpec& norm, int groups = 1);
   void linear(int x, const std::vector<LinearSegment>& segments, const LinearSurroundings& around);
   void rope(int x, int out, int head_dim, RopeTable table);
-  // cache: of what is kept; null where that is nothing.
+  // cache: of the keys and values; null for an attention without one.
   void attention(int q, int k, int v, int out, const KVCache* cache, int layer, int heads,
                  const AttentionOptions& options);
-  // Of latents: `out` has each head's value_up's n elements; what q, latent and key_rope are, `LatentAttention` says.
+  // Attention over latents: `out` has each head's n elements of value_up; for q, latent and key_rope see
+  // `LatentAttention`.
   void latent_attention(int q, int latent, int key_rope, int out, const KVCache& cache, int layer,
                         std::vector<LatentHead> heads, float scale, int table);
   void activate(Function function, int x, int out);
   void glu(Function function, int gate, int up, int out);
-  // x where it is within -limit .. limit, else that bound.
+  // x limited to -limit .. limit.
   void clamp(int x, float limit, int out);
-  // by: a value of width 1 whose rows x's are multiplied by, too; -1 for none.
+  // by: a value of width 1 whose rows also multiply the rows of x; -1 for none.
   void scale(int x, float factor, int by, int out);
-  // first: of a core that has only some of those that there are scores for; `out` then has its results, by row and place.
+  // first: the first expert of a core that has only some; `out` then has its results, by row and place.
   void experts(int x, int scores, int out, std::vector<Expert> experts, const Routing& routing, Function function,
                std::optional<int> first = std::nullopt);
-  // The sum of the results that the group's cores have of their experts: from one of `bounds` to the next.
+  // The sum of the results of the group's cores; each has the experts from one of `bounds` to the next.
   void gather_slots(int x, int scores, int out, std::vector<int> group, std::vector<int> bounds, const Routing& routing);
   // weights: [taps][x's width].
   void convolve(int x, int out, Vector weights, Vector bias, Function function, StatePart part);
   void scan(const ScanValues& values, int out, const ScanOptions& options, StatePart part);
   void add(int a, int b, int out);
   void select_rows(int x, int out);
-  // One row of each sequence's; a batch then has one logit row of each.
+  // Pools each sequence into one row; a batch then has one logit row per sequence.
   void pool(Pooling pooling, int x, int out);
   void all_reduce(int x, int out, std::vector<int> group);
   void all_gather(int x, int out, std::vector<int> group, std::vector<int> widths);
   void send(int x, int peer, Rows rows);
   void receive(int out, int peer, Rows rows);
 
-  // No Op is added from now on: an Executor has laid out its course.
+  // Forbids further Ops: an Executor has planned its run.
   void freeze() { frozen_ = true; }
 
   const std::vector<Step>& steps() const { return steps_; }
@@ -220,10 +220,10 @@ class Program {
   const int max_rows;
   const bool round_bf16;
 
-  // What batches are checked against; the largest int where there is no limit.
+  // Limits of batches; the largest int where there is none.
   int token_limit, position_limit, type_limit, block_size = 0;
-  std::vector<int> block_limits;  // of each of the block tables that a sequence has
-  int patch_width = 0;  // 0: none are read
+  std::vector<int> block_limits;  // per block table of a sequence
+  int patch_width = 0;  // 0: no patches are read
   bool reads_types = false;
   bool whole_sequences = false;  // each begins at position 0
   bool one_logit_row = false;    // of each sequence

@@ -19,7 +19,7 @@ KernelTable table_of(const char* name, const DenseLinears& dense, const Int4Line
   return {name, linear, attention, rows.rows, rows.sampler, rows.scan};
 }
 
-// A table that this build has, by the name that cpu.h has for it.
+// A table of this build, by its name in cpu.h.
 struct Built {
   const char* name;
   KernelTable table;
@@ -81,7 +81,7 @@ std::string listed(const std::vector<std::string>& names) {
   return list;
 }
 
-// What brings tables into a build.
+// Options that add tables to a build.
 std::string build_command(const std::string& tables) { return "build them with COREPIPE_TABLES=" + tables + " make setup"; }
 
 std::string public_name(const std::string& name) {

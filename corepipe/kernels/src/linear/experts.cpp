@@ -22,8 +22,7 @@ bool all_finite(const float* x, int n) {
   return zeros == 0.0f;
 }
 
-// The numbers of the k largest of x [n], the largest first, of equal ones the first first; of what is not comparable
-// any k.
+// The numbers of the k largest of x [n], the largest first, of equal ones the first first; with NaN any k.
 void choose_largest(const float* x, int n, int k, int32_t* chosen) {
   int found = 0;
   for (int i = 0; i < n; ++i) {
@@ -36,7 +35,7 @@ void choose_largest(const float* x, int n, int k, int32_t* chosen) {
   }
 }
 
-// The score of the i-th of `chosen`, and after it those near it of experts that are none of the first i; their number.
+// Writes the score of the i-th of `chosen`, then the scores near it, without the first i experts; returns their number.
 int gather_near(const float* scores, int n, const int32_t* chosen, int i, float nearness, float* out) {
   const float top = scores[chosen[i]];
   int found = 0;
@@ -49,22 +48,22 @@ int gather_near(const float* scores, int n, const int32_t* chosen, int i, float 
   return found;
 }
 
-// By the sum from the first to the last, or what is as good as that if all are 0.
+// Divides x by its sum, added from the first to the last, plus a tiny number in case all are 0.
 void divide_by_sum(float* x, int n) {
   constexpr float kLeast = 1e-20f;
   const float sum = std::accumulate(x, x + n, 0.0f) + kLeast;
   for (int i = 0; i < n; ++i) x[i] /= sum;
 }
 
-// What a group of scores [n] is worth: the largest, or the largest two together.
+// The rank of a group of scores [n]: the largest score, or the sum of the largest two.
 float worth_of(const float* x, int n, bool two) {
   int32_t best[2] = {0, 0};
   choose_largest(x, n, two ? 2 : 1, best);
   return two ? x[best[0]] + x[best[1]] : x[best[0]];
 }
 
-// Scores of the groups that are not among the `taken` most worth become -inf; `worth` [groups] and `chosen` [taken] are
-// written over.
+// Sets scores to -inf outside of the `taken` groups with the highest rank; `worth` [groups] and `chosen` [taken] are
+// overwritten.
 void leave_groups(float* scores, int n, int groups, int taken, bool two, float* worth, int32_t* chosen) {
   const int size = n / groups;
   for (int g = 0; g < groups; ++g) worth[g] = worth_of(scores + g * size, size, two);
@@ -103,7 +102,7 @@ void Experts::run(const Run& run, const Mixture& op) {
   });
 }
 
-// Every core has the same scores, so that what is chosen and summed once is every core's.
+// Every core has the same scores, so one choice and one sum serve all cores.
 void Experts::gather(const Run& run, const Gathering& op) {
   if (op.rows == 0) return;
   const RowTable& rows = run.kernels.rows;
@@ -155,7 +154,7 @@ void Experts::choose(const RowTable& rows, const Choice& op, int row) noexcept {
   }
 }
 
-// What the experts of a row are chosen by.
+// The scores by which the experts of a row are chosen.
 const float* Experts::judge(const RowTable& rows, const Choice& op, int row) noexcept {
   const Routing& routing = op.routing;
   const int count = op.experts;
@@ -204,7 +203,7 @@ void Experts::weigh(const RowTable& rows, const Choice& op, int row) noexcept {
   for (int i = 0; op.routing.factor != 1.0f && i < k; ++i) weights[i] *= op.routing.factor;
 }
 
-// Rows by the core's experts that they take, each one's in their order.
+// Groups rows by the core's experts that they are routed to, in the order of rows.
 void Experts::group(const Mixture& op) {
   const auto own_of = [&](int32_t expert) { return expert - op.first; };
   const auto is_own = [&](int32_t own) { return own >= 0 && own < static_cast<int32_t>(op.own->size()); };
@@ -219,11 +218,11 @@ void Experts::group(const Mixture& op) {
     place_[i] = is_own(own) ? starts_[own]++ : -1;
     if (place_[i] >= 0) row_of_[place_[i]] = static_cast<int32_t>(i / op.routing.top_k);
   }
-  std::copy_backward(starts_.begin(), starts_.end() - 1, starts_.end());  // each has moved on to its end
+  std::copy_backward(starts_.begin(), starts_.end() - 1, starts_.end());  // each entry was advanced to its end
   starts_.front() = 0;
 }
 
-// What each of the core's experts takes: its rows times their factors, one after the other.
+// The inputs of each of the core's experts: its rows times their factors, one after the other.
 void Experts::scale_inputs(const Run& run, const Mixture& op) {
   const RowTable& rows = run.kernels.rows;
   const int width = op.own->front().gate.weight->k, k = op.routing.top_k;
@@ -237,7 +236,7 @@ void Experts::scale_inputs(const Run& run, const Mixture& op) {
   });
 }
 
-// Both times the panels of all experts that are taken are one region's.
+// Both products run over the panels of all chosen experts in one region.
 void Experts::multiply(const Run& run, const Mixture& op) {
   const size_t count = op.own->size();
   segments_.clear();
@@ -286,7 +285,7 @@ void check_routing(const Routing& routing, int experts) {
   require(routing.groups == 1 || !routing.by_sigmoid() || size >= 2, "a group's worth is two experts'");
 }
 
-// All are of the shape of the first, for rows as wide as these.
+// Checks that all have the shape of the first, for rows of this width.
 void check_shapes(const std::vector<Expert>& experts, int width) {
   const Matrix &gate = *experts[0].gate.weight, &down = *experts[0].down.weight;
   for (const Expert& expert : experts) {

@@ -107,7 +107,7 @@ class LinearRun {
     multiply_panel(place, division.first_block(part), division.first_block(part + 1), thread);
   }
 
-  // What execute_on writes to, for whichever thread.
+  // The memory that execute_on writes to, for any thread.
   void reserve_alone() {
     for (size_t t = 0; t < scratch_.blocks.size(); ++t) {
       scratch_.blocks[t].reserve(prepared_bytes());
@@ -134,7 +134,7 @@ class LinearRun {
   size_t row_bytes() const { return static_cast<size_t>(groups_) * kernel_.row_group_bytes; }
   size_t unpacked_bytes() const { return static_cast<size_t>(groups_) * kernel_.panel_group_bytes; }
 
-  // Segments that are walked through one after the other; under glu the second goes along with the first.
+  // Segments that are processed one after the other; with glu the second is processed with the first.
   int walked() const { return op_.glu ? 1 : op_.segment_count; }
 
   struct Place {
@@ -142,7 +142,7 @@ class LinearRun {
     int panel;
   };
 
-  // Of a panel that is counted over all segments.
+  // Of a panel, whose number counts over all segments.
   Place place_of(int panel) const {
     const Segment* segment = op_.segments;
     for (; panel >= segment->matrix->panels(); ++segment) panel -= segment->matrix->panels();
@@ -194,7 +194,7 @@ class LinearRun {
     return {matrix.panel_stride == panel_bytes_ ? here + kBytesAhead : matrix.panel(next), 1};
   }
 
-  // What finish is going to write, and read: rows lie far apart, where the hardware expects nothing.
+  // Prefetches the data that finish will write and read: rows lie far apart, where the hardware prefetches nothing.
   // Inlined by force: GCC 12 drops calls of a function that does nothing but prefetch.
   __attribute__((always_inline)) static inline void fetch_output(const Finish& f) {
     for (int r = 0; r < f.rows; ++r) {
@@ -238,8 +238,8 @@ class LinearRun {
   uint8_t* prepared_ = nullptr;
 };
 
-// Runs on all threads, in one region: items are first the preparation of each block of rows, then for each thread a part
-// of the pieces of all panels, which waits for the former.
+// Runs on all threads, in one region: items are first the preparation of each block of rows, then for each thread a
+// part of the pieces of all panels, which waits for the former.
 class Region {
  public:
   Region(Pool& pool, Scratch& scratch, LinearRun* runs, int count)
@@ -286,7 +286,7 @@ class Region {
     }
   }
 
-  // The run that has an item, by where those of each begin.
+  // The run of an item, by the first item of each run.
   LinearRun& holder(int LinearRun::*first, int item) const {
     return *(std::upper_bound(runs_, end_, item, [first](int i, const LinearRun& run) { return i < run.*first; }) - 1);
   }

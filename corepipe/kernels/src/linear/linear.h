@@ -1,4 +1,4 @@
-// One Linear of a step, with what is fused around it.
+// One Linear of a step, with the Ops that are fused around it.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace corepipe {
 
-// Aligned memory that grows and is never given back.
+// Aligned memory that grows and is never freed before the end.
 class Buffer {
  public:
   Buffer() = default;
@@ -20,7 +20,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  // At least `bytes`, aligned to 64; what was in it is lost when it grows.  Throws std::bad_alloc.
+  // At least `bytes`, aligned to 64; its content is lost when it grows.  Throws std::bad_alloc.
   uint8_t* reserve(size_t bytes);
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
@@ -30,12 +30,12 @@ class Buffer {
   size_t size_ = 0;
 };
 
-// Pieces [begin, end) that threads take from both ends, each of them once.
+// Pieces [begin, end) that threads take from both ends, each piece once.
 class alignas(64) PieceRange {
  public:
   void set(int begin, int end) { ends_.store(pack(begin, end), std::memory_order_relaxed); }
 
-  // The first or the last one that is left; -1 where none is.
+  // Takes the first or the last remaining piece; -1 if there is none.
   int take_first() {
     return take([](int& begin, int&) { return begin++; });
   }
@@ -60,7 +60,7 @@ class alignas(64) PieceRange {
   std::atomic<uint64_t> ends_{0};
 };
 
-// On a cache line of its own, as each thread has one.
+// Has a cache line of its own, since each thread has one.
 struct alignas(64) Count {
   int64_t value = 0;
 };
@@ -89,7 +89,7 @@ struct Scratch {
   std::vector<Buffer> blocks;     // the rows that a thread multiplies alone, prepared
   std::vector<Buffer> panels;     // the panels that a thread has unpacked
   std::vector<PieceRange> parts;  // the pieces of each thread
-  std::vector<Count> weights_read;  // bytes of panels that each thread has taken from where weights are kept
+  std::vector<Count> weights_read;  // bytes of packed panels that each thread has read
 };
 
 // One matrix that x is multiplied by.
@@ -132,7 +132,7 @@ struct Linear {
 // Throws std::invalid_argument for segments that disagree, std::bad_alloc.
 void linear(const KernelTable& kernels, Pool& pool, Scratch& scratch, const Linear& op);
 
-// Several, each with rows, that don't read what others write, in one region: threads take the panels of all of them.
+// Runs several independent Linears, each with rows, in one region: threads take the panels of all of them.
 void linears(const KernelTable& kernels, Pool& pool, Scratch& scratch, const std::vector<Linear>& ops);
 
 // Rows [first, first + rows) of the same, on the calling thread, which is number `thread` of the pool: for use inside
@@ -140,7 +140,7 @@ void linears(const KernelTable& kernels, Pool& pool, Scratch& scratch, const std
 void linear_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int first, int rows,
                  int thread) noexcept;
 
-// What linear_rows of `rows` rows needs, on each thread.  Throws as `linear` does.
+// Reserves the memory of linear_rows for `rows` rows, on each thread.  Throws as `linear` does.
 void reserve_rows(const KernelTable& kernels, Scratch& scratch, const Linear& op, int rows);
 
 // x [rows][k] s8 -> int32 sums [groups][rows][n] of each 64 of k (tests).  Throws std::invalid_argument

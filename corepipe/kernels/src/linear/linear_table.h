@@ -93,7 +93,7 @@ struct ChainRows {
   int unit;
 };
 
-// What becomes of the sums [rows][32] of one panel; n of the 32 columns are stored.
+// The operations on the sums [rows][32] of one panel; n of the 32 columns are stored.
 struct Finish {
   int rows;
   int n;
@@ -107,10 +107,10 @@ struct Finish {
   const float* up_sums;
   const float* up_scale;
   const float* up_bias;
-  float factor;           // times which the result goes; 1 with a function
-  const float* residual;  // [rows][n], or null: what it is added to
+  float factor;           // factor of the result; 1 with a function
+  const float* residual;  // [rows][n], or null: added to the result
   int64_t residual_stride;
-  const float* outer;  // [rows][n], or null: what that sum is added to
+  const float* outer;  // [rows][n], or null: added to that sum
   int64_t outer_stride;
   float* out;
   int64_t out_stride;
@@ -118,11 +118,11 @@ struct Finish {
 
 constexpr int kDenseKinds = static_cast<int>(Kind::int4g32), kInt4Kinds = kKinds - kDenseKinds;
 
-// Linears but for those of four bits, which are compiled by themselves.
+// Linears except those of four bits, which are compiled separately.
 struct DenseLinears {
   LinearKernels kinds[kDenseKinds];  // by Kind
   ChainRows chain;
-  int unaided_rows;  // up to so many rows the hardware fetches weights soon enough by itself
+  int unaided_rows;  // up to so many rows the hardware prefetches weights early enough by itself
 
   void (*finish)(const Finish&);
 };

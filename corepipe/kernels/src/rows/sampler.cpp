@@ -14,7 +14,7 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kGreedyBelow = 1e-30f;  // GREEDY_BELOW of the definition
 constexpr int kBins = 1024;
 constexpr int kChunk = 256;
-constexpr int kFew = 16;  // fewer than one token in so many: the draw works on a row of those alone
+constexpr int kFew = 16;  // with fewer than one token in so many allowed, sampling works on a row of those tokens
 
 uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -55,8 +55,8 @@ double uniform(uint64_t seed, int64_t position) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-// One thread's working memory, and the work on one row.  `size`: how many tokens are looked at, those of the
-// vocabulary, or the few that are allowed.
+// One thread's working memory, and the work on one row.  `size`: the tokens to consider, the whole vocabulary or the
+// few allowed ones.
 struct alignas(128) Sampler::Thread {
   const SamplerTable* table = nullptr;
   int vocab = 0, size = 0;
@@ -100,7 +100,7 @@ void Sampler::Thread::prepare(const SamplerTable& t, int v) {
   chunks.reserve(v / kChunk + 1);
   candidates.reserve(v);
   members.resize(v + 1);
-  vocab = v;  // all of it is there
+  vocab = v;  // the whole vocabulary
 }
 
 void Sampler::Thread::run(const float* raw, const Sampling& s, int row, const uint32_t* mask, Drawn& drawn) noexcept {
@@ -119,8 +119,8 @@ void Sampler::Thread::run(const float* raw, const Sampling& s, int row, const ui
   if (wanted > 0) report_best(raw, wanted, sum, &drawn.top_ids[at], &drawn.top_logprobs[at]);
 }
 
-// `finite` is set from the raw row, by the pass that looks for the largest of it where there is one.  A mask is null
-// where all tokens are allowed.
+// `finite` is set from the raw row, by the pass that finds its maximum, if there is one.  A mask is null
+// if all tokens are allowed.
 int Sampler::Thread::choose(const float* raw, const Sampling& s, int row, const uint32_t* mask, bool* finite) {
   if (s.chosen[row] >= 0) return s.chosen[row];
   if (mask == nullptr && !is_adjusted(s, row)) {
@@ -132,8 +132,8 @@ int Sampler::Thread::choose(const float* raw, const Sampling& s, int row, const 
   return mask == nullptr ? choose_of(x, s, row) : choose_masked(x, s, row, mask);
 }
 
-// Bias and penalties leave -inf as it is, so that a mask may come after them.  Where few tokens are allowed they are
-// drawn from a row of their own, in the order of their ids: the others weigh nothing.
+// Bias and penalties keep -inf, so a mask may be applied after them.  If few tokens are allowed, sampling uses a row of
+// those, in the order of their ids: the others have weight 0.
 int Sampler::Thread::choose_masked(const float* x, const Sampling& s, int row, const uint32_t* mask) {
   size = gather(x, mask);
   if (size == 0) return 0;
@@ -152,7 +152,7 @@ int Sampler::Thread::choose_of(const float* x, const Sampling& s, int row) {
   return greedy ? table->argmax(x, size, &unused) : draw(x, table->max(x, size, &unused), s, row);
 }
 
-// Puts what is allowed into `few`, until that is full; how many there are.
+// Puts the allowed tokens into `few`, until it is full; returns their number.
 int Sampler::Thread::gather(const float* x, const uint32_t* mask) {
   const int most = static_cast<int>(few.size());
   int found = 0;
@@ -233,7 +233,7 @@ int Sampler::Thread::draw_from_all(double u) const {
     }
     cumulated += sums[block];
   }
-  int last = size - 1;  // rounding has left a sliver at the end
+  int last = size - 1;  // rounding has left a remainder at the end
   while (last > 0 && weights[last] == 0) --last;
   return last;
 }
@@ -299,7 +299,7 @@ void Sampler::Thread::keep_nucleus_of_few(double p) {
   candidates.resize(kept);
 }
 
-// Tokens so light that all of them together weigh less than what top-p leaves out needn't be looked at.
+// Tokens whose total weight is less than the part that top-p leaves out need not be considered.
 void Sampler::Thread::keep_nucleus(const float* x, float top, double p) {
   double total = 0;
   for (int block = 0; block < blocks(); ++block) total += sums[block];
@@ -326,7 +326,7 @@ Candidate Sampler::Thread::last_of_nucleus(const float* x, int found, float top,
       continue;
     }
     int n = 0;
-    for (int i = 0; i < found; ++i) {  // without a branch that can't be foreseen
+    for (int i = 0; i < found; ++i) {  // without an unpredictable branch
       members[n] = {x[ids[i]], weights[ids[i]], ids[i]};
       n += bin_of(i) == b;
     }
@@ -336,7 +336,7 @@ Candidate Sampler::Thread::last_of_nucleus(const float* x, int found, float top,
       if (sum >= target) return members[i];
     }
   }
-  return {bottom, 0, size};  // rounding has kept the sum below the target: all are in
+  return {bottom, 0, size};  // rounding has kept the sum below the target: all tokens are in
 }
 
 double Sampler::Thread::log_sum(const float* raw, bool* finite) {

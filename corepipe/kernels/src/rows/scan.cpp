@@ -18,7 +18,7 @@ size_t bytes_of(int blocks, int block_size, size_t elements) {
   return checked_product("a cache", {size_t(blocks), elements, sizeof(float)});
 }
 
-// Rows of a sequence, and where its state is: `from` null where it begins.
+// Rows of a sequence, and its state: `from` is null at the start of the sequence.
 struct SequenceRows {
   int first, rows;
   const float* from;

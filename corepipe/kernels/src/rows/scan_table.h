@@ -1,4 +1,4 @@
-// What an ISA provides for recurrent layers: leaf functions, over rows of one sequence.
+// The functions of an ISA for recurrent layers: leaf functions, over rows of one sequence.
 #pragma once
 
 #include <cstddef>

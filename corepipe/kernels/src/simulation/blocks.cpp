@@ -48,7 +48,7 @@ void KeyTable::erase(const Key& key) {
   const size_t mask = entries_.size() - 1;
   for (size_t at = (hole + 1) & mask; entries_[at].value >= 0; at = (at + 1) & mask) {
     const size_t wanted = home(entries_[at].key);
-    if (((at - wanted) & mask) < ((at - hole) & mask)) continue;  // it would be before its home
+    if (((at - wanted) & mask) < ((at - hole) & mask)) continue;  // it would be before its first slot
     entries_[hole] = entries_[at];
     hole = at;
   }

@@ -30,7 +30,7 @@ double Fleet::next_event() const {
 bool Fleet::advance(double until) {
   for (double moment; (moment = next_event()) <= until && moment < kNever;) {
     Replica& replica = replicas_[heap_.front().second];
-    if (common_.told) {  // others may have something to do before its next event
+    if (common_.told) {  // other replicas may have an earlier event
       replica.act();
     } else {
       replica.act_until(until);
@@ -77,9 +77,9 @@ int Fleet::choose(Request& request) {
   return indexed_ ? choose_by_index(request) : choose_by_asking(request);
 }
 
-// Whoever is behind seems to have all blocks that it had: some may have gone since, none that a request asks for has
-// come.  So the one that is chosen catches up, and is then still the best or not.  Who has had a request at this moment
-// is not behind, though it has yet to answer it.
+// A replica that is behind in time appears to have all its earlier blocks: some may have been evicted since, and none
+// that a request needs were added.  So the chosen one is advanced, and is then still the best or not.  A replica that
+// got a request at this moment is not behind, though it has not processed it yet.
 int Fleet::choose_at(Request& request, double moment) {
   int number = choose(request);
   while (moments_[number] > moment && replicas_[number].next_event() <= moment) {

@@ -8,7 +8,7 @@ namespace {
 
 int divided(int a, int b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }  // rounded down
 
-// Those of the blocks that end in the prompt.
+// The keys of the full blocks within the prompt.
 void add_prompt_keys(Request& request, int size) {
   int64_t start = 0, end = size;
   for (const Segment& segment : request.segments) {
@@ -62,7 +62,7 @@ int KVCache::found(Request& request, int row, int group) const {
   return pool_.find(wanted);
 }
 
-// Rows from the first on of which every group without a window has its block; a token is left to compute.
+// Leading rows with a block in every group without a window; at least one token is left to compute.
 int KVCache::whole_rows(Request& request) const {
   const int most = full_rows(request.tokens);
   for (int row = 0; row < most; ++row) {

@@ -30,7 +30,7 @@ double Replica::quiet_until() {
   if (!scheduler_.goes_round(rounds)) return next_event();
   Shape shape = shape_;
   double due = due_;
-  for (int left = rounds - 1; left > 0; --left) {  // as `submit` will have it
+  for (int left = rounds - 1; left > 0; --left) {  // as `submit` will compute it
     shape.kv_tokens = shape.attended += shape.sequences;
     const Times times = times_->of(shape, left, strip_);
     due = due + (host_.plain + times.sent) + times.device + times.drawn + times.result;

@@ -69,7 +69,7 @@ void Scheduler::mix() {
   for (Request* request : others_) run(*request);
 }
 
-// A prompt alone in its batch, else those who generate.
+// A prompt alone in its batch, otherwise the generating requests.
 void Scheduler::segregate() {
   others_.clear();
   for (Request* request : ready_) {
@@ -84,7 +84,7 @@ void Scheduler::segregate() {
 }
 
 bool Scheduler::run(Request& request) {
-  // Who was admitted was preempted for another chunk of this batch, and is back in it already.
+  // The admitted request was preempted for another chunk of this batch, and is already back in it.
   return tokens_ > 0 && seats_ > 0 && !request.admitted && run_chunk(request);
 }
 
@@ -111,7 +111,7 @@ bool Scheduler::admit() {
   return true;
 }
 
-// The head of the queue, which runs now; null where it has no seat or too little room.
+// The head of the queue, which runs now; null if there is no free slot or too little room.
 Request* Scheduler::admitted() {
   if (queue_.empty() || running() >= limits_.most_running || short_) return nullptr;
   Request& request = *queue_.begin()->second;
@@ -174,7 +174,7 @@ void Scheduler::end(Request& request) {
   unused_.push_back(&request);
 }
 
-// Puts those in the batch, in its order, behind the others.
+// Moves the requests of the batch, in its order, behind the others.
 void Scheduler::queue_up() {
   for (const Chunk& chunk : batch_) chunk.request->batched = true;
   running_.erase(std::remove_if(running_.begin(), running_.end(), [](Request* one) { return one->batched; }),

@@ -7,7 +7,7 @@ namespace corepipe::sim {
 
 namespace {
 
-constexpr size_t kKept = 1 << 15;  // steps that are not all decoding
+constexpr size_t kKept = 1 << 15;  // cached times of steps other than decode steps
 }  // namespace
 
 size_t StepTimes::Hash::operator()(const Shape& shape) const {

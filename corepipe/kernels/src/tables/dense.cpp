@@ -1,4 +1,4 @@
-// Linears but for those of four bits.
+// Linears except those of four bits.
 #include "tables/parts.h"
 
 #if defined(__AMX_INT8__)

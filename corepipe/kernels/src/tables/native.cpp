@@ -1,4 +1,4 @@
-// Prints the tables of kernels that this CPU can run, best first: for a build that is to run here alone.
+// Prints the tables of kernels that this CPU can run, best first: for a build that runs on this machine only.
 #include <cstdio>
 
 #include "isa/cpu.h"
