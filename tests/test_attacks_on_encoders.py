@@ -1,4 +1,4 @@
-"""Hostile texts and tensors against a real server of an encoder: refused, and nothing is left behind."""
+"""Hostile texts and tensors against a real server of an encoder: refused, with nothing left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = "word " * 20_000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Starts a server of vectors, and beside it one of classes: every route has a model."""
+    """Starts a server of an embedding model and one of a classifier, so that every route has a model."""
     home = tmp_path_factory.mktemp("bert")
     vectors = write_bert(home / "vectors")
     classes = write_bert(home / "classes", *LABELS, name="BertForSequenceClassification")

@@ -1,4 +1,4 @@
-"""Hostile images against a real server: each refused with a reason, and nothing is left behind."""
+"""Hostile images against a real server: each is refused with a reason, with nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad requests against a real server: 400 in OpenAI's shape with the field at fault, and life goes on."""
+"""Bad requests against a real server: error 400 in OpenAI's form that names the field; the server goes on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def http(server: Served) -> Iterator[httpx.Client]:
 
 
 def refusal(answer: httpx.Response) -> dict[str, Any]:
-    """The error of a 400, which has OpenAI's four fields."""
+    """Returns the error of a 400, which has OpenAI's four fields."""
     assert answer.status_code == 400, answer.text
     (error,) = answer.json().values()
     assert set(error) == {"message", "type", "param", "code"}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.clients.rows import Result, Rows, chain, raises
+from tests.clients.rows import RowResult, Rows, chain, raises
 from tests.clients.run import CLIENTS, HERE, Tried, document, table
 
 
@@ -88,8 +88,12 @@ def test_errors_stand_for_others() -> None:
 
 
 def test_the_table_has_every_row_that_did_not_pass() -> None:
-    results = [Result("a", "passed"), Result("b", "explained", "no ears"), Result("c", "failed", "no eyes")]
-    all_tried = [Tried(CLIENTS[0], results), Tried(CLIENTS[1], [Result("all rows", "not run", "no node")])]
+    results = [
+        RowResult("a", "passed"),
+        RowResult("b", "explained", "no ears"),
+        RowResult("c", "failed", "no eyes"),
+    ]
+    all_tried = [Tried(CLIENTS[0], results), Tried(CLIENTS[1], [RowResult("all rows", "not run", "no node")])]
     text = table(all_tried)
     assert "| 1 | 1 | 1 | 0 |" in text
     assert "| 0 | 0 | 0 | 1 |" in text

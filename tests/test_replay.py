@@ -39,7 +39,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def sync_client(url: str) -> Iterator[object]:
-    """Everything that the openai package's client hears."""
+    """Returns everything that the openai package's client receives."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-none-of-ours") as client:
         chat, text = client.chat.completions.with_raw_response, client.completions.with_raw_response
         yield client.models.list().data[0].id
@@ -74,7 +74,7 @@ CLIENTS: dict[str, Callable[[str], Iterator[object]]] = {"sync": sync_client, "a
 
 
 def asked_until(server: Served, number: signal.Signals) -> dict[int, bytes]:
-    """What four clients hear, by the seeds of their requests, until the server takes nothing more: a signal
+    """Returns what four clients receive, by the seeds of their requests, until the server refuses: a signal
     comes while it answers them."""
     heard: dict[int, bytes] = {}
     seeds = itertools.count()
@@ -101,8 +101,8 @@ def asked(seed: int) -> dict[str, Any]:
 
 
 class Recorded(NamedTuple):
-    """folder: what a server recorded; live: what clients heard of it, one after the other; last: what they
-    heard when a signal came, by seed."""
+    """A recording: `folder`, what a server recorded; `live`, what clients received, one by one; `last`, what
+    they received when a signal came, by seed."""
 
     folder: Path
     live: dict[str, list[object]]
@@ -147,7 +147,7 @@ def check_last(last: dict[int, bytes], replaying: Served) -> None:
 
 
 def test_what_was_answered_when_a_signal_came_is_recorded(recorded: Recorded, replaying: Served) -> None:
-    """Answers under way end within the time that they have, and are recorded, too."""
+    """Answers under way end within the shutdown time, and are recorded, too."""
     check_last(recorded.last, replaying)
 
 
@@ -209,7 +209,7 @@ def test_two_processes_record_into_one_directory(tmp_path: Path) -> None:
 
 
 def refused(**flags: object) -> str:
-    """What the settings of a server that are wrong are told."""
+    """Returns the error for wrong settings of a server."""
     with pytest.raises(UserError) as caught:
         ServerCassettes(configured(ServerConfig, flags))
     return caught.value.message

@@ -36,7 +36,7 @@ OF_TEXTS = frozenset(
         "/v2/models/{model}/infer",
     }
 )
-"""What is asked of texts that are read and not gone on with."""
+"""The paths of requests about texts that generate nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def answered(server: Served, routes: frozenset[str]) -> int:
 
 
 def of_texts() -> list[str]:
-    """What has schemathesis ask these routes alone."""
+    """Returns options with which schemathesis requests these routes only."""
     return [option for path in sorted(OF_TEXTS) for option in ("--include-path", path)]
 
 

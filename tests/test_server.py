@@ -25,7 +25,7 @@ LONG = {"model": TINY, "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "s
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    """As a user starts it, with its imports."""
+    """Starts the server as a user does, with its imports."""
     default_model()
     with served(anew=True) as running:
         yield running
@@ -33,7 +33,7 @@ def server() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def keyed() -> Iterator[Served]:
-    """A small model, to who has the key."""
+    """Starts a small model behind an API key."""
     with served(TINY, "--api-key", "secret", "--served-model-name", "tiny") as running:
         yield running
 
@@ -85,7 +85,7 @@ def test_a_bad_word_is_not_said(client: openai.OpenAI) -> None:
 
 
 def test_only_allowed_tokens_are_said(server: Served, client: openai.OpenAI) -> None:
-    """A label of a few, as classifiers ask for it, with sampling and without."""
+    """Chooses one of a few labels, as classifiers do, with sampling and without."""
     labels = [" Paris", " London", " Rome"]
     tokens = [server.post("/tokenize", json={"prompt": label}).json()["tokens"] for label in labels]
     assert all(len(one) == 1 for one in tokens)
@@ -107,7 +107,7 @@ def test_the_assistants_last_message_is_continued(client: openai.OpenAI) -> None
 
 
 def test_a_prompts_logprobs_are_those_of_an_echo_with_their_ranks(server: Served) -> None:
-    """Cut into chunks or not, and whatever the prefix cache has of it."""
+    """Greedy answers do not depend on chunks or on the prefix cache."""
     text = "The capital of France is Paris. The capital of Italy is Rome. " * 4
     body = {"model": MODEL, "prompt": text, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 20}
     answers = [
@@ -200,7 +200,7 @@ def test_a_signal_during_an_answer_ends_it_too() -> None:
 
 
 def _rest(lines: Iterator[str]) -> list[str]:
-    """What still comes; the connection may end at any place."""
+    """Reads the rest of the bytes; the connection may end at any place."""
     rest = []
     with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
         rest.extend(lines)  # keeps what came before the end
@@ -239,7 +239,7 @@ def test_beyond_loopback_wants_a_key_or_insecure() -> None:
 
 @pytest.mark.parametrize("kept", [pytest.param("auto", marks=pytest.mark.slow), "int8"])
 def test_preemption_changes_no_answer(kept: str) -> None:
-    """The cache holds one full sequence: eight at once must give way to each other."""
+    """The cache holds one full sequence: eight at once must preempt each other."""
     flags = ("--num-blocks", 8, "--kv-cache-dtype", kept)
     with served(TINY, *flags, "--served-model-name", "tiny") as server:
         assert (KEPT_AS_INT8 in run("ls", "--url", server.url).stdout) is (kept == "int8")
@@ -255,7 +255,7 @@ def test_preemption_changes_no_answer(kept: str) -> None:
         assert server.metric("vllm:num_preemptions_total") == 0
 
         def preempted() -> bool:
-            """They come in one request, but on a busy machine the first may still be done before the last."""
+            """The prompts are in one request, but on a busy machine some may end before others begin."""
             assert ask(*prompts) == alone
             return server.metric("vllm:num_preemptions_total") > 0
 
@@ -264,7 +264,7 @@ def test_preemption_changes_no_answer(kept: str) -> None:
 
 
 def greedy(server: Served, key: str = "none") -> str:
-    """What each of four is answered who ask at once."""
+    """Returns the answers to four requests sent at once."""
     headers = {"Authorization": f"Bearer {key}"}
     name = server.get("/v1/models", headers=headers).json()["data"][0]["id"]
     body = {"model": name, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 6}
@@ -325,7 +325,7 @@ def test_the_device_clock_holds_tokens_back() -> None:
 
 
 def test_an_interrupt_ends_it_with_0_and_without_children(keyed: Served) -> None:
-    """As SIGTERM does wherever a test ends a server."""
+    """The server ends as at the SIGTERM with which tests end servers."""
     engine = keyed.engine()
     assert keyed.end(signal.SIGINT) == 0
     assert not psutil.pid_exists(engine.pid)

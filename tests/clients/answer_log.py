@@ -1,7 +1,7 @@
-"""Runs a client, and writes down what it hears: `python -m tests.clients.answer_log FILE MODULE`.
+"""Runs a client, and logs the answers that it receives: `python -m tests.clients.answer_log FILE MODULE`.
 
-A line of JSON for each answer that came to its end: what was asked, the status, and the SHA-256 of all bytes.
-Runs in the client's own environment: all of them ask by httpx, or by httpx2, which is its like.
+Writes a line of JSON for each complete answer: the request, the status, and the SHA-256 of all bytes.
+Runs in the client's own environment: all of them use httpx, or httpx2, which is similar.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 END = b"data: [DONE]\n\n"
-"""Of a stream, after which clients do not look whether there is more."""
+"""The end of a stream, after which clients do not read on."""
 
 DRAWN = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""An id that the client draws anew in each run."""
+"""An id that the client draws at random in each run."""
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 class Body:
-    """What comes of an answer's body, told when it has ended; a client that leaves before hears no answer."""
+    """Hashes an answer's body and reports it at the end; an answer that a client abandons is not reported."""
 
     def __init__(self, answer: Any, tell: Tell) -> None:
         self._answer = answer
@@ -55,7 +55,7 @@ class Body:
 
 
 def listen(library: Any, tell: Tell) -> None:
-    """Has clients of the library told of what they hear."""
+    """Makes clients of the library report their answers."""
 
     class Heard(library.SyncByteStream, library.AsyncByteStream):  # type: ignore[misc, name-defined]
         def __init__(self, answer: Any) -> None:

@@ -19,7 +19,7 @@ TEXTS = ["a cat sat on the mat", "shares fell on Monday", "it rains in spring"]
 
 
 class Declared:
-    """What the suites are told."""
+    """The parameters of the suites."""
 
     @property
     def embeddings_class(self) -> type[Embeddings]:
@@ -51,7 +51,7 @@ class TestOpenAIEmbeddings(Declared, EmbeddingsIntegrationTests):
         reason="vectors of OpenAI's own token ids: they look like ids of any model", strict=True
     )
     def test_texts_as_ids_of_another_tokenizer(self) -> None:
-        """What it sends where nobody says `check_embedding_ctx_length=False`."""
+        """The package sends this by default, without `check_embedding_ctx_length=False`."""
         as_it_comes = OpenAIEmbeddings(base_url=URL, api_key=KEY, model=MODEL, tiktoken_enabled=True)
         assert as_it_comes.embed_query("a cat") == self._plain().embed_query("a cat")
 
@@ -60,7 +60,7 @@ class TestOpenAIEmbeddings(Declared, EmbeddingsIntegrationTests):
 
 
 class TestOpenAIEmbeddingsUnit(Declared, EmbeddingsUnitTests):
-    """That it is made as the suite wants it."""
+    """The constructor's arguments are as the suite requires."""
 
 
 if __name__ == "__main__":

@@ -19,16 +19,16 @@ SMALL = {
     "frequency_penalty": 1.0,
     "model_kwargs": {"parallel_tool_calls": False},
 }
-"""A small model that is greedy repeats itself for ever, calls too, unless it is told not to."""
+"""A small greedy model repeats itself for ever, calls too, unless it is penalised."""
 MORE = {
     "Model does not": "parts that are no text are refused by name: `messages`",
     "VCR not set up": "a benchmark of the client itself, on answers that were recorded",
 }
-"""What is to be said of the suite's reasons to skip a test."""
+"""Explanations for the suite's reasons to skip a test."""
 
 
 class TestChatOpenAI(ChatModelIntegrationTests):
-    """The whole suite; what it skips by what is declared here is told as explained."""
+    """The whole suite; tests that it skips because of these declarations count as explained."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:

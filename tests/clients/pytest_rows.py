@@ -1,4 +1,4 @@
-"""Suites of langchain-tests as rows: each test's end is told as a row."""
+"""Runs suites of langchain-tests as rows: the result of each test is printed as a row."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.rows import EXPLAINED, FAILED, PASSED, Result
+from tests.clients.rows import EXPLAINED, FAILED, PASSED, RowResult
 
 ONE_LOOP = [f"asyncio_default_{what}_loop_scope=session" for what in ("fixture", "test")]
-"""Connections are kept over tests, and belong to a loop."""
+"""Connections are kept over tests, and belong to one event loop."""
 
 
-class Told:
-    """A plugin of pytest that tells each test's end.
+class RowReporter:
+    """A pytest plugin that prints the result of each test as a row.
 
-    more: what is to be said of the suite's reasons to skip a test, by how they begin.
+    more: explanations of the suite's reasons to skip a test, by the beginning of the reason.
     """
 
     def __init__(self, more: Mapping[str, str]) -> None:
@@ -26,13 +26,13 @@ class Told:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         title = report.nodeid.split("::")[-1]
         if report.skipped:
-            Result(title, EXPLAINED, self._why(report)).tell()
+            RowResult(title, EXPLAINED, self._why(report)).tell()
         elif report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             told = " ".join(str(crash.message if crash else report.longrepr).split())
-            Result(title, FAILED, told[:600]).tell()
+            RowResult(title, FAILED, told[:600]).tell()
         elif report.when == "call":
-            Result(title, PASSED).tell()
+            RowResult(title, PASSED).tell()
 
     def _why(self, report: pytest.TestReport) -> str:
         why = getattr(report, "wasxfail", "") or str(report.longrepr[2]).removeprefix("Skipped: ")
@@ -41,10 +41,10 @@ class Told:
 
 
 def run(file: str, more: Mapping[str, str]) -> int:
-    """Runs the tests of a file, or those that CLIENTS_ROWS chooses; what the process ends with."""
+    """Runs the tests of a file, or those that CLIENTS_ROWS selects; returns the exit status."""
     options = ["-s", "-p", "no:terminal", "-p", "no:cacheprovider", "--asyncio-mode=auto"]
     alone = ["--noconftest", "-c", os.devnull, "--rootdir", str(Path(__file__).parent)]
     chosen = ["-k", os.environ.get("CLIENTS_ROWS", "")]
     loop = [argument for setting in ONE_LOOP for argument in ("-o", setting)]
-    ended = pytest.main([file, *options, *alone, *loop, *chosen], plugins=[Told(more)])
+    ended = pytest.main([file, *options, *alone, *loop, *chosen], plugins=[RowReporter(more)])
     return 0 if ended == pytest.ExitCode.TESTS_FAILED else int(ended)  # failed rows are told

@@ -30,13 +30,13 @@ regex = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}'
 path = "$.messages[*].tool_call_id"
 regex = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}'
 """
-"""For examples of calls langchain draws ids of its own, in each run others."""
+"""The ids that langchain draws for examples of calls, different in each run."""
 OTHERS = tuple(one.name for one in CLIENTS if one.task == "generate" and not one.of_node)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a client heard, and what became of its rows."""
+    """The answers that a client received, and the results of its rows."""
 
     heard: Counter[str]
     rows: Counter[tuple[str, str]]
@@ -52,7 +52,7 @@ class Run:
 
 
 def replayed(client: Client, rows: str) -> bool:
-    """Says how two runs of a client compare; whether they are the same."""
+    """Prints how two runs of a client compare; returns whether they are the same."""
     with TemporaryDirectory() as folder:
         tapes, files = Path(folder) / "tapes", [Path(folder) / name for name in ("live", "again")]
         rules = Path(folder) / "rules.toml"

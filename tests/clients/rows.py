@@ -1,8 +1,8 @@
-"""What is tried of a client, row by row, and what became of each: lines of JSON, which `run` reads.
+"""Runs the rows of a client, and prints the result of each as a line of JSON, which `run` reads.
 
 Runs in the client's own environment, so it needs nothing but Python.  A row is a function: it passes if it
-returns, and its docstring is its title.  A row of what the server does not do says so (`refused`), and is
-explained if the client is told with status 400 and the name of the field; anything else fails.
+returns, and its docstring is its title.  A row for a field that the server does not support is marked so
+(`refused`), and counts as explained if the client gets status 400 and the field's name; otherwise it fails.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from types import SimpleNamespace
 from typing import Any
 
 URL = os.environ.get("CLIENTS_URL", "")
-"""Of the server, with /v1."""
+"""The base URL of the server, with /v1."""
 MODEL = os.environ.get("CLIENTS_MODEL", "")
 KEY = "none"
 
-Outcome = str
+RowOutcome = str
 PASSED, FAILED, EXPLAINED = "passed", "failed", "explained"
 
 
 @dataclass(frozen=True)
-class Result:
-    """A row's end; `why` says what failed, or why it is explained."""
+class RowResult:
+    """The result of a row; `why` says what failed, or why it is explained."""
 
     row: str
-    outcome: Outcome
+    outcome: RowOutcome
     why: str = ""
 
     def tell(self) -> None:
@@ -41,7 +41,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Refused:
-    """`field` (or what begins with it) is refused with 400, because of `why`."""
+    """An expected error 400 that names `field` (or a part of it), because of `why`."""
 
     field: str
     why: str
@@ -58,11 +58,11 @@ class Rows:
         return function
 
     def refused(self, field: str, why: str) -> Callable[[Callable[[], object]], None]:
-        """A row that ends in an error of the server, which names `field`."""
+        """Adds a row that must end in an error of the server that names `field`."""
         return lambda function: self._rows.append((function, Refused(field, why)))
 
     def run(self) -> None:
-        """All of them; with CLIENTS_ROWS those whose titles have it in them."""
+        """Runs all rows; with CLIENTS_ROWS those whose titles contain it."""
         chosen = os.environ.get("CLIENTS_ROWS", "")
         for function, refused in self._rows:
             title = (function.__doc__ or function.__name__).strip()
@@ -70,23 +70,23 @@ class Rows:
                 _result(title, function, refused).tell()
 
 
-def _result(title: str, function: Callable[[], object], refused: Refused | None) -> Result:
+def _result(title: str, function: Callable[[], object], refused: Refused | None) -> RowResult:
     try:
         made = function()
         if inspect.iscoroutine(made):
             asyncio.run(made)
     except Exception as error:
         if refused and names(error, refused.field):
-            return Result(title, EXPLAINED, f"`{refused.field}` is refused: {refused.why}")
-        return Result(title, FAILED, _told(error))
+            return RowResult(title, EXPLAINED, f"`{refused.field}` is refused: {refused.why}")
+        return RowResult(title, FAILED, _told(error))
     if refused:
-        return Result(title, FAILED, f"`{refused.field}` was to be refused, and was not")
-    return Result(title, PASSED)
+        return RowResult(title, FAILED, f"`{refused.field}` was to be refused, and was not")
+    return RowResult(title, PASSED)
 
 
 @contextmanager
 def raises(kind: type[BaseException]) -> Iterator[Any]:
-    """As pytest's, which not every client brings: `error` of what it gives is what was raised."""
+    """Works as pytest's, which not every client installs; yields an object with the raised `error`."""
     caught = SimpleNamespace(error=None)
     try:
         yield caught
@@ -97,7 +97,7 @@ def raises(kind: type[BaseException]) -> Iterator[Any]:
 
 
 def names(error: BaseException, field: str) -> bool:
-    """Whether an error, or one that it stands for, is a 400 of the server that names the field."""
+    """Returns whether an error, or one that it was raised from, is the server's 400 that names the field."""
     for one in chain(error):
         param = getattr(one, "param", None)
         if param is None and isinstance(body := getattr(one, "body", None), dict):
@@ -108,14 +108,14 @@ def names(error: BaseException, field: str) -> bool:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was raised from."""
+    """Yields an error, and those that it was raised from."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _told(error: BaseException) -> str:
-    """What went wrong and in which line of the row, in short."""
+    """Describes in short what failed, and in which line of the row."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "tests/clients" in f.filename]
     at = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:600]}{at}"

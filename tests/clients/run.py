@@ -1,9 +1,9 @@
-"""Tries real clients against a real server of a model that they are for, and prints what became of each row.
+"""Tries real clients against a real server of a model that fits them, and prints the result of each row.
 
     python -m tests.clients.run                       # all of them
     python -m tests.clients.run openai litellm        # some
     python -m tests.clients.run --rows tools --json   # rows with a word in their titles, for programs
-    python -m tests.clients.run --url http://127.0.0.1:8000   # a server that is there already
+    python -m tests.clients.run --url http://127.0.0.1:8000   # a server that runs already
 
 A client is a file of this directory, and runs in an environment of its own, since clients pin each other's
 parts: tests/clients/requirements/NAME.txt, or node/package-lock.json.  `make clients` sets them up.  Exits
@@ -28,7 +28,7 @@ from threading import Timer
 import httpx
 
 from corepipe.models import hub
-from tests.clients.rows import EXPLAINED, FAILED, PASSED, Result
+from tests.clients.rows import EXPLAINED, FAILED, PASSED, RowResult
 from tests.servers import served
 
 HERE = Path(__file__).parent
@@ -36,7 +36,7 @@ ROOT = HERE.parent.parent
 ENVIRONMENTS = ROOT / ".venv-clients"
 NODE_MODULES = ROOT / "build" / "clients"
 LIMIT_SECONDS = 1800
-"""For a client that hangs."""
+"""The time limit for a client that hangs."""
 CONTEXT = 4096
 NOT_RUN = "not run"
 OUTCOMES = (PASSED, EXPLAINED, FAILED, NOT_RUN)
@@ -46,14 +46,14 @@ MODELS = {
     "generate": (hub.DEFAULT_MODEL, "--max-model-len", CONTEXT),
     "embed": ("all-minilm-l6-v2",),
 }
-"""What is served to try clients on, by the task that they ask for."""
+"""The models that clients are tried on, by the task that they need."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client: what it is called, its file, and what it needs to run.
+    """A client: its name, its file, and what it needs to run.
 
-    task: of the model that it asks.  shares: another client's environment, where it runs in that.
+    task: of the model that it uses.  shares: another client's environment, if it runs in that.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Client:
         return self.shares or self.name
 
     def version(self) -> str:
-        """Of the package that is pinned."""
+        """The version of the package that is pinned."""
         if self.of_node:
             lock = json.loads((HERE / "node" / "package-lock.json").read_text())
             return str(lock["packages"][f"node_modules/{self.package}"]["version"])
@@ -79,9 +79,9 @@ class Client:
         return next(line.split("==")[1] for line in pins if line.startswith(f"{self.package}=="))
 
     def command(self, heard: Path | None = None) -> list[str]:
-        """How it is run; raises LookupError with what is missing.
+        """Returns the command that runs the client.  Raises LookupError that names what is missing.
 
-        heard: where to write down what it hears (`tests.clients.answer_log`), of a client in Python.
+        heard: the file for the answers that a client in Python receives (`tests.clients.answer_log`).
         """
         if self.of_node:
             if shutil.which("node") is None:
@@ -118,21 +118,21 @@ CLIENTS = (
 
 @dataclass(frozen=True)
 class Tried:
-    """What became of a client's rows."""
+    """The results of a client's rows."""
 
     client: Client
-    results: list[Result]
+    results: list[RowResult]
 
     def counts(self) -> Counter[str]:
         return Counter(result.outcome for result in self.results)
 
 
 def tried(client: Client, url: str, chosen: str, heard: Path | None = None) -> Tried:
-    """Runs a client's rows, and tells of each on stderr as it ends; heard: see `Client.command`."""
+    """Runs a client's rows, and prints each result on stderr as it ends; heard: see `Client.command`."""
     try:
         command, environment = client.command(heard), _environment(client, url, chosen)
     except LookupError as missing:
-        return Tried(client, [Result("all rows", NOT_RUN, str(missing))])
+        return Tried(client, [RowResult("all rows", NOT_RUN, str(missing))])
     results = []
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         stop = Timer(LIMIT_SECONDS, process.kill)
@@ -140,20 +140,20 @@ def tried(client: Client, url: str, chosen: str, heard: Path | None = None) -> T
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith('{"row":'):
-                results.append(Result(**json.loads(line)))
+                results.append(RowResult(**json.loads(line)))
                 one = results[-1]
                 print(client.name, one.row, one.outcome, one.why, sep=": ", file=sys.stderr, flush=True)
         stop.cancel()
     if process.returncode or not (results or chosen):
         why = f"ended with {process.returncode} after {len(results)} rows"
-        results.append(Result("all rows", FAILED, why))
+        results.append(RowResult("all rows", FAILED, why))
     return Tried(client, results)
 
 
 def _environment(client: Client, url: str, chosen: str) -> dict[str, str]:
-    """Of a client: no proxy, no key, no word to its makers, no file of the project's settings.
+    """Returns a client's environment: no proxy, no key, no telemetry, no settings file of the project.
 
-    Raises LookupError where the server has no model for its task.
+    Raises LookupError if the server has no model for the client's task.
     """
     listed = httpx.get(f"{url}/v1/models").json()["data"]
     model = next((one["id"] for one in listed if one["task"] == client.task), None)
@@ -177,7 +177,7 @@ def _environment(client: Client, url: str, chosen: str) -> dict[str, str]:
 
 
 def table(all_tried: list[Tried]) -> str:
-    """A line a client, then what was not passed."""
+    """Prints a line for each client, then the rows that did not pass."""
     lines = [
         "| client | version | passed | explained | failed | not run |",
         "|---|---|---|---|---|---|",
@@ -194,7 +194,7 @@ def table(all_tried: list[Tried]) -> str:
 
 
 def document(all_tried: list[Tried]) -> str:
-    """The same for programs."""
+    """Prints the same as JSON, for programs."""
     return json.dumps(
         [
             {

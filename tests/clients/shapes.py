@@ -1,4 +1,4 @@
-"""What the clients ask for: pydantic models with bounded strings and arrays, which a small model ends."""
+"""The schemas that clients request: pydantic models with bounds, so that a small model's answers end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Size(enum.Enum):
 
 
 class Place(BaseModel):
-    """Nested, with unions, enums, dates, bounds and arrays."""
+    """A model with nesting, unions, enums, dates, bounds and arrays."""
 
     city: City
     size: Size
@@ -33,7 +33,7 @@ class Place(BaseModel):
 
 
 class Node(BaseModel):
-    """Recursive."""
+    """A recursive model."""
 
     value: Literal[1, 2]
     next: Node | None

@@ -1,4 +1,4 @@
-"""Answers of the server, byte for byte, over all that requests may ask of their form.
+"""Writes answers of the server, byte for byte, in all forms that requests may ask for.
 
     python -m tests.serving.api.golden > tests/data/answers.jsonl
 
@@ -33,7 +33,7 @@ _MASKS = (
 
 
 def _broken(submit: Any) -> list[Output | float]:
-    """Fails after two tokens."""
+    """Makes a script that fails after two tokens."""
     ids = tokenizer().encode("Hello")
     said: list[Output | float] = [step for token in ids[:2] for step in (0.001, Output(submit.id, [token]))]
     return [*said, 0.001, failed_output(submit.id, "The engine has stopped.")]
@@ -53,7 +53,7 @@ SCRIPTS: dict[str, Script] = {
 
 
 def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(script, path, body) of each request."""
+    """Yields (script, path, body) of each request."""
     for script, form in product(("slow", "at once", "eos"), ({}, STREAM, USAGE)):
         yield script, COMPLETIONS, TEXT | form
         yield script, CHATS, CHAT | form
@@ -78,7 +78,7 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _cut(form: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """What ends before its time, or shows what ended it."""
+    """Yields requests that end early, or that show what ended the answer."""
     for stop in (
         {"stop": ["o w", "x"]},
         {"stop": "wör", "include_stop_str_in_output": True},
@@ -97,7 +97,7 @@ def _cut(form: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def answers() -> Iterator[str]:
-    """One line of JSON for each case: what was asked, and what came."""
+    """Yields one line of JSON for each case: the request and the answer."""
     engine = FakeEngine()
     with running(engine) as url, httpx.Client(base_url=url) as client:
         for script, path, body in cases():
@@ -109,7 +109,7 @@ def answers() -> Iterator[str]:
 
 
 def _masked(text: str) -> list[str]:
-    """Its lines; those of several choices by choice, which come as they come."""
+    """Returns the lines of an answer; those of several choices sorted by choice, since their order varies."""
     for pattern, mask in _MASKS:
         text = pattern.sub(mask, text)
     return sorted(filter(None, text.split("\n")), key=_choice)

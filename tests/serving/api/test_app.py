@@ -1,4 +1,4 @@
-"""The server as a whole: readiness, the engine's life, signals, request ids, errors of every kind."""
+"""The server as a whole: readiness, the engine's life, signals, request ids, and errors of every kind."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_every_route_is_in_the_table_and_in_the_reference():
 
 
 def test_no_other_file_of_the_server_spells_a_path():
-    """What each path means stands in its route; what is derived of it cannot be forgotten elsewhere."""
+    """The properties of each path are in its route, and all lists of paths are derived from the routes."""
     paths = {one.path for one in ROUTES} - {"/"}
     spelled = [
         (file.name, node.value)

@@ -1,4 +1,4 @@
-"""Bodies as JSON's writers differ in them: integers with a fraction of zero, a byte order mark, NaN."""
+"""Variants of JSON in bodies: integers with a fraction of zero, a byte order mark, NaN."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIELDS = [(one, name) for one in REQUESTS for name in one.__struct_fields__]
 
 
 def with_integer(kind: inspect.Type) -> Any:
-    """A value of a type with an integer in it; None where it has none."""
+    """Returns a value of a type that contains an integer; None if the type has none."""
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
     if isinstance(kind, inspect.UnionType):
@@ -50,7 +50,7 @@ def as_floats(value: Any) -> Any:
 
 
 def integers() -> Iterator[tuple[str, Any, Any]]:
-    """Of every field of every request that may have an integer: its name, its type, a value."""
+    """Yields every field of every request that may have an integer: its name, its type, a value."""
     for request, name in FIELDS:
         kind = get_type_hints(request, include_extras=True)[name]
         if (value := with_integer(inspect.type_info(kind))) is not None:
@@ -67,7 +67,7 @@ def test_integers_are_found() -> None:
 
 @pytest.mark.parametrize(("name", "kind", "value"), INTEGERS, ids=[name for name, *_ in INTEGERS])
 def test_a_number_without_a_fraction_is_an_integer(name: str, kind: Any, value: Any) -> None:
-    """JSON has one kind of number: `1.0` and `1e0` are what `1` is."""
+    """JSON has one kind of number: `1.0` and `1e0` equal `1`."""
     found = convert(as_floats(value), kind)
     assert found == value == msgspec.convert(value, kind)
     assert msgspec.json.encode(found) == msgspec.json.encode(value), "integers, not floats"
@@ -88,7 +88,7 @@ def test_integers_deep_within_a_body() -> None:
 
 
 def test_what_is_nobodys_business_stays_as_it_is() -> None:
-    """What a template or a grammar is given is written as the client has written it."""
+    """Values for a template or a grammar keep the form in which the client wrote them."""
     variables = {"limit": 8.0, "other": [1.0]}
     asked = chat(chat_template_kwargs=variables, n=1.0, guided_json={"const": 1.0})
     assert str(asked.chat_template_kwargs) == str(variables)
@@ -123,7 +123,7 @@ def url() -> Iterator[str]:
 
 
 def told(answer: httpx.Response) -> tuple[int, list[dict[str, Any]]]:
-    """Without what differs each time."""
+    """Returns an answer without the fields that differ each time."""
     said = answer.json() if isinstance(answer.json(), list) else [answer.json()]
     for one in said:
         for name in ("id", "created", "request_id"):

@@ -41,8 +41,8 @@ def test_what_litellm_adds_to_an_answer_may_come_back():
 
 
 def test_calls_and_their_results():
-    """Arguments are an object for the template; what a model wrote instead of one stays as it is, and so does
-    one that is too deep for templates."""
+    """Arguments are an object for the template; other text that a model wrote stays unchanged, and so does an
+    object nested too deeply for templates."""
     deep = '{"a": ' + "[" * 50 + "]" * 50 + "}"
     written = ['{"a": {"b": [1]}}', "", "{broken", "[1]", deep]
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": one}} for one in written]

@@ -137,7 +137,7 @@ START, END = 0, 1
 
 
 def ids_of(url, engine, messages):
-    """What the chat and /tokenize make of messages: alike."""
+    """Returns the prompts that the chat route and /tokenize make of messages; they are equal."""
     engine.submitted.clear()
     body = {"model": "tiny", "messages": messages, "max_tokens": 1}
     httpx.post(url + "/v1/chat/completions", json=body).raise_for_status()
@@ -167,7 +167,7 @@ def test_texts_may_spell_special_tokens_where_the_server_allows_it():
 
 
 def test_a_prompt_keeps_its_special_tokens(url, engine):
-    """It is all the caller's: nobody else has put a word into it."""
+    """The whole prompt comes from the caller: no template adds text to it."""
     engine.submitted.clear()
     body = {"model": "tiny", "prompt": FORGED_TEXT, "max_tokens": 1}
     httpx.post(url + "/v1/completions", json=body).raise_for_status()
@@ -193,7 +193,7 @@ def test_long_texts_that_spell_tokens_are_counted_as_what_they_are(url, client):
     "roles", ["user assistant assistant", "user user", "system user assistant assistant"]
 )
 def test_roles_need_not_alternate(url, engine, roles):
-    """As with OpenAI's server; a template that wants it gets the messages of one speaker as one."""
+    """OpenAI's server allows it; a template that requires alternation gets one speaker's messages joined."""
     messages = [{"role": role, "content": f"m{at}"} for at, role in enumerate(roles.split())]
     ids_of(url, engine, messages)
     template = (
@@ -235,7 +235,7 @@ def test_long_texts_are_encoded_too(url):
 
 
 def test_long_text_is_encoded_beside_the_event_loop(url, monkeypatch):
-    """While it is, other requests are answered: the encoding waits for one."""
+    """The encoding waits here until another request has been answered."""
     answered, encode = threading.Event(), Tokenizer.encode
 
     def slow(self, text, add_special_tokens=True):

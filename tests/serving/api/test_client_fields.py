@@ -1,4 +1,4 @@
-"""What clients send beside OpenAI's fields, in vLLM's forms: over a socket, streamed and plain."""
+"""Fields beyond OpenAI's that clients send, in vLLM's forms: over a socket, streamed and plain."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def refusal(url: str, path: str, **fields: Any) -> tuple[str, str]:
 
 
 def of_prompt(path: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """Where `prompt_token_ids` and `prompt_logprobs` stand."""
+    """Returns the object that has `prompt_token_ids` and `prompt_logprobs`."""
     return answer["choices"][0] if path == "/v1/completions" else answer
 
 
@@ -110,7 +110,7 @@ def test_tokens_are_told_whose_text_is_not_shown(url, engine, path):
 @PAUSES
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_prompts_logprobs_have_vllms_form(url, engine, path, pause, count):
-    """The scripted engine says: -0.5 for each token, with itself and the next id as the likeliest."""
+    """The scripted engine gives -0.5 for each token, with itself and the next id as the likeliest."""
     engine.script = saying(SAID, pause=pause)
     plain = of_prompt(path, ask(url, path, prompt_logprobs=count))["prompt_logprobs"]
     prompt = engine.submitted[-1].prompt
@@ -395,7 +395,7 @@ def test_what_is_put_around_a_text_stays_when_it_is_cut(engine, monkeypatch):
 
 @PATHS
 def test_the_longest_prompt_leaves_room_for_the_answer(url, engine, path):
-    """Of a context of 256 tokens; far longer texts than fit are read for it."""
+    """The context has 256 tokens; much longer texts are read and then truncated."""
     long = "word " * 20_000
     said = (
         {"prompt": long} if path == "/v1/completions" else {"messages": [{"role": "user", "content": long}]}

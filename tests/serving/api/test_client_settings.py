@@ -1,4 +1,4 @@
-"""Settings that clients send and cannot leave out: taken without effect and named, honoured, or refused."""
+"""Settings that clients send and cannot leave out: accepted without effect, honoured, or refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ EXAMPLES: dict[object, object] = {
 
 
 class Servers:
-    """A lenient and a strict server of a model, and one of vectors."""
+    """Starts a lenient and a strict server of a chat model, and one of an embedding model."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self.engine = FakeEngine(saying(SAID))
@@ -96,7 +96,7 @@ def ignored(answer: httpx.Response) -> str | None:
 
 
 def refused(answer: httpx.Response) -> str:
-    """The field that a 400 names."""
+    """Returns the field that an error 400 names."""
     assert answer.status_code == 400, answer.text
     return str(answer.json()["error"]["param"])
 
@@ -112,7 +112,7 @@ def rows(*, honoured: bool) -> list[tuple[ClientSetting, str, SettingPlace]]:
 
 
 def named(one: ClientSetting | str | SettingPlace) -> str:
-    """A part of a test's name."""
+    """Returns a part of a test's name."""
     return "" if isinstance(one, ClientSetting) else one.name if isinstance(one, SettingPlace) else one
 
 
@@ -124,7 +124,7 @@ FLAGS = ("timings_per_token", "return_progress", "include_reasoning")
 
 
 def asked(place: SettingPlace, name: str, value: object) -> tuple[str, dict[str, Any]]:
-    """Where to ask, and a body that has the setting in this place."""
+    """Returns the path, and a body that has the setting in this place."""
     if place in ASK:
         path, body = ASK[place]
         return path, body | ({"stream_options": {name: value}} if place.steps else {name: value})

@@ -1,4 +1,4 @@
-"""POST /v1/completions, asked by the openai client and by bare HTTP."""
+"""POST /v1/completions, requested by the openai client and by plain HTTP."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def post(url, **fields):
 
 
 def events(url, **fields):
-    """The JSON of each event, and whether [DONE] came."""
+    """Returns the JSON of each event, and whether [DONE] came."""
     lines = [line[6:] for line in post(url, stream=True, **fields).text.splitlines() if line]
     done = lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[: -1 if done else None]], done
@@ -219,7 +219,7 @@ def test_echo_of_token_ids_and_of_no_token_more(url, client, engine):
 
 
 def test_device_times_of_a_slow_host_are_marked(url, client, engine):
-    """In plain answers and in streams; with the time scale that would do."""
+    """Plain answers and streams say so, with the time scale that would be enough."""
     engine.on_stats(replace(STATS, paces=[StepPace(1.0, 0.01, 0.02)] * 100))
     device = post(url, device_metrics=True).json()["corepipe"]
     assert (device["valid"], device["time_scale_needed"], device["emulated"]) == (False, 3.2, True)
@@ -281,7 +281,7 @@ def test_refusals(url, client, engine, fields, param, code):
 
 @pytest.mark.parametrize("fields", [{"best_of": 0}, {"best_of": 0, "n": 2}, {"best_of": 2, "n": 2}])
 def test_a_best_of_that_asks_for_nothing_is_taken(url, client, engine, fields):
-    """OpenAI's definition has it from 0 on."""
+    """OpenAI's definition allows values from 0."""
     answer = post(url, **fields)
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["choices"]) == fields.get("n", 1)

@@ -38,13 +38,13 @@ def timed(monkeypatch):
 
 @pytest.fixture
 def patient(monkeypatch):
-    """No limit of time that a busy machine could meet."""
+    """Removes the time limits that a busy machine could reach."""
     for name in ("HEAD_SECONDS", "IDLE_SECONDS", "BODY_GRACE_SECONDS"):
         monkeypatch.setattr(connection, name, 1e6)
 
 
 def refused(url, sent, status):
-    """The one answer is a refusal, after which the server hangs up; it also is on record."""
+    """Checks that the only answer is an error, after which the server closes the connection."""
     answers = exchange(url, sent)
     assert [one.status for one in answers] == [status]
     assert answers[0].headers["connection"] == "close"
@@ -140,7 +140,7 @@ def test_an_upgrade_is_not_taken(url, protocol):
 
 
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
-"""What Java's HttpClient sends by default."""
+"""The headers that Java's HttpClient sends by default."""
 KEPT = post("/v1/completions", BODY, OFFER).replace(b"Connection: close\r\n", b"")
 
 
@@ -175,7 +175,7 @@ def test_pipelined_requests_are_answered_in_order_and_are_not_endless(url):
 
 
 def test_a_refused_client_that_still_sends_reads_why(timed):
-    """A connection that is closed with bytes unread is reset, and its answer lost."""
+    """Closing a connection with unread bytes resets it, and the answer is lost."""
     with timed.connected() as (client, one):
         timed.send(client, one, POST + b"Content-Length: 10000000000\r\n\r\n")
         for _ in range(8):
@@ -199,7 +199,7 @@ def test_a_body_nobody_waits_for_ends_the_connection(url):
 
 
 def test_an_answer_before_the_end_of_the_body_says_that_it_is_the_last(url):
-    """Clients that write head and body one after the other would else ask again where nobody listens."""
+    """Clients that write head and body separately would otherwise send the body to a closed connection."""
     head = b"POST /nowhere HTTP/1.1\r\n" + HOST + JSON + b"Content-Length: 2\r\n\r\n"
     with connected(url) as client:
         client.sendall(head)
@@ -285,7 +285,7 @@ HALF = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + B
 
 
 def full_house(where, count, sent):
-    """So many connections that have sent as much."""
+    """Opens `count` connections that have each sent these bytes."""
     house = [socket.create_connection(address(where), timeout=PATIENCE_SECONDS) for _ in range(count)]
     for one in house:
         one.sendall(sent)
@@ -309,12 +309,12 @@ def test_where_all_places_are_taken_a_newcomer_is_told_and_nobody_else_goes(pati
 
 
 def until_refused(where):
-    """Until the server has seen all that connected before."""
+    """Waits until the server has accepted all earlier connections."""
     assert until(lambda: exchange(where, get("/health"))[0].status == 503)
 
 
 def test_who_rests_between_two_requests_gives_way_after_a_while(patient, monkeypatch):
-    """The longest resting first; who has been answered just now may have sent another request."""
+    """The connection idle for longest is closed first; one answered just now may have sent a request."""
     monkeypatch.setattr(connection_limit, "RESTED_SECONDS", 1e6)
     with running(FakeEngine(), max_connections=3) as where:
         resting = []

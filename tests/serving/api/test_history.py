@@ -1,5 +1,5 @@
-"""An answer sent back as history is taken in each form of the server's and the openai package's, and the
-template is told the same."""
+"""An answer sent back as history is accepted in each form of the server and the openai package, and the
+template gets the same messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STRICT = (
     "{% for k, v in c.function.arguments.items() %} {{ k }}={{ v }}{% endfor %}</tool_call>{% endfor %}"
     "{{ m.content }}<|im_end|>{% endfor %}{{ tools }}"
 )
-"""A template that takes arguments that are an object, and no others."""
+"""A template that accepts only arguments that are an object."""
 
 LETTERS = st.text("ab é\n", max_size=8)
 ARGUMENTS = st.sampled_from(
@@ -45,7 +45,7 @@ def served() -> Iterator[tuple[openai.OpenAI, FakeEngine]]:
 
 
 def added_up(deltas: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message of a stream: texts one after the other, calls by their index, the rest as it came."""
+    """Joins the message of a stream: texts in order, calls by their index, the rest unchanged."""
     message: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:
@@ -131,7 +131,7 @@ def test_an_answer_may_say_nothing(served, path: str, message: dict[str, Any]) -
 
 
 def test_the_strict_client_takes_answers(served) -> None:
-    """The openai package, where it holds answers to its own types."""
+    """Checks answers with the types of the openai package."""
     client, engine = served
     engine.script = says(f"<think>hm</think>{CALL}<|im_end|>")
     with openai.OpenAI(base_url=client.base_url, api_key="-", _strict_response_validation=True) as strict:

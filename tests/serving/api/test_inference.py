@@ -37,7 +37,7 @@ Serve = Callable[[TaskInfo], tuple[str, FakeEngine]]
 
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Serve]:
-    """A server for each task, started when it is first asked for."""
+    """Makes a server for each task, started at its first request."""
     with contextlib.ExitStack() as open_ones:
         found: dict[int, tuple[str, FakeEngine]] = {}
 

@@ -1,4 +1,4 @@
-"""Faults on request, as clients meet them over real sockets."""
+"""Injected faults, as clients see them over real sockets."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_stalled_answer_is_whole(stream):
 
 
 def test_a_stalled_stream_has_begun():
-    """Its first event is there although the next will not be for a long time."""
+    """The first event arrives although the next will not come for a long time."""
     with (
         faulty("stall:100%@600s") as url,
         httpx.stream("POST", url + "/v1/completions", json=BODY | {"stream": True}) as answer,

@@ -74,7 +74,7 @@ def test_keys_are_asked_for():
 
 
 def test_a_client_that_leaves_is_forgotten():
-    """One who leaves a stream after its first event, of an answer that would never end."""
+    """A client leaves a stream after its first event; the answer would never end."""
     engine = FakeEngine(lambda submit: [*saying("on ")(submit)[:1], 3600.0])
     body = {"prompt": "Hi", "max_tokens": 200, "stream": True}
     with running(engine) as url:

@@ -1,4 +1,4 @@
-"""Guards: who may ask, from where, and how much."""
+"""RequestGuard: which clients may send requests, from which hosts, and how much."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_refusal_says_what_is_missing(guarded):
 
 
 def test_a_key_may_come_as_x_api_key(guarded):
-    """Both may be sent, as some clients do, where they are the same."""
+    """Both headers may be sent, as some clients do, if their keys are the same."""
 
     def ask(*headers):
         answer = httpx.post(guarded + "/v1/completions", json=BODY, headers=headers)

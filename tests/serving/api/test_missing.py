@@ -1,4 +1,4 @@
-"""Routes that are not there: what is meant is named, in the form of the API that was asked."""
+"""Paths without a route: the error names the probable route, in the form of the API that was called."""
 
 from __future__ import annotations
 

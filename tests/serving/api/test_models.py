@@ -1,4 +1,4 @@
-"""Several models behind one server: which of them answers, what they have in common, and one that is lost."""
+"""Several models behind one server: which of them answers, what they share, and the failure of one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ A, B = "first", "second/one"
 def several(
     engines: Mapping[str, FakeEngine], ready: Ready | None = READY, **server: object
 ) -> Iterator[str]:
-    """The real app behind the real HTTP server, with a model a name; yields its URL."""
+    """Runs the real app behind the real HTTP server, with a model for each name; yields its URL."""
     config = ServerConfig.model_validate({"port": 0, **server})
     services = []
     for name, engine in engines.items():
@@ -94,7 +94,7 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are() -> None:
 
 
 def test_no_name_is_the_first() -> None:
-    """Where a route needs none; the others say that one is missing, as ever."""
+    """On routes that need no model; the others say that the field is missing, as with one model."""
     engines = pair()
     with several(engines) as url:
         assert httpx.post(f"{url}/invocations", json={"prompt": "a", "max_tokens": 1}).json()["model"] == A
@@ -144,7 +144,7 @@ def test_metrics_are_by_model_in_one_exposition() -> None:
 
 
 def test_a_model_has_the_metrics_that_it_has_alone() -> None:
-    """But for whose they are."""
+    """The metrics are the same except for the model's label."""
 
     def names(text: str) -> set[str]:
         return {*re.findall(r"^# (?:TYPE|HELP) .*", text, re.MULTILINE)}

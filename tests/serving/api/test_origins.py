@@ -1,4 +1,4 @@
-"""Web pages: which may use the server, and what their browsers are told."""
+"""Web pages: which may use the server, and the headers for their browsers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFLIGHT = {"access-control-request-method": "POST"}
 
 @pytest.fixture(scope="module")
 def plain():
-    """Neither a key nor an allowed origin."""
+    """Runs a server with neither a key nor an allowed origin."""
     with running(FakeEngine()) as url:
         yield url
 

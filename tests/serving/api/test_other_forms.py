@@ -1,4 +1,4 @@
-"""What clients of other servers ask for under other names, and in other forms."""
+"""Requests of clients of other servers, under other names and in other forms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG = "cat " * 2 * MOST
 
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Serve]:
-    """A server for each task, started when it is first asked for."""
+    """Makes a server for each task, started at its first request."""
     with contextlib.ExitStack() as open_ones:
         found: dict[int, str] = {}
 

@@ -1,4 +1,4 @@
-"""Embeddings, classes, scores and rankings over HTTP: bodies, limits, answers, refusals."""
+"""Embeddings, classes, scores and rankings over HTTP: bodies, limits, answers and errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Serve = Callable[[TaskInfo], tuple[str, FakeEngine]]
 
 @pytest.fixture(scope="module")
 def serve() -> Iterator[Serve]:
-    """A server for each task, started when it is first asked for."""
+    """Makes a server for each task, started at its first request."""
     with contextlib.ExitStack() as open_ones:
         found: dict[int, tuple[str, FakeEngine]] = {}
 
@@ -72,7 +72,7 @@ def told(answer: httpx.Response, kind: Any) -> Any:
 
 
 def refused(answer: httpx.Response, param: str) -> str:
-    """The message of a 400 that names the field."""
+    """Returns the message of an error 400 that names the field."""
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"] == param, error
@@ -103,7 +103,7 @@ def test_vectors_by_the_openai_client_in_both_encodings(serve: Serve) -> None:
 
 
 def test_the_openai_client_takes_what_it_has_asked_for_also_where_it_is_strict(serve: Serve) -> None:
-    """Where nobody says a format it asks for base64, and where it is strict it then refuses a string."""
+    """Without a format the package requests base64, and in strict mode it then refuses a string."""
     url, _ = serve(EMBED)
     with openai.OpenAI(
         base_url=f"{url}/v1", api_key="-", max_retries=0, _strict_response_validation=True
@@ -154,7 +154,7 @@ def test_a_vector_may_be_cut_to_one_number(serve: Serve) -> None:
 
 
 def test_other_vectors_may_not_be_cut(serve: Serve) -> None:
-    """As OpenAI's older models, which do not take the field."""
+    """OpenAI's older models refuse the field, too."""
     url, _ = serve(EMBED)
     for wanted in (1, 4):
         answer = post(url, "/v1/embeddings", input="cat", dimensions=wanted)

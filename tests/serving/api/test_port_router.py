@@ -109,7 +109,7 @@ def test_without_an_admin_port_metrics_stay_on_the_public_one(engine):
 
 
 def test_who_scrapes_it_takes_no_place_of_users(engine):
-    """Its connections have a limit of their own."""
+    """The connections of that port have a limit of their own."""
     with (
         running_ports(engine, metrics_port=0, max_connections=1) as (public, metrics),
         httpx.Client() as user,

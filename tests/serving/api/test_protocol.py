@@ -1,4 +1,4 @@
-"""The lists: honoured, asking for nothing, refused by name."""
+"""The lists of fields: honoured, asking for nothing, refused by name."""
 
 from __future__ import annotations
 

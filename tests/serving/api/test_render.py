@@ -1,4 +1,4 @@
-"""The render routes: what they tell is what the engine would be given, or refused."""
+"""The render routes: they answer with what the engine would get, or refuse the same."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_key_is_needed_and_a_body_is_as_large_as_elsewhere(url):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    """Two models, of which the second is asked."""
+    """Of two models the second is requested."""
     qwen = TINY.parent / "qwen2"
     with served(qwen, "--served-model-name", "other", "--also", f"tiny={TINY}") as one:
         yield one

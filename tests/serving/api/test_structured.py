@@ -1,4 +1,4 @@
-"""Constraints over HTTP: which fields ask for which grammar, and what is refused before a token."""
+"""Constraints over HTTP: the grammar of each field, and what is refused before a token is generated."""
 
 from __future__ import annotations
 

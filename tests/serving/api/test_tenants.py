@@ -57,7 +57,7 @@ def test_what_is_owed_is_repaid_before_the_next_request():
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 200)), max_size=60))
 def test_over_time_a_key_gets_its_rate_and_one_burst(requests):
-    """Tokens used are at most a minute's worth, what time has brought, and the last request's debt."""
+    """The used tokens are at most a minute's worth, the refill since, and the last request's overdraft."""
     clock = Clock()
     quota = Quota(None, 120, clock)
     used, largest = 0, 0
@@ -92,7 +92,7 @@ def bearer(key):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time of the quotas, which stands still."""
+    """The clock of the quotas, which stands still."""
     made = Clock()
     monkeypatch.setattr(tenants, "Quota", partial(Quota, clock=made))
     return made

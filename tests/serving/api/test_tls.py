@@ -22,7 +22,7 @@ def authority():
 
 @pytest.fixture(scope="module")
 def pem(authority, tmp_path_factory):
-    """Certificate and key in files of their own, and both in one."""
+    """Makes a certificate and a key in separate files, and both in one."""
     folder = tmp_path_factory.mktemp("tls")
     issued = authority.issue_cert("127.0.0.1")
     chain, key = issued.cert_chain_pems[0].bytes(), issued.private_key_pem.bytes()

@@ -47,7 +47,7 @@ ASKED = {"model": "tiny", "messages": ASK, "tools": [WEATHER, TIME], "max_tokens
 
 
 def marked_tokenizer(template: str) -> Tokenizer:
-    """In which `<tool_call>` and the others are special tokens, which answers hide."""
+    """A tokenizer with `<tool_call>` and the others as special tokens, which answers hide."""
     backend = tokenizer().backend.from_str(tokenizer().backend.to_str())
     backend.add_special_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
     return Tokenizer(backend, {"eos_token": "<|im_end|>"}, template)
@@ -58,7 +58,7 @@ ROOMY = msgspec.structs.replace(READY, max_model_len=4096)
 
 
 def says(text: str, *, ends: str = "stop", pause: float = 0.001):
-    """As `saying`, by the tokenizer with marks."""
+    """Makes a script as `saying` does, by the tokenizer with marks."""
     tokens = MARKED.encode(text, add_special_tokens=False)
 
     def script(submit):
@@ -112,7 +112,7 @@ def calls_of(message) -> list[tuple[str, str]]:
 
 
 def streamed(client, **asked):
-    """What the package's own helper makes of a stream."""
+    """Returns what the openai package's stream helper makes of a stream."""
     with client.chat.completions.stream(**asked) as stream:
         for _ in stream:
             pass
@@ -241,7 +241,7 @@ def url_of_saying():
 
 
 def test_every_chunk_of_calls_has_the_usage_so_far(client):
-    """And none is there for the usage alone, while text is held back, but the last."""
+    """No chunk is sent for the usage alone while text is held back, except the last."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     *told, last = client.chat.completions.create(**ASKED, stream=True, stream_options=options)
     counts = [one.usage.completion_tokens for one in told]
@@ -252,7 +252,7 @@ def test_every_chunk_of_calls_has_the_usage_so_far(client):
 
 
 def test_schemas_are_checked_before_they_are_looked_at():
-    """`true` is a schema; what of one the server itself looks at, it has checked before."""
+    """`true` is a valid schema; the server has checked the parts that it reads itself."""
     schema = {"properties": {"a": {"anyOf": [{"type": "string"}, True]}, "b": True}}
     for name in ("qwen3_coder", "pythonic", "hermes"):
         with serving(QWEN, says(BOTH), tool_call_parser=name) as (client, engine):
@@ -287,7 +287,7 @@ OTHER = "{{ tools }}[TOOL_CALLS][ARGS]{{ messages[0].content }}"
 
 
 def test_each_template_has_the_marks_of_its_own_format():
-    """Of the model's template and of a request's, whichever was asked first."""
+    """Tokenizers with the model's template and with a request's do not mix, in either order."""
     with serving(QWEN, says(CALL), trust_request_chat_template=True) as (client, engine):
         engine.script = says("[TOOL_CALLS]time[ARGS]{}")
         other = client.chat.completions.create(**ASKED, extra_body={"chat_template": OTHER})
@@ -298,7 +298,7 @@ def test_each_template_has_the_marks_of_its_own_format():
 
 
 def test_a_model_may_have_another_template_for_tools():
-    """With the format of its calls: `default` says nothing of them."""
+    """The template of tools has the format of the calls; `default` does not mention them."""
     plain, calls = "{% for m in messages %}{{ m.content }}{% endfor %}", says("[TOOL_CALLS]time[ARGS]{}")
     backend = MARKED.backend
     text = Tokenizer(backend, {"eos_token": "<|im_end|>"}, plain, tool_template=OTHER)
@@ -506,7 +506,7 @@ def test_refusals(client, fields, param):
 
 
 def test_what_is_asked_of_nobody_is_taken(client):
-    """Older clients send these always."""
+    """Older clients always send these."""
     for fields in (
         {"tools": [], "tool_choice": "auto"},
         {"tool_choice": "none"},

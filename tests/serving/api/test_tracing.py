@@ -76,9 +76,9 @@ def collector() -> Iterator[Collector]:
 
 
 def traced(engine, requests, **server):
-    """What a collector has of these requests when the server has ended, and the answers.
+    """Returns what a collector received of these requests when the server has ended, and the answers.
 
-    The last spans have as long as it takes them to get there.
+    The last spans have no time limit to arrive.
     """
     with collector() as found, mock.patch.object(tracing, "FLUSH_SECONDS", PATIENCE_SECONDS):
         with running(engine, otlp_traces_endpoint=found.url, **server) as url:
@@ -104,7 +104,7 @@ PHASES = ("queue", "model_prefill", "model_decode", "model_inference")
 
 
 def timed(submit):
-    """Two tokens, and pauses before them."""
+    """Makes a script of two tokens with pauses before them."""
     last = Output(submit.id, [7], finish_reason="length", device=DEVICE)
     return [0.1, Output(submit.id, [7], cached=2), 0.05, last]
 

@@ -1,4 +1,4 @@
-"""A server whose connections have the time that a test tells them: none is too slow for their limits."""
+"""A server whose connections use a clock that the test sets: no client is too slow for their limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.wires import connected, everything
 
 
 class Hourglass:
-    """A server's loop whose timers run by a time that the test tells."""
+    """A server's event loop whose timers use a clock that the test sets."""
 
     def __init__(self, loop):
         self._loop = loop
@@ -35,7 +35,7 @@ class Hourglass:
         self._timers.pop(timer, None)
 
     def pass_time(self, seconds):
-        """In the loop."""
+        """Runs in the loop."""
         end = self._now + seconds
         while due := [timer for timer, at in self._timers.items() if at <= end]:
             first = min(due, key=self._timers.__getitem__)
@@ -54,7 +54,7 @@ class Timer:
 
 
 class Timed:
-    """A server whose connections have the time that the test tells them, and say what they have read."""
+    """A server whose connections use a clock that the test sets, and report what they have read."""
 
     def __init__(self):
         self.engine = FakeEngine()
@@ -79,14 +79,14 @@ class Timed:
 
     @contextlib.contextmanager
     def connected(self):
-        """A client, and its connection at the server."""
+        """Yields a client and its connection at the server."""
         before = len(self.made)
         with connected(self.url) as client:
             assert until(lambda: len(self.made) > before)
             yield client, self.made[-1]
 
     def send(self, client, one, data):
-        """Returns when the server has read it."""
+        """Sends bytes; returns when the server has read them."""
         before = one.bytes_read
         client.sendall(data)
         assert until(lambda: one.bytes_read == before + len(data))
@@ -97,7 +97,7 @@ class Timed:
         assert done.wait(PATIENCE_SECONDS)
 
     def after(self, seconds, *sent):
-        """What comes until the server hangs up, if so much time passes after each of these pieces is read."""
+        """Returns the bytes until the server closes; this much time passes after each piece is read."""
         with self.connected() as (client, one):
             for piece in sent:
                 self.send(client, one, piece)

@@ -126,7 +126,7 @@ class ChoiceShape(Protocol):
     whole_kind: str
     chunk_kind: str
     one_prompt: bool
-    """Whether all choices answer one prompt, whose fields are in the answer, not in each choice."""
+    """True if all choices answer one prompt, whose fields are in the answer, not in each choice."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Returns the choice that opens a stream, if the API has one."""

@@ -95,7 +95,7 @@ class Tenant:
 
     @property
     def known(self) -> bool:
-        """Whether the request came with a key."""
+        """True if the request came with a key."""
         return bool(self.salt)
 
     def check(self, sequences: int, priority: int) -> None:

@@ -97,7 +97,7 @@ class Route:
 
     @property
     def recorded(self) -> bool:
-        """Whether cassettes record the route: whether clients use the model by it."""
+        """True if cassettes record the route, because clients use the model by it."""
         return self.generates or self.of_model
 
     def matches(self, path: str) -> bool:

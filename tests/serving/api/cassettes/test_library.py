@@ -1,4 +1,4 @@
-"""Directories of cassettes: which exchange answers, in which order, what is nearest, and strangers' files."""
+"""Directories of cassettes: the exchange that answers, its order, the nearest one, and untrusted files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_names_say_what_was_asked_and_stay_when_others_come(tmp_path: Path) -> N
 
 
 def test_what_is_there_is_added_to(tmp_path: Path) -> None:
-    """By any number of writers, none of which knows of the others."""
+    """Any number of writers, unaware of each other, record into one directory."""
     writers = [CassetteWriter(tmp_path, Redaction(), "record", lambda _: None) for _ in range(4)]
     for number in range(200):
         writers[number % 4].add(saying(asked("a"), str(number)))

@@ -1,4 +1,4 @@
-"""The real app over a real socket: what it records it answers again, byte for byte, without an engine."""
+"""The real app over a real socket: it replays what it recorded, byte for byte, without an engine."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ CLIENTS: list[httpx.Client] = []
 
 @pytest.fixture(autouse=True, scope="module")
 def client() -> Iterator[None]:
-    """One for all tests: to make one takes as long as a test."""
+    """One instance for all tests: making one takes as long as a test."""
     with httpx.Client() as made:
         CLIENTS.append(made)
         yield
 
 
 def ask(url: str, path: str, body: dict[str, Any], **headers: str) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers but those that are of this moment, and the body of an answer."""
+    """Returns the status, the headers that do not depend on the moment, and the body of an answer."""
     answer = CLIENTS[0].post(url + path, json=body, headers=headers)
     passing = {"date", "x-request-id", "connection"}
     return answer.status_code, {n: v for n, v in answer.headers.items() if n not in passing}, answer.content
@@ -92,7 +92,7 @@ def test_what_a_recording_holds(tmp_path: Path) -> None:
 
 
 def test_a_secret_of_a_rule_reaches_no_file(tmp_path: Path) -> None:
-    """The client hears it, piece by piece; the directory does not."""
+    """The client receives the secret, piece by piece; no file of the directory has it."""
     rules, folder = tmp_path / "rules.toml", tmp_path / "tapes"
     rules.write_text(f"[[rule]]\nregex='{KEY[:3]}[a-z0-9-]+'\n[[rule]]\npath='$.user'\n")
     asked = TEXT | {"prompt": f"Say {KEY}", "max_tokens": 64, "user": "alice", "logprobs": 1} | STREAM

@@ -1,4 +1,4 @@
-"""What rules name is replaced in requests and answers, wherever it stands and however a stream has cut it."""
+"""Redaction rules apply to requests and answers, at every place and however a stream has split the text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def redaction(tmp_path: Path) -> Redaction:
 def redacted(
     redaction: Redaction, body: dict[str, Any], *answer: bytes, streamed: bool = False, status: int = 200
 ) -> tuple[dict[str, Any], str]:
-    """The request's body and the answer's, as they are written."""
+    """Returns the request's body and the answer's as they are recorded."""
     pieces = tuple(AnswerPiece(float(at), data) for at, data in enumerate(answer))
     asked = RecordedRequest("POST", "/v1/chat/completions", json.dumps(body).encode())
     done = redaction.exchange(
@@ -101,7 +101,7 @@ def event(delta: object, index: int = 0) -> bytes:
 
 @given(st.lists(st.integers(0, len(SECRET) + 12), max_size=6), st.data())
 def test_a_secret_that_a_stream_has_cut_anywhere(cuts: list[int], data: st.DataObject) -> None:
-    """In two choices that take turns as they like."""
+    """The text comes in two choices that alternate in any order."""
     text = f"say: {SECRET} again"
     bounds = [0, *sorted(cuts), len(text)]
     parts = [text[a:b] for a, b in pairwise(bounds)]
