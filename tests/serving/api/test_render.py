@@ -128,7 +128,7 @@ def test_a_key_is_needed_and_a_body_is_as_large_as_elsewhere(url):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    """Of two models the second is requested."""
+    """Runs a server of two models; the tests name the second."""
     qwen = TINY.parent / "qwen2"
     with served(qwen, "--served-model-name", "other", "--also", f"tiny={TINY}") as one:
         yield one

@@ -34,7 +34,7 @@ _FAILURES: dict[str, tuple[Callable[[str], ApiError], str]] = {
     "invalid": (invalid, "The engine refused the request."),
     "overflow": (overflowed, "The model's logits overflowed."),
     "contradiction": (contradicted, "The answer's grammar allows none of allowed_token_ids."),
-    "constraint": (unconstrained, "The answer could not go on as its grammar wants."),
+    "constraint": (unconstrained, "No next token fits the grammar of the answer."),
 }
 """The error for each `error_kind` of an Output, and its message where the Output has none."""
 

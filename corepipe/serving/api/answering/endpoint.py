@@ -131,7 +131,9 @@ class Endpoint(ABC, Generic[B]):
         if body.prediction is None:
             return []
         if not body.speculation:
-            raise invalid("prediction is a guess, which speculation: false forbids.", "speculation")
+            raise invalid(
+                "prediction needs speculation: send one of prediction and speculation: false.", "speculation"
+            )
         context, tokenizer = self.service.require_ready().max_model_len, self.service.tokenizer
         text = body.prediction.text[: PREDICTED_CHARACTERS * context]
         ids = await self.service.beside(len(text), lambda: tokenizer.encode(text, add_special_tokens=False))

@@ -51,10 +51,10 @@ class PooledRequest(ModelRequest, frozen=True, kw_only=True):
 
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None,
-        Meta(description="keep so many tokens of each text; -1 = as many as the model reads"),
+        Meta(description="keep that many tokens of each text; -1 = as many as the model reads"),
     ] = None
     truncation_side: Annotated[
-        Literal["left", "right"], Meta(description="where it is cut: `right` keeps its beginning")
+        Literal["left", "right"], Meta(description="the side that is cut off: `right` keeps the beginning")
     ] = "right"
     priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS, description="lower goes first")] = 0
     device_metrics: Annotated[

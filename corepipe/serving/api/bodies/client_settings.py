@@ -198,7 +198,7 @@ SETTINGS: Sequence[ClientSetting] = (
         ("reasoning_format",),
         Neutral(("auto", "deepseek")),
         (SettingPlace.CHAT,),
-        "reasoning is told from the text anyway",
+        "reasoning is separated from the text anyway",
         "clients of llama.cpp: its web page",
     ),
     ClientSetting(

@@ -150,7 +150,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ] = False
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None,
-        Meta(description="keep so many tokens of the prompt; -1 = as many as leave room for the answer"),
+        Meta(description="keep that many tokens of the prompt; -1 = as many as leave room for the answer"),
     ] = None
     truncation_side: Annotated[
         Literal["left", "right"], Meta(description="the side that is cut off: `left` keeps the end")

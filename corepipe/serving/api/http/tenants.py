@@ -104,7 +104,7 @@ class Tenant:
         if most is not None and sequences > most:
             raise invalid(f"prompts times n is at most {most} for a key of this server.", "n")
         if self.known and priority < 0:
-            message = "priority is 0 or more where there are API keys: nobody goes before others."
+            message = "priority must be 0 or more on a server with API keys."
             raise invalid(message, "priority")
 
 

@@ -58,7 +58,7 @@ MAX_DOCUMENTS = 1024
 
 AddGenerationPrompt = Annotated[
     bool | None,
-    Meta(description="end where the assistant begins to speak; default: unless `continue_final_message`"),
+    Meta(description="end where the assistant's message begins; default: unless `continue_final_message`"),
 ]
 ContinueFinalMessage = Annotated[
     bool, Meta(description="end within the last message, which the model goes on with")

@@ -54,7 +54,7 @@ class VectorRequest(PooledRequest, frozen=True, kw_only=True):
     ] = "float"
     dimensions: Annotated[
         Annotated[int, Meta(ge=1, le=2**20)] | None,
-        Meta(description="keep so many numbers, and normalise again; only for models trained for it"),
+        Meta(description="keep that many numbers, and normalise again; only for models trained for it"),
     ] = None
     prompt_name: Annotated[
         str | None, Meta(description="the model's prompt to put before each text; none with an empty name")

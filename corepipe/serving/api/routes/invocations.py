@@ -36,7 +36,7 @@ class Invocations:
 ROUTE = Route(
     "POST",
     "/invocations",
-    "A chat or a completion, by what is sent",
+    "A chat or a completion, by the fields of the body",
     Invocations,
     "`messages` or a `prompt` (SageMaker); needs no `model`",
     others=(JSON, EVENTS),

@@ -40,14 +40,14 @@ class RerankRequest(PooledRequest, frozen=True, kw_only=True):
     documents: Annotated[
         list[str | Document], Meta(min_length=1, description="up to 2048 texts, or objects with a `text`")
     ]
-    top_n: Annotated[Count | None, Meta(description="so many results, the best; 0 = all")] = None
+    top_n: Annotated[Count | None, Meta(description="the number of best results; 0 = all")] = None
     return_documents: Annotated[
         bool | None,
         Meta(description="each result has its `document`; default: true, at `/v2/rerank` false"),
     ] = None
     max_tokens_per_doc: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None,
-        Meta(description="keep so many tokens of each document, from its beginning"),
+        Meta(description="keep that many tokens of each document, from its beginning"),
     ] = None
     use_activation: Annotated[bool | None, Meta(description="false: scores as the model computes them")] = (
         None

@@ -68,7 +68,7 @@ class TeiEmbedRequest(TeiRequest, frozen=True, kw_only=True):
 class TeiRerankRequest(TeiRequest, frozen=True, kw_only=True):
     """The body of POST /rerank with `texts`."""
 
-    query: Annotated[str, Meta(description="what is looked for")]
+    query: Annotated[str, Meta(description="the query")]
     texts: Annotated[list[str], Meta(min_length=1, description="up to 2048 texts")]
     raw_scores: Annotated[bool, Meta(description="scores as the model computes them")] = False
     return_text: Annotated[bool, Meta(description="each result has its `text`")] = False

@@ -295,7 +295,7 @@ ROUTE = Route(
     "/v2/models/{model}/infer",
     "Tensors of texts, token ids or images to tensors",
     Infer,
-    "JSON or binary; what KServe's and Triton's clients speak, `/versions/1` after the model or not",
+    "JSON or binary; for KServe's and Triton's clients; `/versions/1` may follow the model",
     request=InferRequest,
     example={
         "inputs": [{"name": TEXT, "shape": [2], "datatype": "BYTES", "data": ["a cat sat", "a dog ran"]}]
