@@ -63,9 +63,9 @@ class Followed(Linear):
 
     routers: Routers | None = None
 
-    def twin(self, at: ReferenceContext) -> F32:
+    def reference(self, at: ReferenceContext) -> F32:
         assert self.routers is not None
-        return self.routers.take(self.weight.name, Linear.twin(self, at))
+        return self.routers.take(self.weight.name, Linear.reference(self, at))
 
 
 def up_to(graph: Graph, value: Value) -> Graph:

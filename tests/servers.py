@@ -71,11 +71,12 @@ class Served:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.stderr.append(line)
-            if found := ADDRESS.search(line):
-                self.url = found[1]
-                self._announced.set()
+        with contextlib.suppress(ValueError):  # it was closed, as the test is over
+            for line in self.process.stderr:
+                self.stderr.append(line)
+                if found := ADDRESS.search(line):
+                    self.url = found[1]
+                    self._announced.set()
         self._announced.set()  # it ended without a word of being ready
 
 
