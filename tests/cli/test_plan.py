@@ -97,7 +97,7 @@ def test_without_an_objective_for_first_tokens_the_queue_does_not_grow(objective
         ),
         (
             ("llama-3.2-1b", "--instance", "inf2.xlarge", "--speculative-config", GUESSES),
-            "vLLM on Neuron has no such guesses",
+            "vLLM on Neuron has no such speculative decoding",
         ),
     ],
 )

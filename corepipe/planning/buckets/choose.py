@@ -56,12 +56,6 @@ class LengthCounts:
         return np.bincount(which, self.weights, len(sizes))[: len(sizes)].astype(np.float64)
 
 
-def waste(distribution: LengthCounts, buckets: npt.ArrayLike) -> float:
-    """Returns the tokens of padding."""
-    padded = distribution.padded(buckets) @ np.asarray(buckets, np.float64)
-    return float(padded) - distribution.tokens
-
-
 def candidates(distribution: LengthCounts, longest: int, step: int) -> I64:
     """Returns the lengths that buckets may have: those of the distribution, each up to a multiple of
     `step`, and the longest; no other is ever better."""
@@ -91,11 +85,6 @@ def choices(distribution: LengthCounts, sizes: I64, most: int) -> list[tuple[int
         best = np.minimum(best, better)
         found.append(_traced(sizes, before))
     return found
-
-
-def choose(distribution: LengthCounts, sizes: I64, number: int) -> tuple[int, ...]:
-    """Returns the last of `choices`."""
-    return choices(distribution, sizes, number)[-1]
 
 
 def _traced(sizes: I64, before: list[I64]) -> tuple[int, ...]:

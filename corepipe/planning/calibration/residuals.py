@@ -14,7 +14,7 @@ from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import family, log_error
 from corepipe.planning.calibration.predict import Predictor, RequestedFigure
 from corepipe.planning.calibration.rows import RATES, UNITS, Raw, Unpredictable, text
-from corepipe.planning.calibration.score import SAME, resolution
+from corepipe.planning.calibration.score import SAME, measured_value, resolution
 
 TAIL = 0.75
 """Quantile above which figures are tails: their errors are larger than those of means and medians."""
@@ -73,7 +73,7 @@ def measured(rows: Sequence[Raw], predictor_of: PredictorOf) -> list[MeasuredRow
     """Returns the rows that have a value and a prediction."""
     found = []
     for row in rows:
-        predictor, value = predictor_of(row), _value(row)
+        predictor, value = predictor_of(row), measured_value(row)
         if value is None:
             continue
         try:
@@ -89,14 +89,6 @@ def measured(rows: Sequence[Raw], predictor_of: PredictorOf) -> list[MeasuredRow
 def is_rate(row: Raw) -> bool:
     """Tells whether higher values are better."""
     return text(row, "unit") in RATES
-
-
-def _value(row: Raw) -> float | None:
-    try:
-        value = float(text(row, "value"))
-    except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None
 
 
 def run(row: Raw) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from corepipe.planning.calibration.predict import NOT_VALIDATED, RowPrediction
+from corepipe.planning.calibration.predict import RowPrediction
 from corepipe.planning.calibration.rows import Raw, text
 
 RESOLUTIONS = {
@@ -86,14 +86,15 @@ def pair(
     """Returns the rows that have both a value and a prediction."""
     scored = []
     for i, (row, found) in enumerate(zip(rows, predictions, strict=True)):
-        value = _value(row)
+        value = measured_value(row)
         if value is not None and found.value is not None:
             baseline = baselines[i].value if baselines else None
             scored.append(Scored(row, value, found.value, baseline, found.profile, found.assumed))
     return scored
 
 
-def _value(row: Raw) -> float | None:
+def measured_value(row: Raw) -> float | None:
+    """Returns the row's value where it is a positive number; else None."""
     try:
         value = float(text(row, "value"))
     except ValueError:
@@ -147,6 +148,3 @@ def _noise(group: Sequence[Scored]) -> float:
     spread = [abs(v / np.mean(again) - 1) for again in repeats.values() if len(again) > 1 for v in again]
     rounding = float(np.median([one.resolution / 2 / one.value for one in group]))
     return rounding + (float(np.median(spread)) if spread else 0.0)
-
-
-__all__ = ["NOT_VALIDATED", "Cell", "Scored", "cells", "pair"]

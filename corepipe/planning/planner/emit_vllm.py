@@ -105,7 +105,7 @@ def refusal(candidate: Candidate, model: ModelConfig, prompt: int) -> str | None
         family, planned = shape.device.family, shape.profile.stack
         return f"vLLM on {family} is --profile {stack}, and this was planned with {planned}"
     if candidate.limits.speculative_config is not None:
-        return "vLLM on Neuron has no such guesses"
+        return "vLLM on Neuron has no such speculative decoding"
     return unfit(candidate, prompt)
 
 

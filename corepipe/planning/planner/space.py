@@ -81,7 +81,7 @@ class Candidate:
     def __str__(self) -> str:
         limits = self.limits
         guesses = limits.speculative_config
-        told = f", {guesses.num_speculative_tokens} guesses a step (assumed)" if guesses else ""
+        told = f", {guesses.num_speculative_tokens} draft tokens a step (assumed)" if guesses else ""
         return (
             f"{self.shape}, batches of {limits.max_num_seqs} x {limits.max_num_batched_tokens} tokens{told}"
         )

@@ -188,9 +188,9 @@ def _buckets(work: LadderWork, bench: _LadderTimes, at: RungSetting) -> Step:
 def _guesses(work: LadderWork, bench: _LadderTimes, at: RungSetting) -> Step:
     name, others = "speculation", replace(at, guesses=True)
     if bench.encodes:
-        return name, None, "it generates nothing that could be guessed"
+        return name, None, "it generates no tokens that could be drafted"
     if not work.rates:
-        return name, None, "say how often guesses are right: --speculative-config"
+        return name, None, "give the acceptance rates of drafts: --speculative-config"
     standing, times = 1 + sum(work.rates), bench.step_seconds(others) / bench.step_seconds(at)
     told = f"{standing:.3g} tokens a step (assumed), which takes {times:.3g} times as long"
     return name, others if bench.per_second(others) > bench.per_second(at) else None, told
