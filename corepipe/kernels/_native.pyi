@@ -367,10 +367,10 @@ def sample(logits: F32, sampling: object, masks: I32 | None = None) -> dict[str,
     """Tests: the sampler alone, on logits [R, V]."""
 
 class SimulatedStepTimes:
-    """Times of steps, for replicas whose cores are equally fast; each time is asked for once and kept."""
+    """Times of steps, for replicas whose cores are equally fast; each time is computed once and cached."""
 
     def __init__(self, asked: object) -> None:
-        """asked: a corepipe.simulation.step_times.StepTimes, whose methods are called."""
+        """asked: a corepipe.simulation.step_times.StepTimes, whose methods compute the times."""
 
 class SimulatedReplica:
     """A replica of one stage, of simulation/native_fleet.py; seconds as in `Timeline`."""

@@ -40,8 +40,7 @@ if TYPE_CHECKING:  # an Op is made of the classes of this module
 class Graph:
     """A whole forward pass, from its `inputs` to its `outputs`.
 
-    outputs: a run returns the first unless it is asked for another; all are made in the last layer or after
-    it.
+    outputs: a run returns the first unless another is requested; all are made in the last layer or after it.
     rows: the sets of rows that the Ops' values have.
     causal: the model generates one token after another; otherwise it reads its input in one step and keeps no
     state.
@@ -62,7 +61,7 @@ class Graph:
 
     @property
     def logits(self) -> Value:
-        """The value that tokens are drawn from.  Raises ValueError where the graph has no logits."""
+        """The value that tokens are sampled from.  Raises ValueError where the graph has no logits."""
         for output in self.outputs:
             if output.kind is OutputKind.LOGITS:
                 return output.value

@@ -58,7 +58,7 @@ def first_difference(old: Json, new: Json) -> Difference | None:
 def _differences(old: Json, new: Json, path: Path_) -> Iterator[Difference]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
-        for key in sorted(keys, key=lambda key: key != "op"):  # what an Op is comes before what it has
+        for key in sorted(keys, key=lambda key: key != "op"):  # the kind of an Op comes before its fields
             yield from _at(old.get(key, ABSENT), new.get(key, ABSENT), (*path, key))
     elif isinstance(old, list) and isinstance(new, list):
         for i in range(max(len(old), len(new))):
@@ -155,7 +155,7 @@ def _keys(value: Json, step: str) -> list[Any]:
     if isinstance(value, dict):
         return list(value) if step == "*" else step.split("|")
     if isinstance(value, list):
-        number, _, kind = step.partition(" ")  # of an Op, whose kind a difference names too
+        number, _, kind = step.partition(" ")  # of an Op; a difference also names its kind
         if number == "*":
             return [i for i, item in enumerate(value) if not kind or item.get("op") == kind]
         return [int(number)] if number.isdecimal() else []

@@ -151,12 +151,12 @@ def _core(entry: Mapping[str, Json], core: Mapping[str, Json]) -> dict[str, Json
             ops = [_op(entry, core, op, number) for op in entry["blocks"][block]]
             layers.setdefault(str(first + i), []).extend(ops)
     rest = {key: part for key, part in core.items() if key not in ("runs", "cuts")}
-    return {"layers": layers, **rest}  # the cause of a difference before what follows from it
+    return {"layers": layers, **rest}  # the cause of a difference before its consequences
 
 
 def _op(entry: Mapping[str, Json], core: Mapping[str, Json], op: Json, number: int | None) -> Json:
     """Returns an Op of one layer of one core, with numbers in names, ranges and rotations written out."""
-    whole = marshal.loads(marshal.dumps(op))  # a copy, sooner than by JSON
+    whole = marshal.loads(marshal.dumps(op))  # a copy, faster than by JSON
     for weight in tensors([whole]):
         if number is not None and "*" in weight["tensor"].split("."):
             weight["tensor"] = _replaced(weight["tensor"], "*", str(number))

@@ -114,7 +114,7 @@ class _Ops:
         neutral_op["out"] = _value(op.out)
         if op.state is not None:
             neutral_op["kept_per_token"] = op.state.per_token
-        if not isinstance(op, Send):  # which makes nothing: it hands over what was made before
+        if not isinstance(op, Send):  # it makes no value, only sends one
             self._makers[op.out.id] = (number, op.layer)
         return neutral_op
 

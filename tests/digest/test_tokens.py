@@ -83,7 +83,7 @@ def changed(answers: dict[str, Json], place: str) -> tuple[dict[str, Json], Json
 def test_one_bit_of_a_logprob_is_named(answers: dict[str, Json]) -> None:
     copy, answer = changed(answers, "pipeline 2")
     was = answer["logprobs"][7]
-    digit = was.index("p") - 8  # the last that fp32 has
+    digit = was.index("p") - 8  # the last digit of fp32
     answer["logprobs"][7] = f"{was[:digit]}{'0' if was[digit] != '0' else '2'}{was[digit + 1 :]}"
     with pytest.raises(pytest.fail.Exception) as failure:
         check_all(copy, answers)

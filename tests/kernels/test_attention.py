@@ -235,7 +235,7 @@ def test_nan_of_others_stays_out(dtype: str, window: int | None, rng: np.random.
     seq = clean.sequence(rng, 60, range(4))
     expected = clean.run(seq, 60)
     dirty = AttentionRig(dtype=dtype, window=window)
-    dirty.cache.memory()[:] = 0xFF  # NaN in both formats: what earlier owners left
+    dirty.cache.memory()[:] = 0xFF  # NaN in both formats, as earlier owners of the memory may leave
     for chunk in (1, 3, 60):
         assert np.array_equal(dirty.run(seq, chunk), expected)
 

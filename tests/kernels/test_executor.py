@@ -280,7 +280,7 @@ def test_a_batch_waits_for_its_masks(table: np.ndarray, pool: _native.Pool) -> N
     later = submit(other, [1], [0])
     waiting = threading.Thread(target=lambda: found.append(other.wait(later)))
     waiting.start()
-    waiting.join(0.2)  # a batch that did not wait would have failed by then, and let the other one run
+    waiting.join(0.2)  # a batch that does not wait would have failed by now, and the other one would run
     assert not found, "batches run one after the other"
     executor.give_masks(ticket, MASKS)
     waiting.join()

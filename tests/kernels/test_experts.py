@@ -140,7 +140,7 @@ class Rig:
             shared = {"function": op.function.value, "biases": biases, "first": first, **routing}
             program.experts(0, 1, 2, *zip(*own, strict=True), **shared)
             program.gather_slots(2, 1, 3, list(range(len(bounds) - 1)), list(bounds), **routing)
-            value(program, 2)[:] = np.nan  # places of other cores' experts are theirs
+            value(program, 2)[:] = np.nan  # places of other cores' experts
             programs.append(program)
         return run_all(programs, x, scores, 3, threads)
 
@@ -465,7 +465,7 @@ def test_what_is_read_are_the_experts_that_are_taken(tmp_path: Path) -> None:
     scores = np.arange(count, dtype=np.float32)[None, :] % 7
     run(program, np.ones((1, width), np.float32), scores)
     taken = top_k * 3 * matrix
-    assert 0.99 * taken <= _resident(file) <= 1.1 * taken  # the system may have taken some back
+    assert 0.99 * taken <= _resident(file) <= 1.1 * taken  # the system may have evicted some
 
 
 @once

@@ -87,7 +87,7 @@ def test_it_draws_as_if_it_had_been_submitted(executor: _native.Executor) -> Non
 
 def test_one_that_comes_when_the_other_is_done(executor: _native.Executor) -> None:
     first = submit(executor, [1])
-    tokens(executor, submit(executor, [5]))  # the first one is done, and not redeemed
+    tokens(executor, submit(executor, [5]))  # the first batch is done, and its ticket not redeemed
     assert tokens(executor, executor.go_on(first, NOTHING)) == [3]
     assert not executor.adopt(executor.go_on(first, i32(7, 2)))
 

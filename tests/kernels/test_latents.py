@@ -157,7 +157,7 @@ def test_what_is_no_number_stays_in_its_sequence_and_later_rows(kind: str) -> No
     np.testing.assert_array_equal(found[:33], wanted[:33])
     assert np.isnan(found[33:]).all()
     np.testing.assert_array_equal(beside, alone)
-    again = rig.run(other, [0, 1, 2, 3, 4], 33, 34)  # in blocks that still have it
+    again = rig.run(other, [0, 1, 2, 3, 4], 33, 34)  # in blocks that still hold the data
     np.testing.assert_array_equal(again, alone)
 
 

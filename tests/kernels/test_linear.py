@@ -162,7 +162,7 @@ def test_int8_accumulators_are_exact(k: int, rows: int) -> None:
     rng = np.random.default_rng(6)
     x = rng.integers(-128, 128, (rows, k), dtype=np.int8)
     values = rng.integers(-128, 128, (50, k), dtype=np.int8)
-    x[0], values[0] = -128, -128  # the largest sums there are
+    x[0], values[0] = -128, -128  # the largest possible sums
     got = linears.accumulators(x, Weights("int8", values, np.ones(50, np.float32)))
     for g in range(-(-k // 64)):
         part = slice(64 * g, 64 * g + 64)

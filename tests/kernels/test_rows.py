@@ -112,7 +112,7 @@ def test_scales_and_gates_are_the_twins(width: int, rounded: bool) -> None:
     x, y, compute = normal(7, width), normal(7, width, seed=1), DType.BF16 if rounded else DType.FP32
     got = result(lambda p: p.scale(0, 1 / 3, 1), [x, width], 1, rounded)
     np.testing.assert_array_equal(got, arithmetic.scale(x, 1 / 3, compute))
-    x, y = (arithmetic.round_to(np.float32(6) * array, compute) for array in (x, y))  # beyond every bound
+    x, y = (arithmetic.round_to(np.float32(6) * array, compute) for array in (x, y))  # beyond all bounds
     got = result(lambda p: p.clamp(0, 0.3, 1), [x, width], 1, rounded)
     np.testing.assert_array_equal(got, arithmetic.clamp(arithmetic.round_to(x, compute), 0.3, compute))
     for function in Function:

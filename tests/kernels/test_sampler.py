@@ -280,7 +280,7 @@ def random_masks(rng: np.random.Generator, rows: int, vocab: int = VOCAB) -> np.
     allowed[np.arange(rows), rng.integers(0, vocab, rows)] = True
     packed = np.packbits(allowed, axis=1, bitorder="little")
     width = -(-vocab // 32) * 4
-    # What lies beyond the vocabulary is set, and means nothing.
+    # Bits beyond the vocabulary are set, and have no meaning.
     padded = np.pad(packed, ((0, 0), (0, width - packed.shape[1])), constant_values=0xFF)
     padded[:, vocab // 8] |= (0xFF << vocab % 8) & 0xFF
     return np.ascontiguousarray(padded).view(np.int32)

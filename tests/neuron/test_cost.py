@@ -407,7 +407,7 @@ def test_experts_are_loaded_for_few_rows_and_all_used_for_many():
     cost = op.cost(FORMATS["bf16"], rates)
     one, results, total = 3 * 256 * 128 * 2, (2 * 128 + 256) * 2, 256 * 2
     steps = [cost.engines(StepShape.decode(rows, 10)) for rows in (1, 3, 4, 64)]
-    crossing = results + 2 * total  # what the experts make, weighed, and their sum so far
+    crossing = results + 2 * total  # the experts' results, weighted, and their sum so far
     assert [s.read for s in steps] == [2 * one, 6 * one, 8 * (one + 4 * crossing), 8 * (one + 64 * crossing)]
     assert [s.written for s in steps] == [0, 0, 8 * 4 * crossing, 8 * 64 * crossing]
     for engine in ("tensor", "vector", "scalar", "dma"):

@@ -37,7 +37,7 @@ def test_the_bytes_are_the_file_s(path: Path, nbytes: int) -> None:
 
 def test_a_copy_has_the_bytes_of_the_file_on_a_huge_page(path: Path) -> None:
     with path.open("rb") as file:
-        file.read(7)  # wherever the file stands
+        file.read(7)  # whatever the file's position
         copy = huge_pages._copy(file, NBYTES)
     assert copy.tobytes() == path.read_bytes()[:NBYTES]
     assert copy.ctypes.data % HUGE == 0

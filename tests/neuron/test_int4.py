@@ -193,7 +193,7 @@ def test_groups_of_checkpoints_become_groups_of_kernels(size: int, zeros: int | 
 def test_groups_that_kernels_do_not_hold_are_not_made_to_fit() -> None:
     values, ones = np.zeros((2, 64), np.uint8), np.ones((2, 4), np.float32)
     assert int4.in_groups(values, ones, None, 16) is None
-    assert int4.in_groups(values, ones[:, :2] * 1e-7, None, 32) is None  # fp16 has but 2 of its digits
+    assert int4.in_groups(values, ones[:, :2] * 1e-7, None, 32) is None  # fp16 has only 2 of its digits
     assert int4.in_groups(values, ones[:, :2] * 1e6, None, 32) is None
 
 
@@ -205,7 +205,7 @@ def test_a_matrix_that_makes_logits_has_eight_bits() -> None:
     assert pack(proj, FOUR_BITS, weight).kind == "int4g32"
     own = Int8(*quantize_weight(weight))
     assert pack(proj, FOUR_BITS, own).kind == "int8"
-    assert pack(head, FOUR_BITS, int4.quantize(weight)).kind == "int4g32"  # as its file has it
+    assert pack(head, FOUR_BITS, int4.quantize(weight)).kind == "int4g32"  # as in its file
 
 
 MIXED: tuple[packing.Int4Kind | None, ...] = ("int4g32m", None, "int4g64z", "int4g32")

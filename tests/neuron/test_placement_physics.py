@@ -33,7 +33,7 @@ def curves() -> ModuleType:
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up their annotations
+    sys.modules[spec.name] = module  # dataclasses look up their annotations there
     spec.loader.exec_module(module)
     return module
 

@@ -16,7 +16,7 @@ from corepipe.neuron.step import StepShape
 
 
 def in_words(profile: RuntimeProfile) -> str:
-    """Describes what a profile pads, and to what."""
+    """Describes the lengths and batches that a profile pads, and their buckets."""
     prompts, contexts = profile.prefill_buckets, profile.decode_buckets
     padded = {"prompts": prompts, "contexts": contexts}
     if prompts is contexts:

@@ -305,7 +305,7 @@ def _head_norm(rope: Rope, uses: _Uses) -> RMSNorm | None:
 
 
 def _select_early(steps: list[Step]) -> list[Step]:
-    """Moves the selection of rows before an attention whose other rows nobody reads, and before its queries.
+    """Moves the selection of rows before an attention whose other rows no step reads, and before its queries.
 
     That is the last attention: the input of its queries is selected as well, but later.
     """
@@ -350,8 +350,7 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
 
     A buffer is free again after the last step that reads its value.  A step never writes a buffer that it
     reads, because the threads of one step are not ordered; except that the result of a sum may take the
-    buffer of a term that nobody reads afterwards, since each element needs only the same element of that
-    term.
+    buffer of a term that no later step reads, since each element needs only the same element of that term.
     """
     last_read: dict[int, int] = {}
     for i, step in enumerate(steps):
@@ -379,7 +378,7 @@ def assign_buffers(steps: list[Step]) -> tuple[list[int], dict[int, int]]:
 
 
 def _added_last(step: Step, ended: Mapping[int, Value]) -> Value | None:
-    """Returns a term that a step adds to its result, reads for nothing else, and nobody reads afterwards."""
+    """Returns a term that a step adds to its result, reads for nothing else, and no later step reads."""
     if not isinstance(step, FusedLinear):
         return None
     return next((value for value in step.added if value != step.x and value.id in ended), None)

@@ -119,8 +119,8 @@ def resolve(
 def refuses_experts(
     graph: Graph, placement: Placement, profile: RuntimeProfile, sequences: int
 ) -> str | None:
-    """Returns why the software does not divide experts so, for batches of so many sequences (None: it
-    does)."""
+    """Returns why the software does not divide experts in this way, for batches of so many sequences (None:
+    it does)."""
     if placement.expert == 1:
         return None
     if profile.expert_parallel is None:

@@ -38,8 +38,8 @@ LEAST_SCALE = 0.02
 """Smallest size of an error: repeated measurements differ by as much."""
 
 FAR = log(5.0)
-"""Largest size of an error; larger ones count as this, since such rows are mistaken about what was
-measured."""
+"""Largest size of an error; larger ones count as this, since such a row measured something else than was
+predicted."""
 
 SEEN = 3
 """Runs from which on an instance, a stack or a kind of model counts as measured."""
