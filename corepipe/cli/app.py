@@ -52,7 +52,7 @@ BOXES_WIDTH = 120
 """Columns of a terminal in which all flags fit into the boxes of a help."""
 
 MARKUP: Literal["rich"] = "rich"
-"""Of help texts."""
+"""The markup of help texts."""
 
 
 class LazyCommands(Mapping[str, Any]):
@@ -238,6 +238,6 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with a flag, and where to read on."""
+    """Returns the line that says what is wrong with a flag, and which help to read."""
     wrong = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     return f"{wrong}; see {error.ctx.command_path} --help" if error.ctx else wrong

@@ -112,7 +112,7 @@ PricesFile = Annotated[
 ]
 Region = Annotated[str, _option("--region", help="AWS region of the instances.", panel=CHOICES)]
 PurchaseOption = Annotated[
-    Purchase, _option("--purchase", help="How the instances are bought.", panel=CHOICES)
+    Purchase, _option("--purchase", help="Purchase option of the instances.", panel=CHOICES)
 ]
 MaxError = Annotated[
     float | None,

@@ -35,9 +35,9 @@ FormatName = Literal[ServedFormat, "fp8", "mxfp8", "mxfp4"]
 BitsName = Literal["fast", "same"]
 """same: tokens and logprobs as on every other CPU; fast: those of the kernels that are the fastest here."""
 KVCacheDtypeName = Literal["auto", "int8"]
-"""What the host keeps keys and values as; auto: as they are computed."""
+"""Formats in which the host keeps keys and values; auto: as they are computed."""
 TaskName = Literal["auto", "generate", "embed", "classify", "score"]
-"""What is made of texts; auto: what the model was made for."""
+"""Uses of a model; auto: what the model was made for."""
 
 
 _ZMQ_ADDRESS = r"^(tcp|ipc)://\S+$"
@@ -48,11 +48,11 @@ class FrozenModel(BaseModel):
 
 
 class KVEventsConfig(FrozenModel):
-    """How events of the prefix cache are published; names and defaults are vLLM's.
+    """The publication of events of the prefix cache; names and defaults are vLLM's.
 
-    endpoint: of the PUB socket, bound where it has a wildcard, else connected to.  replay_endpoint: of the
-    ROUTER that repeats the latest `buffer_steps` batches.  hwm: batches that wait for a slow subscriber
-    before it misses some.  max_queue_size is without effect: no batch waits for its turn here.
+    endpoint: address of the PUB socket, bound where it has a wildcard, else connected to.  replay_endpoint:
+    address of the ROUTER that repeats the latest `buffer_steps` batches.  hwm: batches that wait for a slow
+    subscriber before it misses some.  max_queue_size is without effect: no batch waits for its turn here.
     """
 
     enable_kv_cache_events: bool = False
@@ -97,7 +97,7 @@ class EngineConfig(FrozenModel):
     )
     task: Annotated[TaskName, Flag(MODEL, also=True, chart="task")] = Field(
         default="auto",
-        description="What the model is used for; auto: what it was made for, as its files say.",
+        description="Use of the model; auto: what it was made for, as its files say.",
     )
     seed: Annotated[int, Flag(MODEL, chart="seed")] = Field(
         default=0, description="Random seed of requests that bring none of their own."
@@ -111,7 +111,7 @@ class EngineConfig(FrozenModel):
     )
     mode: Annotated[Mode, Flag(DEVICE, also=True, chart="placement.mode")] = Field(
         default="auto",
-        description="What the placement of the model on the cores aims at; degrees that are given, such as "
+        description="Aim of the placement of the model on the cores; degrees that are given, such as "
         "--tensor, take precedence.",
     )
     pipeline: Annotated[

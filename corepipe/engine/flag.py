@@ -1,4 +1,4 @@
-"""How a field of a configuration is given as a flag, beside what pydantic knows of it.
+"""Flags: what the command line knows of a field of a configuration beside what pydantic knows.
 
 Type, default, bounds and help (the description) of a flag are those of its field.  The command line,
 `--also`, the Helm chart's schema, docs/cli.md and the options of `LLM` are made of both.

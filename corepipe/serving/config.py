@@ -24,7 +24,7 @@ _ORIGIN = re.compile(
 
 
 class ServerConfig(FrozenModel):
-    """How the HTTP server listens and whom it answers.
+    """The configuration of the HTTP server: where it listens, and whom it answers.
 
     The keys are `api_keys` and those that the `api_key_file` holds when it is read; it always holds some.
     """
@@ -136,7 +136,7 @@ class ServerConfig(FrozenModel):
     replay_else: Annotated[ReplayElse, Flag(SERVER)] = Field(
         default="refuse",
         validate_default=True,
-        description="What happens to a request that was not recorded: refuse it (then no model is loaded), "
+        description="Treatment of a request that was not recorded: refuse it (then no model is loaded), "
         "compute it, or compute and record it.",
     )
     replay_pace: Annotated[ReplayPace, Flag(SERVER)] = Field(
@@ -200,7 +200,7 @@ class ServerConfig(FrozenModel):
 
     @property
     def replays_alone(self) -> bool:
-        """Whether nothing is computed, so that no model is loaded."""
+        """True where nothing is computed, so that no model is loaded."""
         return self.replay is not None and self.replay_else == "refuse"
 
     @property
@@ -309,6 +309,7 @@ def _has_keys(fields: Mapping[str, Any]) -> bool:
 
 
 def _is_origin(text: str) -> bool:
-    """Whether it is a scheme, a host in lower case, and no path nor the port that the scheme has anyway."""
+    """Tells whether a text is a scheme and a host in lower case, without a path or the scheme's default
+    port."""
     found = _ORIGIN.fullmatch(text)
     return found is not None and (found["scheme"], found["port"]) not in (("http", "80"), ("https", "443"))

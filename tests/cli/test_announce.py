@@ -1,4 +1,4 @@
-"""What a server says at its start: in short what a person wants to know, all of it with --verbose."""
+"""Messages of a server at its start: a summary, and all that is known with --verbose."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from tests.servers import TINY, run
 
 NOBODY = "http://127.0.0.1:9"
-"""Where no server answers: port 9 is `discard`'s."""
+"""A URL where no server answers: port 9 is `discard`'s."""
 
 LINES = """
 serve nothing-here | nor a known model
@@ -35,7 +35,7 @@ serve TINY --speculative-config { | --speculative-config: is not JSON
 serve TINY --speculative-config [] | --speculative-config: is not an object
 serve TINY --also x | --also x: give NAME=PATH
 serve TINY --also a=/no/such | /no/such: no such file or directory
-serve TINY --timing-model nothing-here | --timing-model: 'nothing-here' is no file.*docs/models.md
+serve TINY --timing-model nothing-here | --timing-model: 'nothing-here' is not a file.*docs/models.md
 serve TINY --tool-call-parser nothing | --tool-call-parser nothing is not known
 serve TINY --inject slow:200% | --inject
 serve TINY --ssl-certfile /no/such | --ssl-certfile /no/such
@@ -62,7 +62,7 @@ bench ftp://127.0.0.1 | give http://HOST:PORT
 bench http://[::1 | give http://HOST:PORT
 bench http://127.0.0.1:99999 | give http://HOST:PORT
 plan | Missing argument 'model'
-plan nothing-here --rate 1 | 'nothing-here' is no file
+plan nothing-here --rate 1 | 'nothing-here' is not a file
 plan llama-3.1-8b | give --rate
 plan llama-3.1-8b --rate 0 | --rate must be
 plan llama-3.1-8b --rate 2 --ttft 0 | --ttft 0: give a time with its unit

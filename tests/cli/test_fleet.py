@@ -28,7 +28,8 @@ def test_nothing_of_a_fleet_is_imported_without_one() -> None:
 
 
 def test_with_the_extra_a_server_without_a_fleet_imports_what_it_does_without_the_extra() -> None:
-    """So that it starts as fast, and takes as much memory; `make fleet-test` has the extra."""
+    """Checks that a server without a fleet starts as fast and takes as much memory; `make fleet-test` has the
+    extra."""
     script = (
         "import sys;"
         "from importlib.abc import MetaPathFinder\n"

@@ -86,7 +86,7 @@ def loops(model: Path) -> None:
 
 
 def reaches_out(model: Path) -> None:
-    """Where it is rendered, as a server does before it serves."""
+    """Renders the template, as a server does before it serves."""
     (model / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
 
 
@@ -124,7 +124,7 @@ def test_one_line_names_the_file_and_nothing_is_served(
 
 
 def load(model: Path) -> None:
-    """What a server reads of a model before it packs weights."""
+    """Reads what a server reads of a model before it packs weights."""
     loaded = registry.load(model)
     loaded.tokenizer()
     loaded.check(loaded.graph(FORMATS["int8"]))

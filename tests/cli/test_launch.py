@@ -1,4 +1,4 @@
-"""What a paced server says and does: whose pace it is, when the host is too slow, and Ctrl-C in a step."""
+"""Servers at the device's pace: their messages, a host that is too slow, and Ctrl-C in a step."""
 
 from __future__ import annotations
 

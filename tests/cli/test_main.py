@@ -29,7 +29,7 @@ class Interrupter:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupter())
 """
-"""As a sitecustomize module: Ctrl-C at the moment at which a module is imported."""
+"""A sitecustomize module that sends Ctrl-C at the moment at which a module is imported."""
 
 
 def test_commands_of_this_run_are_forked() -> None:

@@ -1,4 +1,4 @@
-"""Where the output has no UTF-8, every command writes ASCII for what it draws, and fails on nothing."""
+"""Output without UTF-8: every command writes ASCII for what it draws, and fails on nothing."""
 
 from __future__ import annotations
 

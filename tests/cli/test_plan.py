@@ -316,7 +316,7 @@ def planned(model: str, *flags: str) -> dict[str, Any]:
 
 
 def test_its_commands_are_taken_and_simulate_gives_the_same_figures(model: str) -> None:
-    """As they are printed for people: by a shell, over several lines."""
+    """Runs the printed commands in a shell, as people do, over several lines."""
     asked = ("--ttft", "100ms", "--tpot", "10ms")
     document, text = planned(model, *asked), run("plan", model, *ASKED, *SMALL, *asked).stdout
     printed = text[text.index("  corepipe simulate") : text.index("\n", text.index("--slo"))]

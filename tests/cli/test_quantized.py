@@ -1,4 +1,4 @@
-"""What `corepipe serve` says of quantised weights, and that it answers from them."""
+"""Quantised weights: the messages of `corepipe serve` on them, and answers from them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def said(folder: Path, dtype: str) -> str:
 
 KEPT = [("int8", "int8"), ("bf16", "bf16"), ("int8-weights", "int8")]
 OF_FOUR_BITS = [
-    ("Q4_0", "Q4_0 as they are, others that are quantised as int8"),
-    ("MXFP4", "MXFP4 as int4, quantised anew"),
+    ("Q4_0", "Q4_0 kept as they are, other quantised ones as int8"),
+    ("MXFP4", "MXFP4 quantised again, as int4"),
 ]
 
 

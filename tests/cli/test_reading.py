@@ -1,4 +1,4 @@
-"""What happened between two readings of a server's metrics."""
+"""Changes between two samples of a server's metrics."""
 
 from __future__ import annotations
 

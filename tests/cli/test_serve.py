@@ -1,4 +1,4 @@
-"""What `corepipe serve` refuses: exit code 2, one line that says what to do, nothing on stdout."""
+"""Refusals of `corepipe serve`: exit code 2, one line that says what to do, nothing on stdout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Blocker:
             raise ImportError("no compiler was there")
 sys.meta_path.insert(0, Blocker())
 """
-"""As a sitecustomize module it reaches the engine's process too."""
+"""A sitecustomize module, which reaches the engine's process too."""
 
 
 DIES_AT_LOADING = """
@@ -72,7 +72,7 @@ def refused(*arguments: object, cache: Path) -> str:
 
 
 def refused_by_the_engine(model: Path, cache: Path, **settings: object) -> str:
-    """As above without the processes: what the engine's own would say."""
+    """Returns the refusal as above, without processes: what the engine's own would say."""
     config = EngineConfig.model_validate({"model": str(model), "cache_dir": cache, **settings})
     with pytest.raises(UserError) as caught:
         assemble(config, lambda _what, _done: None)

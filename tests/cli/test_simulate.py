@@ -77,7 +77,8 @@ def test_a_trace_is_written_played_and_plotted(tmp_path: Path) -> None:
 
 
 def test_images_are_requests_with_one_result() -> None:
-    """As many as the cores take: a batch's time is the device's, and what the host copies beside it."""
+    """Images are answered as fast as the cores allow: a batch takes the device's time, and the host's
+    copies."""
     shown = run("simulate", "resnet50", "--users", "16", "--max-num-seqs", "8", "--requests", "400")
     assert shown.returncode == 0
     for words in (
@@ -118,7 +119,7 @@ def test_images_are_requests_with_one_result() -> None:
 def test_an_encoders_texts_are_as_long_as_its_server_takes(
     flags: tuple[str, ...], tokens: int | None, most: int
 ) -> None:
-    """And its head speaks of this load."""
+    """The head of the report speaks of this load."""
     load = ("--rate", "50", "--requests", "20")
     shown, document = (
         run("simulate", *flags, *load),

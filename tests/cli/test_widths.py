@@ -156,7 +156,7 @@ def test_a_console_breaks_texts_where_its_width_is_told(monkeypatch: pytest.Monk
 
 
 def large(seconds: float) -> LoadReport:
-    """Of requests that took this long for their first tokens, under long names."""
+    """Makes a report of requests that took this long for their first tokens, under long names."""
     outcomes: list[RequestOutcome] = [
         outcome(n, 10.0 + n, seconds * (n + 1), 1234.5678, 4000) for n in range(3)
     ]

@@ -1,4 +1,4 @@
-"""What the commands share: where progress and results go."""
+"""Output that the commands share: progress, results and files."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _replace(path: Path, text: str) -> None:
 
 class ReportProgress(Protocol):
     def __call__(self, what: str, done: float, note: str = "") -> None:
-        """How much of `what` is done, from 0 to 1, and what else there is to say of it."""
+        """Shows how much of `what` is done, from 0 to 1, and a note on it."""
 
 
 @contextmanager

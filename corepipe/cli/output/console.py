@@ -31,7 +31,7 @@ class Lines(Console):
             self.width = self.width if self._breaks else PIPE_WIDTH
 
     def print(self, *objects: Any, **how: Any) -> None:
-        """As rich's; tables break their lines themselves."""
+        """Prints as rich does, with lines broken between words; tables break their lines themselves."""
         super().print(*(self._broken(objects) if self._breaks else objects), **how)
 
     def _broken(self, objects: tuple[Any, ...]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What a server placed on its emulated cores: a table, and in short."""
+"""The placement of a model on emulated cores, as a table and as a summary."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def memory_line(placement: Mapping[str, Any]) -> str:
 
 
 def to_know(placement: Mapping[str, Any]) -> Iterator[str]:
-    """What a person who does not read the table has to know: what is not as it seems or is to be acted on."""
+    """Yields what matters to a person who does not read the table: surprises, and what to act on."""
     if why := placement.get("hypothetical"):
         yield f"hypothetical: {why.partition(':')[0]}"
     yield from _whose(placement)
@@ -92,12 +92,13 @@ def _assumed(placement: Mapping[str, Any]) -> Iterator[str]:
 
 
 def degrees_of(placement: Mapping[str, Any]) -> Iterator[str]:
-    """Of /v1/placement, or a report, in words; how experts are divided, where they are."""
+    """Yields the degrees in /v1/placement, or in a report, in words; with that of experts, where there are
+    any."""
     return (f"{name} {placement[name]}" for name in DEGREES if name in placement)
 
 
 def _part(placement: Mapping[str, Any]) -> str:
-    """Which cores of the instance they are, where other models have others."""
+    """Returns which cores of the instance the model has, where other models have others."""
     numbers = placement.get("neuroncore_ids")
     return f", on NeuronCores {span(numbers)}" if numbers else ""
 
@@ -117,7 +118,7 @@ def _between(known: Mapping[str, float]) -> str:
 
 
 def _held(core: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is shown of a core beside its number and rank."""
+    """Returns the cells of a core beside its number and rank."""
     return (
         str(core["stage"]),
         span(core["layers"]),

@@ -18,7 +18,7 @@ PLAIN = {
     **dict(zip("▏▎▍▌▋▊▉", "...++++", strict=True)),
     "±": "+-", "µ": "u", "×": "x", "…": "...", "–": "-", "—": "-", "→": "->", "≤": "<=", "≥": ">=",
 }  # fmt: skip
-"""What stands for a symbol of ours where there is ASCII alone."""
+"""ASCII characters in place of the symbols that commands draw."""
 
 
 def open_closed_streams() -> None:
@@ -90,7 +90,7 @@ def _filled(line: str, width: int) -> str:
 
 
 def _has_utf8(encoding: str) -> bool:
-    """Whether what is written is read as UTF-8: not where somebody asks for the C locale, which is ASCII.
+    """Tells whether the output is read as UTF-8: not where somebody asks for the C locale, which is ASCII.
 
     Python writes UTF-8 there all the same.
     """

@@ -70,7 +70,7 @@ def _limits(column: Column) -> tuple[int, int]:
 
 
 def _words(cell: str) -> list[str]:
-    """As they are wrapped: an indent stays with the first."""
+    """Returns the words between which a cell is wrapped: an indent stays with the first."""
     return re.findall(r"^\s*\S+|\S+", cell)
 
 

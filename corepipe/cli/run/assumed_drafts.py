@@ -1,4 +1,4 @@
-"""What `--speculative-config` assumes, for commands that compute no text."""
+"""Assumptions on speculative decoding, for commands that compute no text (`--speculative-config`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from corepipe.simulation.simulate import NO_TEXTS
 
 
 def assumed_drafts(given: str | None, model: Architecture) -> SpeculativeConfig | None:
-    """What is assumed of guesses for this model; None where nothing is.  Raises UserError."""
+    """Reads what is assumed of drafts for this model; None where nothing is.  Raises UserError."""
     if given is None:
         return None
     graph = model.graph(FORMATS["bf16"])

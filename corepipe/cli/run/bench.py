@@ -1,4 +1,5 @@
-"""What `corepipe bench` does: from flags to a load test, from its reports to text, files and an exit code."""
+"""The work of `corepipe bench`: from flags to a load test, from its reports to text, files and an exit
+code."""
 
 from __future__ import annotations
 
@@ -43,12 +44,12 @@ if TYPE_CHECKING:
 
 NOTHING_ANSWERED, NOT_MET = 1, 3
 MOST_FILES = 10_240
-"""What macOS takes, where its hard limit says infinity."""
+"""Open files that macOS allows where its hard limit is infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is to be done, checked before anything is sent.  base: of a sweep."""
+    """A load test that is checked before anything is sent.  base: the workload of a sweep."""
 
     target: Target
     settings: LoadTestSettings
@@ -61,7 +62,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """A finished run or sweep: its document, its page, its reports, and what a reader of it should know."""
+    """A finished run or sweep: its document, its page, its reports, and notes for its reader."""
 
     document: dict[str, Any]
     html: Callable[[], str]
@@ -196,7 +197,7 @@ def _plan(given: Mapping[str, Any]) -> Prepared:
 
 
 NOT_OF_WHOLE_ANSWERS = {"output_len": OUTPUT_LEN, "turns": 1, "cancel": 0.0, "trace": None}
-"""Flags of what generates, and their defaults."""
+"""Flags for endpoints that generate tokens, and their defaults."""
 
 
 def _of_api(given: Mapping[str, Any], slo: Slo) -> Mapping[str, Any]:
@@ -235,7 +236,7 @@ def _workload(given: Mapping[str, Any]) -> Workload:
 
 
 def _swept(given: Mapping[str, Any]) -> tuple[Synthetic, tuple[float, ...]]:
-    """What every stage of a sweep has in common, and the rates that were asked for."""
+    """Returns what all stages of a sweep have in common, and the rates that were given."""
     for name in ("trace", "concurrency", "requests"):
         if given[name] is not None:
             raise UserError(f"--sweep sets rates and times itself; leave out --{name}", name)

@@ -1,4 +1,4 @@
-"""What `corepipe bench` shows: a line that moves while it measures, tables when it is done."""
+"""The output of `corepipe bench`: a line that moves while it measures, tables when it is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `corepipe plan --buckets` does: from lengths to the graphs to compile: text, a document, flags."""
+"""The work of `corepipe plan --buckets`: from lengths to the graphs to compile: text, a document, flags."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _workload(given: Mapping[str, Any]) -> Workload:
 
 
 def _longest(model: Architecture, needed: int, given: Mapping[str, Any]) -> int:
-    """What was given, or the next power of two above the longest request."""
+    """Returns the length that was given, or the next power of two above the longest request."""
     most = model.max_positions
     longest: int = given["max_model_len"] or min(most, 1 << (needed - 1).bit_length())
     if needed > most or longest > most:

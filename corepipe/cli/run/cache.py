@@ -1,4 +1,4 @@
-"""What `corepipe cache` does: the cache as a table or a document, and what of it is removed."""
+"""The work of `corepipe cache`: prints the cache as a table or a document, and removes parts of it."""
 
 from __future__ import annotations
 

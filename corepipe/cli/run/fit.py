@@ -1,4 +1,4 @@
-"""What `corepipe fit` does: measurements of a model, into a profile file that predicts it better."""
+"""The work of `corepipe fit`: makes a profile file from measurements, which predicts a model better."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _profile(name: str, base: str, rows: Sequence[Raw], found: Refined) -> Runti
 
 
 def _show(before: Sequence[MeasuredRow], found: Refined, refined: RuntimeProfile, cases: Cases) -> None:
-    """Of each figure what was measured, and predicted before and after, with its interval."""
+    """Prints each measured figure beside its predictions before and after, with their intervals."""
     predictor = found.predictor(cases)
     after = measured([one.row for one in before], lambda _: predictor)
     names = ("measured", "before", "90 % interval", "after", "90 % interval")
@@ -140,7 +140,7 @@ def _show(before: Sequence[MeasuredRow], found: Refined, refined: RuntimeProfile
 
 
 def _learnt(scales: Scales, decodes: bool) -> str:
-    """What steps of one kind take beside what was predicted, at those that were measured."""
+    """Returns by which factor measured steps of one kind differ from their predictions, in words."""
     found = [scales.of(site) for site, _ in scales.learnt if site.decodes is decodes]
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""What `corepipe fleet` does: starts Ray's processes and watches them, and asks Ray what there is."""
+"""The work of `corepipe fleet`: starts and watches Ray's processes, and reads their state from Ray."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ HEADLESS_SECONDS = 10_000_000
 """For which Ray's processes live without a head: what they compute goes on, see docs/fleet.md."""
 
 LOG_BYTES = 16_000_000
-"""Of each of Ray's logs, before it is begun anew."""
+"""Bytes of each of Ray's logs, after which it is rotated."""
 
 HEAD = "head"
-"""What the head is called among the machines."""
+"""Name of the head among the machines."""
 
 PAUSE_SECONDS = 3.0
 """Before a machine joins again."""
@@ -152,7 +152,7 @@ def _run(command: list[str], report_unauthenticated: Callable[[int], None]) -> i
     """Ray's processes in the foreground, to their end; its exit code."""
     environment = {
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_SECONDS),
-        "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),  # strangers write into them
+        "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),  # untrusted clients write into them
         "RAY_ROTATION_BACKUP_COUNT": "1",
         **os.environ,
     }

@@ -15,7 +15,7 @@ LEFT_OUT = "left-out runs within their {level:.0%} intervals"
 
 
 def show_coverage(console: Console, found: Sequence[Coverage], level: float, title: str = LEFT_OUT) -> None:
-    """How many runs lie in their intervals, by kind of figure."""
+    """Prints how many runs lie in their intervals, by kind of figure."""
     names = ("runs", "within", "19 times of 20", "width", "")
     table = Figures(
         "kind of figure", *(Column(name, justify="right") for name in names), title=title.format(level=level)
@@ -34,7 +34,7 @@ def show_coverage(console: Console, found: Sequence[Coverage], level: float, tit
 
 
 def show_steps(console: Console, found: Mapping[int, tuple[int, float, float, float]]) -> None:
-    """Whether intervals are wider, and errors larger, the farther a run is from what was measured."""
+    """Prints whether intervals are wider, and errors larger, for runs farther from what was measured."""
     names = ("runs", "within", "width", "mean |log error|")
     table = Figures("steps away", *(Column(name, justify="right") for name in names))
     for steps, (runs, share, width, error) in found.items():
@@ -43,7 +43,7 @@ def show_steps(console: Console, found: Mapping[int, tuple[int, float, float, fl
 
 
 def show_decisions(console: Console, found: Decisions) -> None:
-    """How often the predicted order of two configurations is the measured one."""
+    """Prints how often the predicted order of two configurations is the measured one."""
     names = ("intervals apart", "right", "overlapping", "right")
     table = Figures("two", *(Column(name, justify="right") for name in names))
     for name, (apart, overlapping) in {**found.by, "all": (found.apart, found.overlapping)}.items():

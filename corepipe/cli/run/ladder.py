@@ -1,4 +1,4 @@
-"""What `corepipe profile --ladder` does: what each optimisation buys, as a table or a document."""
+"""The work of `corepipe profile --ladder`: prints what each optimisation gains, as a table or a document."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ NOT_OF_A_LADDER = {"mode": "auto", "pipeline": None, "tensor": None, "data": Non
 
 
 def run(given: Mapping[str, Any]) -> None:
-    """Climbs with these flags and prints the rungs.  Raises UserError for what does not fit a core."""
+    """Tries the optimisations one after the other and prints their gains.  Raises UserError for what does not
+    fit a core."""
     for name, default in NOT_OF_A_LADDER.items():
         if given[name] != default:
             raise UserError(f"--{name.replace('_', '-')} is set by --ladder itself; leave it out", name)
@@ -108,8 +109,8 @@ def _rung(rung: Rung) -> dict[str, object]:
 
 
 def rows(found: Ladder) -> list[tuple[str, ...]]:
-    """Of each rung: its name, how many a second, times the one below, milliseconds of a batch, dollars for a
-    million, and why."""
+    """Returns the cells of each rung: its name, results a second, the gain over the rung below, milliseconds
+    of a batch, dollars for a million, and why."""
     return [
         (
             rung.name,
@@ -124,7 +125,7 @@ def rows(found: Ladder) -> list[tuple[str, ...]]:
 
 
 def headings(found: Ladder) -> tuple[str, ...]:
-    """Of `rows`."""
+    """Returns the headings of `rows`."""
     return ("step", f"{found.unit}/s", "times", "ms a batch", "$ a million", "why")
 
 

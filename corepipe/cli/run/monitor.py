@@ -1,4 +1,4 @@
-"""What `corepipe monitor` does: a reading a period, and what happened since the last, as neuron-monitor says.
+"""The work of `corepipe monitor`: prints what happened in each period, in neuron-monitor's words.
 
 The schema is that of tools/neuron-sys-tools/neuron-monitor-user-guide.rst in the Neuron SDK's documentation,
 with `"emulated": true` besides.
@@ -219,7 +219,8 @@ def _model(core: CoreUse, deployment: ServedDeployment) -> Json:
 
 
 def _system(between: MetricsDelta, deployment: ServedDeployment) -> Json:
-    """Of the host.  The server tells the mean of its vCPUs, which stands for each of them here."""
+    """Returns the figures of the host.  The server reports the mean of its vCPUs, which is given for each
+    here."""
     after, used = between.after, _percentages(between, "system_vcpu_usage_ratio")
     usage = {
         "user": used["user"],

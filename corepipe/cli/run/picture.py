@@ -25,7 +25,7 @@ BAR = 10
 """Characters of a bar."""
 
 MARGINS: Mapping[str, Any] = MappingProxyType({"pad_edge": False, "padding": (0, 1, 0, 0)})
-"""Of tables: beside their columns, not around them."""
+"""The margins of tables: beside their columns, not around them."""
 
 WARM, HOT = 0.5, 0.9
 """Shares from which a bar is yellow and red."""
@@ -33,7 +33,7 @@ WARM, HOT = 0.5, 0.9
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Of what happened in the last seconds; None where there is no second reading yet.
+    """A picture of the last seconds of a server; `between` is None until the second measurement.
 
     `height`: lines of the terminal, where it has an end; `problem`: why the latest reading is missing.
     """
@@ -150,7 +150,7 @@ class Picture:
 
 
 def _latencies(between: MetricsDelta, host: str, device: str) -> str:
-    """Medians and 99th percentiles: as clients saw it, and as the device would have taken."""
+    """Returns medians and 99th percentiles: as clients saw them, and as the device would have taken."""
     seen = [
         f"{where} p50 {_time(p50)}, p99 {_time(between.quantile(name, 0.99))}"
         for where, name in (("seen", host), ("emulated", device))
@@ -160,7 +160,7 @@ def _latencies(between: MetricsDelta, host: str, device: str) -> str:
 
 
 def _lines(console: Console, options: ConsoleOptions, part: RenderableType) -> int:
-    """How high something will be."""
+    """Returns how many lines a part of the picture takes."""
     return len(console.render_lines(part, options.update(height=None)))
 
 
@@ -181,7 +181,7 @@ def _core_table(cores: Sequence[CoreUse]) -> Figures:
 
 
 def _core_facts(core: CoreUse) -> tuple[str, str]:
-    """What the table has of a core, for a terminal in which its columns do not fit."""
+    """Returns the cells of a core as a label and a text, for a terminal in which the columns do not fit."""
     engines = ", ".join(f"{engine} {core.engines[engine]:.0%}" for engine in ENGINES)
     return (
         f"core {core.core}",
@@ -208,7 +208,7 @@ def _device(number: int, cores: Sequence[CoreUse]) -> Text:
 
 
 def _hosts(serving: Mapping[str, bool]) -> str:
-    """Of a fleet: how many serve, and which do not."""
+    """Returns how many machines of a fleet serve, and which do not."""
     others = ", ".join(name for name, serves in serving.items() if not serves)
     told = f"{sum(serving.values())} of {len(serving)} machines serve"
     return f"{told}; {others} not" if others else told
@@ -226,7 +226,7 @@ def _host(between: MetricsDelta) -> str:
 
 
 def _cost(between: MetricsDelta) -> str:
-    """Of the tokens of the last seconds, at the device's pace and the instance's list price."""
+    """Returns the cost of the last seconds' tokens, at the device's pace and the instance's list price."""
     price = between.after.total("corepipe_device_dollars_per_hour") * between.instances
     if not price:
         return "no list price"

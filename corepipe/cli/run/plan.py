@@ -1,4 +1,5 @@
-"""What `corepipe plan` does: from the flags to an inquiry, from a plan to text, a document or a manifest."""
+"""The work of `corepipe plan`: from the flags to an inquiry, from a plan to text, a document or a
+manifest."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ from corepipe.signals import INTERRUPTED
 from corepipe.workload.lengths import Lengths
 
 DEFAULT_PROFILE, NATIVE_PROFILE = "vllm-neuron", "vllm-neuron-native"
-"""Of inf2 and trn1, and of what --emit vllm-neuron writes for trn2 and trn3."""
+"""Software profiles of inf2 and trn1, and of what --emit vllm-neuron writes for trn2 and trn3."""
 
 UNMET = 3
 """Exit code where nothing meets the objectives."""
@@ -148,7 +149,7 @@ def _commands(plan: Plan, best: PlanOption, given: Mapping[str, Any]) -> PlanCom
 
 
 def _real(plan: Plan, best: PlanOption, model: str) -> dict[str, Any]:
-    """Of `PlanCommands`: what runs a replica on the hardware, or why no stack does."""
+    """Returns fields of `PlanCommands`: what runs a replica on the hardware, or why no stack does."""
     longest, config = int(plan.inquiry.demand.sizes.prompts.max()), plan.inquiry.architecture.config
     candidate = best.deployment.candidate
     if (refused := emit_vllm.refusal(candidate, config, longest)) is not None:
@@ -162,7 +163,7 @@ def _real(plan: Plan, best: PlanOption, model: str) -> dict[str, Any]:
 
 
 def _source(plan: Plan, best: PlanOption, model: str) -> tuple[str, list[str]]:
-    """What vLLM is to load, and what there is to say of it."""
+    """Returns the model that vLLM loads, and notes on it."""
     found, doubt = _repository(model)
     config = plan.inquiry.architecture.config
     source, more = emit_vllm.loaded(found, best.deployment.candidate.shape, config)
@@ -191,7 +192,7 @@ def _no_measurement(plan: Plan) -> str:
 
 
 def _has_weights(model: str) -> bool:
-    """Whether it can be loaded and served itself."""
+    """Tells whether the model can be loaded and served itself."""
     return Path(model).is_dir() or Path(model).suffix == ".gguf"
 
 
@@ -241,7 +242,7 @@ def _demand(given: Mapping[str, Any]) -> Demand:
 def _space(
     instances: list[str], formats: list[StrEnum], stacks: list[str], emit: options.Emit | None
 ) -> SearchSpace:
-    """What may be chosen; NxD Inference computes whole prompts, one at a time."""
+    """Returns the deployments that may be chosen; NxD Inference computes whole prompts, one at a time."""
     named = {catalog.instance(name).name for name in instances}
     chosen = tuple(i for i in INSTANCES if not named or i.name in named)
     given = tuple(TIMED_FORMATS[fmt.value] for fmt in dict.fromkeys(formats)) or None
@@ -252,7 +253,7 @@ def _space(
 
 
 def _stacks(given: Mapping[str, Any]) -> list[str]:
-    """The software that is planned with: what is emitted for trn2 and trn3 is another one than for inf2."""
+    """Returns the software profiles of the plan: vLLM has another one for trn2 and trn3 than for inf2."""
     also = [NATIVE_PROFILE] if given["emit"] is options.Emit.VLLM_NEURON else []
     return given["profile"] or [DEFAULT_PROFILE, *also]
 
@@ -269,9 +270,10 @@ def _check_any_runs(inquiry: PlanRequest) -> None:
 def _accepted(
     emit: options.Emit | None, model: ModelConfig, *, own: bool
 ) -> Callable[[DeploymentShape], bool]:
-    """What can be written so: `corepipe serve`, which the chart runs, takes logical cores as they come.
+    """Returns which shapes can be emitted: `corepipe serve`, which the chart runs, has no flag for logical
+    cores.
 
-    own: nobody named the software, so that each instance has the one that is written for it.
+    own: the software was not named, so that each instance has the one that is written for it.
     """
     match emit:
         case options.Emit.VLLM_NEURON:
@@ -308,8 +310,8 @@ def _emitted(plan: Plan, best: PlanOption, given: Mapping[str, Any]) -> str:
 
 
 def _repository(model: str) -> tuple[str, str | None]:
-    """What vLLM loads: a directory by its whole path, or a repository as it was given; for a published name
-    its repository.  And what is to be put right by hand (None: nothing)."""
+    """Returns what vLLM loads: a directory by its whole path, or a repository as it was given; for a
+    published name its repository.  And what is to be put right by hand (None: nothing)."""
     path = Path(model)
     if path.is_dir():
         return str(path.absolute()), None
@@ -327,5 +329,5 @@ def _repository(model: str) -> tuple[str, str | None]:
 
 
 def _stack(profile: RuntimeProfile, stacks: Sequence[str]) -> str:
-    """What the user called it: a name, or the path of a file."""
+    """Returns a profile as the user named it: by a name, or by the path of a file."""
     return next(stack for stack in stacks if profiles.profile(stack) == profile)

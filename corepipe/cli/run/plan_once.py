@@ -1,4 +1,4 @@
-"""What `corepipe plan` does for a model that is run once over its input: an encoder, or one of images."""
+"""The work of `corepipe plan` for models that run once over their input: encoders, and models of images."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ UNMET = 3
 """Exit code where nothing meets the objective."""
 
 INPUT_LEN, OUTPUT_LEN = "1024", "256"
-"""What stands where the flags are left out."""
+"""Defaults of the flags."""
 
 OF_WHAT_GENERATES = {
     "tpot": None, "output_len": OUTPUT_LEN, "speculative_config": None, "emit": None, "confidence": None,
@@ -60,7 +60,7 @@ OF_WHAT_GENERATES = {
 """Flags of a plan for what generates, and what they are where they are left out."""
 
 FORMATS = ("bf16",)
-"""Where no --dtype is given."""
+"""Number formats that are tried without --dtype."""
 
 
 def run(given: Mapping[str, Any], model: Architecture, graph: Graph, rate: float) -> None:

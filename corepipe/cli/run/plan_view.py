@@ -1,4 +1,4 @@
-"""What `corepipe plan` shows: the choice, how sure it is, its commands, what else there is, what fails."""
+"""The output of `corepipe plan`: the choice, its errors and commands, alternatives, and what fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from corepipe.planning.planner.search_result import PlanOption, SearchProgress
 
 
 def note(progress: SearchProgress) -> str:
-    """What is known in the middle of a search."""
+    """Returns the state of a search in a line."""
     best = progress.best
     found = f"best {best.price:.4g} $/h ({best.deployment})" if best else "none found yet"
     return f"{progress.tried} tried, {progress.left} of {progress.shapes} left, {found}"
@@ -85,7 +85,7 @@ def _of(limit: float | None) -> str:
 
 
 def cut(plan: Plan) -> str:
-    """That the search did not come to its end, and what that means."""
+    """Says that the search was cut short, and what that means."""
     least = plan.search.least
     sure = f"; nothing below {least:.4g} $/h meets the objectives" if 0 < least < float("inf") else ""
     if plan.best is not None and plan.best.price <= least:
@@ -94,7 +94,7 @@ def cut(plan: Plan) -> str:
 
 
 def undecided(plan: Plan) -> str:
-    """That nothing is chosen, and why."""
+    """Says that nothing is chosen, and why."""
     known = plan.certainty
     lows, highs = zip(*map(known.price, plan.options), strict=True)
     return (
@@ -120,7 +120,7 @@ def sentence(plan: Plan, option: PlanOption) -> str:
 
 
 def doubts(plan: Plan, option: PlanOption) -> list[str]:
-    """How near the objectives are, how sure the figures, and where the price is from."""
+    """Says how near the objectives are, how large the errors are, and where the price is from."""
     shape, known = option.deployment.candidate.shape, plan.inquiry.validation
     sure = {figure: known.of(figure, shape) for figure in METRICS}
     parts = ", ".join(f"{figure} {confidence}" for figure, confidence in sure.items())
@@ -156,7 +156,7 @@ def _certainty(plan: Plan, option: PlanOption) -> Iterator[str]:
 
 
 def _nearness(plan: Plan, option: PlanOption) -> Iterator[str]:
-    """How far below each objective the prediction is, beside the prediction's error."""
+    """Yields how far below each objective its prediction is, beside the error of the prediction."""
     for name, below, error in distances(plan, option):
         text = f"{name.upper()} is {below:.0%} below its objective"
         if error is None:
@@ -210,7 +210,7 @@ def _print_unmet(console: Console, plan: Plan, remedy: Remedy | None) -> None:
 
 
 def _unpriced(plan: Plan, instance: str) -> str:
-    """What to say of an instance that cannot be bought as was asked; else nothing."""
+    """Returns why an instance cannot be bought as was asked, or an empty text."""
     market = plan.inquiry.market
     try:
         market.prices.require(instance, market.purchase, market.region)

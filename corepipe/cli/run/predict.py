@@ -1,4 +1,4 @@
-"""What `corepipe predict` does: a file's rows with predictions, into another file."""
+"""The work of `corepipe predict`: writes the rows of a file with predictions into another file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = 5
 
 
 ADDED = ("predicted", "low", "high", "reason")
-"""What is said of each row; low, high: between which nine of ten measurements would lie."""
+"""Columns that are added to each row; nine of ten measurements would lie between low and high."""
 
 
 def run(rows: Path, output: Path, profile: str | None) -> None:
@@ -58,8 +58,8 @@ def _refuse_columns(path: Path, found: Sequence[RowPrediction]) -> None:
 
 
 def _tell(output: Path, found: Sequence[RowPrediction], by: Counter[str]) -> None:
-    """How many rows are predicted, with which software around the model (`by`), how many are not for what one
-    of their cells holds, and the reasons."""
+    """Prints how many rows are predicted, by software profile (`by`), how many are not because of one of
+    their cells, and the reasons."""
     done = sum(one.value is not None for one in found)
     errors().print(f"{done} of {len(found)} rows are predicted; wrote them to {output}")
     for around, count in by.most_common():

@@ -1,4 +1,4 @@
-"""What `corepipe profile` does: from the flags to a timeline, a summary of its steps, and advice."""
+"""The work of `corepipe profile`: from the flags to a timeline, a summary of its steps, and advice."""
 
 from __future__ import annotations
 

@@ -37,6 +37,6 @@ def _accept(model: str, terms: Terms, by_flag: bool) -> None:
 
 
 def _yes(question: str) -> bool:
-    """What is typed; the end of it, and anything else, is a no."""
+    """Tells whether the user types yes; the end of the input, and anything else, is a no."""
     errors().print(f"{question} [y/N] ", end="", markup=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,4 +1,4 @@
-"""What a running server tells of itself, read twice: what happened in between."""
+"""The metrics of a running server, read twice, and what happened in between."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MetricsSample:
         return {have[label]: value for have, value in self.values(name, **labels)}
 
     def of(self, name: str | None) -> MetricsSample:
-        """What is of a model, or of the whole server; all there is where the server has one model (None)."""
+        """Returns the series of a model and of the whole server; all series where the name is None."""
         if name is None:
             return self
         kept = {
@@ -72,8 +72,8 @@ class MonitoredServer:
         self._client.close()
 
     def deployments(self) -> list[ServedDeployment]:
-        """What is served where, one or several.  Raises UserError where no corepipe server with an engine
-        answers."""
+        """Returns the served models and their placements.  Raises UserError where no corepipe server with an
+        engine answers."""
         try:
             placement = self._get("/v1/placement").json()
             return [ServedDeployment(one) for one in placement.get("models", [placement])]
@@ -117,7 +117,7 @@ class CoreUse:
 
 
 class ServedDeployment:
-    """What /v1/placement says of a model, and the instance it names.  Raises ValueError for anything else.
+    """A model as /v1/placement describes it, and its instance.  Raises ValueError for anything else.
 
     `name` where it is one of several, whose cores are counted from `first_core` on.
     """
@@ -148,7 +148,7 @@ class ServedDeployment:
 
 
 class MetricsDelta:
-    """What happened between two readings.  Counters that have started anew count from 0."""
+    """The change of metrics between two samples.  Counters that were reset count from 0."""
 
     def __init__(self, before: MetricsSample, after: MetricsSample, deployment: ServedDeployment) -> None:
         self._before = before.of(deployment.name)
@@ -157,7 +157,7 @@ class MetricsDelta:
         self.seconds = after.at - before.at
 
     def count(self, name: str, **labels: str) -> float:
-        """How far counters have gone on."""
+        """Returns by how much counters have increased."""
         return _gone_on(self._before.total(name, **labels), self.after.total(name, **labels))
 
     def rate(self, name: str, **labels: str) -> float:
@@ -170,7 +170,8 @@ class MetricsDelta:
         return self.count(name) / whole if whole else None
 
     def quantile(self, histogram: str, share: float) -> float | None:
-        """Of what a histogram has taken in; None where that is nothing.  Linear within a bucket."""
+        """Returns a quantile of the values that were observed in between, linear within a bucket; None
+        without any."""
         ends = sorted({float(have["le"]) for have, _ in self.after.values(f"{histogram}_bucket")})
         counts = [self.count(f"{histogram}_bucket", le=_bound(end)) for end in ends]
         if not counts or counts[-1] <= 0:
@@ -194,18 +195,18 @@ class MetricsDelta:
 
     @cached_property
     def hosts(self) -> Mapping[str, bool]:
-        """Of a fleet, whether each machine takes requests; none without one."""
+        """Tells for each machine of a fleet whether it takes requests; empty without a fleet."""
         told = self.after.by("corepipe_fleet_host_serving", "node")
         return {node: serving == 1 for node, serving in sorted(told.items())}
 
     @property
     def instances(self) -> int:
-        """Of the emulated device: each machine of a fleet has one."""
+        """The number of emulated instances: each machine of a fleet has one."""
         return max(1, len(self.hosts))
 
     @property
     def emulated_seconds(self) -> float:
-        """Of the replica that has worked longest."""
+        """The emulated seconds of the replica that has worked longest."""
         return max(map(self._passed, self._replicas), default=0.0)
 
     @property
@@ -241,7 +242,7 @@ class MetricsDelta:
 
 
 def _is_of(labels: Labels, name: str) -> bool:
-    """Whether a series is of no other model."""
+    """Tells whether a series belongs to this model, or to none."""
     return all(labels.get(label, name) == name for label in ("model_name", "runtime_tag"))
 
 
@@ -250,5 +251,5 @@ def _gone_on(before: float, after: float) -> float:
 
 
 def _bound(end: float) -> str:
-    """As the server writes a bucket's bound."""
+    """Returns the bound of a bucket as the server writes it."""
     return "+Inf" if end == inf else str(end)

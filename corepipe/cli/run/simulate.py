@@ -1,4 +1,4 @@
-"""What `corepipe simulate` does: from the flags to a workload, from a report to text, JSON and a plot."""
+"""The work of `corepipe simulate`: from the flags to a workload, from a report to text, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def _run_once(given: Mapping[str, Any], graph: Graph, slo: Slo) -> dict[str, Any
 
 
 def _workload(given: Mapping[str, Any]) -> Workload:
-    """What the flags describe.  Raises UserError for flags that contradict each other."""
+    """Returns the workload that the flags describe.  Raises UserError for flags that contradict each
+    other."""
     if given["trace"] is not None:
         return traced(given, "users")
     rate, users, requests = given["rate"], given["users"], given["requests"]
@@ -178,7 +179,7 @@ def _headline(report: Report, around: str) -> Iterator[str | Text]:
 
 
 def _sizes(report: Report) -> str:
-    """How long the answered texts were, of a model that is run once over them."""
+    """Returns the lengths of the answered texts, for a model that runs once over them."""
     graph, prompts = report.device.graph, report.requests["prompt_tokens"]
     if graph.generates or GraphKind.of(graph) is GraphKind.IMAGES or not len(prompts):
         return ""
@@ -187,7 +188,7 @@ def _sizes(report: Report) -> str:
 
 
 def _this_load(report: Report) -> str:
-    """What a request as long as those of the load takes, and how many a replica's batches do at most."""
+    """Says how long a request of this load takes alone, and how many a second full batches answer."""
     limits, tokens = report.record.limits, round(float(report.requests["prompt_tokens"].mean()))
     seats = max(1, min(limits.max_num_seqs, limits.max_num_batched_tokens // tokens))
     cost = report.device.timeline(0).cost
@@ -233,7 +234,7 @@ def _goodput(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _results(report: Report) -> Iterator[tuple[str, str]]:
-    """Of a model that gives one result a request."""
+    """Yields the figures of a model that gives one result a request."""
     yield "throughput", f"{report.throughput.requests:,.1f} requests/s"
     yield from _goodput(report)
     known = report.intervals

@@ -1,4 +1,4 @@
-"""Which software each command assumes around a model where --profile is left out, and what is said of it."""
+"""The software that each command assumes around a model without --profile, and a line on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `corepipe top` does: a picture of a running server, again and again, on a spare screen."""
+"""The work of `corepipe top`: a picture of a running server, updated on the alternate screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `corepipe validate` does: rows predicted and compared, cell by cell, as a table or a document."""
+"""The work of `corepipe validate`: compares rows with predictions, cell by cell, as a table or a document."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _held(compared: Sequence[MeasuredRow]) -> list[Covered]:
 
 
 def _nothing(predicted: Sequence[RowPrediction]) -> str:
-    """Why there is nothing to compare."""
+    """Says why there is nothing to compare."""
     if not predicted:
         return "has no rows under its header"
     reasons = Counter(one.reason for one in predicted if one.value is None)

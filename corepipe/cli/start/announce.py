@@ -1,4 +1,4 @@
-"""What stderr says while a model loads, and of what is served where when it has."""
+"""Messages on stderr while a model loads, and on what is served where once it has."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from corepipe.serving.supervision.engine_process import EngineProcess
 from corepipe.serving.supervision.supervisor import ProcessClient
 
 MOST_LINES = 5
-"""Of what is said in short when a model has loaded: of eight that a first start has, three are of fetching,
+"""Lines of the summary when a model has loaded: of the eight of a first start, three are on fetching,
 unpacking and packing it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What is said when a model has loaded: where the server is, once the last of them has.
+    """The messages once a model has loaded: the last model's say where the server is.
 
-    names: of all models, where there are several.  common: what else there is to know of the server.
-    verbose: all that is known of the deployment is said.
+    names: those of all models, where there are several.  common: further lines on the server.  verbose: print
+    all that is known of the deployment.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Announcement:
         return f"{loaded} {room}" if self.names else f"{loaded}: {self._address} {room}; {self._hint}"
 
     def in_short(self, ready: Ready, notes: Sequence[str]) -> list[str]:
-        """What a person wants to know, in at most `MOST_LINES`; of one of several models in a line."""
+        """Returns the summary of at most `MOST_LINES`; for one of several models it is one line."""
         said = [deployment_line(ready.placement), memory_line(ready.placement)]
         known = [*to_know(ready.placement), *notes]
         if self.names:
@@ -54,7 +54,7 @@ class Announcement:
         return [*said, *_fitted([*known, *self.common], room), self.line(ready), *ports]
 
     def at_last(self) -> list[str]:
-        """What is said once all models are there."""
+        """Returns the lines that follow once all models have loaded."""
         if not self.last:
             return []
         where = [f"ready: {self._address} ({', '.join(self.names)}); {self._hint}"] if self.names else []
@@ -78,7 +78,7 @@ class Announcement:
 
 
 def _fitted(lines: Sequence[str], room: int) -> Sequence[str]:
-    """As many lines as there is room for; what is over is in the last of them."""
+    """Returns as many lines as there is room for; the last one holds the rest."""
     whole = max(0, room - 1)
     return lines if len(lines) <= room else [*lines[:whole], "; ".join(lines[whole:])]
 
@@ -99,7 +99,7 @@ class LoadingDisplay:
         start: Callable[[Callable[[LoadProgress], None]], Awaitable[Ready]],
         progress: Callable[[LoadProgress], None] | None,
     ) -> Ready:
-        """What `start` gives, which is told of as it loads."""
+        """Runs `start`, shows its progress, and returns what it returns."""
         console = errors()
         with progress_bar(console) as report:
 
@@ -116,7 +116,7 @@ class LoadingDisplay:
         return ready
 
     def _in_full(self, ready: Ready) -> list[str]:
-        """What follows the table of the cores."""
+        """Returns the lines that follow the table of the cores."""
         lines = [memory_line(ready.placement), *self.details]
         if ready.kernels_left_out:
             names = ", ".join(ready.kernels_left_out)
@@ -144,7 +144,7 @@ class AnnouncedClient(ProcessClient):
 
 
 def of_weights(model: registry.Model, fmt: str) -> str | None:
-    """What becomes of weights that are quantised; None for plain ones, of which --dtype says it.  Raises
+    """Says how quantised weights are stored; None for plain ones, for which --dtype says it.  Raises
     UserError where they cannot be read."""
     checkpoint, weights = model.checkpoint, FORMATS[fmt].weights
     if checkpoint.stored_as is None:

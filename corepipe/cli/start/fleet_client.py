@@ -39,7 +39,7 @@ class AnnouncedFleet(FleetClient):
 
     @classmethod
     def of(cls, engine: EngineConfig, said: Announcement, server: ServerConfig) -> AnnouncedFleet:
-        """As `server` has it, which names a fleet.  Raises UserError."""
+        """Makes the client of the fleet that `server` names.  Raises UserError."""
         assert server.fleet is not None
         assert server.replicas is not None
         slo = SloShare(None if server.slo is None else Slo.parse(server.slo).met)

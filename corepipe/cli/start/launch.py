@@ -97,7 +97,7 @@ def _tokenizer(path: Path, model: registry.Model, *, tried: bool) -> Tokenizer:
 
 
 def _cassettes(server: ServerConfig) -> ServerCassettes | None:
-    """What is recorded or replayed, where something is.  Raises UserError."""
+    """Opens the cassettes, where exchanges are recorded or replayed.  Raises UserError."""
     if server.record is None and server.replay is None:
         return None
     from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes  # noqa: PLC0415 -- who has no cassettes does without
@@ -106,7 +106,7 @@ def _cassettes(server: ServerConfig) -> ServerCassettes | None:
 
 
 def _of_cassettes(server: ServerConfig, cassettes: ServerCassettes | None) -> list[str]:
-    """What is replayed, and where to is recorded."""
+    """Returns lines on what is replayed, and where exchanges are recorded."""
     said = []
     if cassettes is not None and cassettes.library is not None:
         said.append(f"replaying {len(cassettes.library)} recorded exchanges from {server.replay}")

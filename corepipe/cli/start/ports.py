@@ -22,7 +22,7 @@ def open_ports(server: ServerConfig) -> list[socket.socket]:
 
 
 def urls_of(listeners: Sequence[socket.socket], server: ServerConfig) -> dict[ServerPort, str]:
-    """Of the sockets of all ports."""
+    """Returns the URLs of the sockets of all ports."""
     return {port: _url(one, server) for port, one in zip(open_at(server), listeners, strict=True)}
 
 
@@ -33,9 +33,9 @@ def _url(listener: socket.socket, server: ServerConfig) -> str:
 
 
 def warnings_of(server: ServerConfig) -> list[str]:
-    """What is to be said of its settings.  Makes room for its connections.
+    """Returns warnings on the server's settings.  Raises the limit of open files for its connections.
 
-    Faults that a server injects are no surprise to who reads its log.
+    Injected faults are named, so that nobody who reads the log is surprised by them.
     """
     warnings = []
     if (warning := too_few_files(server.max_connections, make_room(server.max_connections))) is not None:

@@ -26,7 +26,7 @@ def with_shares(found: Sequence[ResolvedModel]) -> list[ResolvedModel]:
 
 
 def _with_share(one: ResolvedModel, resolved: EngineConfig) -> ResolvedModel:
-    """As the engine is to run it; what is told of it knows its cores, too."""
+    """Returns the model as its engine runs it; the configuration that is shown has its cores, too."""
     cores = {"first_core": resolved.first_core, "cores": resolved.cores}
     return replace(one, engine=one.engine.model_copy(update=cores), resolved=resolved)
 

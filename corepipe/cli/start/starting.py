@@ -1,4 +1,4 @@
-"""What `corepipe serve` does before it imports a server: engines' processes, ports, and models' files.
+"""The first steps of `corepipe serve`, before it imports a server: engines' processes, ports, models' files.
 
 An engine's imports and its load take as long as the server's own imports: they go on beside these.
 """
@@ -24,7 +24,8 @@ from corepipe.serving.supervision.engine_process import EngineError, EngineProce
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model whose files are here.  engine: as it was asked for; resolved: with its path, and its share.
+    """A model whose files are here.  engine: as it was asked for; resolved: with the model's path, and its
+    share of the device.
 
     process: of its engine, where that is on this host.
     """
@@ -42,7 +43,7 @@ class ResolvedModel:
 
 @dataclass(frozen=True, slots=True)
 class PreparedServer:
-    """What is there.  listeners: of all ports, the public one first."""
+    """A server's models and sockets.  listeners: those of all ports, the public one first."""
 
     found: Sequence[ResolvedModel]
     listeners: Sequence[socket]
