@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.models.config import common
-from corepipe.models.families import moe
+from corepipe.models.families import llama, moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.fields import MAX_HEAD_DIM, MAX_HIDDEN, MAX_LAYERS, Fields
 from corepipe.models.weight_map import TensorRows, WeightMap
-from corepipe.neuron.axes import Axis, HeadLayout, fixed, hidden
+from corepipe.neuron.axes import Axis, HeadLayout, fixed
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Groups, LatentAttention, Scoring
@@ -32,7 +32,7 @@ class DeepseekConfig(MoeConfig):
     """The config with the sizes of the latents of queries (None: no such latent) and of keys and values, and
     of a head's value.
 
-    `interleaved`: checkpoints rotate pairs of neighbours. `latent_bias`: a bias on the matrices that make
+    `interleaved`: checkpoints rotate pairs of neighbours. `out_bias`: a bias on the matrices that make
     latents, and on the output. `more_layers`: checkpoints have the layers of training.
     """
 
@@ -40,7 +40,6 @@ class DeepseekConfig(MoeConfig):
     latent_rank: int = 0
     value_dim: int = 0
     interleaved: bool = True
-    latent_bias: bool = False
     more_layers: bool = False
 
 
@@ -55,6 +54,7 @@ def configure(fields: Fields) -> DeepseekConfig:
     plain = fields.replace("num_key_value_heads", heads).replace("head_dim", rotary)
     fields.refuse("mlp_bias")
     config = replace(common(plain), heads=HeadLayout(heads, heads, head), rotary_dim=rotary)
+    config = replace(config, out_bias=fields.flag("attention_bias"))
     width = moe.expert_width(fields, "moe_intermediate_size")
     dense = fields.integer("first_k_dense_replace", MAX_LAYERS, default=0, least=0)
     step = fields.integer("moe_layer_freq", MAX_LAYERS, default=1)
@@ -71,7 +71,6 @@ def configure(fields: Fields) -> DeepseekConfig:
         latent_rank=fields.integer("kv_lora_rank", MAX_HIDDEN),
         value_dim=fields.integer("v_head_dim", MAX_HEAD_DIM),
         interleaved=fields.flag("rope_interleave", default=True),
-        latent_bias=fields.flag("attention_bias"),
         more_layers=fields.integer("num_nextn_predict_layers", MAX_LAYERS, default=0, least=0) > 0,
     )
 
@@ -120,24 +119,13 @@ def _groups(fields: Fields, default: Groups, experts: int, top_k: int, scoring: 
 
 def build(config: DeepseekConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.embed()
-    for layer in b.layers():
-        block = f"model.layers.{layer}"
-        attended = _attention(b, b.norm(x, f"{block}.input_layernorm"), config)
-        attended, x = b.only_wanted(attended, x)
-        x = b.add(
-            x, b.linear(attended, f"{block}.self_attn.o_proj", hidden(config.hidden_size), config.latent_bias)
-        )
-        normed = b.norm(x, f"{block}.post_attention_layernorm")
-        x = b.add(x, moe.block(b, normed, f"{block}.mlp", config, "shared_experts"))
-    b.head(b.norm(x, "model.norm"))
-    return b.finish(name, fmt, max_positions)
+    feed_forward = moe.in_layers(config, shared_name="shared_experts")
+    return llama.build(config, fmt, max_positions, name, feed_forward, partial(_attention, config))
 
 
-def _attention(b: GraphBuilder, x: Value, config: DeepseekConfig) -> Value:
+def _attention(config: DeepseekConfig, b: GraphBuilder, x: Value) -> Value:
     prefix, heads = f"model.layers.{b.layer}.self_attn", config.heads
-    rotary, bias = config.rotary_dim or 0, config.latent_bias
+    rotary, bias = config.rotary_dim or 0, config.out_bias
     q = b.rope(_queries(b, x, config, prefix))
     latent = b.linear(x, f"{prefix}.kv_a_proj_with_mqa.latent", fixed("latent", config.latent_rank), bias)
     latent = b.norm(latent, f"{prefix}.kv_a_layernorm")
@@ -168,7 +156,7 @@ def _queries(b: GraphBuilder, x: Value, config: DeepseekConfig, prefix: str) -> 
     """Appends queries, through a latent of their own or directly."""
     if config.query_rank is None:
         return b.linear(x, f"{prefix}.q_proj", config.heads.queries())
-    latent = b.linear(x, f"{prefix}.q_a_proj", fixed("latent", config.query_rank), config.latent_bias)
+    latent = b.linear(x, f"{prefix}.q_a_proj", fixed("latent", config.query_rank), config.out_bias)
     return b.linear(b.norm(latent, f"{prefix}.q_a_layernorm"), f"{prefix}.q_b_proj", config.heads.queries())
 
 

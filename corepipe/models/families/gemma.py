@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from corepipe.models.config import FUNCTIONS, ModelConfig, common
-from corepipe.models.families.blocks import gated_mlp, output
+from corepipe.models.families import llama
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.models.families.llama import attention
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.formats import Format
@@ -35,11 +34,5 @@ def weights(_config: ModelConfig) -> WeightMap:
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
-    x = b.scale(b.embed(), config.hidden_size**0.5)
-    for layer in b.layers():
-        block = f"model.layers.{layer}"
-        attended, x = b.only_wanted(attention(b, b.norm(x, f"{block}.input_layernorm")), x)
-        x = b.add(x, output(b, attended, f"{block}.self_attn.o_proj"))
-        x = b.add(x, gated_mlp(b, b.norm(x, f"{block}.post_attention_layernorm"), f"{block}.mlp"))
-    b.head(b.norm(x, "model.norm"))
+    llama.decoder(b, b.scale(b.embed(), config.hidden_size**0.5))
     return b.finish(name, fmt, max_positions)

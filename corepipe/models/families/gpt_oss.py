@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from corepipe.models.config import common
 from corepipe.models.expert_weights import interleaved
-from corepipe.models.families import moe
-from corepipe.models.families.blocks import output, project
+from corepipe.models.families import llama, moe
+from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.windows import alternating
@@ -15,7 +16,6 @@ from corepipe.models.fields import Fields
 from corepipe.models.weight_map import Stacked, WeightMap
 from corepipe.neuron.formats import SWISH_GAIN, SWISH_LIMIT, Format, Function
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Scoring
 from corepipe.neuron.values import Value
 
 ROPE = {
@@ -41,29 +41,16 @@ def configure(fields: Fields) -> MoeConfig:
     config = common(fields.defaulting("rope_theta", 150000.0))
     config = replace(config, qkv_bias=biased, out_bias=biased, function=Function.CLAMPED_SWISH)
     windows = alternating(fields, config.num_layers, 128, 2)
-    return MoeConfig(
-        **replace(config, windows=windows).values(),
-        **moe.expert_counts(fields, "num_local_experts", "num_experts_per_tok"),
-        expert_ffn=config.ffn_size,
-        router_bias=True,
-        expert_bias=True,
-        sparse=(True,) * config.num_layers,
-        scoring=Scoring.OF_CHOSEN,
-    )
+    return moe.in_every_layer(fields, replace(config, windows=windows), biased=True)
 
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.embed()
-    for layer in b.layers():
-        block = f"model.layers.{layer}"
-        attended, x = b.only_wanted(_attention(b, b.norm(x, f"{block}.input_layernorm")), x)
-        x = b.add(x, output(b, attended, f"{block}.self_attn.o_proj"))
-        normed = b.norm(x, f"{block}.post_attention_layernorm")
-        x = b.add(x, moe.experts(b, normed, f"{block}.mlp", config, "router"))
-    b.head(b.norm(x, "model.norm"))
-    return b.finish(name, fmt, max_positions)
+    return llama.build(config, fmt, max_positions, name, partial(_feed_forward, config), _attention)
+
+
+def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:
+    return moe.experts(b, x, f"model.layers.{b.layer}.mlp", config, "router")
 
 
 def _attention(b: GraphBuilder, x: Value) -> Value:

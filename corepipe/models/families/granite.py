@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from corepipe.models.config import ModelConfig, common
+from corepipe.models.config import ModelConfig
 from corepipe.models.families import llama
 from corepipe.models.families.blocks import output, project
 from corepipe.models.families.layers import GraphBuilder
@@ -29,13 +29,7 @@ class GraniteConfig(ModelConfig):
 
 
 def configure(fields: Fields) -> GraniteConfig:
-    return GraniteConfig(**plain(fields).values(), **constants(fields))
-
-
-def plain(fields: Fields) -> ModelConfig:
-    """Reads all keys but those of the constants."""
-    bias = fields.flag("attention_bias")
-    return replace(common(fields), qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+    return GraniteConfig(**llama.configure(fields).values(), **constants(fields))
 
 
 def constants(fields: Fields) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from corepipe.models.expert_weights import ways
-from corepipe.models.families import granite, moe
+from corepipe.models.families import granite, llama, moe
 from corepipe.models.families.granite import GraniteConfig
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
@@ -14,7 +14,6 @@ from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Scoring
 from corepipe.neuron.values import Value
 
 FUSED = ("input_linear.weight", "output_linear.weight")
@@ -31,14 +30,8 @@ class GraniteMoeConfig(GraniteConfig):
 def configure(fields: Fields) -> GraniteMoeConfig:
     """Reads the config: `intermediate_size` is an expert's; by default a token takes 2 of 8 experts."""
     fields = fields.defaulting("num_local_experts", 8).defaulting("num_experts_per_tok", 2)
-    config = granite.plain(fields)
-    mixture = MoeConfig(
-        **config.values(),
-        **moe.expert_counts(fields, "num_local_experts", "num_experts_per_tok"),
-        expert_ffn=config.ffn_size,
-        sparse=(True,) * config.num_layers,
-        scoring=Scoring.OF_CHOSEN,
-    )
+    config = llama.configure(fields)
+    mixture = moe.in_every_layer(fields, config)
     return GraniteMoeConfig(**config.values(), **granite.constants(fields), mixture=mixture)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from corepipe.models.expert_weights import ways
-from corepipe.models.families import bamba, granite, mamba2, moe
+from corepipe.models.families import bamba, granite, llama, mamba2, moe
 from corepipe.models.families.blocks import gated_mlp, output
 from corepipe.models.families.granite import GraniteConfig
 from corepipe.models.families.granitemoe import FUSED
@@ -17,7 +17,6 @@ from corepipe.models.weight_map import WeightMap, in_turn
 from corepipe.neuron.axes import columns
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Scoring
 from corepipe.neuron.values import Value
 
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
@@ -44,18 +43,12 @@ def configure(fields: Fields) -> GraniteMoeHybridConfig:
     ):
         fields = fields.defaulting(key, value)
     fields.refuse("mlp_bias")
-    config = granite.plain(fields)
+    config = llama.configure(fields)
     if fields.require("position_embedding_type", ("nope", "rope"), "nope") == "nope":
         config = replace(config, layer_ropes=(None,) * config.num_layers)
     mixture = None
     if fields.values["num_local_experts"] != 0:
-        mixture = MoeConfig(
-            **config.values(),
-            **moe.expert_counts(fields, "num_local_experts", "num_experts_per_tok"),
-            expert_ffn=config.ffn_size,
-            sparse=(True,) * config.num_layers,
-            scoring=Scoring.OF_CHOSEN,
-        )
+        mixture = moe.in_every_layer(fields, config)
     return GraniteMoeHybridConfig(
         **config.values(),
         **granite.constants(fields),

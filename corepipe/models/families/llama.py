@@ -39,15 +39,25 @@ def build(
     attend: Attend | None = None,
 ) -> Graph:
     """Builds the forward pass: token ids to logits [rows wanted, vocab]. attend: `attention`, or another."""
-    b, attend = GraphBuilder(config), attend or attention
-    x = b.embed()
+    b = GraphBuilder(config)
+    decoder(b, b.embed(), feed_forward, attend)
+    return b.finish(name, fmt, max_positions)
+
+
+def decoder(
+    b: GraphBuilder,
+    x: Value,
+    feed_forward: FeedForward = dense,
+    attend: Attend | None = None,
+    head_bias: bool = False,
+) -> None:
+    """Appends all layers to the embedded x, then the last norm and the head."""
     for layer in b.layers():
-        attended = attend(b, b.norm(x, f"model.layers.{layer}.input_layernorm"))
+        attended = (attend or attention)(b, b.norm(x, f"model.layers.{layer}.input_layernorm"))
         attended, x = b.only_wanted(attended, x)
         x = b.add(x, output(b, attended, f"model.layers.{layer}.self_attn.o_proj"))
         x = b.add(x, feed_forward(b, b.norm(x, f"model.layers.{layer}.post_attention_layernorm")))
-    b.head(b.norm(x, "model.norm"))
-    return b.finish(name, fmt, max_positions)
+    b.head(b.norm(x, "model.norm"), bias=head_bias)
 
 
 def side_by_side(b: GraphBuilder, x: Value, attend: Attend) -> Value:

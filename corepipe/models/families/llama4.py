@@ -6,11 +6,12 @@ Three layers of four attend to chunks of `attention_chunk_size` positions: from 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from corepipe.models.config import ModelConfig, common, sliding_windows
 from corepipe.models.expert_weights import turned
-from corepipe.models.families import moe
-from corepipe.models.families.blocks import gated_mlp, output, project
+from corepipe.models.families import llama, moe
+from corepipe.models.families.blocks import gated_mlp, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.windows import Windows, rotated
@@ -121,18 +122,11 @@ def weights(config: Llama4Config) -> WeightMap:
 
 def build(config: Llama4Config, fmt: Format, max_positions: int, name: str) -> Graph:
     """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.embed()
-    for layer in b.layers():
-        block = f"model.layers.{layer}"
-        attended, x = b.only_wanted(_attention(b, b.norm(x, f"{block}.input_layernorm"), config), x)
-        x = b.add(x, output(b, attended, f"{block}.self_attn.o_proj"))
-        x = b.add(x, _feed_forward(b, b.norm(x, f"{block}.post_attention_layernorm"), config))
-    b.head(b.norm(x, "model.norm"))
-    return b.finish(name, fmt, max_positions)
+    feed_forward, attend = partial(_feed_forward, config), partial(_attention, config)
+    return llama.build(config, fmt, max_positions, name, feed_forward, attend)
 
 
-def _attention(b: GraphBuilder, x: Value, config: Llama4Config) -> Value:
+def _attention(config: Llama4Config, b: GraphBuilder, x: Value) -> Value:
     q, k, v = project(b, x, f"model.layers.{b.layer}.self_attn")
     knows = config.rope_of(b.layer) is not None
     return b.attention(
@@ -145,7 +139,7 @@ def _attention(b: GraphBuilder, x: Value, config: Llama4Config) -> Value:
     )
 
 
-def _feed_forward(b: GraphBuilder, x: Value, config: Llama4Config) -> Value:
+def _feed_forward(config: Llama4Config, b: GraphBuilder, x: Value) -> Value:
     prefix = f"model.layers.{b.layer}.feed_forward"
     if not config.sparse[b.layer]:
         return gated_mlp(b, x, prefix)

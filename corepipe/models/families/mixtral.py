@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from corepipe.models.families import llama, mistral, moe
-from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import Scoring
-from corepipe.neuron.values import Value
 
 
 def configure(fields: Fields) -> MoeConfig:
@@ -24,22 +19,12 @@ def described(fields: Fields) -> MoeConfig:
     """Reads the config without defaults of its own; `intermediate_size` is an expert's."""
     fields = fields if "sliding_window" in fields.values else fields.replace("sliding_window", None)
     config = mistral.configure(fields.defaulting("rms_norm_eps", 1e-5))
-    return MoeConfig(
-        **config.values(),
-        **moe.expert_counts(fields, "num_local_experts", "num_experts_per_tok"),
-        expert_ffn=config.ffn_size,
-        sparse=(True,) * config.num_layers,
-        scoring=Scoring.OF_CHOSEN,
-    )
+    return moe.in_every_layer(fields, config)
 
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    return llama.build(config, fmt, max_positions, name, partial(_feed_forward, config))
-
-
-def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:
-    return moe.block(b, x, f"model.layers.{b.layer}.block_sparse_moe", config)
+    return llama.build(config, fmt, max_positions, name, moe.in_layers(config, "block_sparse_moe"))
 
 
 def weights(config: MoeConfig) -> WeightMap:

@@ -10,6 +10,7 @@ from corepipe.models.config import ModelConfig
 from corepipe.models.expert_weights import MATRICES, ways
 from corepipe.models.families.blocks import gated_mlp
 from corepipe.models.families.layers import GraphBuilder, vector
+from corepipe.models.families.llama import FeedForward
 from corepipe.models.fields import MAX_FFN, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import Axis, columns, fixed
@@ -54,6 +55,25 @@ def expert_counts(fields: Fields, experts: str, top_k: str) -> dict[str, Any]:
 def normalised(fields: Fields) -> Scoring:
     """Returns whether the weights of a token's experts sum to 1, by `norm_topk_prob`."""
     return Scoring.OF_CHOSEN if fields.flag("norm_topk_prob") else Scoring.OF_ALL
+
+
+def in_every_layer(
+    fields: Fields,
+    config: ModelConfig,
+    scoring: Scoring = Scoring.OF_CHOSEN,
+    experts: str = "num_local_experts",
+    biased: bool = False,
+) -> MoeConfig:
+    """Adds experts to every layer of a config with an expert's `intermediate_size`; `biased`: with biases."""
+    return MoeConfig(
+        **config.values(),
+        **expert_counts(fields, experts, "num_experts_per_tok"),
+        expert_ffn=config.ffn_size,
+        sparse=(True,) * config.num_layers,
+        scoring=scoring,
+        router_bias=biased,
+        expert_bias=biased,
+    )
 
 
 def expert_width(fields: Fields, key: str) -> int:
@@ -120,6 +140,11 @@ def block(
     if not config.shared_ffn:
         return routed
     return b.add(routed, shared(b, x, f"{prefix}.{shared_name}", config))
+
+
+def in_layers(config: MoeConfig, name: str = "mlp", shared_name: str = "shared_expert") -> FeedForward:
+    """Returns the function that appends a layer's `block`, which is called `name`."""
+    return lambda b, x: block(b, x, f"model.layers.{b.layer}.{name}", config, shared_name)
 
 
 def weights(

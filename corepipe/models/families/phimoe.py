@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from corepipe.models.config import Norm
-from corepipe.models.families import mixtral, moe
-from corepipe.models.families.blocks import output
+from corepipe.models.families import llama, mixtral, moe
 from corepipe.models.families.layers import GraphBuilder
-from corepipe.models.families.llama import attention
 from corepipe.models.families.mixtral import weights
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.phi3 import for_positions, long_ropes, without_long_rope
@@ -53,12 +51,5 @@ def build(config: PhimoeConfig, fmt: Format, max_positions: int, name: str) -> G
     """Builds the forward pass: token ids to logits [rows wanted, vocab]. Long contexts as Phi-3's."""
     rope = for_positions(config.rope, config.long_rope, max_positions)
     b = GraphBuilder(replace(config, rope=rope))
-    x = b.embed()
-    for layer in b.layers():
-        block = f"model.layers.{layer}"
-        attended, x = b.only_wanted(attention(b, b.norm(x, f"{block}.input_layernorm")), x)
-        x = b.add(x, output(b, attended, f"{block}.self_attn.o_proj"))
-        normed = b.norm(x, f"{block}.post_attention_layernorm")
-        x = b.add(x, moe.block(b, normed, f"{block}.block_sparse_moe", config))
-    b.head(b.norm(x, "model.norm"), bias=config.head_bias)
+    llama.decoder(b, b.embed(), moe.in_layers(config, "block_sparse_moe"), head_bias=config.head_bias)
     return b.finish(name, fmt, max_positions)

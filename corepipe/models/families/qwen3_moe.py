@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from corepipe.models.families import llama, moe, qwen3
-from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig, weights
 from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.neuron.formats import Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.values import Value
 
 __all__ = ["build", "configure", "sparse_layers", "weights"]
 
@@ -44,8 +41,4 @@ def configure(fields: Fields) -> MoeConfig:
 
 def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    return llama.build(config, fmt, max_positions, name, partial(_feed_forward, config))
-
-
-def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:
-    return moe.block(b, x, f"model.layers.{b.layer}.mlp", config)
+    return llama.build(config, fmt, max_positions, name, moe.in_layers(config))
