@@ -37,23 +37,13 @@ def weights(config: ModelConfig) -> WeightMap:
     )
 
 
-def _names(layer: int) -> classic.Names:
-    block = f"transformer.h.{layer}"
-    return classic.Names(
-        norms=(f"{block}.input_layernorm", f"{block}.post_attention_layernorm"),
-        attention=f"{block}.self_attention",
-        qkv=fused("query_key_value"),
-        out=f"{block}.self_attention.dense",
-        up=f"{block}.mlp.dense_h_to_4h",
-        down=f"{block}.mlp.dense_4h_to_h",
-    )
-
-
 def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     x = b.norm(b.embed(EMBEDDING), "transformer.word_embeddings_layernorm")
     for layer in b.layers():
-        x = classic.sequential(b, x, _names(layer), classic.alibi)
+        x = classic.sequential(
+            b, x, classic.fused_names(f"transformer.h.{layer}", "self_attention"), classic.alibi
+        )
     b.head(b.norm(x, "transformer.ln_f"))
     return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))

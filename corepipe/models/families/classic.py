@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from corepipe.models.config import FUNCTIONS, ModelConfig, Norm, common
-from corepipe.models.families.blocks import Projected, mlp, output, project
+from corepipe.models.families.blocks import Projected, fused, mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.neuron.numerics.attention import alibi_slopes
@@ -41,6 +41,18 @@ class Names:
     out: str
     up: str
     down: str
+
+
+def fused_names(block: str, attention: str, *norms: str) -> Names:
+    """Returns the names of a layer of BLOOM, Falcon or GPT-NeoX; `norms`: others than the usual two."""
+    return Names(
+        norms=norms or (f"{block}.input_layernorm", f"{block}.post_attention_layernorm"),
+        attention=f"{block}.{attention}",
+        qkv=fused("query_key_value"),
+        out=f"{block}.{attention}.dense",
+        up=f"{block}.mlp.dense_h_to_4h",
+        down=f"{block}.mlp.dense_4h_to_h",
+    )
 
 
 def configure(

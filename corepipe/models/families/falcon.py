@@ -67,16 +67,9 @@ def _with_kv_heads(fields: Fields, grouped: bool) -> Fields:
 
 def _names(config: FalconConfig, layer: int) -> classic.Names:
     block = f"transformer.h.{layer}"
-    sequential = (f"{block}.input_layernorm", f"{block}.post_attention_layernorm")
-    parallel = (f"{block}.ln_attn", f"{block}.ln_mlp") if config.norms == 2 else sequential[:1]
-    return classic.Names(
-        norms=parallel if config.parallel else sequential,
-        attention=f"{block}.self_attention",
-        qkv=fused("query_key_value"),
-        out=f"{block}.self_attention.dense",
-        up=f"{block}.mlp.dense_h_to_4h",
-        down=f"{block}.mlp.dense_4h_to_h",
-    )
+    norms = ("ln_attn", "ln_mlp") if config.norms == 2 else ("input_layernorm",)
+    named = (f"{block}.{norm}" for norm in norms if config.parallel)
+    return classic.fused_names(block, "self_attention", *named)
 
 
 def build(config: FalconConfig, fmt: Format, max_positions: int, name: str) -> Graph:

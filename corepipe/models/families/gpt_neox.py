@@ -42,24 +42,13 @@ def weights(config: GptNeoxConfig) -> WeightMap:
     return WeightMap("gpt_neox.", parts=parts)
 
 
-def _names(layer: int) -> classic.Names:
-    block = f"gpt_neox.layers.{layer}"
-    return classic.Names(
-        norms=(f"{block}.input_layernorm", f"{block}.post_attention_layernorm"),
-        attention=f"{block}.attention",
-        qkv=fused("query_key_value"),
-        out=f"{block}.attention.dense",
-        up=f"{block}.mlp.dense_h_to_4h",
-        down=f"{block}.mlp.dense_4h_to_h",
-    )
-
-
 def build(config: GptNeoxConfig, fmt: Format, max_positions: int, name: str) -> Graph:
     """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
     b = GraphBuilder(config)
     block = classic.parallel if config.parallel else classic.sequential
     x = b.embed(EMBEDDING)
     for layer in b.layers():
-        x = block(b, x, _names(layer), classic.rotary)
+        names = classic.fused_names(f"gpt_neox.layers.{layer}", "attention")
+        x = block(b, x, names, classic.rotary)
     b.head(b.norm(x, "gpt_neox.final_layer_norm"), "embed_out")
     return b.finish(name, fmt, max_positions, tied=("embed_out.weight", EMBEDDING))
