@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-FinishReason = Literal["stop", "length"]
+ApiFinishReason = Literal["stop", "length"]
 ErrorType = Literal[
     "invalid_request_error",
     "authentication_error",

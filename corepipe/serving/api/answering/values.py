@@ -12,7 +12,7 @@ from corepipe.answers.values import F32
 from corepipe.engine.messages import Output
 from corepipe.serving.api.http.errors import overflowed
 
-Encoding = Literal["float", "base64"]
+VectorEncoding = Literal["float", "base64"]
 
 
 def array(output: Output) -> F32:
@@ -23,7 +23,7 @@ def array(output: Output) -> F32:
     return found.reshape(output.rows, -1)
 
 
-def to_json(values: F32, encoding: Encoding) -> bytes:
+def to_json(values: F32, encoding: VectorEncoding) -> bytes:
     """Returns JSON: a (nested) list of numbers, or a base64 string of their bytes, little-endian fp32."""
     if encoding == "base64":
         return b'"' + b64encode(values.astype("<f4", copy=False).tobytes()) + b'"'

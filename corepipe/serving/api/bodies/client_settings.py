@@ -297,9 +297,9 @@ SETTINGS: Sequence[ClientSetting] = (
     ),
 )
 
-Rows = Mapping[str, ClientSetting]
+SettingRows = Mapping[str, ClientSetting]
 
-_ROWS: Mapping[SettingPlace, Rows] = {
+_ROWS: Mapping[SettingPlace, SettingRows] = {
     place: {
         name: one for one in SETTINGS if place in one.places and not one.by_template for name in one.fields
     }

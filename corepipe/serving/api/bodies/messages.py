@@ -68,7 +68,7 @@ class ChatFields(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class TemplateInput:
     """The input of a chat template.
 
     template: the request's own, if it has one.  variables: further variables for the template.  offer: the
@@ -95,14 +95,14 @@ class Conversation:
         offer: OfferedTools | None = None,
         effort: str | None = None,
         verbosity: str | None = None,
-    ) -> Conversation:
+    ) -> TemplateInput:
         """Makes a checked conversation.  Raises ApiError and UserError that name the field."""
         continues = fields.continue_final_message
         begins = begins_turn(fields.add_generation_prompt, continues)
         variables = checked_variables(fields.chat_template_kwargs or {})
         if documents:
             variables["documents"] = documents
-        return Conversation(
+        return TemplateInput(
             plain_messages(messages),
             add_generation_prompt=begins,
             continue_final_message=continues,

@@ -45,7 +45,7 @@ CONSTRAINING = ("response_format", "structured_outputs", *(f"guided_{name}" for 
 
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
-Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+NaturalNumber = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 NO_LIMIT = -1
 """The value of `max_tokens` for as many as the context has room for."""
 Limit = Annotated[int, Meta(ge=NO_LIMIT, le=MAX_TOKENS)]
@@ -115,13 +115,15 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
         Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
         Meta(description=f"up to {MAX_STOPS} strings of up to {MAX_STOP_LENGTH} characters"),
     ] = []
-    stop_token_ids: Annotated[list[Count], Meta(max_length=64, description="tokens that end the answer")] = []
+    stop_token_ids: Annotated[
+        list[NaturalNumber], Meta(max_length=64, description="tokens that end the answer")
+    ] = []
     bad_words: Annotated[
         list[BadWord],
         Meta(max_length=MAX_BAD_WORDS, description="words that the answer must not have"),
     ] = []
     allowed_token_ids: Annotated[
-        Annotated[list[Count], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
+        Annotated[list[NaturalNumber], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
         Meta(description="tokens that the answer may have, and no others"),
     ] = None
     include_stop_str_in_output: Annotated[bool, Meta(description="show what ended the answer")] = False
@@ -133,7 +135,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     speculation: Annotated[
         bool, Meta(description="false: no draft tokens for this answer, which stays the same")
     ] = True
-    min_tokens: Annotated[Count, Meta(description="no stop before this many tokens")] = 0
+    min_tokens: Annotated[NaturalNumber, Meta(description="no stop before this many tokens")] = 0
     skip_special_tokens: Annotated[bool, Meta(description="leave special tokens out of the text")] = True
     priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS, description="lower goes first")] = 0
     cache_salt: Annotated[str, Meta(max_length=128, description="keeps prefix-cache entries apart")] = ""

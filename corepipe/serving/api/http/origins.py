@@ -35,9 +35,9 @@ _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%
 
 _DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
 
-Headers = Sequence[tuple[bytes, bytes]]
+HeaderPairs = Sequence[tuple[bytes, bytes]]
 
-_VARY: Headers = [(b"vary", b"origin")]
+_VARY: HeaderPairs = [(b"vary", b"origin")]
 _EXPOSED = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
 _REMEMBERED = (b"access-control-max-age", str(PREFLIGHT_SECONDS).encode())
 
@@ -59,7 +59,7 @@ class OriginMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers: Headers = scope["headers"]
+        headers: HeaderPairs = scope["headers"]
         origins = [value for name, value in headers if name == b"origin"]
         granted = self._granted(origins)
         if scope["method"] == "OPTIONS" and origins and _value(headers, b"access-control-request-method"):
@@ -71,7 +71,7 @@ class OriginMiddleware:
         else:
             await self._app(scope, receive, send)
 
-    def _granted(self, origins: Sequence[bytes]) -> Headers:
+    def _granted(self, origins: Sequence[bytes]) -> HeaderPairs:
         """Returns the headers that allow the origin, or none if it is not allowed."""
         if self._any and origins:
             return [(b"access-control-allow-origin", b"*")]
@@ -79,8 +79,8 @@ class OriginMiddleware:
             return [(b"access-control-allow-origin", origins[0]), *_VARY]
         return []
 
-    async def _preflight(self, scope: Scope, granted: Headers, send: Send) -> None:
-        headers: Headers = scope["headers"]
+    async def _preflight(self, scope: Scope, granted: HeaderPairs, send: Send) -> None:
+        headers: HeaderPairs = scope["headers"]
         if not granted:
             origins = [value for name, value in headers if name == b"origin"]
             await send_error(scope, send, _refusal(origins))
@@ -95,7 +95,7 @@ class OriginMiddleware:
         await send({"type": "http.response.body"})
 
 
-def _with_headers(send: Send, granted: Headers) -> Send:
+def _with_headers(send: Send, granted: HeaderPairs) -> Send:
     """Returns `send` with the headers that a page's browser needs."""
     more = [*granted, _EXPOSED] if granted else _VARY
 
@@ -107,12 +107,12 @@ def _with_headers(send: Send, granted: Headers) -> Send:
     return sending
 
 
-def _value(headers: Headers, name: bytes) -> bytes:
+def _value(headers: HeaderPairs, name: bytes) -> bytes:
     """Returns the value of the first header of that name, or empty bytes."""
     return next((value for one, value in headers if one == name), b"")
 
 
-def _foreign(headers: Headers, origins: Sequence[bytes]) -> bool:
+def _foreign(headers: HeaderPairs, origins: Sequence[bytes]) -> bool:
     """Returns whether a page of another origin sent the request, by Sec-Fetch-Site or by Origin."""
     sites = {value for name, value in headers if name == b"sec-fetch-site"}
     host = _value(headers, b"host").lower()

@@ -25,7 +25,7 @@ from corepipe.answers.parsing.tools import MAX_TOOLS, OfferedTools, Tool, ToolCh
 from corepipe.answers.text_answer import Echo
 from corepipe.models.text.chat import TemplateRefusalError
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.api.answering.answers import DeviceTimes, FinishReason, Strict, Usage
+from corepipe.serving.api.answering.answers import ApiFinishReason, DeviceTimes, Strict, Usage
 from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
 from corepipe.serving.api.answering.generation import GenerationPlan
 from corepipe.serving.api.answering.rendering import ChoiceShape, ChoicesRenderer
@@ -34,7 +34,7 @@ from corepipe.serving.api.answering.token_details import PromptDetails, TokenTex
 from corepipe.serving.api.answering.truncation import Truncation
 from corepipe.serving.api.bodies.messages import (
     MAX_TEMPLATE,
-    Conversation,
+    TemplateInput,
     TemplateMessage,
     joined_messages,
     with_objects,
@@ -188,7 +188,7 @@ class ChatChoice(Strict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | Literal["tool_calls"]
+    finish_reason: ApiFinishReason | Literal["tool_calls"]
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -234,7 +234,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
 
     async def plan(self, body: ChatRequest, grammar: str) -> list[GenerationPlan]:
         offer = offered(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
-        conversation = Conversation.of(
+        conversation = TemplateInput.of(
             body.messages,
             body,
             body.documents or (),
@@ -287,7 +287,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
         return reading_of(dialect, offer, tail)
 
 
-async def encode_chat(service: Service, conversation: Conversation, most: int) -> list[int]:
+async def encode_chat(service: Service, conversation: TemplateInput, most: int) -> list[int]:
     """Encodes the prompt of a chat, up to where the answer begins; its special tokens come from the template
     alone, unless the server allows texts to spell them.
 
@@ -322,7 +322,7 @@ async def _tokenizer(service: Service, template: str | None, offer: OfferedTools
     return await service.beside(LONG_TEXT, lambda: templates.tokenizer(template))
 
 
-def _with_tools(service: Service, tokenizer: Tokenizer, conversation: Conversation) -> Conversation:
+def _with_tools(service: Service, tokenizer: Tokenizer, conversation: TemplateInput) -> TemplateInput:
     """Adds the template's variables for tools and reasoning; the request's own variables take precedence."""
     dialect = service.dialect_of(tokenizer)
     check_callable(dialect, conversation.offer)
@@ -332,7 +332,7 @@ def _with_tools(service: Service, tokenizer: Tokenizer, conversation: Conversati
     return replace(conversation, messages=turns, variables={**effort, **conversation.variables, **tools})
 
 
-def _rendered(render: Callable[..., str], conversation: Conversation) -> str:
+def _rendered(render: Callable[..., str], conversation: TemplateInput) -> str:
     """Renders the prompt's text.  If the template refuses the messages, it gets them in other forms with the
     same content: messages of one speaker joined, arguments that are no JSON object wrapped into one."""
 

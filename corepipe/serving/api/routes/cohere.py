@@ -13,13 +13,13 @@ from corepipe.models.tasks import Task
 from corepipe.serving.api.answering.answers import DeviceTimes, Strict
 from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, check_not_empty, read_entries
-from corepipe.serving.api.answering.values import Encoding, to_json
+from corepipe.serving.api.answering.values import VectorEncoding, to_json
 from corepipe.serving.api.bodies.protocol import ModelRequest, Neutral
 from corepipe.serving.api.routes.embeddings import InputType, VectorRequest, named_prompt, vector
 from corepipe.serving.api.routes.rerank import ApiVersion
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 
-Truncate = Literal["NONE", "START", "END"]
+CohereTruncate = Literal["NONE", "START", "END"]
 
 
 class EmbedRequest(ModelRequest, frozen=True, kw_only=True):
@@ -30,13 +30,14 @@ class EmbedRequest(ModelRequest, frozen=True, kw_only=True):
         InputType | None, Meta(description="the model's prompt of such texts goes before each, if it has one")
     ] = None
     embedding_types: Annotated[
-        list[Encoding] | None, Meta(description="`base64`: the numbers' bytes, little-endian fp32")
+        list[VectorEncoding] | None, Meta(description="`base64`: the numbers' bytes, little-endian fp32")
     ] = None
     output_dimension: Annotated[
         Annotated[int, Meta(ge=1, le=2**20)] | None, Meta(description="as `dimensions` of /v1/embeddings")
     ] = None
     truncate: Annotated[
-        Truncate, Meta(description="the end of a text that is cut off if it is too long; NONE: it is refused")
+        CohereTruncate,
+        Meta(description="the end of a text that is cut off if it is too long; NONE: it is refused"),
     ] = "END"
 
 
@@ -101,13 +102,13 @@ class Embed(PooledEndpoint[CohereVectorRequest]):
         self, body: CohereVectorRequest, results: Sequence[PooledResult], envelope: PooledEnvelope
     ) -> bytes:
         vectors = [vector(result.output, self.service.task, body) for result in results]
-        types: Sequence[Encoding] = body.sent.embedding_types or ("float",)
+        types: Sequence[VectorEncoding] = body.sent.embedding_types or ("float",)
         found = {kind: [msgspec.Raw(to_json(one, kind)) for one in vectors] for kind in types}
         meta = {"api_version": {"version": self.version}, "billed_units": {"input_tokens": envelope.tokens}}
         answer = {"id": envelope.id, **self._of_version(body, found), "texts": body.sent.texts, "meta": meta}
         return msgspec.json.encode(answer | envelope.more)
 
-    def _of_version(self, body: CohereVectorRequest, found: Mapping[Encoding, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def _of_version(self, body: CohereVectorRequest, found: Mapping[VectorEncoding, Any]) -> dict[str, Any]:  # noqa: ARG002
         return {"embeddings": found}
 
 
@@ -116,7 +117,7 @@ class EmbedV1(Embed):
 
     version = "1"
 
-    def _of_version(self, body: CohereVectorRequest, found: Mapping[Encoding, Any]) -> dict[str, Any]:
+    def _of_version(self, body: CohereVectorRequest, found: Mapping[VectorEncoding, Any]) -> dict[str, Any]:
         if body.sent.embedding_types is None:
             return {"response_type": "embeddings_floats", "embeddings": found["float"]}
         return {"response_type": "embeddings_by_type", "embeddings": found}

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 from corepipe.answers.parts import Finish, Logprobs
 from corepipe.answers.text_answer import Echo
 from corepipe.engine.messages import TokenLogprobs
-from corepipe.serving.api.answering.answers import DeviceTimes, FinishReason, Strict, Usage
+from corepipe.serving.api.answering.answers import ApiFinishReason, DeviceTimes, Strict, Usage
 from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
 from corepipe.serving.api.answering.generation import GenerationPlan
 from corepipe.serving.api.answering.rendering import ChoiceShape
@@ -85,7 +85,7 @@ class CompletionChoice(PromptDetails, kw_only=True):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ApiFinishReason
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 

@@ -27,7 +27,7 @@ from corepipe.serving.api.answering.texts import (
     entries,
     read_entries,
 )
-from corepipe.serving.api.answering.values import Encoding, array, to_json
+from corepipe.serving.api.answering.values import VectorEncoding, array, to_json
 from corepipe.serving.api.http.errors import echo, invalid
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 
@@ -50,7 +50,7 @@ class VectorRequest(PooledRequest, frozen=True, kw_only=True):
     """The fields of all requests for vectors."""
 
     encoding_format: Annotated[
-        Encoding, Meta(description="`base64`: the numbers' bytes, little-endian fp32")
+        VectorEncoding, Meta(description="`base64`: the numbers' bytes, little-endian fp32")
     ] = "float"
     dimensions: Annotated[
         Annotated[int, Meta(ge=1, le=2**20)] | None,

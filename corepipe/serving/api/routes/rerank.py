@@ -19,7 +19,7 @@ from corepipe.serving.api.answering.pooled import (
     PooledResult,
 )
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
-from corepipe.serving.api.bodies.protocol import Count
+from corepipe.serving.api.bodies.protocol import NaturalNumber
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
@@ -40,7 +40,7 @@ class RerankRequest(PooledRequest, frozen=True, kw_only=True):
     documents: Annotated[
         list[str | Document], Meta(min_length=1, description="up to 2048 texts, or objects with a `text`")
     ]
-    top_n: Annotated[Count | None, Meta(description="the number of best results; 0 = all")] = None
+    top_n: Annotated[NaturalNumber | None, Meta(description="the number of best results; 0 = all")] = None
     return_documents: Annotated[
         bool | None,
         Meta(description="each result has its `document`; default: true, at `/v2/rerank` false"),

@@ -22,7 +22,7 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 NO_MODEL: Mapping[int, str] = {404: "No such model."}
 
-Handler = Callable[[Service, Request], Awaitable[Response]]
+RouteHandler = Callable[[Service, Request], Awaitable[Response]]
 Answerer = ASGIApp | Callable[[Request], Awaitable[Response]]
 
 
@@ -129,6 +129,6 @@ class RoutePaths(Collection[str]):
         return len(self._plain) + len(self._named)
 
 
-def plain(handler: Handler) -> Callable[[Service], Callable[[Request], Awaitable[Response]]]:
+def plain(handler: RouteHandler) -> Callable[[Service], Callable[[Request], Awaitable[Response]]]:
     """Returns the `make` of a route for which a function answers for one model."""
     return lambda service: partial(handler, service)

@@ -22,7 +22,7 @@ from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.route import NO_MODEL, Route
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
-Texts = str | list[str]
+OneOrMoreTexts = str | list[str]
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
 """The pairs of names of the two fields; a body has one pair."""
 
@@ -30,12 +30,12 @@ NAMES = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
 class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
     """The body of POST /score."""
 
-    text_1: Annotated[Texts | None, Meta(description="a text, or as many as `text_2` has")] = None
-    text_2: Annotated[Texts | None, Meta(description="a text, or up to 2048")] = None
-    queries: Annotated[Texts | None, Meta(description="another name of `text_1`")] = None
-    documents: Annotated[Texts | None, Meta(description="another name of `text_2`")] = None
-    data_1: Annotated[Texts | None, Meta(description="another name of `text_1`")] = None
-    data_2: Annotated[Texts | None, Meta(description="another name of `text_2`")] = None
+    text_1: Annotated[OneOrMoreTexts | None, Meta(description="a text, or as many as `text_2` has")] = None
+    text_2: Annotated[OneOrMoreTexts | None, Meta(description="a text, or up to 2048")] = None
+    queries: Annotated[OneOrMoreTexts | None, Meta(description="another name of `text_1`")] = None
+    documents: Annotated[OneOrMoreTexts | None, Meta(description="another name of `text_2`")] = None
+    data_1: Annotated[OneOrMoreTexts | None, Meta(description="another name of `text_1`")] = None
+    data_2: Annotated[OneOrMoreTexts | None, Meta(description="another name of `text_2`")] = None
     use_activation: Annotated[bool | None, Meta(description="false: scores as the model computes them")] = (
         None
     )
@@ -49,7 +49,7 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
         return self._side(first), self._side(second)
 
     def _side(self, name: str) -> ComparedTexts:
-        given: Texts | None = getattr(self, name)
+        given: OneOrMoreTexts | None = getattr(self, name)
         if given is None:
             raise invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
         if not given and isinstance(given, list):

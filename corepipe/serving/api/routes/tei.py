@@ -34,13 +34,13 @@ Direction = Annotated[
     Literal["Left", "Right", "left", "right"],
     Meta(description="the side that is cut off: `Right` keeps the beginning"),
 ]
-Truncate = Annotated[bool, Meta(description="cut a text that is too long; else it is refused")]
+TeiTruncate = Annotated[bool, Meta(description="cut a text that is too long; else it is refused")]
 
 
 class TeiRequest(ModelRequest, frozen=True, kw_only=True):
     """The fields that both endpoints share."""
 
-    truncate: Truncate = False
+    truncate: TeiTruncate = False
     truncation_direction: Direction = "Right"
 
     @property

@@ -16,8 +16,8 @@ from corepipe.serving.api.answering.endpoint import read_request
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.texts import check_ids
 from corepipe.serving.api.bodies.client_settings import IGNORED
-from corepipe.serving.api.bodies.messages import Conversation
-from corepipe.serving.api.bodies.protocol import MAX_MESSAGES, Count, ModelRequest
+from corepipe.serving.api.bodies.messages import TemplateInput
+from corepipe.serving.api.bodies.protocol import MAX_MESSAGES, ModelRequest, NaturalNumber
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.chat import (
     AddGenerationPrompt,
@@ -67,7 +67,7 @@ class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
 class DetokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     """The body of POST /detokenize."""
 
-    tokens: Annotated[list[Count], Meta(description="token ids")]
+    tokens: Annotated[list[NaturalNumber], Meta(description="token ids")]
 
 
 class Tokens(Strict):
@@ -162,7 +162,7 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
     most = max(service.require_ready().max_model_len, MAX_TOKENIZED)
     special = body.add_special_tokens
     if body.messages is not None:
-        conversation = Conversation.of(
+        conversation = TemplateInput.of(
             body.messages, body, add_special_tokens=bool(special), offer=offered(body.tools)
         )
         return await encode_chat(service, conversation, most)
