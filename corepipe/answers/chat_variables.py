@@ -34,8 +34,8 @@ def begins_turn(asked: bool | None, continues: bool) -> bool:
     """
     if asked and continues:
         raise UserError(
-            "continue_final_message goes on with the last message, and add_generation_prompt begins another: "
-            "one of them is possible.",
+            "continue_final_message continues the last message, and add_generation_prompt begins another: "
+            "send only one of them.",
             "continue_final_message",
         )
     return not continues if asked is None else asked
@@ -44,14 +44,14 @@ def begins_turn(asked: bool | None, continues: bool) -> bool:
 def checked_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a copy.  Raises UserError, which names the variable, for what templates cannot be given."""
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise UserError(f"{FIELD} must be values by name, not {shown(repr(given))}", FIELD)
+        raise UserError(f"{FIELD} must be an object of values by name, not {shown(repr(given))}", FIELD)
     if len(given) > MOST:
         raise UserError(f"{FIELD} has more than {MOST} variables", FIELD)
     for name in given:
         if not name.isidentifier():
-            raise UserError(f"{FIELD}: {shown(name)} is no name of a variable", FIELD)
+            raise UserError(f"{FIELD}: {shown(name)} is not a valid variable name", FIELD)
         if name in RESERVED:
-            raise UserError(f"{FIELD}: {name} is not for requests to set", f"{FIELD}.{name}")
+            raise UserError(f"{FIELD}: {name} cannot be set by requests", f"{FIELD}.{name}")
     _check_values(list(given.values()))
     return dict(given)
 
@@ -65,7 +65,7 @@ def _check_values(level: list[Any]) -> None:
             raise UserError(f"{FIELD} holds more than {MOST_VALUES} values", FIELD)
         for one in level:
             if not isinstance(one, _VALUES):
-                raise UserError(f"{FIELD} holds {shown(repr(one))}, which JSON has not", FIELD)
+                raise UserError(f"{FIELD} holds {shown(repr(one))}, which is not JSON", FIELD)
         if any(isinstance(one, int) and not -(2**63) <= one < 2**64 for one in level):
             raise UserError(f"{FIELD} holds an integer of more than 64 bits", FIELD)
         level = [inner for one in level for inner in _inside(one)]

@@ -198,7 +198,7 @@ def _check_that_it_ends(document: Schema, places: Sequence[LocatedSchema]) -> No
                 more = True
     if id(document) not in ends:
         path = next(one.path for one in reversed(places) if id(one.schema) not in ends)
-        raise SchemaError(path, "no answer that ends can fit")
+        raise SchemaError(path, "no finite answer can fit")
 
 
 def _ends(document: Schema, place: LocatedSchema, ends: set[int]) -> bool:

@@ -97,7 +97,7 @@ def _subschemas(place: LocatedSchema) -> Iterator[LocatedSchema]:
 def _of(schema: Schema, key: str, kind: type[Any], path: Path) -> Any:  # noqa: ANN401 -- of that kind
     value = schema.get(key)
     if value is not None and not isinstance(value, kind):
-        raise SchemaError((*path, key), "an object is wanted" if kind is dict else "a list is wanted")
+        raise SchemaError((*path, key), "it must be an object" if kind is dict else "it must be a list")
     return value or kind()
 
 
@@ -120,7 +120,7 @@ def referred(document: Schema, place: LocatedSchema) -> Iterator[LocatedSchema]:
         raise SchemaError(path, "a $ref to another document is not permitted", unsupported=True)
     target, way = resolved(document, reference)
     if target is None:
-        raise SchemaError(path, "it leads to nothing in this schema")
+        raise SchemaError(path, "the $ref points to nothing in this schema")
     yield from _place(way, target)
 
 

@@ -205,7 +205,7 @@ class TagGrammarWriter:
         first = self._text((*path, "begin"), begin) if begin else '""'
         if isinstance(tag.content, AnyText):
             if not tag.end:
-                raise SchemaError((*path, "end"), "of any text there must be an end")
+                raise SchemaError((*path, "end"), "a tag around any text needs an end")
             self._check((*path, "end"), tag.end)
             return self._rule("tag", f"{first} {self._free((*path, 'content'), tag.end)}")
         content = self._written((*path, "content"), tag.content)
@@ -219,7 +219,7 @@ class TagGrammarWriter:
         if end in self._tokens:
             return f"{self._rule('TEXT', ANY_TEXT)} {marker(end, self._tokens)}"
         if self._marks.search(end):
-            raise SchemaError(path, "no text ends with a special token and something else", unsupported=True)
+            raise SchemaError(path, "an end of a special token and text is not supported", unsupported=True)
         return self._rule("text", ANY_TEXT, f"[suffix={quoted(end)}]")
 
     def _separated(self, path: Path, form: TagsWithSeparator) -> str:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import aiohttp
 
-from tests.reliability.crowd import Body, Crowd, answers, bodies
+from tests.reliability.load_clients import Body, LoadClients, answers, bodies
 from tests.servers import Served, metric_of
 
 PORT = 6411
@@ -106,9 +106,9 @@ async def disturbed(
     """
     model = server.get("/v1/models").json()["data"][0]["id"]
     asked = bodies(model, 12, (100, 400))
-    crowd = Crowd(server.url, asked, await answers(alone, asked))
-    report = Report(wrong=crowd.wrong)
-    work = asyncio.create_task(crowd.work(6, seed=1))
+    clients = LoadClients(server.url, asked, await answers(alone, asked))
+    report = Report(wrong=clients.wrong)
+    work = asyncio.create_task(clients.work(6, seed=1))
     body: Body = {
         "model": model,
         "prompt": [5, 6, 7],
@@ -118,16 +118,16 @@ async def disturbed(
     }
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         for name, strike in strikes:
-            before = crowd.outcomes["unavailable"]
+            before = clients.outcomes["unavailable"]
             for _ in range(strike.times):
-                await crowd.answered(6)
+                await clients.answered(6)
                 await _struck(strike, name, report, session, server.url, body)
             report.sent_away.setdefault(name, 0)
-            report.sent_away[name] += crowd.outcomes["unavailable"] - before
-        await crowd.answered(max(6, at_least - crowd.outcomes["done"]))
-        crowd.stopped = True
+            report.sent_away[name] += clients.outcomes["unavailable"] - before
+        await clients.answered(max(6, at_least - clients.outcomes["done"]))
+        clients.stopped = True
         await work
-    report.outcomes = {kind: count for kind, count in crowd.outcomes.items() if count}
+    report.outcomes = {kind: count for kind, count in clients.outcomes.items() if count}
     return report
 
 

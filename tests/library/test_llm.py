@@ -176,7 +176,7 @@ def test_a_chat_is_continued_or_left_open_or_given_another_template(llm: LLM) ->
     ("schema", "words"),
     [
         ({"properties": {"a": {"contains": {}}}}, "'contains' is not permitted"),
-        ({"properties": {"a": {"anyOf": 5}}}, "a list is wanted"),
+        ({"properties": {"a": {"anyOf": 5}}}, "it must be a list"),
         ({"required": 5}, "required"),
     ],
 )

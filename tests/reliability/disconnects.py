@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from tests.reliability.crowd import Body, answers
+from tests.reliability.load_clients import Body, answers
 from tests.servers import Served, default_model, served, until
 
 AT_ONCE = 16

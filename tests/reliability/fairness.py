@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 import aiohttp
 
-from tests.reliability.crowd import Body, Outcome, ask
+from tests.reliability.load_clients import Body, Outcome, ask
 from tests.servers import TINY, Served, served
 
 SEATS = 8

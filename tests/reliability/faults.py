@@ -23,7 +23,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from tests.reliability.crowd import Crowd, answers, bodies, held_bodies
+from tests.reliability.load_clients import LoadClients, answers, bodies, held_bodies
 from tests.servers import Served, default_model, metric_of, served
 
 
@@ -32,7 +32,7 @@ class Recovery:
     """Seconds from each signal until another engine is ready, by signal; the clients' outcomes."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    crowd: Crowd | None = None
+    clients: LoadClients | None = None
 
 
 async def disturb(
@@ -41,17 +41,17 @@ async def disturb(
     """Sends each of `signals` to the current engine, up to `calm` answers after the last recovery."""
     model = server.get("/v1/models").json()["data"][0]["id"]
     asked = [*bodies(model, 12, tokens), *held_bodies(model, 8)]
-    crowd = Crowd(server.url, asked, await answers(server.url, asked))
-    recovery, rng = Recovery(crowd=crowd), random.Random(7)
-    work = asyncio.create_task(crowd.work(workers, seed=1))
+    clients = LoadClients(server.url, asked, await answers(server.url, asked))
+    recovery, rng = Recovery(clients=clients), random.Random(7)
+    work = asyncio.create_task(clients.work(workers, seed=1))
     async with aiohttp.ClientSession() as session:
         for number in signals:
-            await crowd.answered(rng.randint(1, calm))
+            await clients.answered(rng.randint(1, calm))
             seconds = await _strike(server, session, number)
             recovery.seconds.setdefault(number.name, []).append(seconds)
             print(f"{number.name}: ready after {seconds:.2f} s", file=sys.stderr)
-    await crowd.answered(workers)
-    crowd.stopped = True
+    await clients.answered(workers)
+    clients.stopped = True
     await work
     return recovery
 
@@ -87,10 +87,10 @@ def table(recovery: Recovery) -> str:
         lines.append(
             f"{name:10}{len(ordered):7}{statistics.median(ordered):9.2f}{p95:9.2f}{ordered[-1]:9.2f}"
         )
-    assert recovery.crowd is not None
-    outcomes = ", ".join(f"{count} {kind}" for kind, count in recovery.crowd.outcomes.most_common())
-    lines.append(f"outcomes: {outcomes}; {len(recovery.crowd.wrong)} wrong")
-    return "\n".join([*lines, *recovery.crowd.wrong[:5]])
+    assert recovery.clients is not None
+    outcomes = ", ".join(f"{count} {kind}" for kind, count in recovery.clients.outcomes.most_common())
+    lines.append(f"outcomes: {outcomes}; {len(recovery.clients.wrong)} wrong")
+    return "\n".join([*lines, *recovery.clients.wrong[:5]])
 
 
 def main() -> int:
@@ -109,8 +109,8 @@ def main() -> int:
         restarts = server.metric("corepipe_engine_restarts_total")
     print(table(recovery))
     print(f"{restarts:.0f} restarts counted, {held:.0f} blocks held at the end")
-    assert recovery.crowd is not None
-    return int(bool(recovery.crowd.wrong) or held > 0 or restarts != len(signals))
+    assert recovery.clients is not None
+    return int(bool(recovery.clients.wrong) or held > 0 or restarts != len(signals))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.reliability.crowd import Body, Outcome, ask
+from tests.reliability.load_clients import Body, Outcome, ask
 from tests.servers import Served, default_model, served
 
 SEATS = 16

@@ -28,8 +28,8 @@ from tempfile import TemporaryDirectory
 import aiohttp
 
 from corepipe.engine.batch.masks import MOST_KEPT
-from tests.reliability.crowd import RECORD, ROWS, Body, ask, bodies, held_bodies
 from tests.reliability.disconnects import Held, idle, own_bytes
+from tests.reliability.load_clients import RECORD, ROWS, Body, ask, bodies, held_bodies
 from tests.servers import Served, default_model, engines, served, until
 from tests.tiny_encoders import write_bert
 

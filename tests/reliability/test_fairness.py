@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.reliability.crowd import ask, until
 from tests.reliability.fairness import LIGHT, MOST, PACE, SEATS, Neighbour, body, client, fairness, shared
+from tests.reliability.load_clients import ask, until
 from tests.servers import PATIENCE_SECONDS, Served
 
 RUNNING = 2

@@ -17,8 +17,8 @@ SIGNALS = [signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL]
 def test_two_kills_and_a_hang_change_no_answer() -> None:
     with longer(TINY, 1024) as model, served(model, "--max-num-seqs", 4, spare=True) as server:
         recovery = asyncio.run(disturb(server, SIGNALS, workers=8, tokens=(50, 150), calm=12))
-        assert recovery.crowd is not None
-        assert recovery.crowd.wrong == []
+        assert recovery.clients is not None
+        assert recovery.clients.wrong == []
         assert server.metric("corepipe_engine_restarts_total", 'reason="killed"') == 2
         assert server.metric("corepipe_engine_restarts_total", 'reason="hung"') == 1
         assert until(lambda: server.metric("corepipe_kv_blocks_held") == 0)
@@ -30,7 +30,7 @@ def test_many_kills_and_hangs_of_the_default_model() -> None:
     with served(default_model(), spare=True) as server:
         recovery = asyncio.run(disturb(server, SIGNALS * 10, workers=12, tokens=(20, 300), calm=16))
         print(table(recovery))
-        assert recovery.crowd is not None
-        assert recovery.crowd.wrong == []
+        assert recovery.clients is not None
+        assert recovery.clients.wrong == []
         assert server.metric("corepipe_engine_restarts_total") == 30
         assert until(lambda: server.metric("corepipe_kv_blocks_held") == 0)

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from tests.constrained.longer import longer
-from tests.reliability.crowd import Body, Outcome, answers, ask, held_bodies
+from tests.reliability.load_clients import Body, Outcome, answers, ask, held_bodies
 from tests.servers import END_SECONDS, TINY, Served, served, until
 
 CONTEXT = 1024

@@ -9,7 +9,7 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from tests.reliability.crowd import Outcome, ask
+from tests.reliability.load_clients import Outcome, ask
 from tests.reliability.overload import FLAGS, body, overload
 from tests.servers import PATIENCE_SECONDS, TINY, default_model, served, until
 
@@ -24,7 +24,7 @@ ENOUGH = 20
 def test_more_than_fits_is_refused_and_the_rest_answered() -> None:
     with served(TINY, *SLOW, "--max-num-seqs", 2, "--max-num-queued-reqs", 3) as server:
         model = server.get("/v1/models").json()["data"][0]["id"]
-        outcomes = asyncio.run(crowded(server.url, model))
+        outcomes = asyncio.run(overloaded(server.url, model))
         assert {outcome.kind for outcome in outcomes} == {"done", "refused"}
         refused = [outcome for outcome in outcomes if outcome.kind == "refused"]
         assert all(1 <= (outcome.retry_after or 0) <= 30 for outcome in refused)
@@ -32,7 +32,7 @@ def test_more_than_fits_is_refused_and_the_rest_answered() -> None:
         assert until(lambda: server.metric("corepipe_kv_blocks_held") == 0)
 
 
-async def crowded(url: str, model: str, clients: int = 16) -> list[Outcome]:
+async def overloaded(url: str, model: str, clients: int = 16) -> list[Outcome]:
     """Runs three times as many clients as there are places, each sending again and again, until enough
     requests are answered and enough refused, however fast the clients and the server are."""
     outcomes: list[Outcome] = []

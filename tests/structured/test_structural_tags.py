@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     ),
     "a schema's form": (
         {"format": tag("<", {"type": "json_schema", "json_schema": {"properties": 5}})},
-        "('format', 'content', 'json_schema', 'properties'), an object is wanted",
+        "('format', 'content', 'json_schema', 'properties'), it must be an object",
         "invalid_value",
     ),
     "a regex": (
@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "'triggered_tags' is supported where nothing follows alone",
         "unsupported_value",
     ),
-    "text without end": ({"format": tag("<", {"type": "any_text"}, "")}, "of any text", "invalid_value"),
+    "text without end": ({"format": tag("<", {"type": "any_text"}, "")}, "any text needs an end", "invalid_value"),
     "deep": ({"format": nested(80)}, "it is nested more than 64 deep", "unsupported_value"),
     "more tags than may be": (
         {"format": {"type": "or", "elements": [STOP] * (MOST + 1)}},

@@ -62,7 +62,7 @@ def answer_grammar(
     if wanted:
         if calls.form.bare:
             raise UserError(
-                "tools: the answer cannot be constrained beside tools in the way this model writes calls.",
+                "tools: beside tools, the answer cannot be constrained in this model's format of calls.",
                 "tools",
             )
         return _with(wanted, _rules(f"start: {before}(@answer | calls)", thoughts, calls.rules(offer)))
@@ -216,7 +216,7 @@ def _properties(given: Mapping[str, Any], narrowed: Schema, where: str) -> list[
     known -= {"title", "description", "$schema", "$id", "examples", "default"}
     if known:
         what = ", ".join(sorted(known))
-        raise UserError(f"{where}: {what} cannot be forced in the way this model writes calls.", where)
+        raise UserError(f"{where}: {what} cannot be enforced in this model's format of calls.", where)
     named = narrowed.get("properties", {})
     return [_Property(name, given, narrowed, where) for name, one in named.items() if one is not False]
 
@@ -239,7 +239,7 @@ def _python(at: int, name: str, properties: Sequence[_Property]) -> Iterator[str
     texts = []
     for number, one in enumerate(properties):
         if not one.name.isidentifier():
-            raise UserError(f"{one.where}: no name that Python has for an argument.", one.where)
+            raise UserError(f"{one.where}: the name is not valid for a Python argument.", one.where)
         yield f"value_{at}_{number}: %json {one.json()}"
         texts.append(f"{quoted(one.name + '=')} value_{at}_{number}")
     yield from _sequence(at, texts, properties, '", "')
@@ -251,7 +251,7 @@ def _tagged(at: int, name: str, properties: Sequence[_Property], tags: Tags) -> 
     texts = []
     for number, one in enumerate(properties):
         if not one.name or tags.mark in one.name or any(char.isspace() for char in one.name):
-            raise UserError(f"{one.where}: no name that a tag can have.", one.where)
+            raise UserError(f"{one.where}: the name cannot stand in a tag.", one.where)
         held = _tag_value(one)
         if held is None:
             body, end = _tag_text(one, tags)
@@ -271,14 +271,12 @@ def _tag_value(one: _Property) -> str | None:
     if types and "string" not in types:
         return f"%json {one.json()}"
     if not types <= {"string", "null"} and not one.bare:
-        raise UserError(f"{one.where}: text or something else cannot be forced in tags.", one.where)
+        raise UserError(f"{one.where}: a union of text and others cannot be enforced in tags.", one.where)
     text = one.text
     beyond = text.keys() & {"pattern", "format", "$ref", "allOf", "not"}
     if beyond:
         what = ", ".join(sorted(beyond))
-        raise UserError(
-            f"{one.where}: {what} cannot be forced in the way this model writes calls.", one.where
-        )
+        raise UserError(f"{one.where}: {what} cannot be enforced in this model's format of calls.", one.where)
     words = text.get("enum", [text["const"]] if "const" in text else None)
     if words is None:
         return None

@@ -30,7 +30,7 @@ def check_callable(dialect: Dialect, offer: OfferedTools | None) -> None:
     """Raises UserError where tools may be called, but the model's format of calls is unknown."""
     if offer is not None and offer.callable and dialect.calls is None:
         raise UserError(
-            "tools: how this model writes tool calls is not known here, or not to be read: "
+            "tools: the format of this model's tool calls is unknown, or cannot be read: "
             "start the server with --tool-call-parser NAME, or send tool_choice none.",
             "tools",
         )

@@ -186,14 +186,14 @@ def _check(tools: Sequence[Tool]) -> None:
         if not re.fullmatch(_NAME.removesuffix("$"), function.name):
             raise UserError(f"{where}.name: a name has up to 64 of A-Z a-z 0-9 _ . -", f"{where}.name")
         if function.name in seen:
-            raise UserError(f"{where}.name: {shown(function.name)} is there twice.", f"{where}.name")
+            raise UserError(f"{where}.name: {shown(function.name)} is used twice.", f"{where}.name")
         seen.add(function.name)
         _check_schema(function.schema, parameters_of(at))
 
 
 def _check_schema(schema: Mapping[str, Any], where: str) -> None:
     if schema.get("type", "object") != "object":
-        raise UserError(f"{where}.type: arguments are an object.", f"{where}.type")
+        raise UserError(f"{where}.type: arguments must be an object.", f"{where}.type")
     if deeper_than(MAX_DEPTH, schema):
         raise UserError(f"{where}: nested deeper than {MAX_DEPTH}.", where)
     size = len(msgspec.json.encode(schema))

@@ -235,10 +235,10 @@ class FleetClient(JournaledClient):
         if news.epoch != remote.epoch:
             self._refused[FRONT, "epoch"] += 1
             return
-        lie = remote.lies(news)
-        if lie is not None:
-            self._refused[FRONT, lie] += 1
-            self._distrust(remote, lie)
+        fault = remote.fault_in(news)
+        if fault is not None:
+            self._refused[FRONT, fault] += 1
+            self._reject(remote, fault)
             return
         if news.prefixes is not None:
             self._router.hear(remote, news.prefixes)
@@ -298,9 +298,9 @@ class FleetClient(JournaledClient):
             self._command(submit)
         self._tell_placement()
 
-    def _distrust(self, remote: RemoteHost, lie: str) -> None:
-        _log().error("host %s reported impossible outputs (%s) and is replaced", remote.at.name, lie)
-        self._lose(remote, "link", lie)
+    def _reject(self, remote: RemoteHost, fault: str) -> None:
+        _log().error("host %s reported impossible outputs (%s) and is replaced", remote.at.name, fault)
+        self._lose(remote, "link", fault)
         self._replace(remote)
 
     def _command(self, command: Command) -> None:

@@ -94,7 +94,7 @@ class RemoteHost:
     def abort(self, ids: list[str]) -> None:
         self._order(Abort(ids))
 
-    def lies(self, news: Outputs) -> str | None:
+    def fault_in(self, news: Outputs) -> str | None:
         """Returns what is impossible in outputs of an engine with these open requests; None: nothing is."""
         told = {*(output.id for output in news.outputs), *(started.id for started in news.started)}
         if not told <= self.open:

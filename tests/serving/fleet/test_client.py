@@ -350,15 +350,15 @@ def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
     """A host reports another host's request, or load that it was not given, to its own front."""
     remote = RemoteHost(HostAddress("a", "a", "a", 1, ""), 0, epoch=0)
     remote.open.add("mine")
-    assert remote.lies(Outputs([Output("mine")])) is None
-    assert remote.lies(Outputs([Output("another's")])) == "foreign"
-    assert remote.lies(Outputs(started=[Started("another's", 1)])) == "foreign"
-    assert remote.lies(Outputs(stats=stats(0.0, [0.0], running=1, waiting=0))) is None
-    assert remote.lies(Outputs(stats=stats(0.0, [0.0], running=1, waiting=1))) == "load"
-    assert remote.lies(Outputs(stats=stats(0.0, [0.0], running=-1, waiting=0))) == "load"
+    assert remote.fault_in(Outputs([Output("mine")])) is None
+    assert remote.fault_in(Outputs([Output("another's")])) == "foreign"
+    assert remote.fault_in(Outputs(started=[Started("another's", 1)])) == "foreign"
+    assert remote.fault_in(Outputs(stats=stats(0.0, [0.0], running=1, waiting=0))) is None
+    assert remote.fault_in(Outputs(stats=stats(0.0, [0.0], running=1, waiting=1))) == "load"
+    assert remote.fault_in(Outputs(stats=stats(0.0, [0.0], running=-1, waiting=0))) == "load"
     remote.ready = Ready({}, blocks=2, block_size=16, max_model_len=64, isa="none", load_seconds=0.0)
-    assert remote.lies(Outputs(prefixes=Prefixes(bytes(16)))) is None
-    assert remote.lies(Outputs(prefixes=Prefixes(bytes(24)))) == "prefixes"
+    assert remote.fault_in(Outputs(prefixes=Prefixes(bytes(16)))) is None
+    assert remote.fault_in(Outputs(prefixes=Prefixes(bytes(24)))) == "prefixes"
 
 
 LIES = {
@@ -377,11 +377,11 @@ def test_a_host_that_lies_is_cut_off_and_counted_and_nothing_is_lost(
         with hosts(tmp_path, 1 + len(LIES), "assemble_held") as (identity, started):
             async with front(identity, held(tmp_path), *(host.at for host in started)) as (client, fleet):
                 struck = Struck(client, fleet, started)
-                for counted, lie in LIES.items():
+                for counted, fault in LIES.items():
                     work = await struck.under_way(counted)
                     liar, before = client.remotes[0], Counter(client.refusals)
                     assert liar.epoch is not None
-                    client.heard(liar, liar.lease, [msgspec.structs.replace(lie, epoch=liar.epoch)])
+                    client.heard(liar, liar.lease, [msgspec.structs.replace(fault, epoch=liar.epoch)])
                     assert Counter(client.refusals) - before == {("front", counted): 1}
                     assert fleet.replaced[-1] == liar.at.name
                     struck.let_go()

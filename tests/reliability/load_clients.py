@@ -104,7 +104,7 @@ async def _follow(answer: aiohttp.ClientResponse, outcome: Outcome, began: float
 
 
 @dataclass
-class Crowd:
+class LoadClients:
     """Workers that send random bodies, one after the other, until they are stopped.
 
     `expected[i]` is the answer of an undisturbed server to `bodies[i]`.
