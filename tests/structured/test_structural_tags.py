@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
         "'triggered_tags' is supported where nothing follows alone",
         "unsupported_value",
     ),
-    "text without end": ({"format": tag("<", {"type": "any_text"}, "")}, "any text needs an end", "invalid_value"),
+    "text without end": ({"format": tag("<", {"type": "any_text"}, "")}, "needs an end", "invalid_value"),
     "deep": ({"format": nested(80)}, "it is nested more than 64 deep", "unsupported_value"),
     "more tags than may be": (
         {"format": {"type": "or", "elements": [STOP] * (MOST + 1)}},
