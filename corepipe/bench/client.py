@@ -74,8 +74,7 @@ class ActiveSession:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A turn as a request that can be sent.  most_chunks: the client disconnects after so many; None: it
-    reads all."""
+    """A turn as a request to send.  most_chunks: the client then disconnects; None: it reads all."""
 
     session: int
     turn: int
@@ -99,13 +98,13 @@ class LoadClient:
         self._numbers = 0
         self._decoder = msgspec.json.Decoder(StreamChunk, strict=False)
         self._whole = msgspec.json.Decoder(Results, strict=False)
-        self._hearing: set[StreamedAnswer | PooledAnswer] = set()
+        self._open_answers: set[StreamedAnswer | PooledAnswer] = set()
         self._hang_ups = Random(f"{asking.seed} cancel")  # noqa: S311 -- a workload is no secret
 
     @property
     def chunks_under_way(self) -> int:
         """The number of chunks with tokens in answers that have not ended."""
-        return sum(len(answer.stamps) for answer in self._hearing)
+        return sum(len(answer.stamps) for answer in self._open_answers)
 
     def prepare(self, talk: ActiveSession, turn: int) -> PreparedRequest:
         """Makes the request of a turn; the turns before it have been answered."""
@@ -125,21 +124,20 @@ class LoadClient:
         return PreparedRequest(talk.number, turn, inputs, outputs, whole, request_id, most)
 
     async def send(self, request: PreparedRequest, intended: float) -> RequestOutcome:
-        """Sends a request and reads the answer to its end; the outcome is `unfinished` where the task is
-        cancelled."""
+        """Sends a request and reads its answer to the end; `unfinished` where the task is cancelled."""
         sent = perf_counter()
         outcome = RequestOutcome(
             request.session, request.turn, request.asked_input, request.asked_output,
             intended, sent, request_id=request.request_id,
         )  # fmt: skip
         answer = self._answer(request)
-        self._hearing.add(answer)
+        self._open_answers.add(answer)
         try:
             broken = await self._exchange(request, answer)
             _judge(outcome, answer, broken)
         except asyncio.CancelledError:
             outcome.end = "unfinished"
-        self._hearing.discard(answer)
+        self._open_answers.discard(answer)
         self._note(outcome, answer)
         return outcome
 
@@ -175,8 +173,8 @@ class LoadClient:
         elif self._count is not None and answer.stamps:
             outcome.input_tokens, outcome.output_tokens = outcome.asked_input, self._count(answer.text)
         if answer.device is not None:
-            told = answer.device
-            outcome.device = (told.time_to_first_token_ms, told.time_per_output_token_ms)
+            device = answer.device
+            outcome.device = (device.time_to_first_token_ms, device.time_per_output_token_ms)
         if self._asking.keep_text:
             outcome.text = answer.text
 
@@ -213,7 +211,7 @@ def _judge(
     outcome: RequestOutcome, answer: StreamedAnswer | PooledAnswer, broken: tuple[str, str] | None
 ) -> None:
     """Sets how an answer ended: an error that the server reported precedes a failure of the connection."""
-    failure = answer.told()
+    failure = answer.reported_failure()
     if failure is None and answer.enough:
         outcome.end = "cancelled"
         return
@@ -225,8 +223,7 @@ def _judge(
 
 
 def _messages(talk: ActiveSession, turn: int, speller: Speller) -> Sequence[dict[str, str]]:
-    """Returns the messages: prefixes that sessions share are the system message; then user and assistant take
-    turns."""
+    """Returns the messages: shared prefixes are the system message; user and assistant then take turns."""
     prompt = talk.session.turns[turn].prompt
     first = min(len(talk.session.turns[0].prompt), len(prompt)) - 1
     shared, own = prompt[:first], prompt[first:]

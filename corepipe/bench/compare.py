@@ -48,10 +48,10 @@ def differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[str]
     if isinstance(then, Mapping):
         for name, value in new["workload"].items():
             if name in then and then[name] != value:
-                yield f"workload.{name}: {_told(value)} now, {_told(then[name])} then"
+                yield f"workload.{name}: {_described(value)} now, {_described(then[name])} then"
 
 
-def _told(value: object) -> str:
+def _described(value: object) -> str:
     return "none" if value in {None, ""} else str(value)
 
 

@@ -61,14 +61,12 @@ class RequestOutcome:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per output token after the first; None where there is no second token, or none that came
-        later."""
+        """Seconds per output token after the first; None where no second token came later."""
         seconds = self.e2e - self.ttft
         return seconds / (self.output_tokens - 1) if self.output_tokens > 1 and seconds > 0 else None
 
     def meets(self, slo: Slo) -> bool:
-        """Tells whether a completed request meets every objective; one without a time per token meets that
-        objective."""
+        """Tells whether a completed request meets every objective; a missing time per token meets its own."""
         return slo.met(self.ttft, self.tpot or 0.0, self.e2e)
 
     @property

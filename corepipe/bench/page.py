@@ -51,8 +51,7 @@ def _summary(report: LoadReport, document: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def sweep_page(sweep: Sweep, old: Mapping[str, Any] | None = None) -> str:
-    """Returns the page with latency, throughput and goodput of each stage against its rate, beside those of
-    an older sweep."""
+    """Returns the page with figures of each stage against its rate, beside those of an older sweep."""
     report, saturation = sweep.sustained.report, sweep.saturation
     found = f"Saturated at {saturation:.3g} requests/s." if saturation else "No stage saturated the server."
     stages = sweep.document()["stages"]

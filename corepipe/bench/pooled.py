@@ -11,8 +11,7 @@ from corepipe.bench.stream import NO_WORDS, DevicePrediction, TokenCounts, error
 
 
 class Results(msgspec.Struct):
-    """An answer of /v1/embeddings and /classify (`data`) or of /v1/rerank (`results`); the values are not
-    parsed."""
+    """An answer of /v1/embeddings and /classify (`data`) or /v1/rerank (`results`), values not parsed."""
 
     data: list[msgspec.Raw] | None = None
     results: list[msgspec.Raw] | None = None
@@ -55,15 +54,14 @@ class PooledAnswer:
         self._body += data
         self._now = now
 
-    def told(self) -> tuple[str, str] | None:
+    def reported_failure(self) -> tuple[str, str] | None:
         """Returns the kind and the message of a failure that the server reported; None: it reported none."""
         if self.status not in {0, 200}:
             return str(self.status), error_message(bytes(self._body))
         return self._failure
 
     def missing(self) -> tuple[str, str] | None:
-        """Returns the kind and the message of what is missing in an answer that was read to its end; None:
-        nothing."""
+        """Returns the kind and the message of what a completely read answer lacks; None: nothing."""
         return None if self.stamps else ("empty", "an answer without a result")
 
     def end(self, now: float) -> None:  # noqa: ARG002

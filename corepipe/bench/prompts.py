@@ -32,8 +32,7 @@ def all_words() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PromptVocabulary:
-    """The material of prompts: `words`, or token `ids` if there are any; `source` says who counted their
-    tokens."""
+    """Material of prompts: `words`, or token `ids` if there are any; `source`: who counted them."""
 
     source: str
     words: tuple[str, ...]
@@ -108,8 +107,7 @@ class Speller:
         return bool(self._vocabulary.ids)
 
     def text(self, segments: Sequence[Segment], *, alone: bool = True) -> str:
-        """Returns words, each with a space before it; the last segment is shortened by the tokens that the
-        server adds."""
+        """Returns words, each after a space; the last segment is shorter by what the server adds."""
         *shared, last = segments
         parts = [(segment, False) for segment in shared] + [(last, alone)]
         words = [word for segment, own in parts for word in self._draw(self._vocabulary.words, segment, own)]

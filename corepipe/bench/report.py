@@ -103,8 +103,7 @@ class LoadReport:
 
     @property
     def host_is_slower(self) -> bool:
-        """Tells whether the host of a server with the device's clock was too slow for it: its figures are not
-        valid."""
+        """Tells whether a host was too slow for the device's clock: its figures are not valid."""
         return too_late(self.load.late_steps, self.load.steps)
 
     def document(self) -> dict[str, Any]:
@@ -241,20 +240,19 @@ def _rate(workload: Mapping[str, object]) -> object:
 def _statistics(name: str, values: LatencyHistogram) -> Iterator[tuple[str, float | None]]:
     """Yields statistics under vLLM's keys, in milliseconds; None where nothing was measured (0 there)."""
 
-    def told(seconds: float) -> float | None:
+    def milliseconds(seconds: float) -> float | None:
         return seconds * 1e3 if values.count else None
 
-    yield f"mean_{name}_ms", told(values.mean)
-    yield f"median_{name}_ms", told(values.at(50.0))
-    yield f"std_{name}_ms", told(values.std)
+    yield f"mean_{name}_ms", milliseconds(values.mean)
+    yield f"median_{name}_ms", milliseconds(values.at(50.0))
+    yield f"std_{name}_ms", milliseconds(values.std)
     for percent in PERCENTS:
-        yield f"p{percent:.0f}_{name}_ms", told(values.at(percent))
-    yield f"max_{name}_ms", told(values.max)
+        yield f"p{percent:.0f}_{name}_ms", milliseconds(values.at(percent))
+    yield f"max_{name}_ms", milliseconds(values.max)
 
 
 def detail(outcomes: Sequence[RequestOutcome], start: float) -> dict[str, list[Any]]:
-    """Returns each request's values under the keys of vLLM's --save-detailed, in seconds; 0 for what is
-    missing."""
+    """Returns each request's values under vLLM's --save-detailed keys, in seconds; 0 where missing."""
     return {
         "input_lens": [o.input_tokens or o.asked_input for o in outcomes],
         "output_lens": [o.output_tokens for o in outcomes],

@@ -22,8 +22,7 @@ TIMER = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class RunSpan:
-    """Times at which a run began, its last request was due, and its last answer ended: seconds of
-    `perf_counter`."""
+    """Times of a run's start, its last due request, and its last answer: seconds of `perf_counter`."""
 
     start: float
     last_due: float
@@ -56,8 +55,7 @@ class LoadRun:
         return self._recorder.output_tokens + self._client.chunks_under_way
 
     async def play(self) -> RunSpan:
-        """Sends everything and waits for the last answer; may be called once.  Raises UserError for an
-        unreadable trace."""
+        """Sends everything and waits for the last answer, once.  Raises UserError for an unreadable trace."""
         self.started = self._last_due = perf_counter()
         try:
             async with self._group:

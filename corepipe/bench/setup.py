@@ -1,5 +1,4 @@
-"""Preparation of a load test: finds who counts tokens, how the server's count relates to words, and whether
-it answers."""
+"""Preparation of a load test: the counting of tokens, and a check that the server answers."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class PromptSetup:
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """The features of a workload's prompts that decide how a server wraps them: conversations, and shared
-    prefixes."""
+    """Features of prompts that decide how a server wraps them: conversations, and shared prefixes."""
 
     turns: bool = False
     shared: bool = False
@@ -83,10 +81,10 @@ async def set_up(
     known = all(outcome.input_tokens for outcome in counted)
     first, second = ((size, outcome.input_tokens) for size, outcome in zip(PROBES, counted, strict=True))
     scale = TokenScale.through(first, second) if known else TokenScale()
-    return PromptSetup(speller.scaled(scale), _told(words, scale))
+    return PromptSetup(speller.scaled(scale), _described(words, scale))
 
 
-def _told(words: PromptVocabulary, scale: TokenScale) -> str:
+def _described(words: PromptVocabulary, scale: TokenScale) -> str:
     added = f"; the server adds {scale.fixed:.0f}" if scale.fixed and scale.exact else ""
     rate = "" if scale.exact else f"; about {scale.each:.2f} tokens a word, so that lengths are approximate"
     return words.source + added + rate

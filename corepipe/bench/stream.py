@@ -165,7 +165,7 @@ class StreamedAnswer:
         """Tells whether the end mark came, or a reason to finish for each choice that was seen."""
         return self._done or (bool(self._reasons) and all(self._reasons.values()))
 
-    def told(self) -> tuple[str, str] | None:
+    def reported_failure(self) -> tuple[str, str] | None:
         """Returns the kind and the message of a failure that the server reported; None: it reported none."""
         if self.status not in {0, 200}:
             return str(self.status), self.refusal
@@ -175,8 +175,7 @@ class StreamedAnswer:
         return None if bad is None else (f"finish_reason {bad}"[:MOST_DETAIL], "the server ended the answer")
 
     def missing(self) -> tuple[str, str] | None:
-        """Returns what is missing in an answer that was read to its end, in the form of `told`; None:
-        nothing."""
+        """Returns what a completely read answer lacks, in the form of `reported_failure`; None: nothing."""
         if not self._streams and self._unread.strip():
             return "no stream", self.refusal
         if not self.finished:
@@ -218,12 +217,12 @@ class StreamedAnswer:
         if chunk.failed():
             self.failure = error_message(event) or NO_WORDS
         for choice in chunk.choices or ():
-            self._hear(choice, now)
+            self._take_choice(choice, now)
         if chunk.usage is not None and chunk.usage.completion_tokens is not None:
             self.usage = chunk.usage
         self.device = chunk.corepipe or self.device
 
-    def _hear(self, choice: StreamChoice, now: float) -> None:
+    def _take_choice(self, choice: StreamChoice, now: float) -> None:
         said = choice.said()
         if said or choice.called():
             self.stamps.append(now)

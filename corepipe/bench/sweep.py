@@ -73,8 +73,7 @@ class Sweep:
 
     @property
     def saturation(self) -> float | None:
-        """Requests per second at which throughput no longer follows the rate; None: no stage saturated the
-        server."""
+        """Requests per second at which throughput stops following the rate; None: no stage saturated."""
         beyond = [stage.done for stage in self.stages if stage.saturated]
         return max(beyond) if beyond else None
 

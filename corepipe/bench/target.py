@@ -46,7 +46,7 @@ class Target:
         except ValueError as error:
             raise UserError(f"{url}: {error}; give http://HOST:PORT", "url") from error
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise UserError(f"{url}: no URL of a server; give http://HOST:PORT", "url")
+            raise UserError(f"{url}: not the URL of a server; give http://HOST:PORT", "url")
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         prefix = re.sub(r"/v1(/(chat/)?completions)?$", "", parts.path.rstrip("/"))
         address = Address(parts.hostname, port or (443 if tls else 80), tls)
@@ -70,8 +70,7 @@ class WholeResponse:
 
 
 class Http:
-    """Makes and sends requests to one target, with its headers; the streams of a load test use `pool`
-    directly."""
+    """Makes and sends requests to one target; the streams of a load test use `pool` directly."""
 
     def __init__(self, target: Target, api_key: str | None) -> None:
         self.target = target
@@ -106,8 +105,7 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """The identity of a server: the model to name in requests, and a corepipe server's placement (None:
-    another server)."""
+    """The identity of a server: its model, and a corepipe server's placement (None: another server)."""
 
     model: str
     placement: Mapping[str, Any] | None
@@ -126,7 +124,7 @@ async def find(http: Http, model: str | None, wait: float = 0.0) -> ServerIdenti
     cards = await _models(http, monotonic() + wait, named=model is not None)
     served = [str(card.get("id")) for card in cards]
     if model is None and not served:
-        raise UserError(f"{http.target.url} does not say what it serves; name it with --model", "model")
+        raise UserError(f"{http.target.url} lists no models; name one with --model", "model")
     if model is not None and served and model not in served:
         raise UserError(f"--model {model}: not served here; there is {', '.join(served[:10])}", "model")
     chosen = model or served[0]

@@ -47,11 +47,11 @@ class Address:
 
 
 class _KeepAliveConnection(asyncio.Protocol):
-    """One connection.  `reusable`: between two answers; `heard`: whether any byte of this answer came."""
+    """One connection.  `reusable`: between two answers; `received`: whether any byte of this answer came."""
 
     def __init__(self) -> None:
         self.reusable = False
-        self.heard = False
+        self.received = False
         self._transport: asyncio.Transport | None = None
         self._reader: Reader | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -63,7 +63,7 @@ class _KeepAliveConnection(asyncio.Protocol):
         """Sends a request and passes the answer to `reader` until its end.  Raises TransportError."""
         assert self._transport is not None
         self._parser = httptools.HttpResponseParser(self)
-        self.reusable, self.heard, self._reader = False, False, reader
+        self.reusable, self.received, self._reader = False, False, reader
         self._begun = self._framed = False
         self._ended = asyncio.get_running_loop().create_future()
         if self._transport.is_closing():
@@ -83,7 +83,7 @@ class _KeepAliveConnection(asyncio.Protocol):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
-        self._now, self.heard = perf_counter(), True
+        self._now, self.received = perf_counter(), True
         if self._reader is None:  # no request is open: the bytes would be read as the next answer
             self._end(TransportError("protocol", "the server sent bytes without a request"))
             return
@@ -155,7 +155,7 @@ class ConnectionPool:
             try:
                 await connection.ask(request, reader)
             except TransportError:
-                if reused and not connection.heard:
+                if reused and not connection.received:
                     continue
                 raise
             if connection.reusable:

@@ -1,5 +1,4 @@
-"""Arrival times of requests in an open loop, where nobody waits for an answer before sending the next
-request."""
+"""Arrival times of requests in an open loop, where nobody waits for an answer first."""
 
 from __future__ import annotations
 
@@ -25,11 +24,10 @@ class Ramp:
 
     def __post_init__(self) -> None:
         if not (0 < self.to < inf and 0 < self.seconds < inf):
-            raise UserError("--rate LOW..HIGH goes from a rate above 0 to another; over --duration", "rate")
+            raise UserError("--rate LOW..HIGH: give two rates above 0, and a --duration above 0", "rate")
 
     def time(self, start: float, arrivals: float) -> float:
-        """Returns the seconds until so many arrivals are expected, from a rate of `start`: the inverse of the
-        rate's integral."""
+        """Returns the seconds until so many arrivals are expected: the inverse of the rate's integral."""
         if self.to == start:
             return arrivals / start
         growth, slope = log(self.to / start), (self.to - start) / self.seconds
@@ -84,7 +82,7 @@ class Arrivals:
         if not last:
             return cls(first, kind, burstiness)
         if seconds is None or first == inf:
-            raise UserError(f"--rate {text}: a ramp takes its time; give --duration", "rate")
+            raise UserError(f"--rate {text}: a ramp needs a duration; give --duration", "rate")
         return cls(first, kind, burstiness, Ramp(last[0], seconds, shape == "exponential"))
 
     def divided(self, by: int) -> Arrivals:
@@ -93,8 +91,7 @@ class Arrivals:
         return replace(self, rate=self.rate / by, ramp=ramp)
 
     def times(self, random: Random) -> Iterator[float]:
-        """Yields the seconds of arrivals from the start, ascending and without end; the first arrival comes
-        after a gap."""
+        """Yields the ascending seconds of arrivals from the start, without end; the first follows a gap."""
         now, rate = 0.0, self.rate if self.ramp is None else 1.0
         while True:
             now += self._gap(random, rate)

@@ -103,7 +103,7 @@ def _span(line: Line, fields: dict[str, Any]) -> _Span:
         raise line.error("spanId", "a span without its ids", "give traceId and spanId")
     start, end = (_nanoseconds(line, fields, name) for name in ("startTimeUnixNano", "endTimeUnixNano"))
     if end < start:
-        raise line.error("endTimeUnixNano", f"span {own} ends before it starts", "mend it or drop the span")
+        raise line.error("endTimeUnixNano", f"span {own} ends before it starts", "fix it or drop the span")
     return _Span(of_span, (trace, own), (trace, parent) if parent else None, start, end)
 
 
@@ -133,7 +133,7 @@ def _check_parents(spans: Iterable[_Span]) -> None:
             way[at.id] = None
             at = _parent(at, known)
             if at.id in way:
-                raise at.line.error("parentSpanId", f"span {at.id[1]} is its own ancestor", "mend its parent")
+                raise at.line.error("parentSpanId", f"span {at.id[1]} is its own ancestor", "fix its parent")
         rooted.update(way)
 
 
@@ -146,7 +146,7 @@ def _parent(span: _Span, known: dict[tuple[str, str], _Span]) -> _Span:
             "parentSpanId", f"span {span.id[1]}: {span.parent[1]} is not in the file", remedy
         )
     if span.start < found.start:
-        remedy = "mend their times"
+        remedy = "fix their times"
         raise span.line.error("startTimeUnixNano", f"span {span.id[1]} starts before its parent", remedy)
     return found
 

@@ -49,8 +49,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def trace_format(path: Path, given: TraceFormat | None = None) -> TraceFormat:
-    """Returns the given format, or else the one that the file looks like.  Raises UserError where it looks
-    like none."""
+    """Returns the given format, or the one that the file looks like.  Raises UserError for none."""
     if given is not None:
         return given
     with opened(path) as file:

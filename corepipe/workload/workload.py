@@ -24,8 +24,7 @@ from corepipe.workload.lengths import Lengths
 
 
 class Segment(NamedTuple):
-    """A part of a prompt with `tokens` tokens.  Where ids are equal, these tokens and all before them are
-    equal."""
+    """Part of a prompt: `tokens` tokens.  Equal ids mean that these and all before them are equal."""
 
     id: int
     tokens: int
@@ -52,8 +51,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A list of turns, each after an earlier one.  start: seconds; None: when a user of a closed loop is
-    free."""
+    """Turns, each after an earlier one.  start: seconds; None: when a user of a closed loop is free."""
 
     start: float | None
     turns: tuple[Turn, ...]
@@ -175,8 +173,7 @@ class Synthetic:
             left = None if left is None else left - turns
 
     def starts(self) -> Iterator[float | None]:
-        """Yields the seconds at which sessions start, without end but for `duration`; None: when their user
-        is free."""
+        """Yields the seconds at which sessions start, up to `duration`; None: when their user is free."""
         if self.arrivals is None:
             while True:
                 yield None

@@ -70,8 +70,8 @@ def answer(body: bytes, wanted: int = 2, status: int = 200) -> tuple[str, str] |
     for piece in (body[:5], body[5:]):
         found.read(piece, 1.0)
     found.end(2.0)
-    assert found.stamps.tolist() == ([] if found.told() or found.missing() else [1.0])
-    return found.told() or found.missing()
+    assert found.stamps.tolist() == ([] if found.reported_failure() or found.missing() else [1.0])
+    return found.reported_failure() or found.missing()
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def ended(*events: object, status: int = 200) -> tuple[str, str] | None:
     """Returns the failure of an answer whose connection ended normally."""
     found = answer(*events, status=status)
     found.end(99.0)
-    return found.told() or found.missing()
+    return found.reported_failure() or found.missing()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_an_answer_that_is_no_stream() -> None:
 )
 def test_chunks_of_other_servers_do_no_harm(event: object) -> None:
     found = answer(event, said("a"), event, said("b"), event, said("", finish_reason="stop"), USAGE, DONE)
-    assert found.told() is None
+    assert found.reported_failure() is None
     assert found.missing() is None
     assert (list(found.stamps), found.last) == ([2.0, 4.0], 6.0)
     assert found.usage is not None

@@ -48,8 +48,7 @@ class Graphs:
 
     @property
     def number(self) -> int:
-        """Number of graphs: NxD Inference has one per bucket, the native plugin one per pair in decode
-        steps."""
+        """Number of graphs: NxD Inference has one per bucket, the native plugin one per pair in decode."""
         return len(self.prefill) + len(self.decode) * max(1, len(self.sequences))
 
 
@@ -175,8 +174,7 @@ class _GraphTimes:
         return choices(contexts, candidates(contexts, self._asked.longest, STEP), most)
 
     def seconds(self, graphs: Graphs) -> float:
-        """Returns the seconds of all requests, with one prompt after the other and decode steps of full
-        batches."""
+        """Returns the seconds of all requests: prompts one after the other, decode steps of full batches."""
         return self._prefill_seconds(graphs) + self._decode_seconds(graphs)
 
     def padding(self, graphs: Graphs) -> Padding:
@@ -209,8 +207,7 @@ class _GraphTimes:
         return work, tuple(warnings(work, asked.instance, self._programs, steps))
 
     def _least_seconds(self) -> float:
-        """Returns the seconds without any padding: each prompt alone, each batch at the mean of its
-        longest contexts."""
+        """Returns the seconds without padding: each prompt alone, batches at their mean longest context."""
         lengths, weights = self._prompts.lengths, self._prompts.weights
         each = (self._step_seconds(self._prompt(0, int(length))) for length in lengths)
         prompts = sum(weight * seconds for weight, seconds in zip(weights, each, strict=True))
@@ -247,8 +244,7 @@ class _GraphTimes:
 
 
 def _contexts(asked: BucketRequest) -> LengthCounts | None:
-    """Returns the contexts that decode steps read, one for each token after the first; None where there
-    are none."""
+    """Returns the contexts that decode steps read, one per token after the first; None for none."""
     changes = np.zeros(asked.longest + 2, np.int64)
     np.add.at(changes, asked.prompts + 1, 1)
     np.add.at(changes, asked.prompts + asked.answers, -1)

@@ -43,8 +43,7 @@ class LengthCounts:
         return int(self.lengths[-1])
 
     def largest_of(self, several: int) -> LengthCounts:
-        """Returns the distribution of the largest of `several` lengths that are drawn independently, with
-        the same total weight."""
+        """Returns the distribution of the largest of `several` independent lengths, with the same weight."""
         share = np.cumsum(self.weights) / self.count
         grown = np.diff(share**several, prepend=0.0) * self.count
         return LengthCounts(self.lengths, grown)
@@ -88,8 +87,7 @@ def choices(distribution: LengthCounts, sizes: I64, most: int) -> list[tuple[int
 
 
 def _traced(sizes: I64, before: list[I64]) -> tuple[int, ...]:
-    """Returns the sizes on the best path to the largest; -1 in `before`: no further bucket improved the
-    result there."""
+    """Returns the sizes on the best path to the largest; -1 in `before`: no bucket helped there."""
     at, way = len(sizes) - 1, [len(sizes) - 1]
     for step in reversed(before):
         if step[at] >= 0:

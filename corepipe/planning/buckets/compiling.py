@@ -20,8 +20,7 @@ not monotonic in size."""
 
 LARGE_PARAMETERS = 30e9
 LARGE_MINUTES = 60.0
-"""Minutes at most for a large model: huggingface/optimum-neuron docs/source/guides/cache_system.mdx (30 to
-60)."""
+"""Most minutes of a large model (30 to 60): optimum-neuron, docs/source/guides/cache_system.mdx."""
 
 MINUTES_SOURCE = (
     "51 entries of neuronx-distributed-inference contrib/models (2 graphs: 0.7 to 22 minutes, median 5), "
@@ -41,8 +40,7 @@ bytes of weights from which this is assumed."""
 
 @dataclass(frozen=True, slots=True)
 class CompileWork:
-    """A model to compile: bytes of weights of a rank, numbers of parameters and of graphs, and graphs at a
-    time."""
+    """A model to compile: bytes of a rank's weights, parameters, graphs, and graphs at a time."""
 
     weights: int
     parameters: int

@@ -172,8 +172,7 @@ class Cases:
 
 
 def placement(cut: RowDegrees) -> Placement:
-    """Returns the placement.  Raises UserError for experts on a number of cores that is no multiple of the
-    tensor ranks."""
+    """Returns the placement.  Raises UserError for expert cores that are no multiple of the tensor ranks."""
     return Placement(cut.pipeline, cut.tensor, cut.data, cut.expert)
 
 

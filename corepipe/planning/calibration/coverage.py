@@ -1,5 +1,4 @@
-"""Coverage: how often intervals contain the measurement, for families of models that they were made
-without."""
+"""Coverage: how often intervals contain measurements of families that they were made without."""
 
 from __future__ import annotations
 

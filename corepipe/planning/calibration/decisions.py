@@ -1,5 +1,4 @@
-"""Decisions by predictions: whether they are those that measurements make, and the extra cost of the first
-choice."""
+"""Decisions by predictions: whether measurements agree, and the extra cost of the first choice."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class Regret:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """The decisions of pairs.  apart, overlapping: pairs by their intervals; by: all pairs, by what
-    differs."""
+    """Decisions of pairs.  apart, overlapping: pairs by their intervals; by: all pairs, by what differs."""
 
     apart: PairOrder
     overlapping: PairOrder
@@ -87,8 +85,7 @@ def _key(name: str, point: Point) -> tuple[str, str, bool]:
 
 
 def pairs(found: Sequence[MeasuredRow]) -> Iterator[tuple[MeasuredRow, MeasuredRow]]:
-    """Yields rows of one model and workload on two instances, placements or batches, with different
-    figures."""
+    """Yields rows of one model and workload on two instances, placements or batches that differ."""
     for group in _groups(found, GIVEN).values():
         for one, other in combinations(group, 2):
             differ = any(text(one.row, name) != text(other.row, name) for name in CHOICES)

@@ -209,8 +209,7 @@ _CONFIGURATION = ("task", "instance", "model", "dtype", "parallelism", "batch_si
 
 
 def family(row: Raw) -> str:
-    """Returns the family of a row's model: its models are similar, so they are all left out of a fold
-    together."""
+    """Returns the family of a row's model: its models are left out of a fold together."""
     return text(row, "family") or text(row, "model")
 
 

@@ -151,8 +151,7 @@ def load(row: Raw, vocabulary: int) -> RowLoad:
 
 
 def _offered(row: Raw) -> tuple[int, float | None]:
-    """Returns users (0: not stated) and requests per second.  Raises Unpredictable for more than is
-    simulated."""
+    """Returns users (0: not stated) and requests per second.  Raises Unpredictable for too many."""
     users, rate = count(row, "users", 0), number(row, "rate")
     if rate is not None and rate > MOST_RATE:
         raise Unpredictable(f"rate must be up to {MOST_RATE:g} requests a second, not {rate:g}")

@@ -1,5 +1,4 @@
-"""Rows that are impossible: nothing is faster than the hardware, and a run's figures agree with one
-another."""
+"""Impossible rows: nothing is faster than the hardware, and a run's figures agree with one another."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ SLACK = 0.97
 """Tolerance of a bound: data sheets are rounded."""
 
 DISAGREE = 1.5
-"""Factor by which a run's throughput and latency may contradict each other: means, medians and ramps
-differ."""
+"""Factor by which a run's throughput and latency may disagree: means, medians and ramps differ."""
 
 TOO_MANY = 1.15
 """Factor of the users of a closed loop that may seem to be in flight."""
@@ -31,8 +29,7 @@ TOO_MANY = 1.15
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row, by its number in the file (the first under the header is 1), and the reason why it is not
-    believed."""
+    """A row, by its number in the file (from 1 under the header), and the reason to reject it."""
 
     number: int
     reason: str
@@ -68,8 +65,7 @@ def _impossible(row: Raw, cases: Cases) -> str | None:
 
 
 def _too_fast(row: Raw, value: float, cases: Cases) -> str | None:
-    """Returns a reason where the row is faster than the weights can be read, or than the products can be
-    computed."""
+    """Returns a reason where a row is faster than weights can be read or products be computed."""
     try:
         asked = Predictor(cases=cases).ask(row)
         bound = _bound(asked, cases)
@@ -116,8 +112,7 @@ def _plain(case: Case) -> Case:
 
 
 def _stages(cost: CostModel, shape: StepShape) -> list[float]:
-    """Returns for each stage the longer of reading its weights and of its products; all else takes no
-    time."""
+    """Returns each stage's longer time of reading its weights and of its products; all else is free."""
     return [max(engines.dma, engines.tensor) for _, engines in cost.lone.stage_totals(shape)]
 
 
@@ -162,8 +157,7 @@ _BATCH = {"ttft", "tpot", "output_throughput"}
 
 
 def _batch(asked: RequestedFigure, seconds: Mapping[str, float]) -> str | None:
-    """Returns the reason why the times of a batch that runs alone contradict its tokens per second; None:
-    they agree."""
+    """Returns why the times of a batch alone contradict its tokens per second; None: they agree."""
     case = asked.case
     if asked.load is not None or case.outputs < 1:
         return None
@@ -178,8 +172,7 @@ def _batch(asked: RequestedFigure, seconds: Mapping[str, float]) -> str | None:
 
 
 def _little(asked: RequestedFigure, rate: float, latency: float) -> str | None:
-    """Returns the reason why a rate and a latency contradict Little's law, by the requests that must be in
-    flight; None: they agree."""
+    """Returns why a rate and a latency contradict Little's law (too many in flight); None: they agree."""
     case, flight = asked.case, rate * latency
     if asked.load is not None:
         users = asked.load.users

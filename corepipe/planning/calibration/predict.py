@@ -172,8 +172,7 @@ class Predictor:
 
 
 def whole_batch(case: Case) -> StepShape:
-    """Returns a step with a batch of whole inputs; a decoder that is used as an encoder gives a vector for
-    every token."""
+    """Returns a step of whole inputs; a decoder used as an encoder gives a vector for every token."""
     every = case.encodes and case.causal
     return StepShape.of([(0, case.inputs)] * case.batch, case.batch * (case.inputs if every else 1))
 

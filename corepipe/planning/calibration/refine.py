@@ -35,8 +35,7 @@ TAILS = 2.5
 """Degrees of freedom of the rows' errors."""
 
 ROUNDS, WEIGHINGS = 2, 8
-"""Number of times that slopes are computed; and for each, that rows are weighted by their remaining
-errors."""
+"""Times that slopes are computed, and for each, that rows are weighted by their remaining errors."""
 
 MOVED = 1e-3
 """Step of a logarithm, for slopes."""
@@ -68,8 +67,7 @@ class _FittedRow:
     sites: tuple[Site, ...]
 
     def error(self, time: float) -> float:
-        """Returns log(measured / predicted) of its time, of which `time` is log(predicted); 0 within the
-        source's rounding."""
+        """Returns log(measured / predicted), with `time` = log(predicted); 0 within the source's rounding."""
         error = log_error(float(np.exp(-time if self.rate else time)), self.value, self.slack)
         return error if self.rate else -error
 

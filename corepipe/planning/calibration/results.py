@@ -138,8 +138,7 @@ def _runs(path: Path, document: Mapping[str, Any]) -> Iterator[_Run]:
 
 
 def _vllm(path: Path, result: Mapping[str, Any]) -> _Run:
-    """Returns a run of `vllm bench serve`, whose keys `corepipe bench` has too: milliseconds, tokens,
-    seconds."""
+    """Returns a run of `vllm bench serve`, with `corepipe bench`'s keys: milliseconds, tokens, seconds."""
     if not isinstance(result, Mapping) or "request_throughput" not in result:
         raise UserError(f"{path}: {_NEITHER}")
     _refuse_emulated(path, result)
@@ -175,8 +174,7 @@ def _offered(result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _guidellm(path: Path, benchmark: Mapping[str, Any]) -> _Run:
-    """Returns a run of one benchmark in a report of guidellm: request latencies are seconds, the others
-    milliseconds."""
+    """Returns a benchmark of a guidellm report: request latencies are seconds, others milliseconds."""
     metrics, strategy = benchmark.get("metrics"), _strategy(benchmark)
     if not isinstance(metrics, Mapping) or not strategy:
         raise UserError(f"{path}: {_NEITHER}")
@@ -232,8 +230,7 @@ def _backend_model(benchmark: Mapping[str, Any]) -> str | None:
 
 
 def _figure(metric: str, value: object, unit: str, percentile: str) -> dict[str, str] | None:
-    """Returns a row; None where the result has no such figure: 0 stands for a figure that was not
-    measured."""
+    """Returns a row; None where the result has no such figure (0 stands for one not measured)."""
     number = _number(value)
     if not number:
         return None

@@ -130,8 +130,7 @@ def number(row: Raw, column: str) -> float | None:
 
 
 def input_tokens(row: Raw) -> int | tuple[int, int]:
-    """Returns the tokens of a prompt, or the height and width of an image ("224x224"); 0 where they are
-    not known."""
+    """Returns the tokens of a prompt, or height and width of an image ("224x224"); 0: not known."""
     cell = text(row, "input_len")
     if image := re.fullmatch(r"(\d{1,5})\s*[x×]\s*(\d{1,5})", cell):
         return int(image[1]), int(image[2])

@@ -35,8 +35,7 @@ SAME = (
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A measured row and its prediction; `assumed`: with an assumption for a value that the row does not
-    state."""
+    """A measured row and its prediction; `assumed`: an assumption replaces a value missing in the row."""
 
     row: Raw
     value: float
@@ -140,8 +139,7 @@ def _cell(key: tuple[bool, str, str, str], group: list[Scored]) -> Cell:
 
 
 def _noise(group: Sequence[Scored]) -> float:
-    """Returns the sum of the medians of half the rounding step and of the deviation of repeats from their
-    mean."""
+    """Returns the median half rounding step plus the median deviation of repeats from their mean."""
     repeats: defaultdict[tuple[str, ...], list[float]] = defaultdict(list)
     for one in group:
         repeats[tuple(text(one.row, c) for c in (*SAME, "percentile"))].append(one.value)

@@ -22,12 +22,10 @@ NXDI_YEAR = 2025
 """Year in which optimum-neuron's exports through NxD Inference begin."""
 
 COPIED_ONCE_SINCE = (10, 0)
-"""Release of SDK 2 before which the results of texts took the host's link twice as long
-(`chips.profiles`)."""
+"""Release of SDK 2 before which texts' results took the host's link twice as long (`chips.profiles`)."""
 
 FUSED_SINCE, FLASH_SINCE = (18, 1), (19, 0)
-"""Releases of SDK 2 with which transformers-neuronx changed the attention of prompts
-(neuron/chips/profiles.py)."""
+"""Releases of SDK 2 in which transformers-neuronx changed prompts' attention (neuron/chips/profiles.py)."""
 
 ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding", "cnn"})
 """Tasks of models that run once over their input."""

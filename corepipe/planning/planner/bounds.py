@@ -64,8 +64,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlanFailure:
-    """The reason for which one configuration fails.  `excess`: its best possible figure divided by the
-    allowed one."""
+    """The reason why a configuration fails.  `excess`: its best possible figure by the allowed one."""
 
     reason: Reason
     text: str
@@ -95,8 +94,7 @@ class Objectives:
         )
 
     def quantile(self, values: Floats) -> float:
-        """Returns the objective's percentile of `values`, interpolated between the nearest ranks; 0 for no
-        values."""
+        """Returns the objective's percentile of `values`, interpolated between ranks; 0 for no values."""
         return float(np.percentile(values, self.percentile)) if len(values) else 0.0
 
 
@@ -177,8 +175,7 @@ class ShapeTimes:
         return first + self.step(chunks[-1])
 
     def prompt_device(self, tokens: int, chunk: int) -> float:
-        """Returns the seconds for which a single prompt occupies the first stage, at least: without the
-        host."""
+        """Returns the seconds for which a single prompt occupies the first stage, without the host."""
         return sum(self._cost.lone.stage_seconds(step)[0] for step in _chunks(tokens, chunk))
 
     def prompt_work(self, tokens: int, chunk: int) -> float:
@@ -227,13 +224,11 @@ class ShapeBounds:
         self._answer = float(sizes.answers.mean())
 
     def failure(self, limits: BatchLimits) -> PlanFailure | None:
-        """Returns the reason for which no number of such instances suffices; None where the bounds do not
-        tell."""
+        """Returns why no number of such instances suffices; None where the bounds do not tell."""
         return self._memory(limits) or self._tpot() or self._ttft(limits)
 
     def capacity(self, limits: BatchLimits) -> float:
-        """Returns the requests per second that an instance sustains within the objective for a token, at
-        most."""
+        """Returns the most requests per second that an instance sustains within the objective for a token."""
         batches = np.arange(1, self._largest_batch(limits) + 1)
         steps, busy = self._decode_times(len(batches))
         work = self._prompt_work(limits.max_num_batched_tokens)

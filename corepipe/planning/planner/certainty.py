@@ -1,5 +1,4 @@
-"""Comparison of deployments by the intervals of their figures, and the measurement that would tell them
-apart."""
+"""Comparison of deployments by the intervals of their figures, and the next measurement."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.search_result import PlanOption
 
 MEASURED = 0.05
-"""Relative error of a deployment's own measurement when repeated: served models vary so much from day to
-day."""
+"""Relative error of a deployment's own measurement: served models vary so from day to day."""
 
 TAIL = 75.0
 """Percentile above which figures are less certain than the median."""

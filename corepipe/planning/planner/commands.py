@@ -71,8 +71,7 @@ def simulate_once_command(
 def measure_commands(
     model: str, deployment: PlannedDeployment, stack: str, demand: Demand
 ) -> tuple[list[str], ...]:
-    """Returns `corepipe bench` for one instance under its part of the load, and `corepipe fit` of its
-    result."""
+    """Returns `corepipe bench` for one instance under its load, and `corepipe fit` of its result."""
     rate = demand.objectives.rate / deployment.instances
     shape, place = deployment.candidate.shape, deployment.candidate.shape.placement
     bench = {

@@ -14,8 +14,7 @@ from corepipe.workload.lengths import Lengths
 from corepipe.workload.workload import Synthetic, first_requests
 
 LEAST_REQUESTS = 1000
-"""Requests of a simulation, unless a steady state takes more: a 99th percentile then has ten requests
-above it."""
+"""Least requests of a simulation by default: a 99th percentile has ten requests above it."""
 
 TURNOVERS = 10
 """Length of a simulation, in times of one request that takes as long as the objectives allow."""
@@ -25,8 +24,7 @@ MOST_REQUESTS = 20_000
 
 @dataclass(frozen=True)
 class Demand:
-    """A demand: lengths as `corepipe simulate` takes them, and objectives; `requests` None: as many as are
-    needed."""
+    """A demand: lengths as in `corepipe simulate`, and objectives; `requests` None: as many as needed."""
 
     input_len: Lengths
     output_len: Lengths

@@ -91,8 +91,7 @@ def _values(served: PodSettings, deployment: PlannedDeployment) -> dict[str, obj
 
 
 def _guesses(assumed: SpeculativeConfig) -> dict[str, object]:
-    """Returns the speculative settings as they were given, with the path of a draft model as the pods have
-    it."""
+    """Returns the speculative settings as given, with a draft model's path as the pods have it."""
     model = {} if assumed.model is None else {"model": _absolute(assumed.model)}
     return {**assumed.as_given(), **model}
 

@@ -183,8 +183,7 @@ def command(model: str, deployment: PlannedDeployment) -> list[str]:
 
 
 def neuron_resource(instance: Instance, cores: int) -> tuple[str, int]:
-    """Returns the extended resource that one replica requests: whole devices where the cores fill them,
-    else cores."""
+    """Returns the extended resource that a replica requests: whole devices if cores fill them, else cores."""
     devices, rest = divmod(cores, instance.cores_per_chip)
     return ("aws.amazon.com/neuroncore", cores) if rest else ("aws.amazon.com/neuron", devices)
 
@@ -297,7 +296,6 @@ spec:
 
 
 def _object_name(model: str) -> str:
-    """Returns a name that Kubernetes accepts: lower-case letters, digits and hyphens, at most 63
-    characters."""
+    """Returns a name that Kubernetes accepts: lower-case letters, digits, hyphens, at most 63 characters."""
     stem = re.sub(r"[^a-z0-9]+", "-", f"vllm-{model.lower()}").strip("-")
     return stem[:63].strip("-")

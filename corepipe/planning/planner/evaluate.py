@@ -59,8 +59,7 @@ QUEUE = 10**9
 
 @dataclass(frozen=True, slots=True)
 class ProgramKey:
-    """The properties that Programs depend on.  instance, profile: those for which a pipeline's stages are
-    balanced."""
+    """The properties that Programs depend on.  instance, profile: those that balance a pipeline's stages."""
 
     format: Format
     pipeline: int
@@ -289,8 +288,7 @@ class SimulationEvaluator:
     def _make_cost(
         self, shape: DeploymentShape, sequences: int, chunk: int | None, replica: int
     ) -> CostModel:
-        """Makes the cost model of one replica, with graphs for so many sequences, and so many tokens of a
-        prompt."""
+        """Makes a replica's cost model, with graphs for so many sequences and tokens of a prompt."""
         if replica > 0:
             return self._cost(shape, sequences, chunk, 0).on_replica(replica)
         if sequences > 1 or chunk is not None:
@@ -311,8 +309,7 @@ class SimulationEvaluator:
         return cores if draft is None else draft.add(cores, cut.tensor, limits)
 
     def _draft_of(self, candidate: Candidate) -> Draft | None:
-        """Returns the draft model, if there is one.  Raises UserError where it cannot draft for such long
-        requests."""
+        """Returns the draft model, if any.  Raises UserError where it cannot draft for so long requests."""
         guesses = candidate.limits.speculative_config
         model = None if guesses is None else guesses.model
         return None if model is None else self._draft(model, candidate.shape.format)
@@ -358,8 +355,7 @@ def _cut(shape: DeploymentShape) -> ProgramKey:
 
 
 def twin_shape(shape: DeploymentShape) -> DeploymentShape:
-    """Returns the same shape on the first instance of the catalogue with the same device: only host and
-    price differ."""
+    """Returns the shape on the first instance with the same device: only host and price differ."""
     wanted = _device(shape.device)
     alike = (i if shape.lnc is None else i.with_lnc(shape.lnc) for i in INSTANCES)
     return replace(shape, instance=next(i.name for i in alike if _device(i) == wanted))

@@ -40,8 +40,7 @@ class PlanCommands:
 
 
 def document(plan: Plan, remedy: Remedy | None, commands: PlanCommands | None = None) -> dict[str, object]:
-    """Returns the plan: times in milliseconds, prices in dollars per hour.  The same plan gives the same
-    document."""
+    """Returns the plan: milliseconds, dollars per hour.  The same plan gives the same document."""
     inquiry, found = plan.inquiry, plan.search
     demand = inquiry.demand
     roomy = None if plan.options else roomier(plan)

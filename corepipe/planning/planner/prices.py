@@ -71,16 +71,14 @@ class PriceList:
         return self._prices.get((instance, purchase, region))
 
     def require(self, instance: str, purchase: Purchase, region: str) -> Price:
-        """Returns the price.  Raises UserError, which names the prices that the list has for this
-        instance."""
+        """Returns the price.  Raises UserError, which names the list's prices for this instance."""
         price = self.get(instance, purchase, region)
         if price is None:
             raise UserError(self._missing(instance, purchase, region), "purchase")
         return price
 
     def otherwise(self, instance: str) -> str:
-        """Returns the flags with which the list has a price for an instance, and the price; or how to give
-        one."""
+        """Returns the flags with which the list has a price for an instance; or how to give one."""
         known = [p for p in self._prices.values() if p.instance == instance]
         others = ", ".join(f"--purchase {p.purchase} --region {p.region} ({p.per_hour:g} $/h)" for p in known)
         return others or "give it with --prices FILE"

@@ -1,5 +1,4 @@
-"""Remedies where a plan finds nothing: the nearest objectives that can be met, or an instance with more
-memory."""
+"""Remedies where a plan finds nothing: objectives that can be met, or an instance with more memory."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def _bench(plan: Plan, objectives: Objectives) -> SimulationEvaluator:
 def _deployments(
     plan: Plan, shape: DeploymentShape, bench: SimulationEvaluator
 ) -> Iterator[PlannedDeployment]:
-    """Yields deployments of the shape, with ever more instances for the rate: each with the limits that
-    suit it best."""
+    """Yields deployments of the shape, with ever more instances, each with its best limits."""
     limits = plan.inquiry.space.limits(plan.max_model_len, bench.longest_prompt)
     able = [c for c in (Candidate(shape, limit) for limit in limits) if bench.failure(c) is None]
     for ease in EASES:
@@ -72,8 +70,7 @@ def _deployments(
 
 
 def _excess(asked: Objectives, outcome: SimulatedOutcome) -> float:
-    """Returns the factor by which the worse of the two objectives is exceeded; infinite where the rate is
-    not sustained."""
+    """Returns the factor by which the worse objective is exceeded; infinite below the rate."""
     if outcome.failure is not None:
         return inf
     pairs = ((outcome.ttft, asked.ttft), (outcome.tpot, asked.tpot))
@@ -81,8 +78,7 @@ def _excess(asked: Objectives, outcome: SimulatedOutcome) -> float:
 
 
 def _loosened(objectives: Objectives, outcome: SimulatedOutcome) -> Objectives:
-    """Returns the objectives, with those that the outcome misses raised so that it meets them, with the
-    margin."""
+    """Returns the objectives, with those that the outcome misses raised to it, with the margin."""
     ttft, tpot, left = objectives.ttft, objectives.tpot, 1 - objectives.margin
     if ttft is not None and outcome.ttft > ttft * left:
         ttft = _rounded_up(outcome.ttft / left)

@@ -43,8 +43,7 @@ MOST_TIES = 4
 hundred cores can be divided in dozens of ways that all suffice."""
 
 NOTICEABLE = 0.97
-"""Share of the fastest known time below which a dearer deployment's estimate must lie for it to be
-simulated."""
+"""Share of the fastest time below which a dearer deployment's estimate must lie to be simulated."""
 
 
 class Evaluator(Protocol):
@@ -54,8 +53,7 @@ class Evaluator(Protocol):
         """Returns the reason for which no number of instances suffices; None where a bound does not tell."""
 
     def fewest(self, candidate: Candidate) -> int:
-        """Returns the number of instances below which it cannot suffice, at least 1; called where
-        `failure` is None."""
+        """Returns the least number of instances that may suffice, from 1; called where `failure` is None."""
 
     def likely(self, candidate: Candidate) -> int:
         """Returns the estimated number of instances that suffice: the search begins there."""
@@ -150,8 +148,7 @@ class _Search:
         self._watch(SearchProgress(self._what, self._found.simulations, best, left, len(self._shapes)))
 
     def _find_cheapest(self) -> None:
-        """Tries each variant of each shape where it would be cheaper than the best, the most promising
-        first."""
+        """Tries each variant of each shape where it would beat the best, the most promising first."""
         while batch := self._next_bounded():
             if self._best == inf:
                 self._find_first(batch)
@@ -181,8 +178,7 @@ class _Search:
                 heapq.heappush(heap, self._guess(opened, candidate))
 
     def _guess(self, opened: Contender, candidate: Candidate) -> tuple[float, float, int, int, int]:
-        """Returns an entry of the heap: price, estimated seconds of a request, candidate, and number of
-        instances."""
+        """Returns an entry of the heap: price, estimated seconds of a request, candidate, and instances."""
         instances, seconds = self._order(opened, candidate)
         instances = min(instances, self._most)
         return (
@@ -257,8 +253,7 @@ class _Search:
         return None
 
     def _keep(self, opened: Contender, option: PlanOption) -> None:
-        """Keeps an option at once, in case the search is ended, and then reduces it to the fewest
-        instances."""
+        """Keeps an option at once, in case the search ends, then reduces it to the fewest instances."""
         self._options[opened.shape] = option
         candidate = option.deployment.candidate
         low = opened.bound[candidate]
@@ -289,8 +284,7 @@ class _Search:
         return None
 
     def _can_alone(self, opened: Contender, candidate: Candidate) -> bool:
-        """Tells whether a variant suffices without load; drops it otherwise: more instances cannot help
-        it."""
+        """Tells whether a variant suffices without load; drops it otherwise, as instances cannot help it."""
         if candidate in opened.capable:
             return True
         self._found.simulations += 1
@@ -341,8 +335,7 @@ class _Search:
             self._found.dearer.append(CostlierShape(opened.shape, 0, opened.price, None))
 
     def _entry(self, opened: Contender, instances: int) -> tuple[float, float, int, int]:
-        """Returns an entry of the heap: price, estimated seconds of a request, shape, and number of
-        instances."""
+        """Returns an entry of the heap: price, estimated seconds of a request, shape, and instances."""
         instances = max(instances, opened.fewest)
         estimate = min(self._evaluator.estimate(v, instances) for v in opened.variants)
         return instances * opened.price, estimate, opened.index, instances
@@ -352,8 +345,7 @@ class _Search:
         return self._best * self._spread * (1 + self._tied(opened.shape))
 
     def _next(self, opened: Contender, instances: int) -> int:
-        """Returns the next number of instances to try: steps get longer, but none goes past the last that
-        may suffice."""
+        """Returns the next number of instances to try; steps grow, up to the last that may suffice."""
         last = min(self._most, int(self._limit(opened) / opened.price))
         following = min(instances + opened.step, last) if instances < last else instances + 1
         opened.step *= 2
@@ -364,8 +356,7 @@ class _Search:
         self._found.dearer.append(CostlierShape(opened.shape, instances, price, opened.failure))
 
     def _try(self, opened: Contender, instances: int) -> bool:
-        """Simulates the first of the shape's variants with so many instances; returns whether one
-        succeeds."""
+        """Simulates the first of the shape's variants with so many instances; tells if one succeeds."""
         for candidate in self._variants(opened, instances)[:MORE_VARIANTS]:
             option = self._tried(opened, candidate, instances)
             if option is not None:
@@ -376,8 +367,7 @@ class _Search:
         return False
 
     def _is_dull(self, opened: Contender, instances: int, price: float) -> bool:
-        """Tells whether the shape is neither one of the first ties of the cheapest, nor faster than the
-        known options."""
+        """Tells whether the shape is no early tie of the cheapest, and no faster than known options."""
         tied = self._best * (1 + self._tied(opened.shape))
         ties = sum(option.price <= tied for option in self._options.values())
         if price <= tied and ties < MOST_TIES:
@@ -386,7 +376,6 @@ class _Search:
         return estimate > NOTICEABLE * self._latency
 
     def _variants(self, opened: Contender, instances: int) -> list[Candidate]:
-        """Returns the variants that may suffice with so many instances, by their estimated time of a
-        request."""
+        """Returns the variants that may suffice with so many instances, by estimated time."""
         ready = [v for v in opened.variants if opened.bound[v] <= instances]
         return sorted(ready, key=lambda v: self._evaluator.estimate(v, instances))

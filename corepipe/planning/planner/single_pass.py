@@ -92,8 +92,7 @@ class PricedInstance:
 
 @dataclass(frozen=True, slots=True)
 class SinglePassOption:
-    """A deployment that meets the demand: dollars per hour, seconds at the percentile, and one instance's
-    simulation."""
+    """A deployment that meets the demand: dollars per hour, seconds, and one instance's simulation."""
 
     deployment: PlannedDeployment
     offer: PricedInstance

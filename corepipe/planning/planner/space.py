@@ -17,8 +17,7 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS, Format
 
 DEFAULT_FORMATS = ("bf16", "int8-weights")
-"""Formats that Neuron stacks serve with: they have no int8 arithmetic, and fp32 is never faster, nor
-smaller."""
+"""Formats that Neuron stacks serve with: they have no int8 arithmetic; fp32 gains nothing."""
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCHED_TOKENS = (512, 2048, 8192)
@@ -148,8 +147,7 @@ class SearchSpace:
 
 
 def _logical(instance: Instance) -> Iterator[tuple[int | None, Instance]]:
-    """Yields the instance with its default logical cores, and with each physical core a logical one where
-    that differs."""
+    """Yields the instance with its default logical cores, and with single physical ones if different."""
     yield None, instance
     if instance.lnc > 1:
         yield 1, instance.with_lnc(1)

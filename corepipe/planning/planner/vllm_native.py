@@ -115,8 +115,7 @@ def neuron_config(deployment: PlannedDeployment) -> dict[str, object]:
 
 
 def flags(model: str, deployment: PlannedDeployment) -> list[str]:
-    """Returns the arguments of `vllm serve`.  The plugin chooses the size and the number of KV blocks
-    itself."""
+    """Returns the arguments of `vllm serve`.  The plugin chooses size and number of KV blocks itself."""
     shape, limits = deployment.candidate.shape, deployment.candidate.limits
     chunk = min(limits.max_num_batched_tokens, limits.max_model_len)
     named = {
@@ -133,8 +132,7 @@ def flags(model: str, deployment: PlannedDeployment) -> list[str]:
 
 
 def environment(shape: DeploymentShape) -> dict[str, str]:
-    """Returns the variables of the server; the compiler and the runtime both read the size of a logical
-    core."""
+    """Returns the variables of the server; compiler and runtime both read the size of a logical core."""
     return {
         "NEURON_LOGICAL_NC_CONFIG": str(shape.device.lnc),
         "VLLM_CACHE_ROOT": CACHE_PATH,

@@ -32,8 +32,7 @@ MODELS = frozenset(
 Llama; Qwen3-MoE in release-notes/components/nxd-inference.rst.  Contributed models are left out."""
 
 STARTUP_SECONDS = 3600
-"""Seconds that a server may take to compile: optimum-neuron's guide gives 30 to 60 minutes for large
-models."""
+"""Seconds that a server may compile: optimum-neuron's guide gives 30 to 60 minutes for large models."""
 
 
 def problem(shape: DeploymentShape) -> str | None:

@@ -35,8 +35,7 @@ BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class ProposedChange:
-    """A setting to change, and the factor by which that makes a step faster or gives more tokens per
-    second."""
+    """A setting to change, and the factor by which that makes steps faster or gives more tokens."""
 
     flag: str
     text: str
@@ -64,8 +63,7 @@ class StepBottleneck:
 
 
 def bottlenecks(run: ProfileRun, measured: Iterable[PhaseMeasurement]) -> list[StepBottleneck]:
-    """Returns, for each phase, the causes that take most of its step, the largest first; and the gain of a
-    full pipeline."""
+    """Returns each phase's main causes of time, the largest first, and the gain of a full pipeline."""
     trials = _Trials(run)
     return [found for phase in measured for found in _of_phase(run, phase, trials)]
 
@@ -108,8 +106,7 @@ class _Trials:
         return tuple(sorted(changes, key=_gain, reverse=True)), tuple(tried)
 
     def _try(self, phase: Phase, flag: str, setup: ProfileSetup) -> ProposedChange | None:
-        """Predicts a change; None where it is impossible, or where a larger batch delays its sequences too
-        much."""
+        """Predicts a change; None where it is impossible, or a larger batch delays its sequences too much."""
         if flag not in self._runs:
             self._runs[flag] = self._predict(setup)
         run = self._runs[flag]
@@ -238,8 +235,7 @@ def _detail(run: ProfileRun, measured: PhaseMeasurement, cause: Cause) -> str:
 
 
 def _collectives(run: ProfileRun, phase: Phase) -> str:
-    """Returns the number and the size of collectives, and whether their time is latency: that of a single
-    row."""
+    """Returns number and size of collectives, and whether latency (a single row's time) bounds them."""
     step = run.of(phase)[0]
     lone = run.cost.op_times(0, StepShape.decode(1, 1))
     pairs = [

@@ -247,8 +247,7 @@ class _LadderTimes:
         return prompts + max(1, work.output_len - 1) / standing * self.step_seconds(setting)
 
     def step_seconds(self, setting: RungSetting) -> float:
-        """Returns the seconds of a step in which each sequence gets a token, and its accepted draft
-        tokens."""
+        """Returns the seconds of a step that gives each sequence a token and its accepted drafts."""
         work, each = self._work, 1 + len(self._work.rates) if setting.guesses else 1
         context = self._length(setting, work.input_len + (work.output_len + 1) // 2)
         step = StepShape.of([(context - 1, each)] * setting.batch, setting.batch * each, each)

@@ -83,8 +83,7 @@ Compiled = tuple[Graph, tuple[Program, ...]]
 
 
 def compiled(setup: ProfileSetup) -> Compiled:
-    """Returns the setup's Graph and the Programs of a replica.  Raises UserError where it cannot be
-    divided so."""
+    """Returns the setup's Graph and a replica's Programs.  Raises UserError where it cannot be divided so."""
     graph = setup.architecture.graph(setup.format, setup.max_model_len)
     return graph, modes.compiler(graph, setup.instance, setup.profile)(setup.placement)
 
@@ -92,8 +91,7 @@ def compiled(setup: ProfileSetup) -> Compiled:
 def placed(
     setup: ProfileSetup, mode: modes.Mode, degrees: modes.RequestedDegrees
 ) -> tuple[ProfileSetup, str]:
-    """Returns the setup with the given degrees and the mode's for the others, and the reason.  Raises
-    UserError."""
+    """Returns the setup with the given degrees and the mode's others, and the reason.  Raises UserError."""
     graph = setup.architecture.graph(setup.format, setup.max_model_len)
     placement, reason = modes.resolve(mode, graph, setup.instance, setup.limits, setup.profile, degrees)
     return replace(setup, placement=placement), reason
