@@ -134,7 +134,7 @@ def test_the_budget_bounds_the_blocks():
     assert blocks_that_fit(core, 1, TRN2) == 23 * 8
     assert blocks_that_fit(core, 1, TRN2, KvBudget()) == int(0.27 * 24 * 8)
     full = (CoreMemory(weights=23 * GIB + GIB // 2, block=GIB // 8, buffers=0),)
-    assert blocks_that_fit(full, 1, TRN2, KvBudget()) == 4  # without its minimum of 1 GiB
+    assert blocks_that_fit(full, 1, TRN2, KvBudget()) == 4  # less is left than the minimum of 1 GiB
 
 
 def test_keys_and_values_of_few_heads_are_copied_to_more_ranks():
