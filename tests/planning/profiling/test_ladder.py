@@ -131,7 +131,7 @@ def test_what_does_not_fit_a_core_is_refused() -> None:
 def test_what_the_ladder_tries_itself_is_refused(flag: tuple[str, str]) -> None:
     shown = run("profile", "bert-base", "--ladder", *flag)
     assert shown.returncode == 2
-    assert f"{flag[0]} is what --ladder tries" in shown.stderr
+    assert f"{flag[0]} is set by --ladder itself" in shown.stderr
 
 
 def test_its_page_says_what_the_command_says() -> None:
