@@ -11,10 +11,10 @@ from corepipe.scheduler.prefix_index import PrefixIndex
 class BlockPool:
     """Blocks 0 .. total - 1; each is free, cached or held, always.
 
-    Held: its reference count is above 0.  Cached: nobody holds it, but it is still found by its key until
-    it is evicted, the least recently held first.  Free: neither.  At most `max_cached` blocks are cached
-    (None: no limit); as the free block that was used last is taken first, it bounds the memory touched.
-    `on_evicted` is told the key that finds nothing from now on.
+    Held: its reference count is above 0.  Cached: no sequence holds it, but it is still found by its key
+    until it is evicted, the least recently held first.  Free: neither.  At most `max_cached` blocks are
+    cached (None: no limit); as the free block that was used last is taken first, it bounds the memory
+    touched. `on_evicted` is called with each key that finds nothing from now on.
     """
 
     def __init__(self, total: int, max_cached: int | None = None) -> None:
@@ -30,7 +30,8 @@ class BlockPool:
         self.on_evicted: Callable[[Hashable], None] | None = None
 
     def announce(self, index: PrefixIndex, bit: int) -> None:
-        """Tells `index` from now on what can be found here, by this bit; while nothing can."""
+        """Keeps `index` up to date from now on with the keys that can be found here, under this bit; the pool
+        must be empty."""
         self._index, self._bit = index, bit
 
     @property
@@ -116,7 +117,7 @@ class BlockPool:
         return True
 
     def is_shared(self, block: int) -> bool:
-        """Whether several hold it."""
+        """Returns whether more than one sequence holds the block."""
         return self._references[block] > 1
 
     def forget(self, block: int) -> None:

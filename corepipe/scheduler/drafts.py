@@ -1,4 +1,4 @@
-"""Guesses of how answers go on, so that several of their tokens can be computed at once."""
+"""Draft tokens: guesses of how an answer continues, so that several of its tokens are computed at once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:  # a request has a Drafter
 
 
 class BatchDrafter(Protocol):
-    """Guesses for several requests in one go, for those whose own Drafter has no idea."""
+    """Drafts tokens for several requests in one call: for those whose own Drafter proposes none."""
 
     def depth(self, request: Request, most: int) -> int:
-        """How many of at most so many it would guess; 0: none."""
+        """Returns how many draft tokens it would propose for the request, at most `most`; 0: none."""
 
     def propose(self, asked: Sequence[tuple[Request, int]]) -> Sequence[Sequence[int]]:
-        """For each of the requests at most so many tokens that may follow those that are known; each holds
-        the blocks for them."""
+        """Returns the draft tokens of each (request, most), at most `most` of them; each request holds the
+        blocks for them."""
 
 
 def add_drafts(
@@ -30,8 +30,8 @@ def add_drafts(
     kv: KVCache,
     together: BatchDrafter | None = None,
 ) -> None:
-    """Shares out the `tokens` that a batch of these chunks has left, once everybody has what is known, among
-    those who may guess how they go on.  A batch with prompts is left alone: its time is that of its tokens.
+    """Distributes the `tokens` that a batch has left, beside the known tokens of its chunks, as draft tokens
+    over the chunks in `draftable`.  A batch with prompts gets no drafts: its time is that of its tokens.
     """
     if not all(chunk.count == 1 and chunk.request.num_generated for chunk in chunks):
         return
@@ -56,8 +56,8 @@ def add_drafts(
 
 
 def _most(request: Request, most: int, config: SchedulerConfig, kv: KVCache) -> int:
-    """How many of so many drafts a request may have.  Nobody is preempted for their blocks, and even the
-    token that follows the last of them is one that is wanted."""
+    """Returns how many draft tokens a request may have, at most `most`.  No request is preempted for their
+    blocks, and the token after the last draft must still be within the request's limits."""
     known = request.num_tokens
     most = min(most, request.max_tokens - request.num_generated - 1, config.max_model_len - known - 1)
     if kv.missing(request, known + most) > kv.pool.available:
@@ -66,13 +66,13 @@ def _most(request: Request, most: int, config: SchedulerConfig, kv: KVCache) -> 
 
 
 def _make_room(request: Request, drafts: int, kv: KVCache) -> None:
-    """Gives the request the blocks for so many drafts; there are some."""
+    """Allocates the blocks for so many draft tokens of the request; the pool must have them."""
     if missing := kv.missing(request, request.num_tokens + drafts):
         kv.grow(request, missing)
 
 
 def _add(chunk: Chunk, drafts: Sequence[int], kv: KVCache) -> None:
-    """Has a chunk compute drafts, too."""
+    """Adds draft tokens to the tokens that a chunk computes."""
     if drafts:
         _make_room(chunk.request, len(drafts), kv)
         chunk.drafts = drafts

@@ -77,7 +77,8 @@ class HybridKVCache(KVCache):
         request.room += blocks * self.block_size
 
     def is_due(self, request: Request, count: int) -> bool:
-        """Where they have begun a block, too: the state before may be read no more."""
+        """Returns whether the tokens have filled a block, or begun one: then the state before is read no
+        more."""
         return request.num_done % self.block_size <= count
 
     def commit(self, request: Request, count: int) -> None:

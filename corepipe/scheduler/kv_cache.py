@@ -17,18 +17,19 @@ from corepipe.scheduler.request import Request
 
 
 class CacheListener(Protocol):
-    """Who hears which full blocks can be found, as soon as that changes."""
+    """Receives every change of the set of full blocks that the prefix cache finds."""
 
     def stored(self, request: Request, index: int) -> None:
-        """Full block number `index` of the request can be found; it could not before."""
+        """Notes that full block number `index` of the request is found from now on; it was not before."""
 
     def removed(self, key: Hashable) -> None:
-        """What could be found by this block key cannot any more."""
+        """Notes that nothing is found by this block key from now on."""
 
 
 class KVCache:
-    """`config.num_blocks` blocks of `config.block_size` tokens; whether full ones are found again, and how
-    many that nobody holds are kept, it says, too."""
+    """The `config.num_blocks` KV blocks of `config.block_size` tokens of a replica, and its prefix cache.
+
+    The config also says whether full blocks are found again, and how many unheld blocks are kept."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = BlockPool(config.num_blocks, config.max_cached_blocks)
@@ -39,52 +40,53 @@ class KVCache:
         self.prefix_hits = 0
 
     def announce(self, index: PrefixIndex, bit: int) -> bool:
-        """Tells `index` from now on which blocks can be found; False: a prefix needs more than them."""
+        """Keeps `index` up to date with the blocks that can be found; returns False where a prefix needs more
+        than its blocks."""
         self.pool.announce(index, bit)
         return True
 
     def listen(self, listener: CacheListener) -> None:
-        """From now on it hears what can be found."""
+        """Reports from now on to `listener` which blocks can be found."""
         self._listener = listener
         self.pool.on_evicted = listener.removed
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Returns the number of blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
 
     def missing(self, request: Request, tokens: int) -> int:
-        """Blocks that the request lacks for its first `tokens` tokens."""
+        """Returns how many blocks the request lacks for its first `tokens` tokens."""
         return max(0, self.blocks_for(tokens) - len(request.block_ids))
 
     def has_room(self, request: Request, tokens: int) -> bool:
-        """Whether a request could have what it lacks for its first `tokens` tokens."""
+        """Returns whether the pool has the blocks that the request lacks for its first `tokens` tokens."""
         return self.missing(request, tokens) <= self.pool.available
 
     def lacking(self, request: Request) -> int:
-        """Blocks that a request that does not run would lack for all of its known tokens."""
+        """Returns how many blocks a waiting request would lack for all of its known tokens."""
         return max(0, self.blocks_for(request.num_tokens) - len(request.block_ids))
 
     def has_room_to_start(self, request: Request) -> bool:
-        """Whether a request that does not run could have what it would lack for all of its known tokens."""
+        """Returns whether the pool has the blocks that a waiting request would lack for its known tokens."""
         return self.lacking(request) <= self.pool.available
 
     def blocks_of(self, request: Request) -> list[int]:
-        """Those that the request holds."""
+        """Returns the blocks that the request holds."""
         return request.block_ids
 
     def find_prefix(self, request: Request) -> list[int]:
-        """The longest chain of cached blocks that leaves a token to compute; it stays where it is."""
+        """Returns the longest chain of cached blocks that leaves a token to compute; takes no reference."""
         if not self._prefix_cache:
             return []
         full = range((request.num_tokens - 1) // self.block_size)
         return self.pool.find_chain(request.keys_of(full, self.block_size))
 
     def cached_prefix(self, request: Request) -> int:
-        """Tokens that the request would find in the cache; at least one is left to compute."""
+        """Returns how many tokens the request would find in the cache; at least one is left to compute."""
         return len(self.find_prefix(request)) * self.block_size
 
     def take_prefix(self, request: Request) -> int:
-        """Gives a request without blocks the longest chain of full blocks in the cache; its tokens.
+        """Gives a request without blocks the longest chain of full blocks in the cache; returns its tokens.
 
         At least one token is left to compute.  A request with `prompt_logits` takes none.
         """
@@ -109,7 +111,7 @@ class KVCache:
         request.room += blocks * self.block_size
 
     def is_due(self, request: Request, count: int) -> bool:
-        """Whether the last `count` tokens up to `num_done` are something to commit: they have filled a
+        """Returns whether the last `count` tokens up to `num_done` must be committed: they have filled a
         block."""
         return request.num_done % self.block_size < count
 
@@ -126,7 +128,7 @@ class KVCache:
                 self.publish(request, index)
 
     def _publish_all(self, request: Request, full: range) -> None:
-        """As `publish`, where nobody listens."""
+        """Publishes these full blocks, as `publish` does, where there is no listener."""
         blocks = request.block_ids[full.start : full.stop]
         for block, key in zip(blocks, request.keys_of(full, self.block_size), strict=True):
             self.pool.publish(block, key)
@@ -149,7 +151,7 @@ class KVCache:
 
 
 class NothingKept(KVCache):
-    """Of a model that keeps nothing from batch to batch: whoever asks needs no block."""
+    """The cache of a model that keeps nothing from batch to batch: no request needs a block."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(replace(config, num_blocks=0, prefix_cache=False))

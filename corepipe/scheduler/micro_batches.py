@@ -1,4 +1,4 @@
-"""How a pipeline's requests are shared out to batches, so that its stages work at the same time."""
+"""The distribution of a pipeline's requests over batches, so that its stages work at the same time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from corepipe.scheduler.request import Request
 
 
 class Pipeline(Protocol):
-    """Knows in how many batches work goes through a pipeline the quickest."""
+    """Chooses in how many batches work passes through a pipeline soonest."""
 
     def generating_batches(self, sequences: int, tokens: int) -> int:
-        """In how many `sequences` go round that generate, with `tokens` tokens in all of them."""
+        """Returns the number of batches for `sequences` that generate, with `tokens` tokens in all."""
 
     def batches_with_prompts(self, sequences: int, tokens: int, prompt: int) -> int:
-        """How many to have under way where such sequences generate, or none, and a batch could take `prompt`
-        tokens of prompts; no fewer than without them."""
+        """Returns how many batches to have in flight where such sequences generate, or none, and a batch
+        could take `prompt` tokens of prompts; no fewer than without prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneForEachStage:
-    """A pipeline of which nothing is known but its depth."""
+    """A pipeline whose number of stages is all that is known of it."""
 
     stages: int
 
@@ -37,11 +37,11 @@ class OneForEachStage:
 
 
 class Share(NamedTuple):
-    """What one batch may hold.
+    """The limits of the next batch.
 
-    seats: sequences, so that all batches are of about the same size.  kept: how many of them are kept for
-    waiting requests, which else might wait for as long as others run.  prompts_only: those who generate
-    have their batches under way, and the stages have room for prompts.
+    seats: its sequences at most, so that all batches have about the same size.  kept: how many of the seats
+    are kept for waiting requests, which might otherwise wait for as long as others run.  prompts_only: all
+    requests that generate are in flight, and the stages have room for prompts alone.
     """
 
     seats: int
@@ -50,8 +50,7 @@ class Share(NamedTuple):
 
 
 class Sharing:
-    """Shares out the requests of one replica: those that run, as `running` holds them, and those that may
-    join them."""
+    """Distributes the requests of one replica over batches: those in `running`, and those that may join."""
 
     def __init__(
         self,
@@ -71,12 +70,12 @@ class Sharing:
         self._batches = 1
 
     def changed(self) -> None:
-        """Others run than before."""
+        """Notes that the set of running requests has changed."""
         self._changes += 1
 
     def share(self, in_flight: int, generating: int) -> Share | None:
-        """What the next batch may hold, where `in_flight` others are under way, `generating` of them with
-        requests that generate; None where these are enough."""
+        """Returns the limits of the next batch, where `in_flight` others are in flight, `generating` of them
+        with requests that generate; None where these are enough."""
         if self._config.stages == 1:
             return None if in_flight else Share(self._config.max_num_seqs, 0, prompts_only=False)
         coming, tokens = self._admissible()
@@ -102,10 +101,10 @@ class Sharing:
         return in_flight >= self._batches and in_flight >= self._most_with_prompts(coming)
 
     def _think(self, coming: int, tokens: int) -> None:
-        """Chooses the number of batches for those who run and for `coming` others, who have `tokens` tokens.
+        """Chooses the number of batches for the running requests and `coming` others with `tokens` tokens.
 
-        Only when others run than before, not at each token: what is best changes slowly with the context,
-        and each change costs a round in which the batches are of unequal size.
+        It does so only when the set of requests has changed, not at each token: what is best changes slowly
+        with the context, and each change costs a round in which the batches are of unequal size.
         """
         situation = (self._changes, coming)
         sequences = len(self._running) + coming
@@ -115,7 +114,8 @@ class Sharing:
             self._situation = situation
 
     def _most_with_prompts(self, coming: int) -> int:
-        """Batches under way with the prompts of those who run and `coming` tokens of those who may join."""
+        """Returns how many batches to have in flight for the prompts of running requests and `coming` tokens
+        of requests that may join; 0 where there are no prompts."""
         running = self._running
         prompts = [r.num_tokens - r.num_computed for r in running if r.num_tokens == r.num_prompt]
         waiting = coming + sum(prompts)
@@ -126,8 +126,8 @@ class Sharing:
         return self._pipeline.batches_with_prompts(len(generating), sum(generating), most)
 
     def _admissible(self) -> tuple[int, int]:
-        """Waiting requests that seats and blocks would let in now, if none found a cached prefix, and the
-        tokens that they have."""
+        """Returns how many waiting requests seats and blocks would admit now, if none found a cached prefix,
+        and their tokens."""
         seats = self._config.max_num_seqs - len(self._running)
         if seats == 0 or len(self._queue) == 0:
             return 0, 0

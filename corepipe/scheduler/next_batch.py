@@ -1,4 +1,4 @@
-"""The next batch: what a policy has put into it so far, and what still may be."""
+"""The next batch: the chunks that a policy has added so far, and the room that is left."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from corepipe.scheduler.running import Running
 
 
 class NextBatch:
-    """A `policy.BatchBuilder`: the batch that is being put together, as its policy sees it.
+    """Builds a batch; implements `policy.BatchBuilder`.
 
-    The seats that its share keeps are only for prompts and for who has a higher priority than the head of
-    the queue, as long as the queue has somebody who may start.
+    The seats that its share keeps are for prompts and for requests with a higher priority than the head of
+    the queue alone, as long as a request in the queue may start.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class NextBatch:
         return False
 
     def _is_too_long(self) -> bool:
-        """Whether the head of the queue does not fit whole into what is left of the batch."""
+        """Returns whether the head of the queue does not fit whole into what is left of the batch."""
         head = self._queue.peek()
         return head is not None and head.num_tokens > self._tokens
 
@@ -92,7 +92,7 @@ class NextBatch:
         return True
 
     def draft(self, together: BatchDrafter | None = None) -> None:
-        """Adds drafts to the batch, where there are any and it has room for them; `together` guesses for
-        those who have no idea themselves."""
+        """Adds draft tokens to the batch, where it has room for them; `together` drafts for requests whose
+        own drafter proposes none."""
         if self._draftable:
             add_drafts(self.chunks, self._draftable, self._tokens, self._config, self._kv, together)

@@ -1,4 +1,4 @@
-"""Which of several prefix caches have a block, so that nobody has to ask each of them."""
+"""An index of the blocks of several prefix caches, so that a router need not ask each of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class PrefixIndex:
             self._holders[key] = holders
 
     def chain(self, keys: Iterable[Hashable]) -> Iterator[int]:
-        """Of each full block of a sequence from the first on, who has it, as long as anybody does."""
+        """Yields for each full block of a sequence, from the first on, the caches that have it; ends where
+        none does."""
         for key in keys:
             holders = self._holders.get(key, 0)
             if not holders:
@@ -38,9 +39,9 @@ class PrefixIndex:
 
 
 class RecentPrefixes(PrefixIndex):
-    """Of caches that are elsewhere: what is told of them may be late, or too much.
+    """The index of caches in other processes: what they report may be late, or too much.
 
-    At most `most` keys are kept; those of which nothing was said for longest are forgotten.
+    At most `most` keys are kept; those that were not reported for longest are dropped.
     """
 
     def __init__(self, most: int) -> None:

@@ -47,7 +47,7 @@ class WaitingQueue:
         return len(self._held)
 
     def __iter__(self) -> Iterator[Request]:
-        """Those that may start, in the order in which they would, if no other came."""
+        """Yields the requests that may start, in the order in which they would if no other came."""
         last, turns = self._last_turns.copy(), self._turns
         heads = [(self._turn(owner, line[0], last), owner, 0) for owner, line in self._lines.items()]
         heapify(heads)
@@ -76,13 +76,13 @@ class WaitingQueue:
         self.num_tokens += request.num_tokens
 
     def release(self, request: Request) -> None:
-        """A request that is held may start."""
+        """Lets a held request start."""
         self._held.remove(request)
         request.held = False
         self._line_up(request)
 
     def peek(self) -> Request | None:
-        """The request whose turn it is; None where nobody may start."""
+        """Returns the request that starts next; None where none may start."""
         if not self._lines:
             return None
         if len(self._lines) == 1:
@@ -94,14 +94,15 @@ class WaitingQueue:
         return min(heads)[-1]
 
     def start(self, request: Request) -> None:
-        """Takes out a request that is about to run; its owner has had a turn, unless it had it before."""
+        """Removes a request that is about to run; this counts as its owner's turn, unless it was
+        preempted."""
         self.remove(request)
         if request.status is Status.WAITING:
             self._turns += 1
             self._last_turns[request.owner] = self._turns
 
     def remove(self, request: Request) -> None:
-        """Takes out a request that is in the queue."""
+        """Removes a request from the queue."""
         if request.held:
             self._held.remove(request)
         else:
@@ -120,7 +121,8 @@ class WaitingQueue:
 
     @staticmethod
     def _turn(owner: str, entry: _Entry, last_turns: Mapping[str, int]) -> _Turn:
-        """When it is the turn of an owner's first request: the smaller, the sooner.  No two are equal."""
+        """Returns the place of an owner's first request in the order: the smaller, the sooner; no two are
+        equal."""
         priority, fresh, arrival, number, _ = entry
         return (priority, fresh, last_turns.get(owner, 0) if fresh else 0, arrival, number)
 

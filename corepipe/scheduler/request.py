@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; the values are those of the OpenAI API and of vLLM's metrics."""
+    """The reason for which a request ended; the values are those of the OpenAI API and of vLLM's metrics."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -28,7 +28,8 @@ class Status(StrEnum):
 
 
 class Rank(NamedTuple):
-    """Who goes first: the smaller.  `number` counts the requests as they were added."""
+    """The order of requests: the smaller rank goes first.  `number` counts the requests as they were
+    added."""
 
     priority: int
     arrival: float
@@ -36,12 +37,13 @@ class Rank(NamedTuple):
 
 
 def first_key(salt: str) -> bytes:
-    """What the key of a sequence's first block derives from."""
+    """Returns the bytes that the key of a sequence's first block derives from."""
     return sha256(salt.encode()).digest()
 
 
 def next_key(parent: bytes, ids: Sequence[int]) -> bytes:
-    """Of a full block of these tokens behind the one with the key `parent`: in every process the same."""
+    """Returns the key of a full block of these tokens after the block with the key `parent`; it is the same
+    in every process."""
     return sha256(parent + pack(f"{len(ids)}q", *ids)).digest()
 
 
@@ -54,13 +56,13 @@ class Request:
     come back.  The request is in flight while the two differ; drafts that are computed with it count, too.
     `stop_ids` end the request (eos among them, unless ignored) once `min_tokens` are generated.
     `arrival` is in seconds of the driver's clock.  Lower `priority` goes first.
-    `owner`: whose it is; owners take turns.
-    `cache_salt` keeps prefix-cache entries apart; `told_salt` is what of it others may know.
+    `owner`: the API key or user that sent it; owners take turns.
+    `cache_salt` keeps prefix-cache entries apart; `told_salt` is the salt that listeners outside may know.
     `prompt_logits`: the caller wants a result for every prompt position, so the prompt's cached prefix may
     not be skipped.
-    `held`: it may not start yet, as something that it needs is still being made.
-    `complete`: nothing can follow what it has, whatever `stop_ids` and `min_tokens` say.
-    `drafter`: who guesses how it goes on, if anybody does.  `drafted`: what has come of it.
+    `held`: it may not start yet, as something that it needs (a grammar) is not compiled yet.
+    `complete`: no token can follow those that it has, whatever `stop_ids` and `min_tokens` say.
+    `drafter`: proposes draft tokens for it, if there is one.  `drafted`: how many of them were accepted.
     """
 
     id: str
@@ -79,7 +81,7 @@ class Request:
     num_prompt: int = field(init=False)
     num_tokens: int = field(init=False)
     num_most: int = field(init=False)
-    """Known tokens with which it ends at the latest, from when it is added to a scheduler on."""
+    """The number of known tokens with which it ends at the latest; set when it is added to a scheduler."""
     num_computed: int = field(default=0, init=False)
     num_done: int = field(default=0, init=False)
     num_cached: int = field(default=0, init=False)
@@ -87,13 +89,13 @@ class Request:
     num_preemptions: int = field(default=0, init=False)
     block_ids: list[int] = field(default_factory=list, init=False)
     state_ids: list[int] = field(default_factory=list, init=False)
-    """Where its states are, if there are blocks of keys and values beside."""
+    """The blocks of its states, of a model that has blocks of keys and values beside them."""
     room: int = field(default=0, init=False)
-    """Positions that its blocks are for, from the first on."""
+    """The number of positions that its blocks have room for, from the first on."""
     block_keys: list[bytes] = field(default_factory=list, init=False)
-    """Those that have been asked for."""
+    """The keys that were computed so far."""
     told_keys: list[bytes] = field(default_factory=list, init=False)
-    """As `block_keys`."""
+    """The keys under `told_salt` that were computed so far."""
     status: Status = field(default=Status.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     held: bool = field(default=False, init=False)
@@ -101,7 +103,7 @@ class Request:
     drafter: Drafter | None = field(default=None, init=False)
     drafted: Drafted | None = field(default=None, init=False)
     rank: Rank = field(init=False, repr=False)
-    """From when it is added to a scheduler on."""
+    """The order among requests; set when it is added to a scheduler."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -118,12 +120,12 @@ class Request:
         self.num_tokens += len(tokens)
 
     def retract(self, count: int) -> None:
-        """Takes so many of the tokens away that were added last."""
+        """Removes the last `count` tokens."""
         self.num_tokens -= count
         del self.tokens[self.num_tokens :]
 
     def block_key(self, index: int, size: int) -> Hashable:
-        """What full block number `index` of `size` tokens is found by; asked for in order.
+        """Returns the key of full block number `index` of `size` tokens; keys must be requested in order.
 
         It stands for the block's tokens and all before them (`next_key`).  The first key derives from the
         salt: only requests of the same salt share blocks.
@@ -134,12 +136,12 @@ class Request:
         return keys[index]
 
     def keys_of(self, blocks: range, size: int) -> Iterable[Hashable]:
-        """`block_key` of each of these."""
+        """Returns the `block_key` of each of these blocks."""
         return (self.block_key(index, size) for index in blocks)
 
     def told_key(self, index: int, size: int) -> bytes:
-        """As `block_key`, for others to know: of the same tokens after the same `told_salt` it is the same,
-        whoever asks."""
+        """Returns the key of a full block for listeners outside: the same for the same tokens after the same
+        `told_salt`, whichever request has them."""
         if self.told_salt == self.cache_salt and index < len(self.block_keys):
             return self.block_keys[index]
         while index >= len(self.told_keys):
@@ -156,7 +158,7 @@ class Request:
 
     @property
     def generates(self) -> bool:
-        """Whether the next chunk is the one token that was generated last."""
+        """Returns whether the next chunk is the one token that was generated last."""
         return self.num_computed == self.num_tokens - 1 and self.num_tokens > self.num_prompt
 
     @property
@@ -170,8 +172,8 @@ class Chunk:
 
     `samples`: the last known token is among them, so the batch yields what the request wants: a new token,
     or of one that generates nothing the result.
-    `drafts`: the last of the tokens that are computed, which are guessed and not known; a token is drawn at
-    the last known one and at each of them.
+    `drafts`: the last of the tokens that are computed, which are drafts and not known; a token is drawn at
+    the last known one and at each draft.
     """
 
     request: Request
@@ -181,8 +183,8 @@ class Chunk:
     drafts: Sequence[int] = ()
 
     def verified(self, drawn: Sequence[int]) -> Sequence[int]:
-        """What stands of the tokens drawn at its rows: all up to the first that is not what was guessed, for
-        those behind it follow another token."""
+        """Returns the accepted ones of the tokens drawn at its rows: all up to the first that differs from
+        its draft, as those behind it follow another token."""
         for at, (token, draft) in enumerate(zip(drawn, self.drafts, strict=False)):
             if token != draft:
                 return drawn[: at + 1]
@@ -191,7 +193,7 @@ class Chunk:
 
 @dataclass(slots=True)  # not frozen, as one is made for each step
 class Batch:
-    """What one step computes.  `number` grows by one with each batch."""
+    """The chunks that one step computes.  `number` grows by one with each batch."""
 
     number: int
     chunks: tuple[Chunk, ...]
@@ -202,7 +204,8 @@ class Batch:
 
 
 class TokenEvent(NamedTuple):
-    """What a batch meant for one request: a new token, and its end; of several tokens each is an event.
+    """A result of a batch for one request: a new token, and perhaps its end; each of several tokens is an
+    event.
 
     No token: a chunk of the prompt only, or with an end the result of a request that generates nothing.
     """
@@ -213,20 +216,20 @@ class TokenEvent(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Guesses for one request.  What it says decides how soon tokens come, and never which."""
+    """Proposes draft tokens for one request.  They decide how soon tokens come, never which."""
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
-        """At most so many tokens that may follow those that are known; none where it has no idea.  `most` is
-        at least 1."""
+        """Returns at most `most` (at least 1) tokens that may follow the known ones; none where it has no
+        proposal."""
 
     def verified(self, drafts: int, accepted: int) -> None:
-        """Of the `drafts` that were computed last so many, the first ones, were what the model draws."""
+        """Notes that of the `drafts` tokens that were computed last the first `accepted` were accepted."""
 
 
 @dataclass(slots=True)
 class Drafted:
-    """What has come of guesses: how many there were, of how many tokens; how many of these were right, in all
-    and by their place in the guess."""
+    """Counts of drafts: how many there were, of how many tokens, and how many of these were accepted, in all
+    and by their position in the draft."""
 
     drafts: int = 0
     tokens: int = 0
@@ -235,12 +238,12 @@ class Drafted:
 
     @property
     def histogram(self) -> list[int]:
-        """How many guesses had none right, one, two and so on."""
+        """Returns how many drafts had no token accepted, one, two and so on."""
         reached = [self.drafts, *self.accepted_per_position, 0]
         return [at_least - more for at_least, more in pairwise(reached)]
 
     def count(self, tokens: int, accepted: int) -> None:
-        """A guess of so many tokens has come back."""
+        """Counts a draft of `tokens` tokens of which the first `accepted` were accepted."""
         self.drafts += 1
         self.tokens += tokens
         self.accepted += accepted

@@ -1,4 +1,4 @@
-"""Who runs: the requests that have a seat and blocks, and who must give them up for whom."""
+"""The running requests, which have a seat and blocks, and their preemption."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Running:
 
     @property
     def seats(self) -> int:
-        """Those that are free."""
+        """Returns the number of free seats."""
         return self._config.max_num_seqs - len(self._requests)
 
     def admit(self, short: Rank | None) -> Request | None:
@@ -59,7 +59,8 @@ class Running:
         return request
 
     def reserve(self, request: Request, tokens: int) -> bool:
-        """Gives a running request the blocks of its first `tokens` tokens; False where there are too few."""
+        """Gives a running request the blocks of its first `tokens` tokens; returns False where there are too
+        few."""
         missing = self._kv.missing(request, tokens)
         if missing > 0:
             if not self._make_room(request, tokens):
@@ -68,7 +69,7 @@ class Running:
         return True
 
     def leave(self, request: Request) -> None:
-        """It runs no longer."""
+        """Removes a request from the running ones."""
         self.sharing.changed()
         self._requests.remove(request)
 
@@ -92,8 +93,8 @@ class Running:
         request.status = Status.RUNNING
 
     def _make_room(self, request: Request, tokens: int) -> bool:
-        """Preempts requests of a later rank until there are blocks for so many of its tokens; whether there
-        are."""
+        """Preempts requests of a later rank until there are blocks for so many of its tokens; returns whether
+        there are."""
         while not self._kv.has_room(request, tokens):
             idle = [other for other in self._requests if not other.in_flight]
             victim = max(idle, key=attrgetter("rank"), default=None)
@@ -103,7 +104,7 @@ class Running:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue; all known tokens, generated ones too, will be computed anew."""
+        """Returns a request to the queue; all its known tokens, generated ones too, will be computed anew."""
         self.leave(request)
         self._kv.release(request)
         request.num_computed = request.num_done = 0

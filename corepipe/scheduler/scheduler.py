@@ -2,10 +2,10 @@
 
 There is no prefill and no decode: each batch lets requests' computed tokens catch up with their known
 ones.  That gives chunked prompts, prefix-cache hits and recompute after preemption by one rule, and requests
-that want no token but what the model makes of a prompt: they end when the two are equal.
+for what the model makes of a prompt, without a generated token: they end when the two are equal.
 
-Drafts are guesses that are computed behind the known tokens, where a batch has room that nobody else wants.
-Those that the model draws itself are known then, and the others were never computed.
+Draft tokens are computed behind the known ones, where a batch has room that no known token needs.  Those that
+the model draws as well become known tokens; the others count as never computed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Scheduler:
     Batches overlap in a pipeline: `schedule` can be called again before `update`, and `update` takes the
     batches in the order in which they were scheduled.  `pipeline` says how many are best (None: one for each
     stage): those who generate go round in so many, of about the same size, and prompts fill what that leaves
-    free of the stages.  `together`: who guesses for several requests in one go.
+    free of the stages.  `together`: drafts for several requests in one call.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Scheduler:
         self._requests[request.id] = request
 
     def release(self, request: Request) -> None:
-        """A request that was added and is held may start, as if it had not been."""
+        """Lets a held request start, as if it had never been held."""
         self._queue.release(request)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> Request | None:
-        """Ends a request for this reason, wherever it is; None where it is unknown or has ended.
+        """Ends a request for this reason, wherever it is; returns None where it is unknown or has ended.
 
         Where it is in flight it keeps its blocks until it comes back; its token is dropped then.
         """
@@ -87,7 +87,7 @@ class Scheduler:
         return request
 
     def schedule(self) -> Batch | None:
-        """The next batch; None where nothing can run now."""
+        """Returns the next batch; None where nothing can run now."""
         share = self._running.sharing.share(len(self._generating), sum(self._generating))
         if share is None:
             return None
@@ -106,7 +106,7 @@ class Scheduler:
         """Takes the oldest batch in flight back, with the tokens that were drawn of each chunk: one where it
         samples, and up to one more for each of its drafts.  A request that generates nothing gets none.
 
-        Returns what it meant for each chunk whose request still lives.  Raises ValueError where `batch` is
+        Returns the events of each chunk whose request has not ended.  Raises ValueError where `batch` is
         not the oldest, or `tokens` do not fit its chunks.
         """
         self._check_result(batch, tokens)
@@ -124,59 +124,61 @@ class Scheduler:
         return events
 
     def repeats(self, batch: Batch) -> bool:
-        """Whether the next batch computes the tokens that this one draws and nothing else, if none of its
-        requests ends before, nobody comes and nobody is released; asked when it has been scheduled.
+        """Returns whether the next batch computes the tokens that this one draws and nothing else, if none of
+        its requests ends before, none comes and none is released; valid when the batch was just scheduled.
 
-        If they have room for them already: what comes of a batch must be known before blocks are given away.
+        Their blocks must have room for the tokens already: the result of a batch must be known before more
+        blocks are allocated.
         """
         if len(batch.chunks) < len(self._running) or (self._running.seats > 0 and self._queue.peek()):
             return False
         return all(chunk.samples and self._goes_on(chunk.request) for chunk in batch.chunks)
 
     def listen(self, listener: CacheListener) -> None:
-        """From now on it hears which blocks the prefix cache finds."""
+        """Reports from now on to `listener` which blocks the prefix cache finds."""
         self._kv.listen(listener)
 
     def cached_prefix(self, request: Request) -> int:
-        """Tokens that a request would find in the prefix cache now."""
+        """Returns how many tokens a request would find in the prefix cache now."""
         return self._kv.cached_prefix(request)
 
     def announce(self, index: PrefixIndex, bit: int) -> bool:
-        """Tells `index` from now on what is in the prefix cache, before anything is; False: that would not
-        tell which prefix a request finds, and `cached_prefix` must be asked."""
+        """Keeps `index` up to date with the prefix cache, which must be empty; returns False where blocks
+        alone do not decide which prefix a request finds, so that `cached_prefix` must be called."""
         return self._kv.announce(index, bit)
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether a request of this id has not ended."""
+        """Returns whether a request of this id is unfinished."""
         return request_id in self._requests
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """Of the requests that have not ended, in the order in which they were added."""
+        """Returns the ids of unfinished requests, in the order in which they were added."""
         return tuple(self._requests)
 
     @property
     def unfinished(self) -> int:
-        """Requests that have not ended."""
+        """Returns the number of unfinished requests."""
         return len(self._requests)
 
     def has_unfinished(self) -> bool:
-        """Whether a request has not ended, or an aborted one is still in flight."""
+        """Returns whether a request is unfinished, or an aborted one is still in flight."""
         return bool(self._requests or self._leaving)
 
     @property
     def block_size(self) -> int:
-        """Tokens of a KV block."""
+        """Returns the number of tokens of a KV block."""
         return self._config.block_size
 
     @property
     def has_enough_in_flight(self) -> bool:
-        """Whether `schedule` is known to give nothing before a batch comes back or a request comes."""
+        """Returns whether `schedule` is known to give nothing before a batch comes back or a request
+        comes."""
         return self._running.sharing.has_enough(len(self._generating))
 
     @property
     def most_in_flight(self) -> int:
-        """Batches that may be under way at once."""
+        """Returns how many batches may be in flight at once."""
         return self._config.most_in_flight
 
     def check(self) -> None:
@@ -190,7 +192,7 @@ class Scheduler:
 
     @property
     def preemptions(self) -> int:
-        """So far."""
+        """Returns the number of preemptions so far."""
         return self._running.preemptions
 
     @property
@@ -203,13 +205,13 @@ class Scheduler:
 
     @property
     def fills_batch(self) -> bool:
-        """Whether those who wait fill a batch, so that nobody else could join them in it."""
+        """Returns whether the waiting requests fill a batch, so that no other could join them in it."""
         tokens = self._config.max_num_batched_tokens
         return len(self._queue) >= self._running.seats or self._queue.num_tokens >= tokens
 
     @property
     def held(self) -> int:
-        """Waiting requests that may not start yet."""
+        """Returns the number of waiting requests that may not start yet."""
         return self._queue.num_held
 
     @property
@@ -230,12 +232,12 @@ class Scheduler:
 
     @property
     def prefix_queries(self) -> int:
-        """Prompt tokens looked up in the prefix cache."""
+        """Returns how many prompt tokens were looked up in the prefix cache."""
         return self._kv.prefix_queries
 
     @property
     def prefix_hits(self) -> int:
-        """Prompt tokens found in the prefix cache."""
+        """Returns how many prompt tokens were found in the prefix cache."""
         return self._kv.prefix_hits
 
     def _check_request(self, request: Request) -> None:
@@ -270,7 +272,8 @@ class Scheduler:
             raise ValueError(f"batch {batch.number}: there must be one token for each chunk that samples")
 
     def _goes_on(self, request: Request) -> bool:
-        """Whether a request that is given a token has another one computed, unless that ends it."""
+        """Returns whether a request that gets a token continues with another step, unless the token ends
+        it."""
         known = request.num_tokens + 1
         return known <= request.room and known < request.num_most and request.drafter is None
 
@@ -290,8 +293,8 @@ class Scheduler:
         return TokenEvent(request, token, reason)
 
     def _verify(self, chunk: Chunk, drawn: Sequence[int]) -> list[TokenEvent]:
-        """Takes the tokens that stand, up to the request's end.  Its known tokens but the last are computed
-        then; what the cache has of drafts behind them will be written over."""
+        """Appends the accepted tokens, up to the request's end.  Its known tokens but the last are computed
+        then; the cache entries of rejected drafts will be overwritten."""
         request, done = chunk.request, chunk.request.num_done
         standing, events = chunk.verified(drawn), []
         for left, token in enumerate(standing, 1 - len(standing)):
@@ -317,7 +320,7 @@ class Scheduler:
         return events
 
     def _computed(self, chunk: Chunk) -> TokenEvent:
-        """A chunk that gave no token: the request ends where no tokens are left, and none were wanted."""
+        """Takes a chunk that gave no token: a request that generates nothing ends with its last chunk."""
         if not chunk.samples:
             return TokenEvent(chunk.request, None, None)
         self._end(chunk.request, FinishReason.STOP)
@@ -347,7 +350,7 @@ class Scheduler:
 
 
 def _fits(chunk: Chunk, tokens: int) -> bool:
-    """Whether so many may have been drawn of a chunk."""
+    """Returns whether a chunk may have so many drawn tokens."""
     least = int(chunk.samples and chunk.request.max_tokens > 0)
     return least <= tokens <= least + len(chunk.drafts)
 

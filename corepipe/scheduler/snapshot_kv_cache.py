@@ -26,7 +26,7 @@ class States:
         self.span = span
 
     def has_room(self, table: list[int]) -> bool:
-        """Whether a sequence can enter its next place."""
+        """Returns whether a sequence can enter its next place."""
         return self.pool.available > 0 or (bool(table) and not self.pool.is_shared(table[-1]))
 
     def enter(self, table: list[int]) -> None:
@@ -66,7 +66,7 @@ def held(table: list[int]) -> list[int]:
 
 
 class SnapshotKVCache(KVCache):
-    """Of a model all of whose layers are recurrent: its blocks are states.
+    """The cache of a model all of whose layers are recurrent: its blocks are states.
 
     A prefix ends where there is a snapshot, whatever there is before it.
     """
@@ -80,7 +80,8 @@ class SnapshotKVCache(KVCache):
         return False
 
     def listen(self, listener: CacheListener) -> None:
-        """Nothing is told: who hears of blocks takes a prefix for all that it has from its first block on."""
+        """Reports nothing: a listener takes a prefix for all blocks from the first on, and here the last
+        alone counts."""
 
     def blocks_for(self, tokens: int) -> int:
         return min(1, tokens)
@@ -121,7 +122,8 @@ class SnapshotKVCache(KVCache):
         request.room += blocks * self.block_size
 
     def is_due(self, request: Request, count: int) -> bool:
-        """Where they have begun a place, too: the state before is read no more."""
+        """Returns whether the tokens have filled a place, or begun one: then the state before is read no
+        more."""
         return request.num_done % self.block_size <= count
 
     def commit(self, request: Request, count: int) -> None:

@@ -131,7 +131,7 @@ class WindowedKVCache(KVCache):
         return -(-tokens // self.block_size)
 
     def _first_row(self, window: int, rows: int) -> int:
-        """Of those that a token after so many full rows sees."""
+        """Returns the first row that a token after so many full rows sees."""
         return max(0, (rows * self.block_size - window + 1) // self.block_size)
 
     def _find(self, request: Request, row: int, group: int) -> int:

@@ -1,4 +1,4 @@
-"""What came of guesses of which it was assumed how often they are right."""
+"""Counts of drafts with synthetic acceptance: how often they are accepted was assumed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from corepipe.scheduler.request import Drafted
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """rates: what was assumed, by the place of a guess.  drafts: steps of a request that had guesses; tokens:
-    guesses; accepted: those that were right, and accepted_per_position the same by their place.
-    draft_model: who guesses, if that takes time; draft_share: of the time in which cores are busy.
+    """The drafts of a simulation.
+
+    rates: the assumed acceptance by position.  drafts: steps of a request that had draft tokens; tokens:
+    draft tokens; accepted: those that were accepted, and accepted_per_position the same by position.
+    draft_model: the model that drafts, if that takes time; draft_share: its share of the busy time of cores.
     """
 
     rates: tuple[float, ...]
@@ -34,7 +36,7 @@ class Guessed:
         timelines: Sequence[Timeline],
         draft_model: str | None,
     ) -> Guessed | None:
-        """Of all replicas; None where nothing was assumed."""
+        """Sums up the drafts of all replicas; returns None where no rates were assumed."""
         if assumed is None or assumed.synthetic_rates is None:
             return None
         found = list(replicas)
@@ -51,11 +53,11 @@ class Guessed:
 
     @property
     def tokens_a_step(self) -> float:
-        """Of a request, in steps that had guesses."""
+        """Returns the tokens that a request gets in a step with drafts, mean."""
         return 1 + self.accepted / max(1, self.drafts)
 
     def document(self) -> dict[str, object]:
-        """In vLLM's words."""
+        """Returns the counts under vLLM's names."""
         return {
             "assumed": True,
             **({} if self.draft_model is None else self._drafts()),
@@ -73,7 +75,7 @@ class Guessed:
 
 
 def _share(timelines: Sequence[Timeline]) -> float:
-    """Of the time in which cores are busy, what goes to a draft model."""
+    """Returns the share of the busy time of cores that goes to a draft model."""
     busy = sum(sum(timeline.busy_seconds) for timeline in timelines)
     drafting = sum(timeline.draft_seconds * timeline.cost.tensor for timeline in timelines)
     return drafting / busy if busy else 0.0

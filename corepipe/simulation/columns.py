@@ -19,7 +19,7 @@ AT_ONCE = 1024
 
 
 class Table(Protocol):
-    """Rows of figures, as who reads them sees them."""
+    """A table of figures, for reading."""
 
     def __len__(self) -> int: ...
 
@@ -31,7 +31,7 @@ class Table(Protocol):
 
     @property
     def columns(self) -> dict[str, Floats]:
-        """All of them, by name."""
+        """Returns all columns, by name."""
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +75,7 @@ class Columns:
 
     @property
     def columns(self) -> dict[str, Floats]:
-        """All of them, by name."""
+        """Returns all columns, by name."""
         return {name: self[name] for name in self._place}
 
     def _write(self) -> None:

@@ -1,4 +1,4 @@
-"""When a simulation is lost: so many requests are late that its percentiles must miss the objectives."""
+"""The early end of a simulation: so many requests are late that its percentiles must miss the objectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from corepipe.workload.slo import Slo
 
 @dataclass(slots=True)
 class Patience:
-    """Watches a run.  most: late first tokens, or late requests by their time per token, that lose it.
+    """Watches a run and ends it early.  most: late first tokens, or requests with a late time per token,
+    after which it is lost.
 
     ttfts: seconds of the first tokens so far; tpots: of requests that have ended and have more than one."""
 
@@ -22,13 +23,13 @@ class Patience:
     _late_tokens: int = 0
 
     def started(self, request: SimulatedRequest) -> None:
-        """A request has its first token."""
+        """Notes that a request has its first token."""
         seconds = request.first_at - request.arrival
         self.ttfts.append(seconds)
         self._late_firsts += self.slo.ttft is not None and seconds > self.slo.ttft
 
     def ended(self, request: SimulatedRequest) -> None:
-        """A request has its last token."""
+        """Notes that a request has its last token."""
         if request.num_generated < 2:
             return
         seconds = (request.last_at - request.first_at) / (request.num_generated - 1)

@@ -1,4 +1,4 @@
-"""How far what is measured may be from what was simulated."""
+"""Intervals around simulated figures, in which measured ones are expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIGURES = {
     "itl": Figure.DECODE,
     "e2e": Figure.THROUGHPUT,
 }
-"""What a latency is of: the wait in the queue is part of that for a first token."""
+"""The kind of figure that each latency is: the wait in the queue is part of that for a first token."""
 
 SERVED = (Figure.FIRST_TOKEN, Figure.DECODE, Figure.THROUGHPUT)
 
@@ -27,7 +27,7 @@ Bounds = tuple[float, float]
 
 
 class Intervals:
-    """Of a deployment's figures under the load of these requests."""
+    """The intervals of a deployment's figures under the load of these requests."""
 
     def __init__(self, device: DevicePlan, requests: dict[str, Floats]) -> None:
         lengths = requests["prompt_tokens"] + requests["output_tokens"]
@@ -36,7 +36,8 @@ class Intervals:
         self.of = cache(self._of)
 
     def _of(self, figure: Figure, *, tail: bool = False) -> Interval:
-        """Of a model that is run once over its input there is one figure, measured without other load."""
+        """Returns the interval of a kind of figure.  A model that is run once over its input has one kind,
+        measured without other load."""
         if not self._device.graph.causal:
             return self._device.interval(Figure.BATCH, self._tokens, load=False, tail=tail)
         return self._device.interval(figure, self._tokens, tail=tail)
@@ -57,9 +58,9 @@ class Intervals:
         }
 
     def rate(self, value: float) -> Bounds:
-        """Of requests or tokens a second."""
+        """Returns the bounds of a rate, in requests or tokens a second."""
         return self.of(Figure.THROUGHPUT).around(value, rate=True)
 
     def cost(self, value: float | None) -> Bounds | None:
-        """Of dollars for tokens: the more a second, the fewer."""
+        """Returns the bounds of the dollars for tokens: the more tokens a second, the fewer dollars."""
         return None if value is None else self.of(Figure.THROUGHPUT).around(value)

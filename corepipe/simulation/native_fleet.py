@@ -1,7 +1,7 @@
-"""A workload through native replicas: twins of those that serve, for what most simulations are of.
+"""A workload over native replicas: native versions of the schedulers and time lines that serve.
 
-They decide as `Scheduler` does, are routed to as by `ReplicaRouter` and take as long as by `Timeline`, step
-by step: one stage, requests of one priority, and nobody who guesses.
+They decide as `Scheduler` does, are chosen as by `ReplicaRouter` and take as long as by `Timeline`, step by
+step: one stage, requests of one priority, and no drafts.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from corepipe.kernels import _native
 
 AT_ONCE = 100
-"""Requests after which progress is told."""
+"""The number of requests after which progress is reported."""
 
 MOST_TOKENS = 1 << 30
-"""No request that can run has so many."""
+"""More tokens than any request that can run has."""
 
 
 def has_twins(scenario: Scenario) -> bool:
-    """Whether there are native replicas of these: the native module may not be built."""
+    """Returns whether native replicas can play the scenario; False where the native module is not built."""
     limits = scenario.limits
     has_blocks = limits.keeps_state and not limits.num_states and limits.state_span is None
     known = limits.stages == 1 and has_blocks and scenario.policy in {mixed, segregated}
@@ -46,7 +46,7 @@ def has_twins(scenario: Scenario) -> bool:
 
 @dataclass(slots=True)
 class NativeReplica:
-    """What reports ask of a replica, as its `number`, its `timeline` and its `scheduler`."""
+    """The parts of a native replica that reports read: its `number`, `timeline` and `scheduler`."""
 
     number: int
     timeline: Timeline
@@ -54,7 +54,7 @@ class NativeReplica:
 
 
 class NativeSimulation:
-    """One run of a workload over native replicas, of which `has_twins` says that there are."""
+    """One run of a workload over native replicas; `has_native_replicas` must be true for it."""
 
     def __init__(self, scenario: Scenario) -> None:
         module = _module()
@@ -83,7 +83,7 @@ class NativeSimulation:
         self._source = WorkloadSource(scenario.workload, self, VirtualClock(), self.record)
 
     def next_event(self) -> float:
-        """When a replica does anything next; infinity: not before a request comes."""
+        """Returns the time of the next event of a replica; infinity: none before a request comes."""
         return self._fleet.next_event()
 
     def run(self, progress: Progress = silent) -> Record:
@@ -101,7 +101,7 @@ class NativeSimulation:
         return self.record
 
     def _play_until_next(self) -> float:
-        """All that happens before the next request comes; when that is.  Infinity: none does, or the run is
+        """Plays all events before the next request and returns its time; infinity: none comes, or the run is
         lost."""
         while self._fleet.advance(until := self._source.next_arrival()):
             self._hear()
@@ -128,7 +128,7 @@ class NativeSimulation:
         return self._replicas[0]
 
     def _hear(self) -> None:
-        """Takes what has happened to requests."""
+        """Takes the first tokens and ends of requests since the last call."""
         firsts, ends = self._fleet.news()
         if self._patience is not None:
             for number, at in firsts:
@@ -144,7 +144,7 @@ class NativeSimulation:
 
 
 def _module() -> ModuleType | None:
-    """Where it is built."""
+    """Returns the native module; None where it is not built."""
     try:
         return native()
     except UserError:

@@ -1,4 +1,4 @@
-"""What stands in for a real runner where nothing is computed."""
+"""A runner that computes nothing, for simulations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corepipe.neuron.inputs import StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 
 _TOKEN, _NOTHING = (0,), ()
-"""What is drawn of a chunk: each token is 0."""
+"""The tokens that are drawn of a chunk: each is 0."""
 
 _NO_IDS = np.empty(0, np.int32)
 _NO_OUTPUT = StepOutput(_NO_IDS, np.empty(0, np.float32), _NO_IDS, np.empty(0, np.float32), None, 0.0)
@@ -29,10 +29,10 @@ class NullRunner:
         self._encoding = encoding
 
     def add(self, request: Request) -> None:
-        """There is nothing to keep of it."""
+        """Does nothing: no state is kept of a request."""
 
     def remove(self, request_id: str) -> None:
-        """Nothing was kept of it."""
+        """Does nothing: no state was kept of the request."""
 
     def submit(self, batch: Batch) -> SubmittedStep:
         chunks = batch.chunks

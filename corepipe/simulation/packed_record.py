@@ -1,4 +1,4 @@
-"""What a simulation has written down whose replicas are native: the figures of `Record`, packed."""
+"""The record of a simulation whose replicas are native: the figures of `Record`, packed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLACES = {name: place for place, name in enumerate(STEP_COLUMNS)}
 
 
 class PackedSteps:
-    """The steps of a replica; as `Columns` for who reads, unpacked whenever they are asked for."""
+    """The steps of a replica: reads like `Columns`, and unpacks at each read."""
 
     def __init__(self, replica: _native.SimulatedReplica) -> None:
         self._replica = replica
@@ -44,7 +44,7 @@ class PackedSteps:
 
     @property
     def columns(self) -> dict[str, Floats]:
-        """All of them, by name."""
+        """Returns all columns, by name."""
         return {name: self[name] for name in STEP_COLUMNS}
 
     @property
@@ -54,7 +54,7 @@ class PackedSteps:
 
 
 class PackedRecord(Record):
-    """Of a native fleet, which keeps it."""
+    """The record of a native fleet, which holds its rows."""
 
     def __init__(
         self,

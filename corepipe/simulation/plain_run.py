@@ -1,4 +1,4 @@
-"""One run of a workload in the loop that serves, by the schedulers and time lines that serve."""
+"""One run of a workload in the loop that serves, with the schedulers and time lines that serve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from corepipe.simulation.scenario import Progress, Scenario, silent
 from corepipe.simulation.source import WorkloadSource
 
 PROGRESS_REQUESTS = 100
-"""Progress is told of so many requests at a time."""
+"""The number of requests after which progress is reported."""
 
 
 @contextmanager

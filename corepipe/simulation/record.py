@@ -1,4 +1,4 @@
-"""What a simulation writes down: a row for each step and for each request, nothing summed up yet."""
+"""The record of a simulation: a row for each step and for each request, nothing summed up yet."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ STEP_COLUMNS = {
     "attended": LARGE, "logit_rows": COUNT, "blocks_held": COUNT, "running": COUNT, "waiting": COUNT,
     "longest": COUNT, "each": SMALL,
 }  # fmt: skip
-"""Of a step: when it runs on the device, its shape, and how things stand once it is scheduled."""
+"""The columns of a step: when it runs on the device, its shape, and the state of the replica once it is
+scheduled."""
 
 REQUEST_COLUMNS = {
     "arrival": SECONDS, "scheduled_at": SECONDS, "first_at": SECONDS, "last_at": SECONDS,
     "prompt_tokens": COUNT, "output_tokens": COUNT, "cached_tokens": COUNT, "preemptions": COUNT,
 }  # fmt: skip
-"""`Record.requests`; beside them stands the number of the replica."""
+"""The columns of `Record.requests`; the number of the replica stands beside them."""
 
 GAP_COLUMNS = {"seconds": SECONDS, "tokens": COUNT}
 
 
 class PlayedScheduler(Protocol):
-    """What reports ask of a replica's scheduler; see `Scheduler`."""
+    """The counts of a replica's scheduler that reports read; see `Scheduler`."""
 
     @property
     def preemptions(self) -> int: ...
@@ -55,9 +56,9 @@ class PlayedReplica(Protocol):
 
 
 class Record:
-    """All that happened.  Gaps between tokens are kept as (seconds, how many tokens).
+    """The rows of all steps and requests.  Gaps between tokens are kept as (seconds, how many tokens).
 
-    patience: whom to tell of first and last tokens."""
+    patience: is notified of first and last tokens."""
 
     def __init__(
         self, limits: SchedulerConfig, replicas: Sequence[PlayedReplica], patience: Patience | None = None
@@ -74,16 +75,16 @@ class Record:
 
     @property
     def lost(self) -> bool:
-        """Whether patience is at its end."""
+        """Returns whether the run is lost: so many requests are late that it may end early."""
         return self._patience is not None and self._patience.lost
 
     def admitted(self, number: int) -> None:
-        """A request waits in the queue of the replica with this number."""
+        """Notes that a request waits in the queue of the replica with this number."""
         self.sent += 1
         self._unscheduled[number] += 1
 
     def submitted(self, replica: Replica, batch: InFlight, now: float) -> None:
-        """A batch was scheduled at `now`."""
+        """Writes the row of a batch that was scheduled at `now`."""
         scheduler, timing = replica.scheduler, batch.timing
         (rows, logit_rows, *_), sequences, kv_tokens, attended, longest, each = batch.step.shape
         self._steps[replica.number].append(
@@ -98,7 +99,7 @@ class Record:
                     self._unscheduled[replica.number] -= 1
 
     def _tokens(self, requests: Sequence[Request], now: float) -> None:
-        """Each of these has got a token."""
+        """Notes that each of these requests got a token at `now`."""
         gaps: dict[float, int] = {}  # most are alike, and a long run has many
         for request in requests:
             assert isinstance(request, SimulatedRequest)
@@ -113,7 +114,7 @@ class Record:
         self._gaps.extend(gaps.keys(), gaps.values())
 
     def completed(self, replica: Replica, batch: Completed, now: float) -> list[SimulatedRequest]:
-        """A batch is complete at `now`; the requests that ended with it."""
+        """Notes that a batch is complete at `now`; returns the requests that ended with it."""
         told = [e.request for e in batch.events if e.token is not None or e.finish_reason is not None]
         self._tokens(told, now)
         ended = [_simulated(request) for request in batch.ended]
@@ -123,18 +124,18 @@ class Record:
         return ended
 
     def refused(self, kind: str) -> None:
-        """A request was not taken on."""
+        """Counts a request that was refused."""
         self.sent += 1
         self.rejected[kind] += 1
 
     @property
     def drafted(self) -> list[Drafted]:
-        """What has come of guesses, of each replica that could have had any."""
+        """Returns the counts of drafts of each replica that could have had any."""
         return [replica.scheduler.drafted for replica in self.replicas if isinstance(replica, Replica)]
 
     @property
     def steps(self) -> Sequence[Table]:
-        """Of each replica, in order: STEP_COLUMNS."""
+        """Returns the steps of each replica, in order: STEP_COLUMNS."""
         return self._steps
 
     @property
@@ -144,7 +145,7 @@ class Record:
 
     @property
     def requests(self) -> dict[str, Floats]:
-        """Of those that were answered, in order of their end: an array for each of REQUEST_COLUMNS."""
+        """Returns the answered requests, in order of their end: an array for each of REQUEST_COLUMNS."""
         return in_order(self._requests.columns)
 
     @property

@@ -1,4 +1,4 @@
-"""What a simulation found: latencies, throughput, and where the device's time went."""
+"""The report of a simulation: latencies, throughput, and where the device's time went."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ Floats = npt.NDArray[np.float64]
 SCHEMA = "corepipe.simulation/1"
 MILLISECONDS = 1e3
 GROWS = 0.02
-"""Where those that come a second later wait by more than so many seconds longer, the queue grows."""
+"""The queue counts as growing where requests that come a second later wait longer by more than so many
+seconds."""
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "queue")
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """A second of wall time: from the first arrival to the last token."""
+    """Rates per second of simulated time, from the first arrival to the last token."""
 
     requests: float
     output_tokens: float
@@ -50,7 +51,7 @@ class Report:
     ttft: from the arrival to the first token.  tpot: (last - first token) / (tokens - 1) of each request.
     itl: every gap between tokens.  queue: from the arrival until first scheduled.  seconds: from the first
     arrival to the last token.  good: requests that meet every objective.  price_per_hour: dollars for the
-    instance; None: not known.  guessed: what came of guesses, where something was assumed of them.
+    instance; None: not known.  guessed: the counts of drafts, where acceptance rates were assumed.
     requests: of each answered request, in order of its end, the columns of `record.REQUEST_COLUMNS`.
     """
 
@@ -116,7 +117,7 @@ class Report:
 
     @cached_property
     def usage(self) -> DeviceUsage:
-        """What the cores did."""
+        """Returns the usage of the cores."""
         return DeviceUsage.of(self.record, self.seconds)
 
     @property
@@ -128,7 +129,7 @@ class Report:
 
     @cached_property
     def growth(self) -> float:
-        """Of the queue; see `queue_growth`."""
+        """Returns the growth of the queue; see `queue_growth`."""
         return queue_growth(self.requests)
 
     @property
@@ -141,11 +142,11 @@ class Report:
 
     @cached_property
     def intervals(self) -> Intervals:
-        """How far a measurement may be from each figure."""
+        """Returns the intervals in which measurements of each figure are expected."""
         return Intervals(self.device, self.requests)
 
     def document(self) -> dict[str, object]:
-        """For machines: milliseconds, tokens, requests."""
+        """Returns the report for machines: milliseconds, tokens, requests."""
         return {
             "schema": SCHEMA,
             "emulated": True,
@@ -223,7 +224,7 @@ class Report:
 
 
 _ELSEWHERE = frozenset({"cores", "emulated", "intervals"})
-"""What a document has in a place of its own, or not at all."""
+"""The fields of a placement that a document has elsewhere, or not at all."""
 
 
 def _deployment(device: DevicePlan, record: Record) -> dict[str, object]:
@@ -261,7 +262,7 @@ class Latencies:
         return cls(first - arrival, tpot, last - arrival, requests["scheduled_at"] - arrival)
 
     def meets(self, slo: Slo) -> npt.NDArray[np.bool_]:
-        """Which requests meet every objective."""
+        """Returns which requests meet every objective."""
         good = np.ones(len(self.ttft), np.bool_)
         for limit, seconds in ((slo.ttft, self.ttft), (slo.tpot, self.tpot), (slo.e2e, self.e2e)):
             if limit is not None:
@@ -270,9 +271,9 @@ class Latencies:
 
 
 def queue_growth(requests: dict[str, Floats]) -> float:
-    """By how many seconds those that come a second later wait longer, where waiting grows from the first half
-    of the requests to the second, and beyond what a few wait for one another: answers then leave at
-    1 / (1 + it) of the rate at which requests come.  0 where it does not grow."""
+    """Returns by how many seconds requests that come a second later wait longer, where waiting grows from the
+    first half of the requests to the second, and beyond what a few wait for one another: answers then leave
+    at 1 / (1 + it) of the rate at which requests come.  0 where it does not grow."""
     order = np.argsort(requests["arrival"], kind="stable")
     arrival = requests["arrival"][order]
     waited = requests["scheduled_at"][order] - arrival

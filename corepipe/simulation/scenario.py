@@ -1,4 +1,4 @@
-"""What is simulated: a workload, and the replicas that it is played over."""
+"""A scenario of a simulation: a workload, and the replicas that it is played over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Progress = Callable[[str, float], None]
 
 
 def silent(_what: str, _done: float) -> None:
-    """Progress that nobody wants to see."""
+    """Reports no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Scenario:
 
     @property
     def plain(self) -> bool:
-        """Whether tokens are generated one a step, as soon as they can be."""
+        """Returns whether tokens are generated one a step, as soon as they can be."""
         return self.encoding is None and self.guess is None and not self.max_batch_delay
 
     @property
     def told(self) -> bool:
-        """Whether somebody has to be told of what happens to requests, in order, while it does."""
+        """Returns whether the events of requests must be reported in order while they happen."""
         return self.workload.chained or self.patience is not None

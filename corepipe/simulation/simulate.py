@@ -43,7 +43,7 @@ def simulate(
     progress: Progress | None = None,
     device: DevicePlan | None = None,
 ) -> Report:
-    """Runs the workload to its end and says what its requests saw.
+    """Runs the workload to its end and returns the report of it.
 
     device: the placed model, where the caller has it (`device_plan.plan_device(config.engine, ...)`); it
     can be used for any number of workloads.  The same arguments give the same report, byte for byte.
@@ -61,7 +61,7 @@ def play(
     progress: Progress | None = None,
     patience: Patience | None = None,
 ) -> Record:
-    """Runs the workload to its end, or until it is lost; what happened."""
+    """Runs the workload to its end, or until it is lost; returns the record."""
     engine = _virtual(config.engine)
     _check_guesses(engine)
     most, blocks = device.graph.max_positions, device.memory.num_blocks
@@ -82,7 +82,7 @@ def play(
 
 
 def _check_guesses(engine: EngineConfig) -> None:
-    """Raises UserError where somebody is to guess at texts, of which there are none."""
+    """Raises UserError where drafts would need texts, of which a simulation has none."""
     speculation = engine.speculative_config
     if speculation is not None and speculation.synthetic_rates is None:
         raise UserError(NO_TEXTS, "speculative_config")

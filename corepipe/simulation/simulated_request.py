@@ -1,4 +1,4 @@
-"""What stands in for a real request where nothing is computed."""
+"""The requests of simulations, where nothing is computed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from corepipe.scheduler.request import Request
 from corepipe.workload.workload import Session, Turn
 
 KEY_BITS = 32
-"""Tokens of a segment are told apart by so many bits of a block's key."""
+"""The number of bits of a block's key that hold the position in a segment."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,15 +40,15 @@ class SimulatedRequest(Request):
 
     @property
     def asked(self) -> Turn:
-        """What the workload has of it."""
+        """Returns the turn of the workload that it is for."""
         return self.session.turns[self.turn]
 
     @property
     def num_results(self) -> int:
-        """Tokens that were generated; what generates none has one result."""
+        """Returns the number of generated tokens; a request that generates none has one result."""
         return self.num_generated if self.max_tokens else 1
 
-    def append(self, token: int) -> None:  # noqa: ARG002 -- what it is, nobody asks
+    def append(self, token: int) -> None:  # noqa: ARG002 -- its value is never read
         self.num_tokens += 1
 
     def block_key(self, index: int, size: int) -> int:

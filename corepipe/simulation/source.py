@@ -1,4 +1,4 @@
-"""A workload as the source of the loop that serves: who asks for what, and when, in virtual time."""
+"""A workload as the source of the loop that serves: requests at their arrival times, in virtual time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corepipe.simulation.simulated_request import SimulatedRequest
 from corepipe.workload.workload import Session, Workload
 
 RETRY_SECONDS = 1.0
-"""After which a user of a closed loop who was refused comes back."""
+"""The time after which a refused user of a closed loop retries."""
 
 
 class Numbered(Protocol):
@@ -26,7 +26,7 @@ class Numbered(Protocol):
 
 
 class Deployment(Protocol):
-    """What requests are sent to; see `Loop`."""
+    """The receiver of requests; `Loop` is one."""
 
     def next_event(self) -> float: ...
 
@@ -34,13 +34,13 @@ class Deployment(Protocol):
 
 
 Guess = Callable[[int], Drafter]
-"""Makes the drafter of the n-th request that was taken."""
+"""A function from n to the drafter of the n-th admitted request."""
 
 
 class WorkloadSource:
     """The requests of a workload in order of their arrival, each added to `loop` when its time has come on
-    `clock`; implements `loop.Source`.  `record` is told of what was sent; `generates`: whether tokens are
-    asked for; `guess`: makes the drafters of requests (None: a step has one token of each)."""
+    `clock`; implements `loop.Source`.  `record` notes what was sent; `generates`: whether requests
+    generate tokens; `guess`: makes the drafters of requests (None: a step has one token of each)."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class WorkloadSource:
             self._start(0.0)
 
     def next_arrival(self) -> float:
-        """Seconds; infinity: none, unless a request ends."""
+        """Returns the time of the next arrival in seconds; infinity: none, unless a request ends."""
         return self._coming[0][0] if self._coming else inf
 
     def receive(self) -> bool:
-        """Adds all that comes at the next moment, unless something else comes before it."""
+        """Adds all requests of the next arrival time, unless another event comes before it."""
         if self._record.lost:
             return False
         if self.waits:
@@ -86,13 +86,14 @@ class WorkloadSource:
 
     @property
     def waits(self) -> bool:
-        """Whether anything happens before the next request comes, or at that moment."""
+        """Returns whether an event comes before the next request, or at the same time."""
         event = self._loop.next_event()
         return event <= self.next_arrival() and event < inf
 
     @property
     def share(self) -> float:
-        """How far the stream is, 0 to 1, where it says how long it is; else 0, and 1 at its end."""
+        """Returns the share of the workload that has come, 0 to 1, where its length is known; else 0, and 1
+        at its end."""
         if not self._coming:
             return 1.0
         most = self._workload.requests
@@ -101,7 +102,7 @@ class WorkloadSource:
         )
 
     def ended(self, request: SimulatedRequest, now: float) -> None:
-        """What follows from a request that was answered."""
+        """Schedules the turns or sessions that follow an answered request."""
         session, following = request.session, request.session.following(request.turn)
         for turn in following:
             self._push(now + session.turns[turn].think_seconds, session, turn)
@@ -109,7 +110,7 @@ class WorkloadSource:
             self._start(now + self._workload.think_seconds)
 
     def _take(self) -> SimulatedRequest:
-        """The next request."""
+        """Returns the next request."""
         arrival, _, session, turn = heappop(self._coming)
         request = SimulatedRequest.of(self._taken, session, turn, arrival)
         self._taken += 1
@@ -131,7 +132,7 @@ class WorkloadSource:
             self._refused("invalid")
 
     def _refused(self, kind: str) -> None:
-        """What follows from a request that was not taken: its session ends."""
+        """Ends the session of a refused request; a user of a closed loop retries."""
         self._record.refused(kind)
         if self._workload.users is not None:
             self._start(self._clock.now() + RETRY_SECONDS)

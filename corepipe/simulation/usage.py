@@ -1,4 +1,4 @@
-"""What a simulated deployment's cores did with their time, and what its queue and KV memory held."""
+"""The usage of a simulated deployment: its cores' time, its queue and its KV memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOMENTS = 256
 """Moments of busy time, evenly spread, at which steps are taken apart."""
 
 AT_ONCE = 1 << 16
-"""Steps that are read at a time: a long run has millions."""
+"""The number of steps that are read at a time: a long run has millions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class DeviceUsage:
 
     @classmethod
     def of(cls, record: Record, seconds: float) -> DeviceUsage:
-        """Of a run that took `seconds`."""
+        """Sums up the usage in a run that took `seconds`."""
         timelines = [replica.timeline for replica in record.replicas]
         schedulers = [replica.scheduler for replica in record.replicas]
         steps, requests = record.steps, record.requests
@@ -83,7 +83,7 @@ class DeviceUsage:
 
     @property
     def bottleneck(self) -> str:
-        """What the cores wait for most."""
+        """Returns the resource that the cores wait for most."""
         return max(self.bound, key=self.bound.__getitem__)
 
 
@@ -139,7 +139,8 @@ def _moments(
 
 
 def _busy_until(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
-    """Of each part of the steps: busy seconds up to the end of each, and the columns [names, steps]."""
+    """Yields for each part of the steps the busy seconds up to the end of each step, and the columns [names,
+    steps]."""
     busy = 0.0
     for starts, ends, *columns in steps.parts(("starts_at", "ready_at", *names), AT_ONCE):
         until = np.cumsum(np.concatenate([[busy], ends - starts]))[1:]
@@ -182,8 +183,8 @@ class _Held:
 
 
 def _running(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
-    """Of each part of the steps: for how long each runs, where steps overlap until the next begins, and the
-    columns [names, steps]."""
+    """Yields for each part of the steps the seconds of each step, where steps overlap until the next begins,
+    and the columns [names, steps]."""
     before: Floats | None = None
     for part in steps.parts(("starts_at", "ready_at", *names), AT_ONCE):
         if before is not None:

@@ -32,7 +32,7 @@ class Pipe:
         return request
 
     def turn(self, landings: int = 1) -> None:
-        """So many batches land, and as many follow as can."""
+        """Completes so many batches, and schedules as many as can follow."""
         for _ in range(min(landings, len(self.flights))):
             run(self.scheduler, self.flights.popleft())
         while len(self.flights) < self.most and (batch := self.scheduler.schedule()) is not None:
@@ -102,7 +102,7 @@ def test_a_prompt_is_done_before_the_next_one_starts(policy_name: str) -> None:
 
 
 def test_the_running_take_the_seats_that_the_queue_cannot() -> None:
-    """Of two seats one is kept for c, but a takes the block that c would need."""
+    """One of two seats is kept for c, but a takes the block that c would need."""
     limits = config(stages=2, num_blocks=3, block_size=4, prefix_cache=False)
     scheduler = Scheduler(limits, policy("mixed"))
     for name, prompt in [("a", 4), ("b", 2)]:

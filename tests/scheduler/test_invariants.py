@@ -1,4 +1,4 @@
-"""What must hold whatever comes: see world.py for the checks."""
+"""Invariants of the scheduler under random requests; world.py has the checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ LONGEST = 40
 WALKS = 12
 
 LimitsOf = Callable[[random.Random], SchedulerConfig]
-"""Of what a model keeps.  Latents are blocks like any others here: only how many bytes one has differs."""
+"""A function that draws limits for one kind of model.  Latents are blocks like any others here: they differ
+in bytes alone."""
 
 
 def limits(rng: random.Random) -> SchedulerConfig:
@@ -42,8 +43,8 @@ def limits(rng: random.Random) -> SchedulerConfig:
 
 
 def limits_of_windows(rng: random.Random) -> SchedulerConfig:
-    """Of a model in which some layers, or all, look back over a window; the pool holds hardly more than one
-    request needs of it."""
+    """Limits of a model in which some layers, or all, look back over a window; the pool holds hardly more
+    than one request needs."""
     within = limits(rng)
     windows = tuple(rng.choice([None, rng.randint(1, LONGEST + 4)]) for _ in range(rng.randint(1, 4)))
     needed = WindowedKVCache(replace(within, windows=windows)).blocks_for(LONGEST)
@@ -51,13 +52,14 @@ def limits_of_windows(rng: random.Random) -> SchedulerConfig:
 
 
 def limits_of_slots(rng: random.Random) -> SchedulerConfig:
-    """Of a recurrent model: a block is the state of a whole sequence, and there are fewer than would run."""
+    """Limits of a recurrent model: a block is the state of a whole sequence, and there are fewer than
+    seats."""
     slots = rng.randint(1, 6)
     return replace(limits(rng), num_blocks=slots, block_size=LONGEST, prefix_cache=False)
 
 
 def limits_of_snapshots(rng: random.Random) -> SchedulerConfig:
-    """Of a recurrent model whose states at the ends of blocks stay, as far as there is room."""
+    """Limits of a recurrent model whose states at the ends of blocks stay, as far as there is room."""
     within = replace(limits(rng), prefix_cache=True, block_size=rng.choice([1, 2, 4, 8, 16]))
     blocks = rng.randint(1, 16)
     kept = rng.choice([None, rng.randint(1, blocks)])
@@ -65,7 +67,7 @@ def limits_of_snapshots(rng: random.Random) -> SchedulerConfig:
 
 
 def limits_of_hybrids(rng: random.Random) -> SchedulerConfig:
-    """Of a model with recurrent layers among others: as many states as there are, and as many blocks."""
+    """Limits of a model with recurrent layers among others: any number of states, and of blocks."""
     within, states = limits(rng), rng.randint(1, 12)
     whole = -(-LONGEST // within.block_size) * within.block_size
     found = within.prefix_cache
@@ -75,7 +77,7 @@ def limits_of_hybrids(rng: random.Random) -> SchedulerConfig:
 
 
 def limits_of_whole_prompts(rng: random.Random) -> SchedulerConfig:
-    """Of a model that sees a prompt at once, and keeps nothing of it."""
+    """Limits of a model that computes a prompt in one batch, and keeps nothing of it."""
     tokens = rng.randint(LONGEST, 2 * LONGEST)
     nothing = {"num_blocks": 0, "keeps_state": False, "prefix_cache": False}
     return replace(limits(rng), **nothing, whole_prompts=True, max_num_batched_tokens=tokens)

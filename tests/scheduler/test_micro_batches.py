@@ -1,5 +1,5 @@
-"""How requests are shared out over a pipeline: those who generate in as many batches as were asked for, and
-prompts wherever that leaves a stage free."""
+"""The distribution of requests over a pipeline: generation in the number of batches that the pipeline chose,
+and prompts wherever that leaves a stage free."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pipe:
         return request
 
     def launch(self) -> Iterator[Batch]:
-        """What follows now."""
+        """Yields the batches that can be scheduled now."""
         while (batch := self.scheduler.schedule()) is not None:
             self.flights.append(batch)
             yield batch

@@ -30,7 +30,7 @@ def compute(kv: WindowedKVCache, owner: Request, count: int) -> None:
 
 
 def column(owner: Request, kv: WindowedKVCache, group: int) -> list[bool]:
-    """Which places of a group have a block."""
+    """Returns which places of a group have a block."""
     return [block != EMPTY for block in owner.block_ids[group :: len(kv._windows)]]
 
 
@@ -142,7 +142,7 @@ def test_who_wants_prompt_logits_takes_nothing() -> None:
 
 @given(st.integers(1, 50), st.integers(1, 9), st.integers(1, 20), st.integers(1, 120))
 def test_a_window_needs_no_more_than_is_said(window: int, size: int, chunk: int, tokens: int) -> None:
-    """And in some case as much."""
+    """The bound is reached in some case."""
     kv = cache((window,), blocks=200, size=size)
     owner, most = request([0] * tokens), 0
     while owner.num_done < tokens:

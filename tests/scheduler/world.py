@@ -61,7 +61,7 @@ class Fickle(Fixed):
 
 
 def any_pipeline(rng: random.Random, stages: int) -> Pipeline:
-    """As wild as the cost model could be."""
+    """A pipeline with random choices, as irregular as any cost model could make them."""
     table = tuple(rng.randint(1, stages + 1) for _ in range(16))
     return Fickle(0, rng.randint(1, stages + 1), table)
 
@@ -72,7 +72,7 @@ def run(scheduler: Scheduler, batch: Batch, token: int = 1):
 
 
 def generates(chunk: Chunk) -> bool:
-    """Whether a token comes of it."""
+    """Returns whether the chunk yields a token."""
     return chunk.samples and chunk.request.max_tokens > 0
 
 
@@ -82,7 +82,8 @@ def spans(batch: Batch) -> list[tuple[str, int, int]]:
 
 
 def states(request: Request, tokens: list[int]) -> list[int]:
-    """What the KV cache holds at each position: a number made of the salt and all tokens so far."""
+    """Returns the content of the KV cache at each position: a number made of the salt and all tokens so
+    far."""
     state, result = crc32(request.cache_salt.encode()), []
     for token in tokens:
         state = (state * 6364136223846793005 + token + 1) % 2**64
@@ -114,8 +115,8 @@ Cell = tuple[int, int]
 
 @dataclass
 class Reads:
-    """What a chunk in flight reads, its own positions among them: what is in each cell; and the tokens that
-    are drawn at its rows.  states: blocks of those that it reads or writes."""
+    """The cells that a chunk in flight reads, its own positions among them, with their contents; and the
+    tokens that are drawn at its rows.  states: the blocks of states that it reads or writes."""
 
     chunk: Chunk
     cells: dict[Cell, tuple[int, int]]

@@ -33,9 +33,10 @@ TIMED = "llama-3.1-8b"
 ONE_CORE = {"pipeline": 1, "tensor": 1, "data": 1}
 TWO_STAGES = {**ONE_CORE, "pipeline": 2}
 LATE_SHARE = 0.01
-"""Of steps more than a millisecond late, as a shared machine has them, up to which clients are compared."""
+"""The share of steps more than a millisecond late, as a shared machine has them, up to which clients are
+compared."""
 LEAD_SECONDS = 0.5
-"""Of the host, before the first arrival."""
+"""Seconds of the host before the first arrival."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def workload(requests: Asked) -> Workload:
 
 
 def served(engine: EngineConfig, requests: Asked) -> tuple[list[tuple[float, float]], dict[str, float]]:
-    """When each request came to a paced server's device and was answered, and what the server counted."""
+    """Returns when each request came to a paced server's device and was answered, and the server's counts."""
     device = plan_device(engine, architecture(engine.model))
     assert device.encoding is not None
     limits = scheduler_config(engine, device, device.memory.num_blocks, device.graph.max_positions, None)
@@ -80,7 +80,8 @@ ONE = {"pipeline": 1, "tensor": 1, "data": 1}
 
 
 def batches(options: dict[str, object], requests: Asked) -> int:
-    """How many a paced server makes of them; as many as a simulation, at the times at which they came."""
+    """Returns how many batches a paced server makes of the requests; checks that a simulation makes as
+    many."""
     engine = EngineConfig(model="bert-base", format="bf16", clock="device", **options)  # type: ignore[arg-type]
     told, counted = served(engine, requests)
     came = [(at, tokens) for (at, _), (_, tokens) in zip(told, requests, strict=True)]

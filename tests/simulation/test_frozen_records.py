@@ -1,4 +1,4 @@
-"""What simulations wrote down before they left steps out by a heap of events: the same bytes, ever since.
+"""Records of simulations as they were written before a heap of events was used: the same bytes, ever since.
 
 `tests/data/simulation/records.json` was written by the loop that asked every replica at every event.  Costs,
 limits and workloads are this directory's own: no constant of a device is in it.

@@ -1,4 +1,4 @@
-"""What is kept of a long run: requests that are there, and a few figures of those that were."""
+"""The memory of a long run: the requests in it, and a few figures of those that have ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulation.simulations import Cost, limits, play, workload
 
 @pytest.fixture
 def alive() -> Iterator[Callable[[], int]]:
-    """How many requests there are; what is older than a test is not looked through."""
+    """Returns how many requests exist; objects older than the test are not counted."""
     gc.collect()
     gc.freeze()
     yield lambda: sum(isinstance(each, SimulatedRequest) for each in gc.get_objects())

@@ -1,4 +1,4 @@
-"""Native twins of replicas against the loop, the schedulers and the time lines that serve: the same bytes."""
+"""Native replicas against the loop, the schedulers and the time lines that serve: the same bytes."""
 
 from __future__ import annotations
 

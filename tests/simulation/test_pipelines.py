@@ -124,7 +124,7 @@ def test_a_lone_stream_loses_its_hand_overs_alone(profile: str, stages: int) -> 
 @pytest.mark.parametrize("policy", ["mixed", "segregated"])
 @pytest.mark.parametrize("instance", ["inf2.48xlarge", "trn1.32xlarge"])
 def test_a_long_prompts_chunks_follow_each_other_through_the_stages(policy: str, instance: str) -> None:
-    """Of 8 chunks the last leaves four stages after 11 of their times, not after 32."""
+    """The last of 8 chunks leaves four stages after 11 of their times, not after 32."""
     engine = EngineConfig(
         model="llama-3.2-1b", format="bf16", instance=instance, tensor=1, data=1, profile="ideal",
         policy=policy, max_num_batched_tokens=512, max_model_len=8192,

@@ -21,7 +21,7 @@ from tests.parity import expected
 SHARED = 300
 """Tokens that all prompts begin with: more than lie between snapshots, where any stay."""
 LENGTHS = [(3 + 37 * n % 150, 10 + 23 * n % 50) for n in range(16)]
-"""Of the rest of each prompt, and of answers."""
+"""The tokens of the rest of each prompt, and of its answer."""
 TIMED = {"bamba": "bamba-9b", "granitemoehybrid": "granite-4.0-h-micro", "mamba2": "mamba2-130m"}
 LIMITS: dict[str, Any] = {
     "max_model_len": 512,

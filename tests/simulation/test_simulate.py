@@ -113,7 +113,7 @@ def test_a_closed_loop_goes_at_the_servers_pace_and_an_open_one_at_its_own() -> 
 @pytest.mark.parametrize("batches", ["mixed", "segregated"])
 @pytest.mark.parametrize(("stages", "users"), [(2, 3), (3, 6), (3, 8), (3, 12), (4, 16)])
 def test_users_of_a_pipeline_are_served_alike(stages: int, users: int, batches: str) -> None:
-    """Where a smaller batch is quicker, one a stage fills the pipe."""
+    """One batch a stage fills the pipe where a smaller batch is quicker."""
     load = workload(3 * users, None, input_len=20, output_len=200, users=users)
     record = play(load, cost=Cost(stages, row=1e-3), batches=batches, max_num_seqs=users)
     times = latencies(record)
