@@ -15,7 +15,7 @@ from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Output, Stats, Submit
 from corepipe.engine.speculative_config import SpeculativeConfig, read_speculation
 from corepipe.errors import UserError
-from corepipe.simulation.report import Report
+from corepipe.simulation.report import SimulationReport
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.workload import Segment, Session, Turn, Workload
 from tests.engine.engine_support import by_request, run
@@ -75,7 +75,7 @@ def _served(driver: Driver) -> tuple[dict[str, list[Output]], Stats]:
     return news, stats
 
 
-def _simulated(config: EngineConfig) -> Report:
+def _simulated(config: EngineConfig) -> SimulationReport:
     def sessions() -> Any:
         for number, (prompt, answer) in enumerate(LENGTHS):
             turn = Turn((Segment(2 * number, prompt),), answer, 2 * number + 1)
@@ -112,11 +112,11 @@ def test_simulated_steps_are_those_of_the_server_at_the_devices_pace(
         **{name: value for name, value in options.items() if name != "timing_model"},
     )
     report = _simulated(timed)
-    guessed = report.guessed
-    assert guessed is not None
-    assert guessed.document()["assumed"] is True
-    assert (guessed.drafts, guessed.tokens) == (stats.drafts, stats.draft_tokens)
-    assert list(guessed.accepted_per_position) == stats.accepted_per_position
+    drafts = report.drafts
+    assert drafts is not None
+    assert drafts.document()["assumed"] is True
+    assert (drafts.drafts, drafts.tokens) == (stats.drafts, stats.draft_tokens)
+    assert list(drafts.accepted_per_position) == stats.accepted_per_position
     assert report.usage.steps == stats.steps
     devices = [outputs[-1].device for outputs in news.values()]
     for name, served in (
@@ -125,9 +125,9 @@ def test_simulated_steps_are_those_of_the_server_at_the_devices_pace(
     ):
         assert sorted(1e3 * report.requests[name]) == pytest.approx(served, rel=1e-9)
     share = drafting.draft_seconds * drafting.cost.tensor / sum(drafting.busy_seconds)
-    assert guessed.draft_share == pytest.approx(share, rel=1e-9)
+    assert drafts.draft_share == pytest.approx(share, rel=1e-9)
     assert (share > 0.1) == (guesses is DRAFTED)
-    assert guessed.document().get("draft_model") == guesses.get("model")
+    assert drafts.document().get("draft_model") == guesses.get("model")
     alone = _simulated(timed.model_copy(update={"speculative_config": None}))
     assert guesses is DRAFTED or report.seconds < alone.seconds
     assert "speculation" not in alone.document()
@@ -146,7 +146,7 @@ def test_acceptance_in_is_acceptance_out() -> None:
         max_model_len=4096,
         speculative_config=SpeculativeConfig(**GUESSES),
     )
-    found = simulate(SimulationConfig(config), long).guessed
+    found = simulate(SimulationConfig(config), long).drafts
     assert found is not None
     assert found.drafts > 5000
     shares = [right / found.drafts for right in found.accepted_per_position]
@@ -194,7 +194,7 @@ def test_what_cannot_be_assumed_is_told_in_a_line(changes: dict[str, Any], named
     [
         ("mamba2-130m", GUESSES, "keeps one state a sequence"),
         ("bert", GUESSES, "generates nothing"),
-        ("llama-3.1-8b", {"method": "ngram", "num_speculative_tokens": 4}, "no texts to guess at"),
+        ("llama-3.1-8b", {"method": "ngram", "num_speculative_tokens": 4}, "no texts to draft from"),
         ("llama-3.1-8b", {**GUESSES, "num_speculative_tokens": 3}, "4 rates for 3 num_speculative_tokens"),
     ],
 )

@@ -13,7 +13,7 @@ class SchedulerConfig:
     `stages`: of the pipeline that computes the batches; so many prompts may be on their way through it.
     `max_cached_blocks`: blocks kept for the prefix cache beyond those of running requests (None: all).
     `whole_prompts`: a prompt is computed in one batch or not at all, as each of its tokens attends to all of
-    them.  `keeps_state`: something of a request stays on the device from batch to batch; otherwise nobody
+    them.  `keeps_state`: something of a request stays on the device from batch to batch; otherwise no request
     holds a block, and there may be none.
     `windows`: of each group of layers the latest positions that it looks back over, its own among them (None:
     all).  A block holds `block_size` positions of the layers of one group.

@@ -16,7 +16,7 @@ class HybridKVCache(KVCache):
     """Blocks of keys and values as of any model, and states, of which a request has one at a time.
 
     A request's table has rows of a KV block, and of the state after its positions; what has been given back
-    of states stays in the table, where nobody reads it.  Several rows have one state, as many as there are
+    of states stays in the table and is never read.  Several rows have one state, as many as there are
     blocks from one place where states stay to the next.
     """
 

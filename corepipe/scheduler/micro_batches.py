@@ -36,7 +36,7 @@ class OneForEachStage:
         return self.stages
 
 
-class Share(NamedTuple):
+class BatchShare(NamedTuple):
     """The limits of the next batch.
 
     seats: its sequences at most, so that all batches have about the same size.  kept: how many of the seats
@@ -73,11 +73,11 @@ class Sharing:
         """Notes that the set of running requests has changed."""
         self._changes += 1
 
-    def share(self, in_flight: int, generating: int) -> Share | None:
+    def share(self, in_flight: int, generating: int) -> BatchShare | None:
         """Returns the limits of the next batch, where `in_flight` others are in flight, `generating` of them
         with requests that generate; None where these are enough."""
         if self._config.stages == 1:
-            return None if in_flight else Share(self._config.max_num_seqs, 0, prompts_only=False)
+            return None if in_flight else BatchShare(self._config.max_num_seqs, 0, prompts_only=False)
         coming, tokens = self._admissible()
         self._think(coming, tokens)
         if self._are_enough(in_flight, tokens):
@@ -87,7 +87,7 @@ class Sharing:
         if missing > 0:
             idle = sum([r.num_computed < r.num_tokens for r in self._running]) + coming
             seats = min(seats, -(-idle // missing))
-        return Share(seats, -(-coming // self._batches), prompts_only=generating >= self._batches)
+        return BatchShare(seats, -(-coming // self._batches), prompts_only=generating >= self._batches)
 
     def has_enough(self, in_flight: int) -> bool:
         """Returns whether `share` will give nothing while others are under way and nothing else changes."""

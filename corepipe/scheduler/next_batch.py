@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.drafts import BatchDrafter, add_drafts
 from corepipe.scheduler.kv_cache import KVCache
-from corepipe.scheduler.micro_batches import Share
+from corepipe.scheduler.micro_batches import BatchShare
 from corepipe.scheduler.queue import WaitingQueue
 from corepipe.scheduler.request import Chunk, Rank, Request, Status
 from corepipe.scheduler.running import Running
@@ -21,7 +21,7 @@ class NextBatch:
     """
 
     def __init__(
-        self, config: SchedulerConfig, running: Running, queue: WaitingQueue, kv: KVCache, share: Share
+        self, config: SchedulerConfig, running: Running, queue: WaitingQueue, kv: KVCache, share: BatchShare
     ) -> None:
         self._config = config
         self._running = running

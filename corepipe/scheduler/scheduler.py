@@ -35,7 +35,7 @@ class Scheduler:
 
     Batches overlap in a pipeline: `schedule` can be called again before `update`, and `update` takes the
     batches in the order in which they were scheduled.  `pipeline` says how many are best (None: one for each
-    stage): those who generate go round in so many, of about the same size, and prompts fill what that leaves
+    stage): requests that generate are in so many, of about the same size, and prompts fill what that leaves
     free of the stages.  `together`: drafts for several requests in one call.
     """
 
@@ -57,7 +57,7 @@ class Scheduler:
         self._num_added = 0
         self._num_scheduled = 0
         self._num_updated = 0
-        self._generating: deque[bool] = deque()  # whether anybody generates in it, of each batch in flight
+        self._generating: deque[bool] = deque()  # of each batch in flight: whether a request generates in it
         self.drafted = Drafted()
 
     def add(self, request: Request) -> None:

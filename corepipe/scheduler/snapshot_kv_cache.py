@@ -16,8 +16,8 @@ class States:
     """`blocks` of one state each, in tables with a place for each `span` positions of a sequence.
 
     A sequence's block has its state after the latest position of the place, or after the last one: from then
-    on it is a snapshot, which nobody writes to, and the sequence goes on in another block.  Where there is
-    none, neither free nor one of a snapshot that nobody holds, it takes its own along, which is then in both
+    on it is a snapshot, which is never written to, and the sequence goes on in another block.  Where there is
+    none, neither free nor one of a snapshot that is not held, it takes its own along, which is then in both
     places, and leaves no snapshot: one block is all that a sequence ever needs.
     """
 

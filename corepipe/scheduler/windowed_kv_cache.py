@@ -159,7 +159,7 @@ class WindowedKVCache(KVCache):
         return None
 
     def _behind(self, request: Request) -> Iterator[int]:
-        """Places of the request's table that have a block and that nobody looks back to any more."""
+        """Returns the places of the request's table that have a block and are behind every window."""
         for group, window in self._windowed:
             row = (request.num_done - window + 1) // self.block_size - 1
             place = row * self._groups + group

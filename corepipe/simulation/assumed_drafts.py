@@ -12,7 +12,7 @@ from corepipe.scheduler.request import Drafted
 
 
 @dataclass(frozen=True, slots=True)
-class Guessed:
+class SyntheticDrafts:
     """The drafts of a simulation.
 
     rates: the assumed acceptance by position.  drafts: steps of a request that had draft tokens; tokens:
@@ -35,7 +35,7 @@ class Guessed:
         replicas: Iterable[Drafted],
         timelines: Sequence[Timeline],
         draft_model: str | None,
-    ) -> Guessed | None:
+    ) -> SyntheticDrafts | None:
         """Sums up the drafts of all replicas; returns None where no rates were assumed."""
         if assumed is None or assumed.synthetic_rates is None:
             return None

@@ -18,7 +18,7 @@ AT_ONCE = 1024
 """Rows that are written to their columns at a time."""
 
 
-class Table(Protocol):
+class RecordTable(Protocol):
     """A table of figures, for reading."""
 
     def __len__(self) -> int: ...

@@ -9,7 +9,7 @@ from corepipe.workload.slo import Slo
 
 
 @dataclass(slots=True)
-class Patience:
+class EarlyStop:
     """Watches a run and ends it early.  most: late first tokens, or requests with a late time per token,
     after which it is lost.
 

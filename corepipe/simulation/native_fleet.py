@@ -20,7 +20,7 @@ from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.policy import mixed, segregated
 from corepipe.scheduler.queue import QueueFull
 from corepipe.simulation.packed_record import PackedRecord
-from corepipe.simulation.record import Record
+from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.scenario import Progress, Scenario, silent
 from corepipe.simulation.simulated_request import SimulatedRequest
 from corepipe.simulation.source import WorkloadSource
@@ -36,7 +36,7 @@ MOST_TOKENS = 1 << 30
 """More tokens than any request that can run has."""
 
 
-def has_twins(scenario: Scenario) -> bool:
+def has_native_replicas(scenario: Scenario) -> bool:
     """Returns whether native replicas can play the scenario; False where the native module is not built."""
     limits = scenario.limits
     has_blocks = limits.keeps_state and not limits.num_states and limits.state_span is None
@@ -69,15 +69,15 @@ class NativeSimulation:
                 times = module.SimulatedStepTimes(StepTimes(cost))
                 known.append((cost, times))
             parts.append((times, profile.host_seconds, profile.change_seconds))
-        self._told = scenario.told
+        self._reports_events = scenario.reports_events
         margin = load_margin(limits.max_num_seqs)
         self._fleet: _native.SimulatedFleet = module.SimulatedFleet(
-            limits, scenario.policy is segregated, parts, margin, self._told
+            limits, scenario.policy is segregated, parts, margin, self._reports_events
         )
         numbered = enumerate(timelines)
         self._replicas = [NativeReplica(n, each, self._fleet.replica(n)) for n, each in numbered]
-        self._patience = scenario.patience
-        self.record = PackedRecord(limits, self._replicas, self._fleet, self._patience)
+        self._early_stop = scenario.early_stop
+        self.record = PackedRecord(limits, self._replicas, self._fleet, self._early_stop)
         self._alive: dict[int, SimulatedRequest] = {}
         self._sent = 0
         self._source = WorkloadSource(scenario.workload, self, VirtualClock(), self.record)
@@ -86,7 +86,7 @@ class NativeSimulation:
         """Returns the time of the next event of a replica; infinity: none before a request comes."""
         return self._fleet.next_event()
 
-    def run(self, progress: Progress = silent) -> Record:
+    def run(self, progress: Progress = silent) -> SimulationRecord:
         """Plays all arrivals and runs until the last request has ended, or the run is lost."""
         shown = 0
         while self._play_until_next() < inf:
@@ -123,23 +123,23 @@ class NativeSimulation:
             raise QueueFull
         if refused is not None:
             raise ValueError("the request can never run")
-        if self._told:
+        if self._reports_events:
             self._alive[number] = request
         return self._replicas[0]
 
     def _hear(self) -> None:
         """Takes the first tokens and ends of requests since the last call."""
         firsts, ends = self._fleet.news()
-        if self._patience is not None:
+        if self._early_stop is not None:
             for number, at in firsts:
                 request = self._alive[number]
                 request.first_at = at
-                self._patience.started(request)
+                self._early_stop.started(request)
         for number, tokens, at in ends:
             request = self._alive.pop(number)
             request.num_tokens, request.last_at = tokens, at
-            if self._patience is not None:
-                self._patience.ended(request)
+            if self._early_stop is not None:
+                self._early_stop.ended(request)
             self._source.ended(request, at)
 
 

@@ -1,4 +1,4 @@
-"""The record of a simulation whose replicas are native: the figures of `Record`, packed."""
+"""The record of a simulation whose replicas are native: the figures of `SimulationRecord`, packed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.simulation.columns import Floats, Table
-from corepipe.simulation.early_stop import Patience
+from corepipe.simulation.columns import Floats, RecordTable
+from corepipe.simulation.early_stop import EarlyStop
 from corepipe.simulation.record import (
     REQUEST_COLUMNS,
     STEP_COLUMNS,
     PlayedReplica,
-    Record,
+    SimulationRecord,
     in_order,
     together,
 )
@@ -53,7 +53,7 @@ class PackedSteps:
         return self._replica.nbytes
 
 
-class PackedRecord(Record):
+class PackedRecord(SimulationRecord):
     """The record of a native fleet, which holds its rows."""
 
     def __init__(
@@ -61,17 +61,17 @@ class PackedRecord(Record):
         limits: SchedulerConfig,
         replicas: Sequence[PlayedReplica],
         fleet: _native.SimulatedFleet,
-        patience: Patience | None,
+        early_stop: EarlyStop | None,
     ) -> None:
-        super().__init__(limits, replicas, patience)
+        super().__init__(limits, replicas, early_stop)
         self._fleet = fleet
         self._packed = [PackedSteps(fleet.replica(number)) for number in range(len(replicas))]
 
-    def admitted(self, number: int) -> None:  # noqa: ARG002 -- the fleet keeps who waits
+    def admitted(self, number: int) -> None:  # noqa: ARG002 -- the fleet counts waiting requests
         self.sent += 1
 
     @property
-    def steps(self) -> Sequence[Table]:
+    def steps(self) -> Sequence[RecordTable]:
         return self._packed
 
     @property

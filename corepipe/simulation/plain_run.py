@@ -14,7 +14,7 @@ from corepipe.engine.loop.router import ReplicaRouter, load_margin
 from corepipe.neuron.timing.clock import VirtualClock
 from corepipe.scheduler.scheduler import Scheduler
 from corepipe.simulation.null_runner import NullRunner
-from corepipe.simulation.record import Record
+from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.scenario import Progress, Scenario, silent
 from corepipe.simulation.source import WorkloadSource
 
@@ -48,18 +48,18 @@ class LoopedSimulation:
         self._loop = Loop(
             replicas, self._clock, self, ReplicaRouter(schedulers, load_margin(limits.max_num_seqs))
         )
-        self.record = Record(limits, replicas, scenario.patience)
+        self.record = SimulationRecord(limits, replicas, scenario.early_stop)
         self._source = WorkloadSource(
             scenario.workload,
             self._loop,
             self._clock,
             self.record,
             generates=scenario.encoding is None,
-            guess=scenario.guess,
+            drafters=scenario.drafters,
         )
         self._lost = False
 
-    def run(self, progress: Progress = silent) -> Record:
+    def run(self, progress: Progress = silent) -> SimulationRecord:
         """Plays all arrivals and runs until the last request has ended, or the run is lost."""
         shown = 0
         with _no_collection():

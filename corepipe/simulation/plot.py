@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from corepipe.simulation.columns import Floats
-from corepipe.simulation.report import Latencies, Report
+from corepipe.simulation.report import Latencies, SimulationReport
 from corepipe.workload import charts
 from corepipe.workload.charts import Curve, Panel, middle, spread
 
@@ -15,7 +15,7 @@ POINTS = 400
 """Intervals of time in which values are summed up."""
 
 
-def page(report: Report) -> str:
+def page(report: SimulationReport) -> str:
     """The whole page."""
     deployment = report.deployment
     edges = np.linspace(0.0, max(_end(report), 1e-9), POINTS + 1)
@@ -27,11 +27,11 @@ def page(report: Report) -> str:
     )
 
 
-def _end(report: Report) -> float:
+def _end(report: SimulationReport) -> float:
     return max(float(report.requests["last_at"].max(initial=0.0)), 0.0)
 
 
-def _panels(report: Report, edges: Floats) -> Iterator[Panel]:
+def _panels(report: SimulationReport, edges: Floats) -> Iterator[Panel]:
     requests, latencies = report.requests, Latencies.of(report.requests)
     steps, x, end = report.record.steps, middle(edges), float(edges[-1])
     running = sum(_held(s["starts_at"], s["running"], x) for s in steps)

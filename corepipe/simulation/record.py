@@ -11,8 +11,8 @@ from corepipe.engine.loop.replica import Completed, InFlight, Replica
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.request import Drafted, Request
 from corepipe.scheduler.scheduler import SchedulerConfig
-from corepipe.simulation.columns import COUNT, LARGE, SECONDS, SMALL, Columns, Floats, Table
-from corepipe.simulation.early_stop import Patience
+from corepipe.simulation.columns import COUNT, LARGE, SECONDS, SMALL, Columns, Floats, RecordTable
+from corepipe.simulation.early_stop import EarlyStop
 from corepipe.simulation.simulated_request import SimulatedRequest
 
 STEP_COLUMNS = {
@@ -27,7 +27,7 @@ REQUEST_COLUMNS = {
     "arrival": SECONDS, "scheduled_at": SECONDS, "first_at": SECONDS, "last_at": SECONDS,
     "prompt_tokens": COUNT, "output_tokens": COUNT, "cached_tokens": COUNT, "preemptions": COUNT,
 }  # fmt: skip
-"""The columns of `Record.requests`; the number of the replica stands beside them."""
+"""The columns of `SimulationRecord.requests`; the number of the replica stands beside them."""
 
 GAP_COLUMNS = {"seconds": SECONDS, "tokens": COUNT}
 
@@ -55,19 +55,19 @@ class PlayedReplica(Protocol):
     def scheduler(self) -> PlayedScheduler: ...
 
 
-class Record:
+class SimulationRecord:
     """The rows of all steps and requests.  Gaps between tokens are kept as (seconds, how many tokens).
 
-    patience: is notified of first and last tokens."""
+    early_stop: is notified of first and last tokens."""
 
     def __init__(
-        self, limits: SchedulerConfig, replicas: Sequence[PlayedReplica], patience: Patience | None = None
+        self, limits: SchedulerConfig, replicas: Sequence[PlayedReplica], early_stop: EarlyStop | None = None
     ) -> None:
         self.limits = limits
         self.replicas = replicas
         self.rejected = {"overloaded": 0, "invalid": 0}
         self.sent = 0
-        self._patience = patience
+        self._early_stop = early_stop
         self._unscheduled = [0] * len(replicas)
         self._steps = [Columns(STEP_COLUMNS) for _ in replicas]
         self._requests = Columns({**REQUEST_COLUMNS, "replica": COUNT})
@@ -76,7 +76,7 @@ class Record:
     @property
     def lost(self) -> bool:
         """Returns whether the run is lost: so many requests are late that it may end early."""
-        return self._patience is not None and self._patience.lost
+        return self._early_stop is not None and self._early_stop.lost
 
     def admitted(self, number: int) -> None:
         """Notes that a request waits in the queue of the replica with this number."""
@@ -105,8 +105,8 @@ class Record:
             assert isinstance(request, SimulatedRequest)
             if request.first_at < 0:
                 request.first_at = now
-                if self._patience is not None:
-                    self._patience.started(request)
+                if self._early_stop is not None:
+                    self._early_stop.started(request)
             else:
                 gap = now - request.last_at
                 gaps[gap] = gaps.get(gap, 0) + 1
@@ -115,8 +115,8 @@ class Record:
 
     def completed(self, replica: Replica, batch: Completed, now: float) -> list[SimulatedRequest]:
         """Notes that a batch is complete at `now`; returns the requests that ended with it."""
-        told = [e.request for e in batch.events if e.token is not None or e.finish_reason is not None]
-        self._tokens(told, now)
+        with_results = [e.request for e in batch.events if e.token is not None or e.finish_reason is not None]
+        self._tokens(with_results, now)
         ended = [_simulated(request) for request in batch.ended]
         for request in ended:
             request.last_at = now
@@ -134,7 +134,7 @@ class Record:
         return [replica.scheduler.drafted for replica in self.replicas if isinstance(replica, Replica)]
 
     @property
-    def steps(self) -> Sequence[Table]:
+    def steps(self) -> Sequence[RecordTable]:
         """Returns the steps of each replica, in order: STEP_COLUMNS."""
         return self._steps
 
@@ -154,8 +154,8 @@ class Record:
         return together(self._gaps["seconds"], self._gaps["tokens"])
 
     def _end(self, replica: Replica, request: SimulatedRequest) -> None:
-        if self._patience is not None:
-            self._patience.ended(request)
+        if self._early_stop is not None:
+            self._early_stop.ended(request)
         self._requests.append(
             request.arrival, request.scheduled_at, request.first_at, request.last_at,
             len(request.prompt), request.num_results, request.num_cached, request.num_preemptions,

@@ -14,9 +14,9 @@ from corepipe.engine.assembly.device_plan import DevicePlan
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.neuron.timing.cost import dollars_per_million_tokens
 from corepipe.neuron.timing.uncertainty import LEVEL
-from corepipe.simulation.assumed_drafts import Guessed
+from corepipe.simulation.assumed_drafts import SyntheticDrafts
 from corepipe.simulation.intervals import Intervals
-from corepipe.simulation.record import Record
+from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.usage import DeviceUsage
 from corepipe.version import __version__
 from corepipe.workload.quantiles import Quantiles
@@ -45,13 +45,13 @@ class Throughput:
 
 
 @dataclass(frozen=True)
-class Report:
+class SimulationReport:
     """Seconds, tokens.  A Quantiles is None where there was nothing to measure.
 
     ttft: from the arrival to the first token.  tpot: (last - first token) / (tokens - 1) of each request.
     itl: every gap between tokens.  queue: from the arrival until first scheduled.  seconds: from the first
     arrival to the last token.  good: requests that meet every objective.  price_per_hour: dollars for the
-    instance; None: not known.  guessed: the counts of drafts, where acceptance rates were assumed.
+    instance; None: not known.  drafts: the counts of drafts, where acceptance rates were assumed.
     requests: of each answered request, in order of its end, the columns of `record.REQUEST_COLUMNS`.
     """
 
@@ -71,19 +71,19 @@ class Report:
     deployment: dict[str, object]
     workload: dict[str, object]
     requests: dict[str, Floats] = field(repr=False)
-    record: Record = field(repr=False)
+    record: SimulationRecord = field(repr=False)
     device: DevicePlan = field(repr=False)
-    guessed: Guessed | None = None
+    drafts: SyntheticDrafts | None = None
 
     @classmethod
     def of(
         cls,
-        record: Record,
+        record: SimulationRecord,
         device: DevicePlan,
         slo: Slo,
         workload: Workload,
         speculation: SpeculativeConfig | None = None,
-    ) -> Report:
+    ) -> SimulationReport:
         """Sums a record up."""
         requests = record.requests
         latency = Latencies.of(requests)
@@ -107,7 +107,7 @@ class Report:
             requests=requests,
             record=record,
             device=device,
-            guessed=Guessed.of(
+            drafts=SyntheticDrafts.of(
                 speculation,
                 record.drafted,
                 [replica.timeline for replica in record.replicas],
@@ -161,7 +161,7 @@ class Report:
             "intervals": self._intervals(),
             "goodput": self._goodput(),
             **self._used(),
-            **({} if self.guessed is None else {"speculation": self.guessed.document()}),
+            **({} if self.drafts is None else {"speculation": self.drafts.document()}),
             "cost": {
                 "dollars_per_hour": self.price_per_hour,
                 "dollars_per_million_output_tokens": self.dollars_per_million_output_tokens,
@@ -227,7 +227,7 @@ _ELSEWHERE = frozenset({"cores", "emulated", "intervals"})
 """The fields of a placement that a document has elsewhere, or not at all."""
 
 
-def _deployment(device: DevicePlan, record: Record) -> dict[str, object]:
+def _deployment(device: DevicePlan, record: SimulationRecord) -> dict[str, object]:
     placed = {name: value for name, value in device.describe().items() if name not in _ELSEWHERE}
     limits = record.limits
     return {

@@ -9,8 +9,8 @@ from corepipe.engine.batch.encoding import Encoding
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.policy import Policy
-from corepipe.simulation.early_stop import Patience
-from corepipe.simulation.source import Guess
+from corepipe.simulation.early_stop import EarlyStop
+from corepipe.simulation.source import DrafterMaker
 from corepipe.workload.workload import Workload
 
 Progress = Callable[[str, float], None]
@@ -25,25 +25,25 @@ class Scenario:
     """One run of a workload over replicas: a timeline for each, which it moves on, and the limits and the
     policy of all.
 
-    patience: ends the run when it is lost.  encoding: of a model that generates nothing (None: it does).
-    max_batch_delay: seconds for which a replica waits for more.  guess: see `WorkloadSource`.
+    early_stop: ends the run when it is lost.  encoding: of a model that generates nothing (None: it does).
+    max_batch_delay: seconds for which a replica waits for more.  drafters: see `WorkloadSource`.
     """
 
     limits: SchedulerConfig
     policy: Policy
     timelines: Sequence[Timeline]
     workload: Workload
-    patience: Patience | None = None
+    early_stop: EarlyStop | None = None
     encoding: Encoding | None = None
     max_batch_delay: float = 0.0
-    guess: Guess | None = None
+    drafters: DrafterMaker | None = None
 
     @property
     def plain(self) -> bool:
         """Returns whether tokens are generated one a step, as soon as they can be."""
-        return self.encoding is None and self.guess is None and not self.max_batch_delay
+        return self.encoding is None and self.drafters is None and not self.max_batch_delay
 
     @property
-    def told(self) -> bool:
+    def reports_events(self) -> bool:
         """Returns whether the events of requests must be reported in order while they happen."""
-        return self.workload.chained or self.patience is not None
+        return self.workload.chained or self.early_stop is not None

@@ -10,17 +10,17 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.drafters.speculation import synthetic_drafters
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.simulation.early_stop import Patience
-from corepipe.simulation.native_fleet import NativeSimulation, has_twins
+from corepipe.simulation.early_stop import EarlyStop
+from corepipe.simulation.native_fleet import NativeSimulation, has_native_replicas
 from corepipe.simulation.plain_run import LoopedSimulation
-from corepipe.simulation.record import Record
-from corepipe.simulation.report import Report
+from corepipe.simulation.record import SimulationRecord
+from corepipe.simulation.report import SimulationReport
 from corepipe.simulation.scenario import Progress, Scenario, silent
 from corepipe.workload.slo import NO_SLO, Slo
 from corepipe.workload.workload import Workload
 
 NO_TEXTS = (
-    "--speculative-config: there are no texts to guess at; say how often guesses are right: "
+    "--speculative-config: a simulation has no texts to draft from; give the rates of accepted drafts: "
     '"rejection_sample_method": "synthetic" with synthetic_acceptance_rates'
 )
 
@@ -42,7 +42,7 @@ def simulate(
     workload: Workload,
     progress: Progress | None = None,
     device: DevicePlan | None = None,
-) -> Report:
+) -> SimulationReport:
     """Runs the workload to its end and returns the report of it.
 
     device: the placed model, where the caller has it (`device_plan.plan_device(config.engine, ...)`); it
@@ -51,7 +51,7 @@ def simulate(
     """
     device = device or plan_device(_virtual(config.engine), registry.architecture(config.engine.model))
     record = play(config, workload, device, progress)
-    return Report.of(record, device, config.slo, workload, config.engine.speculative_config)
+    return SimulationReport.of(record, device, config.slo, workload, config.engine.speculative_config)
 
 
 def play(
@@ -59,11 +59,11 @@ def play(
     workload: Workload,
     device: DevicePlan,
     progress: Progress | None = None,
-    patience: Patience | None = None,
-) -> Record:
+    early_stop: EarlyStop | None = None,
+) -> SimulationRecord:
     """Runs the workload to its end, or until it is lost; returns the record."""
     engine = _virtual(config.engine)
-    _check_guesses(engine)
+    _check_speculation(engine)
     most, blocks = device.graph.max_positions, device.memory.num_blocks
     limits = scheduler_config(engine, device, blocks, most, max_cached_blocks=None)
     if not workload.shares_prefixes:  # nothing would be found: the same times, without looking
@@ -73,15 +73,15 @@ def play(
         batch_policy(engine, device),
         device.timelines(),
         workload,
-        patience,
+        early_stop,
         encoding=device.encoding,
         max_batch_delay=engine.max_batch_delay,
-        guess=synthetic_drafters(engine.speculative_config, engine.seed),
+        drafters=synthetic_drafters(engine.speculative_config, engine.seed),
     )
     return run(scenario, progress or silent)
 
 
-def _check_guesses(engine: EngineConfig) -> None:
+def _check_speculation(engine: EngineConfig) -> None:
     """Raises UserError where drafts would need texts, of which a simulation has none."""
     speculation = engine.speculative_config
     if speculation is not None and speculation.synthetic_rates is None:
@@ -92,8 +92,8 @@ def _virtual(engine: EngineConfig) -> EngineConfig:
     return engine.model_copy(update={"clock": "virtual", "time_scale": 1.0})
 
 
-def run(scenario: Scenario, progress: Progress = silent) -> Record:
+def run(scenario: Scenario, progress: Progress = silent) -> SimulationRecord:
     """Plays all arrivals and runs until the last request has ended, or the run is lost: over native replicas
     where there are any, else in the loop that serves; the result is the same."""
-    simulation = NativeSimulation if has_twins(scenario) else LoopedSimulation
+    simulation = NativeSimulation if has_native_replicas(scenario) else LoopedSimulation
     return simulation(scenario).run(progress)

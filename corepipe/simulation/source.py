@@ -10,7 +10,7 @@ from typing import Protocol
 from corepipe.neuron.timing.clock import Clock
 from corepipe.scheduler.request import Drafter
 from corepipe.scheduler.scheduler import QueueFull
-from corepipe.simulation.record import Record
+from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.simulated_request import SimulatedRequest
 from corepipe.workload.workload import Session, Workload
 
@@ -25,7 +25,7 @@ class Numbered(Protocol):
     def number(self) -> int: ...
 
 
-class Deployment(Protocol):
+class RequestReceiver(Protocol):
     """The receiver of requests; `Loop` is one."""
 
     def next_event(self) -> float: ...
@@ -33,27 +33,27 @@ class Deployment(Protocol):
     def add(self, request: SimulatedRequest, /) -> Numbered: ...
 
 
-Guess = Callable[[int], Drafter]
+DrafterMaker = Callable[[int], Drafter]
 """A function from n to the drafter of the n-th admitted request."""
 
 
 class WorkloadSource:
     """The requests of a workload in order of their arrival, each added to `loop` when its time has come on
     `clock`; implements `loop.Source`.  `record` notes what was sent; `generates`: whether requests
-    generate tokens; `guess`: makes the drafters of requests (None: a step has one token of each)."""
+    generate tokens; `drafters`: makes the drafters of requests (None: a step has one token of each)."""
 
     def __init__(
         self,
         workload: Workload,
-        loop: Deployment,
+        loop: RequestReceiver,
         clock: Clock,
-        record: Record,
+        record: SimulationRecord,
         *,
         generates: bool = True,
-        guess: Guess | None = None,
+        drafters: DrafterMaker | None = None,
     ) -> None:
         self._generates = generates
-        self._guess = guess
+        self._drafters = drafters
         self._admitted = 0
         self._workload = workload
         self._loop = loop
@@ -121,8 +121,8 @@ class WorkloadSource:
     def _add(self, request: SimulatedRequest) -> None:
         room = self._record.limits.max_model_len - len(request.prompt)
         request.max_tokens = min(request.max_tokens, room) if self._generates else 0
-        if self._guess is not None:
-            request.drafter = self._guess(self._admitted)
+        if self._drafters is not None:
+            request.drafter = self._drafters(self._admitted)
         try:
             self._record.admitted(self._loop.add(request).number)
             self._admitted += 1

@@ -11,8 +11,8 @@ import numpy as np
 
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import ENGINES, CostModel, LimitingResource
-from corepipe.simulation.columns import Floats, Table
-from corepipe.simulation.record import PlayedReplica, Record
+from corepipe.simulation.columns import Floats, RecordTable
+from corepipe.simulation.record import PlayedReplica, SimulationRecord
 
 MOMENTS = 256
 """Moments of busy time, evenly spread, at which steps are taken apart."""
@@ -51,7 +51,7 @@ class DeviceUsage:
     prefix_hits: int
 
     @classmethod
-    def of(cls, record: Record, seconds: float) -> DeviceUsage:
+    def of(cls, record: SimulationRecord, seconds: float) -> DeviceUsage:
         """Sums up the usage in a run that took `seconds`."""
         timelines = [replica.timeline for replica in record.replicas]
         schedulers = [replica.scheduler for replica in record.replicas]
@@ -96,7 +96,7 @@ class _Taken:
     bound: dict[str, float]
 
     @classmethod
-    def apart(cls, replicas: Iterable[PlayedReplica], steps: Sequence[Table]) -> _Taken:
+    def apart(cls, replicas: Iterable[PlayedReplica], steps: Sequence[RecordTable]) -> _Taken:
         rows = padded = total = 0.0
         engines, bound = dict.fromkeys(ENGINES, 0.0), dict.fromkeys(map(str, LimitingResource), 0.0)
         for cost, shape in _moments(replicas, steps):
@@ -117,7 +117,7 @@ class _Taken:
 
 
 def _moments(
-    replicas: Iterable[PlayedReplica], steps: Sequence[Table]
+    replicas: Iterable[PlayedReplica], steps: Sequence[RecordTable]
 ) -> Iterator[tuple[CostModel, StepShape]]:
     """The steps that run at moments evenly spread over each replica's busy time."""
     count, names = (
@@ -138,7 +138,7 @@ def _moments(
                 yield replica.timeline.cost, StepShape((row[0], row[1]), *row[2:])
 
 
-def _busy_until(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
+def _busy_until(steps: RecordTable, *names: str) -> Iterator[tuple[Floats, Floats]]:
     """Yields for each part of the steps the busy seconds up to the end of each step, and the columns [names,
     steps]."""
     busy = 0.0
@@ -151,7 +151,9 @@ def _busy_until(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
 class _Reread:
     """Reads a table in parts, any number of times; a table of a single part is read once and kept."""
 
-    def __init__(self, steps: Table, read: Callable[[Table], Iterator[tuple[Floats, Floats]]]) -> None:
+    def __init__(
+        self, steps: RecordTable, read: Callable[[RecordTable], Iterator[tuple[Floats, Floats]]]
+    ) -> None:
         self._steps, self._read = steps, read
         self._kept = list(read(steps)) if len(steps) <= AT_ONCE else None
 
@@ -169,7 +171,7 @@ class _Held:
     sequences: float
 
     @classmethod
-    def of(cls, steps: Table) -> _Held:
+    def of(cls, steps: RecordTable) -> _Held:
         parts = _Reread(steps, lambda steps: _running(steps, "blocks_held", "sequences"))
         whole = fsum(chain.from_iterable(seconds.tolist() for seconds, _ in parts))
         peak = max([float(held[0].max()) for _, held in parts], default=0.0)
@@ -182,7 +184,7 @@ class _Held:
         return cls(peak, blocks / whole, sequences / whole)
 
 
-def _running(steps: Table, *names: str) -> Iterator[tuple[Floats, Floats]]:
+def _running(steps: RecordTable, *names: str) -> Iterator[tuple[Floats, Floats]]:
     """Yields for each part of the steps the seconds of each step, where steps overlap until the next begins,
     and the columns [names, steps]."""
     before: Floats | None = None

@@ -285,7 +285,7 @@ def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str)
         (("--max-model-len", "999999999"), "--max-model-len 999999999: "),
         (
             ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
-            "no texts to guess at",
+            "no texts to draft from",
         ),
         (("--speculative-config", GUESSES.replace("0.9", "1.1")), "synthetic_acceptance_rates: 0: "),
         (("--speculative-config", GUESSES, "--emit", "vllm-neuron"), "no such drafts to --emit"),

@@ -16,7 +16,7 @@ from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.simulation.plain_run import LoopedSimulation
-from corepipe.simulation.record import Record
+from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.scenario import Scenario
 from corepipe.simulation.simulate import run
 from corepipe.workload.arrivals import Arrivals
@@ -102,7 +102,7 @@ def play(
     batches: str = "mixed",
     native: bool = True,
     **changes: Any,
-) -> Record:
+) -> SimulationRecord:
     """Runs a workload over a replica for each cost; native: over native replicas, where there are any."""
     costs = [cost] if isinstance(cost, Cost) else cost
     stages = costs[0].stages
@@ -149,7 +149,7 @@ def situation(seed: int) -> dict[str, Any]:
     }
 
 
-def bytes_of(record: Record) -> list[bytes]:
+def bytes_of(record: SimulationRecord) -> list[bytes]:
     """All that was written down.  Rows a sequence, a later column, are left out where nobody guesses."""
     columns = [
         column
@@ -167,7 +167,7 @@ def bytes_of(record: Record) -> list[bytes]:
     return [repr((counts, times)).encode(), *(column.tobytes() for column in columns)]
 
 
-def check_at_rest(record: Record) -> None:
+def check_at_rest(record: SimulationRecord) -> None:
     """Every request ended once, and holds nothing."""
     assert record.sent == len(record.requests["arrival"]) + sum(record.rejected.values())
     for replica in record.replicas:

@@ -15,11 +15,11 @@ from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.policy import policy
 from corepipe.simulation import native_fleet
 from corepipe.simulation.columns import Columns
-from corepipe.simulation.early_stop import Patience
-from corepipe.simulation.native_fleet import has_twins
+from corepipe.simulation.early_stop import EarlyStop
+from corepipe.simulation.native_fleet import has_native_replicas
 from corepipe.simulation.packed_record import PackedRecord
 from corepipe.simulation.plain_run import LoopedSimulation
-from corepipe.simulation.record import STEP_COLUMNS, Record
+from corepipe.simulation.record import STEP_COLUMNS, SimulationRecord
 from corepipe.simulation.scenario import Scenario
 from corepipe.simulation.simulate import run
 from corepipe.simulation.usage import _Held
@@ -143,7 +143,7 @@ def test_who_is_preempted_and_admitted_again_is_once_in_a_batch() -> None:
     assert sum(replica.scheduler.preemptions for replica in record.replicas) > 0
 
 
-def looped(scenario: Scenario) -> Record:
+def looped(scenario: Scenario) -> SimulationRecord:
     return LoopedSimulation(scenario).run()
 
 
@@ -153,12 +153,12 @@ def test_a_run_is_lost_at_the_same_request(replicas: int, stages: int) -> None:
     """In native replicas and in the loop."""
     found = []
     for play_it in (run, looped):
-        patience = Patience(Slo(ttft=0.4, tpot=0.05), most=20)
+        early_stop = EarlyStop(Slo(ttft=0.4, tpot=0.05), most=20)
         cost: Any = Cost(stages, fixed=0.03)
         timelines = [Timeline(cost, PROFILES["ideal"]) for _ in range(replicas)]
         load = workload(400, 8.0 * replicas, prefixes=PrefixTree(((2, 40),)))
-        play_it(Scenario(limits(stages=stages), policy("mixed"), timelines, load, patience))
-        found.append((patience.lost, patience.ttfts, patience.tpots))
+        play_it(Scenario(limits(stages=stages), policy("mixed"), timelines, load, early_stop))
+        found.append((early_stop.lost, early_stop.ttfts, early_stop.tpots))
     assert found[0] == found[1]
     assert found[0][0]
 
@@ -217,8 +217,8 @@ def test_sums_over_parts_of_a_table_are_those_of_the_whole(
 
 def test_it_is_native_by_default() -> None:
     of = Scenario(limits(), policy("segregated"), [], workload(1))
-    assert has_twins(of)
-    assert not has_twins(replace(of, limits=limits(stages=2)))
-    assert not has_twins(replace(of, max_batch_delay=0.1))
+    assert has_native_replicas(of)
+    assert not has_native_replicas(replace(of, limits=limits(stages=2)))
+    assert not has_native_replicas(replace(of, max_batch_delay=0.1))
     states = {"state_span": limits().block_size, "num_states": limits().max_num_seqs}
-    assert not has_twins(replace(of, limits=replace(limits(), **states)))
+    assert not has_native_replicas(replace(of, limits=replace(limits(), **states)))

@@ -11,7 +11,7 @@ import pytest
 
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
-from corepipe.simulation.report import Report
+from corepipe.simulation.report import SimulationReport
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.lengths import Lengths
 from corepipe.workload.workload import Synthetic
@@ -58,12 +58,12 @@ class Case:
             rng.choice(LENGTHS),
         )
 
-    def run(self, stages: int | None = None) -> Report:
+    def run(self, stages: int | None = None) -> SimulationReport:
         return report(replace(self, stages=stages or self.stages))
 
 
 @cache
-def report(case: Case) -> Report:
+def report(case: Case) -> SimulationReport:
     engine = EngineConfig(
         model=case.model,
         format="bf16",

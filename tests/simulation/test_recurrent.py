@@ -12,7 +12,7 @@ from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Output, Stats, Submit
-from corepipe.simulation.report import Report
+from corepipe.simulation.report import SimulationReport
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.workload import Segment, Session, Turn, Workload
 from tests.engine.engine_support import by_request, run
@@ -44,7 +44,7 @@ def served(driver: Driver) -> tuple[list[Output], Stats]:
     return [outputs[-1] for outputs in news.values()], stats
 
 
-def simulated(config: EngineConfig) -> Report:
+def simulated(config: EngineConfig) -> SimulationReport:
     def sessions() -> Iterator[Session]:
         for number, (rest, answer) in enumerate(LENGTHS):
             segments = (Segment(0, SHARED), Segment(2 * number + 1, rest))

@@ -10,7 +10,7 @@ import pytest
 from corepipe.engine.config import EngineConfig
 from corepipe.simulation.columns import Floats
 from corepipe.simulation.plot import page
-from corepipe.simulation.report import SCHEMA, Latencies, Report, queue_growth
+from corepipe.simulation.report import SCHEMA, Latencies, SimulationReport, queue_growth
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.slo import Slo
 from corepipe.workload.workload import PrefixTree
@@ -18,7 +18,9 @@ from tests.simulation.simulations import workload
 
 
 @cache
-def report(instance: str = "inf2.xlarge", requests: int = 80, profile: str = "nxdi", **placed: int) -> Report:
+def report(
+    instance: str = "inf2.xlarge", requests: int = 80, profile: str = "nxdi", **placed: int
+) -> SimulationReport:
     engine = EngineConfig(
         model="llama-3.2-1b", format="bf16", instance=instance, profile=profile, max_num_seqs=8, **placed
     )

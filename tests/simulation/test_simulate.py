@@ -25,7 +25,7 @@ from corepipe.neuron.timing.clock import VirtualClock
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.policy import policy
 from corepipe.scheduler.scheduler import SchedulerConfig
-from corepipe.simulation.record import Record
+from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.report import Latencies
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.simulation.source import RETRY_SECONDS
@@ -40,7 +40,7 @@ def config(**fields: Any) -> SimulationConfig:
     return SimulationConfig(engine, Slo(ttft=0.5, tpot=0.05))
 
 
-def latencies(record: Record) -> Latencies:
+def latencies(record: SimulationRecord) -> Latencies:
     return Latencies.of(record.requests)
 
 

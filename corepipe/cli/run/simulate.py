@@ -25,9 +25,9 @@ from corepipe.models.registry import architecture
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.uncertainty import LEVEL, Figure
-from corepipe.simulation.assumed_drafts import Guessed
+from corepipe.simulation.assumed_drafts import SyntheticDrafts
 from corepipe.simulation.plot import page
-from corepipe.simulation.report import LATENCIES, Report
+from corepipe.simulation.report import LATENCIES, SimulationReport
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.slo import NO_SLO, Slo
 from corepipe.workload.traces import write_trace
@@ -67,7 +67,7 @@ def run(given: Mapping[str, Any]) -> None:
         raise typer.Exit(NOTHING_ANSWERED)
 
 
-def _refusals(report: Report) -> str:
+def _refusals(report: SimulationReport) -> str:
     reasons = {
         "overloaded": "were refused, as the queue was full (--max-num-queued-reqs, --max-num-queued-tokens)",
         "invalid": _too_long(report),
@@ -76,7 +76,7 @@ def _refusals(report: Report) -> str:
     return ", ".join(told) or f"{report.sent} were sent"
 
 
-def _too_long(report: Report) -> str:
+def _too_long(report: SimulationReport) -> str:
     if report.device.graph.generates:
         return "were refused, as they are too long (--max-model-len, --num-blocks)"
     most = report.device.graph.max_positions
@@ -138,7 +138,9 @@ def _check_writable(output: Path | None, plot: Path | None) -> None:
     check_writable("--plot", plot)
 
 
-def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bool, assumes: bool) -> None:
+def _show(
+    report: SimulationReport, output: Path | None, plot: Path | None, *, as_json: bool, assumes: bool
+) -> None:
     """assumes: whether the software around the model is the command's choice."""
     if output is not None:
         write_result("--output", output, report.to_json() + "\n")
@@ -155,7 +157,7 @@ def _show(report: Report, output: Path | None, plot: Path | None, *, as_json: bo
     console.print(facts((*(_rates if graph.generates else _results)(report), *device)))
 
 
-def _headline(report: Report, around: str) -> Iterator[str | Text]:
+def _headline(report: SimulationReport, around: str) -> Iterator[str | Text]:
     placed = report.deployment
     degrees = ", ".join(degrees_of(placed))
     yield (
@@ -178,7 +180,7 @@ def _headline(report: Report, around: str) -> Iterator[str | Text]:
         yield f"{report.rejected['invalid']} {_too_long(report)}"
 
 
-def _sizes(report: Report) -> str:
+def _sizes(report: SimulationReport) -> str:
     """Returns the lengths of the answered texts, for a model that runs once over them."""
     graph, prompts = report.device.graph, report.requests["prompt_tokens"]
     if graph.generates or GraphKind.of(graph) is GraphKind.IMAGES or not len(prompts):
@@ -187,7 +189,7 @@ def _sizes(report: Report) -> str:
     return f" of {least} tokens" if least == most else f" of {least} to {most} tokens"
 
 
-def _this_load(report: Report) -> str:
+def _this_load(report: SimulationReport) -> str:
     """Says how long a request of this load takes alone, and how many a second full batches answer."""
     limits, tokens = report.record.limits, round(float(report.requests["prompt_tokens"].mean()))
     seats = max(1, min(limits.max_num_seqs, limits.max_num_batched_tokens // tokens))
@@ -197,7 +199,7 @@ def _this_load(report: Report) -> str:
     return f"this load: {alone * 1e3:.2f} ms a request, {most:,.0f} requests/s at most, in batches of {seats}"
 
 
-def _overload(report: Report) -> str:
+def _overload(report: SimulationReport) -> str:
     share = report.completed / report.sent / (1 + report.growth)
     return f"overloaded: requests end at {share:.0%} of the rate at which they arrive, and the queue grows"
 
@@ -216,7 +218,7 @@ ONCE = ("e2e", "queue")
 """Latencies of what has but one result."""
 
 
-def _latencies(report: Report, names: Sequence[str]) -> Figures:
+def _latencies(report: SimulationReport, names: Sequence[str]) -> Figures:
     columns = ("mean", "p50", "p90", "p95", "p99", "max")
     table = Figures("milliseconds", *(Column(column, justify="right") for column in columns))
     for name in names:
@@ -226,14 +228,14 @@ def _latencies(report: Report, names: Sequence[str]) -> Figures:
     return table
 
 
-def _goodput(report: Report) -> Iterator[tuple[str, str]]:
+def _goodput(report: SimulationReport) -> Iterator[tuple[str, str]]:
     if report.slo != NO_SLO:
         share = report.good / report.sent if report.sent else 0.0
         good = report.throughput.good_requests
         yield "goodput", f"{good:,.2f} requests/s meet the objectives: {share:.1%}"
 
 
-def _results(report: Report) -> Iterator[tuple[str, str]]:
+def _results(report: SimulationReport) -> Iterator[tuple[str, str]]:
     """Yields the figures of a model that gives one result a request."""
     yield "throughput", f"{report.throughput.requests:,.1f} requests/s"
     yield from _goodput(report)
@@ -247,7 +249,7 @@ def _results(report: Report) -> Iterator[tuple[str, str]]:
         yield "cost", f"{dollars:.2f} $ per million requests, at {report.price_per_hour:.2f} $/h"
 
 
-def _rates(report: Report) -> Iterator[tuple[str, str]]:
+def _rates(report: SimulationReport) -> Iterator[tuple[str, str]]:
     rates = report.throughput
     yield (
         "throughput",
@@ -263,7 +265,7 @@ def _rates(report: Report) -> Iterator[tuple[str, str]]:
         yield "cost", "no on-demand price is published; corepipe plan --prices FILE reads yours"
 
 
-def _guessed(found: Guessed) -> str:
+def _drafts(found: SyntheticDrafts) -> str:
     rates = ", ".join(f"{rate:.3g}" for rate in found.rates)
     told = (
         f"{found.tokens_a_step:.2f} tokens per request and step; assumed acceptance rates of drafts: {rates}"
@@ -273,7 +275,7 @@ def _guessed(found: Guessed) -> str:
     return f"{told}; draft model {found.draft_model} takes {found.draft_share:.0%} of the busy time of cores"
 
 
-def _sure(report: Report) -> str:
+def _sure(report: SimulationReport) -> str:
     """Between what a measurement would lie."""
     known, parts = report.intervals, []
     for name in ("ttft", "tpot", "e2e"):
@@ -285,7 +287,7 @@ def _sure(report: Report) -> str:
     return f"{'; '.join(parts)} ({known.of(Figure.THROUGHPUT).basis})"
 
 
-def _device(report: Report) -> Iterator[tuple[str, str]]:
+def _device(report: SimulationReport) -> Iterator[tuple[str, str]]:
     usage = report.usage
     yield "queue", f"{usage.waiting_mean:.1f} waiting on average, {usage.waiting_max} at most"
     yield (
@@ -297,8 +299,8 @@ def _device(report: Report) -> Iterator[tuple[str, str]]:
     if usage.prefix_queries:
         found = usage.prefix_hits / usage.prefix_queries
         yield "prefix cache", f"{found:.1%} of prompt tokens were in the cache"
-    if report.guessed is not None:
-        yield "speculation", _guessed(report.guessed)
+    if report.drafts is not None:
+        yield "speculation", _drafts(report.drafts)
     yield (
         "batches",
         f"{usage.batch_mean:.1f} sequences on average, {usage.padding:.1%} of the rows are padding",

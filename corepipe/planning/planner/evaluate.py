@@ -41,9 +41,9 @@ from corepipe.planning.planner.lateness import surely_late
 from corepipe.planning.planner.search import MOST_INSTANCES
 from corepipe.planning.planner.search_result import SimulatedOutcome
 from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, DeploymentShape, PlannedDeployment
-from corepipe.simulation.early_stop import Patience
-from corepipe.simulation.record import Record
-from corepipe.simulation.report import Report
+from corepipe.simulation.early_stop import EarlyStop
+from corepipe.simulation.record import SimulationRecord
+from corepipe.simulation.report import SimulationReport
 from corepipe.simulation.simulate import SimulationConfig, play, simulate
 from corepipe.workload.slo import Slo
 
@@ -184,9 +184,9 @@ class SimulationEvaluator:
         that come later make none of them faster."""
         rate = self._demand.objectives.rate / instances
         requests = self._demand.requests_at(rate)
-        patience = Patience(self._slo(), self._most_late(requests))
-        record = self._play(candidate, rate, requests, patience)
-        return self._judge.of_lost(patience, requests) if patience.lost else self._judge.of_record(record)
+        early_stop = EarlyStop(self._slo(), self._most_late(requests))
+        record = self._play(candidate, rate, requests, early_stop)
+        return self._judge.of_lost(early_stop, requests) if early_stop.lost else self._judge.of_record(record)
 
     def alone(self, candidate: Candidate) -> SimulatedOutcome:
         return self._alone(self._twin_of(candidate))
@@ -195,11 +195,11 @@ class SimulationEvaluator:
         seconds = self._bounds_of(candidate).fastest(candidate.limits)
         return self._judge.of_record(self._play(candidate, 1 / (IDLE * seconds), ALONE))
 
-    def outcome(self, report: Report) -> SimulatedOutcome:
+    def outcome(self, report: SimulationReport) -> SimulatedOutcome:
         """Returns the outcome of a simulation for the objectives."""
         return self._judge.of_report(report)
 
-    def simulate(self, deployment: PlannedDeployment) -> Report:
+    def simulate(self, deployment: PlannedDeployment) -> SimulationReport:
         """Returns the whole simulation of one of the deployment's instances."""
         rate = self._demand.objectives.rate / deployment.instances
         candidate = deployment.candidate
@@ -217,11 +217,11 @@ class SimulationEvaluator:
         return replace(candidate, shape=self._twin(candidate.shape))
 
     def _play(
-        self, candidate: Candidate, rate: float, requests: int, patience: Patience | None = None
-    ) -> Record:
+        self, candidate: Candidate, rate: float, requests: int, early_stop: EarlyStop | None = None
+    ) -> SimulationRecord:
         workload = self._demand.stream(rate, max(1, requests)).workload()
         config, device = self.config(candidate), self.place(candidate)
-        return play(config, workload, device, lambda _what, _done: self._pulse(), patience)
+        return play(config, workload, device, lambda _what, _done: self._pulse(), early_stop)
 
     def _slo(self) -> Slo:
         return Slo(self._demand.objectives.ttft, self._demand.objectives.tpot)

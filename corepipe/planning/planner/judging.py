@@ -10,9 +10,9 @@ import numpy as np
 from corepipe.planning.planner.bounds import Objectives, PlanFailure, Reason
 from corepipe.planning.planner.search_result import SimulatedOutcome
 from corepipe.simulation.columns import Floats
-from corepipe.simulation.early_stop import Patience
-from corepipe.simulation.record import Record
-from corepipe.simulation.report import GROWS, Latencies, Report, queue_growth
+from corepipe.simulation.early_stop import EarlyStop
+from corepipe.simulation.record import SimulationRecord
+from corepipe.simulation.report import GROWS, Latencies, SimulationReport, queue_growth
 
 SUSTAINED = 0.9
 """Share of the arrival rate at which requests must complete, at least."""
@@ -24,19 +24,19 @@ class Judge:
 
     objectives: Objectives
 
-    def of_report(self, report: Report) -> SimulatedOutcome:
+    def of_report(self, report: SimulationReport) -> SimulatedOutcome:
         return self._outcome(report.requests, report.throughput.output_tokens)
 
-    def of_record(self, record: Record) -> SimulatedOutcome:
+    def of_record(self, record: SimulationRecord) -> SimulatedOutcome:
         requests = record.requests
         seconds = float(np.ptp([requests["arrival"].min(), requests["last_at"].max()]))
         return self._outcome(requests, float(requests["output_tokens"].sum()) / seconds if seconds else 0.0)
 
-    def of_lost(self, patience: Patience, requests: int) -> SimulatedOutcome:
+    def of_lost(self, early_stop: EarlyStop, requests: int) -> SimulatedOutcome:
         """Returns the outcome of a simulation of `requests` that was stopped early, which certainly fails."""
-        seen = len(patience.ttfts) / requests
+        seen = len(early_stop.ttfts) / requests
         quantile = self.objectives.quantile
-        ttft, tpot = quantile(np.array(patience.ttfts)), quantile(np.array(patience.tpots))
+        ttft, tpot = quantile(np.array(early_stop.ttfts)), quantile(np.array(early_stop.tpots))
         return SimulatedOutcome(ttft, tpot, inf, 0.0, _worst(*self._missed(ttft, tpot)), seen)
 
     def _outcome(self, requests: dict[str, Floats], tokens_per_second: float) -> SimulatedOutcome:

@@ -33,7 +33,7 @@ from corepipe.planning.planner.space import (
     DeploymentShape,
     PlannedDeployment,
 )
-from corepipe.simulation.report import GROWS, Latencies, Report
+from corepipe.simulation.report import GROWS, Latencies, SimulationReport
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.arrivals import Arrivals
 from corepipe.workload.lengths import Lengths
@@ -98,7 +98,7 @@ class SinglePassOption:
     offer: PricedInstance
     price: float
     seconds: float
-    report: Report
+    report: SimulationReport
 
     @property
     def shape(self) -> DeploymentShape:
@@ -259,7 +259,7 @@ def _try(one: _PlacedBatch, demand: SinglePassDemand, best: float, found: Single
     found.failed.setdefault(one.candidate.shape, f"{why}{more}")
 
 
-def _failure(report: Report, seconds: float, demand: SinglePassDemand) -> str:
+def _failure(report: SimulationReport, seconds: float, demand: SinglePassDemand) -> str:
     if report.growth > GROWS:
         return "the queue grows"
     if demand.seconds is not None and seconds > demand.seconds:
