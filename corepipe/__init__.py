@@ -25,11 +25,11 @@ HOMES = {
     "SamplingParams": "engine.params",
     "StructuredOutputsParams": "structured.constraints",
 }
-"""The modules of the names that are loaded when they are asked for."""
+"""The modules of the public names, which are loaded at the first use."""
 
 
 def __getattr__(name: str) -> object:
-    """Loads what is asked for, so that importing the package alone stays cheap."""
+    """Loads a name at its first use, so that importing the package alone stays cheap."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(f"corepipe.{HOMES[name]}"), name)

@@ -15,7 +15,7 @@ from corepipe.models.vision.preprocessing import FILE
 from corepipe.models.vision.reader import ImageReader, ImageSetting
 from corepipe.sandbox import MAX_FRAME
 
-if TYPE_CHECKING:  # who gives its images has imported it
+if TYPE_CHECKING:  # callers with its images have imported it
     from PIL.Image import Image
 
 Picture: TypeAlias = "str | Path | bytes | Image"

@@ -53,7 +53,7 @@ def test_markers_in_the_chat_template(template):
     found = choose(Speaker(template))
     calls, reasoning, told = TEMPLATES[template]
     assert (found.calls and found.calls.name, found.reasoning and found.reasoning.name) == (calls, reasoning)
-    assert found.told is told
+    assert found.presents_tools is told
     assert found.extra == (("xml_tools",) if "xml_tools" in template else ())
     assert (
         found.summary()

@@ -103,7 +103,7 @@ def test_what_templates_are_given():
     nothing = {"type": "object", "properties": {}}
     described = [tool("f", description="d", parameters=nothing), tool("g", parameters=nothing)]
     said = [{"role": "user", "content": "Hi"}]
-    told = Dialect(FORMATS["smollm3"], None, told=True, extra=("xml_tools",))
+    told = Dialect(FORMATS["smollm3"], None, presents_tools=True, extra=("xml_tools",))
     assert template_input(said, offer, told) == (said, {"tools": described, "xml_tools": described})
     assert template_input(said, None, told) == (said, {})
     for name, example in (("hermes", '<tool_call>\n{"name": NAME'), ("smollm2", '<tool_call>[{"name": NAME')):

@@ -45,15 +45,15 @@ class ModelTexts(Protocol):
 class Dialect(msgspec.Struct, frozen=True):
     """The formats in which a model writes calls and reasoning; None: unknown, or it writes none.
 
-    source: where this comes from, as the server prints at its start.  told: its template presents tools to
-    the model; else a system message does.  extra: names beside `tools` under which its template expects them.
-    note: a problem with its files.
+    source: where this comes from, as the server prints at its start.  presents_tools: its template presents
+    tools to the model; else a system message does.  extra: names beside `tools` under which its template
+    expects them. note: a problem with its files.
     """
 
     calls: CallFormat | None = None
     reasoning: ReasoningFormat | None = None
     source: str = "no chat template"
-    told: bool = False
+    presents_tools: bool = False
     extra: tuple[str, ...] = ()
     note: str = ""
 
@@ -91,25 +91,29 @@ def _found(speaker: ModelTexts) -> Dialect:
     template = speaker.chat_template
     if template is None:
         return Dialect()
-    told = re.search(r"\btools\b|xml_tools", template) is not None
+    presents_tools = re.search(r"\btools\b|xml_tools", template) is not None
     extra = tuple(name for name in ("xml_tools",) if name in template)
-    guess = Dialect(
-        _calls_of(template, told=told), _reasoning_of(template), "by its chat template", told, extra
+    found = Dialect(
+        _calls_of(template, presents_tools=presents_tools),
+        _reasoning_of(template),
+        "by its chat template",
+        presents_tools,
+        extra,
     )
     if speaker.response_template is None:
-        return guess
+        return found
     try:
         calls, reasoning = from_response_template(speaker.response_template)
     except UnreadableError as error:
-        return msgspec.structs.replace(guess, note=f"its response_template is not used: {error}")
-    return msgspec.structs.replace(guess, calls=calls, reasoning=reasoning, source="by its response_template")
+        return msgspec.structs.replace(found, note=f"its response_template is not used: {error}")
+    return msgspec.structs.replace(found, calls=calls, reasoning=reasoning, source="by its response_template")
 
 
-def _calls_of(template: str, *, told: bool) -> CallFormat | None:
+def _calls_of(template: str, *, presents_tools: bool) -> CallFormat | None:
     for markers, name in _MARKERS:
         if all(marker in template for marker in markers):
             return FORMATS[name]
-    return None if told else FORMATS["hermes"]
+    return None if presents_tools else FORMATS["hermes"]
 
 
 def _reasoning_of(template: str) -> ReasoningFormat | None:

@@ -47,7 +47,7 @@ def template_input(
     turns = [dict(message) for message in messages]
     if offer is None:
         return turns, {}
-    if dialect.told:
+    if dialect.presents_tools:
         described = offer.described()
         return turns, dict.fromkeys(("tools", *dialect.extra), described)
     if not offer.callable or dialect.calls is None:

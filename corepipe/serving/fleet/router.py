@@ -12,7 +12,7 @@ from corepipe.scheduler.request import first_key, next_key
 from corepipe.serving.fleet.remote import RemoteHost
 
 MOST_PREFIXES = 1 << 18
-"""The number of blocks whose hosts are known; those without news for the longest time are forgotten."""
+"""The number of blocks whose hosts are known; those not reported for the longest time are forgotten."""
 
 
 class HostRouter:
