@@ -58,8 +58,8 @@ def _why_unknown(name: str) -> str:
     except UserError:
         return f"no such file or directory, nor a known model ({', '.join(PACKAGED)}, or org/name@revision)"
     return (
-        "is known by its shape alone, as plan, simulate and profile take it; give a directory or .gguf file "
-        f"with its weights, or org/name@revision. --timing-model {shape} gives another model its times"
+        "has a known shape, enough for plan, simulate and profile, but no weights; give a directory or .gguf "
+        f"file with them, or org/name@revision. --timing-model {shape} gives another model its times"
     )
 
 

@@ -316,7 +316,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "states that grow": (
         "mamba2",
         {"instead": {"blk.1.ssm_a": ONES}},
-        r"tensor blk\.1\.ssm_a holds 1: rates are negative: the weights are damaged",
+        r"tensor blk\.1\.ssm_a holds 1: rates must be negative: the weights are damaged",
     ),
 }
 

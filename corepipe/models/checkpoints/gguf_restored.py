@@ -49,7 +49,7 @@ def _logarithms(rates: F32) -> F32:
     """
     positive = -rates.reshape(-1).astype(np.float64)
     if not (positive > 0).all():
-        raise ValueError(f"holds {-positive.min():g}: rates are negative")
+        raise ValueError(f"holds {-positive.min():g}: rates must be negative")
     near = np.log(positive).astype(np.float32)
     for other in (np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))):
         missed = np.exp(near.astype(np.float64)).astype(np.float32) != positive
