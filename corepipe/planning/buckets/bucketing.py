@@ -7,7 +7,7 @@ batch's contexts were drawn independently of all contexts that requests go throu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.planning.buckets.choose import I64, LengthCounts, candidates, choices
 from corepipe.planning.buckets.compiling import NATIVE_WORKERS, CompileWork, warnings
 from corepipe.planning.planner.vllm_nxdi import buckets as nxdi_buckets
+from corepipe.planning.profiling.profile import unpadded
 
 STEP = 128
 """Unit of buckets: the native plugin's rule for contexts, and NxD Inference's first bucket."""
@@ -127,7 +128,7 @@ class _GraphTimes:
         self._longest_of_batch = contexts and contexts.largest_of(asked.batch)
         graph = asked.architecture.graph(asked.format, asked.longest)
         self._programs = compile_for_timing(graph, Placement(1, asked.tensor))
-        self._cost = CostModel(self._programs, asked.instance, _unpadded(asked.profile))
+        self._cost = CostModel(self._programs, asked.instance, unpadded(asked.profile))
 
     @property
     def default(self) -> Graphs:
@@ -256,14 +257,3 @@ def _contexts(asked: BucketRequest) -> LengthCounts | None:
 def _multiples(unit: int, longest: int) -> Sequence[int]:
     """Returns the multiples of `unit` up to the first that is at least `longest`."""
     return range(unit, -(-longest // unit) * unit + 1, unit)
-
-
-def _unpadded(profile: RuntimeProfile) -> RuntimeProfile:
-    """Returns the same software, with a graph for every exact shape."""
-    return replace(
-        profile,
-        prefill_buckets=Buckets.EXACT,
-        decode_buckets=Buckets.EXACT,
-        pads_batch=False,
-        batch_powers=False,
-    )

@@ -228,24 +228,13 @@ class SimulationEvaluator:
 
     def _engine(self, candidate: Candidate) -> EngineConfig:
         shape, limits = candidate.shape, candidate.limits
-        place = shape.placement
         return validated(
             EngineConfig,
             {
-                "model": self._architecture.name,
-                "format": shape.format.name,
-                "instance": shape.instance,
+                **engine_settings(self._architecture.name, candidate, shape.profile.name),
                 "lnc": shape.lnc,
-                **place.degrees,
-                "clock": "virtual",
-                "profile": shape.profile.name,
                 "policy": shape.profile.policy,
                 "max_model_len": limits.max_model_len,
-                "max_num_seqs": limits.max_num_seqs,
-                "max_num_batched_tokens": limits.max_num_batched_tokens,
-                "block_size": BLOCK_SIZE,
-                "max_queued_requests": QUEUE,
-                "max_queued_tokens": QUEUE,
                 "speculative_config": limits.speculative_config,
                 "seed": self._demand.seed,
             },
@@ -330,6 +319,24 @@ class SimulationEvaluator:
 
     def _make_graph(self, fmt: Format) -> Graph:
         return self._architecture.graph(fmt, self._max_model_len)
+
+
+def engine_settings(model: str, candidate: Candidate, stack: str) -> dict[str, object]:
+    """Returns the settings of an engine that every simulation of a candidate has."""
+    shape, limits = candidate.shape, candidate.limits
+    return {
+        "model": model,
+        "instance": shape.instance,
+        "format": shape.format.name,
+        "profile": stack,
+        **shape.placement.degrees,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "block_size": BLOCK_SIZE,
+        "clock": "virtual",
+        "max_queued_requests": QUEUE,
+        "max_queued_tokens": QUEUE,
+    }
 
 
 def _first(good: Callable[[int], bool], least: int) -> int:

@@ -22,11 +22,10 @@ from corepipe.neuron.chips.profiles import RuntimeProfile
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import Format
 from corepipe.neuron.step import StepShape
-from corepipe.planning.planner.evaluate import QUEUE
+from corepipe.planning.planner.evaluate import engine_settings
 from corepipe.planning.planner.search import INTERRUPTED, MOST_INSTANCES
 from corepipe.planning.planner.search_result import SearchStopped
 from corepipe.planning.planner.space import (
-    BLOCK_SIZE,
     MOST_TOKENS,
     BatchLimits,
     Candidate,
@@ -219,23 +218,9 @@ def _candidate(offer: PricedInstance, seats: int, positions: int) -> Candidate:
 
 
 def _engine(model: str, candidate: Candidate, stack: str) -> EngineConfig:
-    shape, limits = candidate.shape, candidate.limits
-    return EngineConfig.model_validate(
-        {
-            "model": model,
-            "instance": shape.instance,
-            "format": shape.format.name,
-            "profile": stack,
-            **shape.placement.degrees,
-            "max_model_len": limits.max_model_len if limits.max_model_len > 1 else None,
-            "max_num_seqs": limits.max_num_seqs,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
-            "block_size": BLOCK_SIZE,
-            "clock": "virtual",
-            "max_queued_requests": QUEUE,
-            "max_queued_tokens": QUEUE,
-        }
-    )
+    longest = candidate.limits.max_model_len
+    settings = engine_settings(model, candidate, stack)
+    return EngineConfig.model_validate({**settings, "max_model_len": longest if longest > 1 else None})
 
 
 def _try(one: _PlacedBatch, demand: SinglePassDemand, best: float, found: SinglePassResult) -> None:

@@ -27,7 +27,7 @@ from corepipe.neuron.timing.draft import Draft
 from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.modes import refuses_experts
 from corepipe.neuron.values import InputKind
-from corepipe.planning.profiling.profile import BLOCK
+from corepipe.planning.profiling.profile import BLOCK, unpadded
 
 MOST_BATCH = 64
 
@@ -346,12 +346,5 @@ class _LadderTimes:
 
     def _timed(self, programs: tuple[Program, ...], setting: RungSetting) -> CostModel:
         """Returns a cost model with graphs for the exact shapes of its steps."""
-        exact = replace(
-            self._work.profile,
-            prefill_buckets=Buckets.EXACT,
-            decode_buckets=Buckets.EXACT,
-            pads_batch=False,
-            batch_powers=False,
-            sampling=SamplingLocation.DEVICE,
-        )
+        exact = replace(unpadded(self._work.profile), sampling=SamplingLocation.DEVICE)
         return CostModel(programs, self._work.instance, exact, setting.data)

@@ -10,7 +10,7 @@ from functools import cached_property
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.chips.hardware import Instance
-from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile
+from corepipe.neuron.chips.profiles import PROFILES, Buckets, RuntimeProfile
 from corepipe.neuron.compile.memory import DeploymentLimits, plan_memory
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
@@ -188,6 +188,12 @@ def _shapes(setup: ProfileSetup, decode_steps: int) -> Iterator[tuple[Phase, str
         yield Phase.PREFILL, f"prefill {prompts} x {count}" + (f" at {start}" if start else ""), step
     for context in range(length + 1, length + 1 + decode_steps):
         yield Phase.DECODE, f"decode {batch} at {context}", StepShape.decode(batch, context)
+
+
+def unpadded(profile: RuntimeProfile) -> RuntimeProfile:
+    """Returns the same software, with a graph for every exact shape."""
+    exact = Buckets.EXACT
+    return replace(profile, prefill_buckets=exact, decode_buckets=exact, pads_batch=False, batch_powers=False)
 
 
 def _check_batch(setup: ProfileSetup, blocks: int) -> None:
