@@ -88,6 +88,7 @@ lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, dir
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive corepipe
 	$(BIN)/ast-grep test --config lint/sgconfig.yml --skip-snapshot-tests >/dev/null
 	$(BIN)/ast-grep scan --config lint/sgconfig.yml corepipe
+	$(BIN)/ast-grep scan --config lint/sgconfig.yml --filter begins-with tests tools benchmarks fuzz
 	$(BIN)/python tools/figures.py check
 	$(BIN)/mypy
 	$(BIN)/lint-imports

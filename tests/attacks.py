@@ -1,4 +1,4 @@
-"""What must hold of a server after whatever was done to it."""
+"""Checks of a server after an attack: it answers, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ class Watch:
         return text
 
     def _loop_tasks(self) -> float:
-        """With the one that answers this."""
+        """The tasks of the event loop, with the one that answers this request."""
         tasks = sum_of(self.metrics(), "corepipe_event_loop_tasks")
         assert tasks > 0
         return tasks
 
     def _answers(self) -> bool:
-        """Whether it has a place for this client, which a crowd may have taken."""
+        """True if the server has a place for this client; a flood of others may have taken all."""
         return self.http.get("/health").status_code == 200
 
     def _at_rest(self) -> bool:
@@ -94,14 +94,14 @@ class Watch:
         return all(sum_of(metrics, name) == 0 for name in names)
 
     def _grown(self) -> bool:
-        """Whether its processes, the spare engine too, have done their imports; none waits for its turn."""
+        """True if its processes, the spare engine too, have done their imports and none waits for a CPU."""
         before = {one.pid: one.memory_info().rss for one in self._all()}
         time.sleep(0.5)
         resting = all(one.status() == psutil.STATUS_SLEEPING for one in self._all())
         return resting and before == {one.pid: one.memory_info().rss for one in self._all()}
 
     def _all(self) -> list[psutil.Process]:
-        """But for those that check constraints and decode images: they come and go with these."""
+        """Its processes but those that check constraints and decode images, which come and go."""
         server = psutil.Process(self.server.process.pid)
         return [server, *(one for one in server.children(recursive=True) if not _comes_and_goes(one))]
 

@@ -1,4 +1,4 @@
-"""What `make clients` makes of rows: passed, failed, explained.  It alone tries the clients themselves."""
+"""The verdicts of `make clients` on rows: passed, failed, explained.  It alone runs the clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.clients.run import CLIENTS, HERE, Tried, document, table
 
 
 class Refusal(Exception):
-    """As the SDKs' errors of status 400 and their like."""
+    """An error of status 400, as the SDKs raise it."""
 
     def __init__(self, status: int, param: str) -> None:
         super().__init__("refused")

@@ -53,7 +53,7 @@ MALFORMED = {
     "no Host": b"GET /version HTTP/1.1\r\n\r\n",
     "two Hosts": b"GET /version HTTP/1.1\r\n" + HOST + HOST + b"\r\n",
 }  # fmt: skip
-"""What is no HTTP/1.1, and may hide a second request."""
+"""Bytes that are not valid HTTP/1.1 and may hide a second request."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def connected(url: str, timeout: float = PATIENCE_SECONDS) -> Iterator[socket.so
 
 
 def everything(connection: socket.socket | ssl.SSLSocket) -> bytes:
-    """What comes until the server hangs up; a reset ends it too."""
+    """Reads until the server hangs up; a reset ends it too."""
     parts = []
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(65536):
