@@ -128,8 +128,8 @@ BASE64 = PNG.partition(",")[2]
         (PNG[:-3], "no valid base64"),
         (f"{PNG[:90]}\n{PNG[90:]}", "no valid base64"),
         ("data:image/png;base64,ä", "no valid base64"),
-        ("data:image/svg+xml;base64,PHN2Zy8+", "no PNG, JPEG, WebP or GIF image"),
-        ("data:image/png;base64,", "no PNG, JPEG, WebP or GIF image"),
+        ("data:image/svg+xml;base64,PHN2Zy8+", "not a PNG, JPEG, WebP or GIF image"),
+        ("data:image/png;base64,", "not a PNG, JPEG, WebP or GIF image"),
         ([5, 6], "send data URIs"),
     ],
 )
