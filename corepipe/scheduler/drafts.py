@@ -39,7 +39,7 @@ def add_drafts(
     waiting: list[tuple[Chunk, int]] = []
     for number, chunk in enumerate(draftable):
         request = chunk.request
-        most = _most(request, left // (len(draftable) - number), config, kv)
+        most = _most(request, left // (len(draftable) - number), kv)
         if most <= 0 or request.drafter is None:
             continue
         if drafts := request.drafter.propose(request, most):
@@ -55,19 +55,20 @@ def add_drafts(
             _add(chunk, drafts, kv)
 
 
-def _most(request: Request, most: int, config: SchedulerConfig, kv: KVCache) -> int:
+def _most(request: Request, most: int, kv: KVCache) -> int:
     """Returns how many draft tokens a request may have, at most `most`.  No request is preempted for their
     blocks, and the token after the last draft must still be within the request's limits."""
     known = request.num_tokens
-    most = min(most, request.max_tokens - request.num_generated - 1, config.max_model_len - known - 1)
-    if kv.missing(request, known + most) > kv.pool.available:
+    most = min(most, request.num_most - known - 1)
+    if known + most > request.room and kv.missing(request, known + most) > kv.pool.available:
         most = min(most, request.room - known)
     return most
 
 
 def _make_room(request: Request, drafts: int, kv: KVCache) -> None:
     """Allocates the blocks for so many draft tokens of the request; the pool must have them."""
-    if missing := kv.missing(request, request.num_tokens + drafts):
+    known = request.num_tokens + drafts
+    if known > request.room and (missing := kv.missing(request, known)):
         kv.grow(request, missing)
 
 

@@ -45,7 +45,8 @@ class NextBatch:
     def run(self, request: Request) -> bool:
         if self._tokens == 0 or self._seats == 0:
             return False
-        generates = request.generates
+        known = request.num_tokens
+        generates = request.num_computed == known - 1 and known > request.num_prompt  # without a call
         if generates and (
             self._prompts_only or (self._seats <= self._kept and request.priority >= self._kept_for)
         ):
