@@ -1,4 +1,4 @@
-"""The `corepipe` command: what it consists of, and how it ends.
+"""The `corepipe` command: its subcommands, its errors and its exit codes.
 
 Results go to stdout, progress and logs to stderr.  Exit codes: 0 success, 1 our fault, 2 what the user
 got wrong, 3 it ran and a condition that the user set is not met.
@@ -56,7 +56,7 @@ MARKUP: Literal["rich"] = "rich"
 
 
 class LazyCommands(Mapping[str, Any]):
-    """The commands by their names; a command is imported when it is asked for."""
+    """The commands by their names; a command is imported when it is looked up."""
 
     def __init__(self) -> None:
         self._made: dict[str, Any] = {}
@@ -76,7 +76,7 @@ class LazyCommands(Mapping[str, Any]):
 
 
 def _command(name: str) -> Any:
-    """Click's command, or its group of commands."""
+    """Imports a command and returns click's command, or its group of commands."""
     module = import_module(f"corepipe.cli.{name}")
     found = getattr(module, name)
     alone = typer.Typer(rich_markup_mode=MARKUP)
@@ -92,7 +92,7 @@ def _command(name: str) -> Any:
 class Command(TyperCommand):
     """A command, with the flags of its function and those that are fields of configurations.
 
-    The latter are made when the flags are looked at: they import pydantic.  The function gets its own; the
+    The latter are made when the flags are needed: they import pydantic.  The function gets its own; the
     context has all.  In a narrow terminal the help has no boxes, which would cut its flags there.
     """
 
@@ -199,7 +199,7 @@ def main() -> None:
 
 
 def _run() -> int | None:
-    """The exit code of a command."""
+    """Runs a command and returns its exit code."""
     try:
         code: int | None = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except UserError as error:
@@ -213,7 +213,7 @@ def _run() -> int | None:
 
 
 def _complain(message: str) -> None:
-    """A line on stderr; where that is a terminal, one or more."""
+    """Prints an error on stderr, as one line; in a terminal it is broken between words."""
     line = f"corepipe: {message}"
     with suppress(OSError):
         print(broken(line, get_terminal_size().columns) if sys.stderr.isatty() else line, file=sys.stderr)  # noqa: T201
@@ -229,7 +229,7 @@ def _can_write() -> bool:
 
 
 def _discard_output() -> None:
-    """Lets the interpreter's last flush succeed."""
+    """Discards what stdout still holds, so that the interpreter's last flush succeeds."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

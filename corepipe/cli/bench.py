@@ -1,4 +1,4 @@
-"""`corepipe bench`: load on any OpenAI-compatible server, and what it did to latencies."""
+"""`corepipe bench`: puts load on an OpenAI-compatible server and measures latencies."""
 
 from __future__ import annotations
 

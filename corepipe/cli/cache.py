@@ -1,4 +1,4 @@
-"""`corepipe cache`: what the cache of models and packed weights holds, and what of it may go."""
+"""`corepipe cache`: shows the cache of models and packed weights, and removes parts of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`corepipe fit`: a user's own measurements refine the constants, into a profile file."""
+"""`corepipe fit`: refines the cost model with a user's own measurements, into a profile file."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def fit(
     max_num_seqs: Sequences = None,
     max_model_len: Longest = None,
 ) -> None:
-    """Refine predictions of your model with your own measurements, into a profile that commands take.
+    """Refine predictions of your model with your own measurements, into a profile for --profile.
 
     A few rows move what is particular to the model, and the constants little.  Rows that contradict physics,
     or one another, are refused by their number.  The profile is that of --profile, or of vllm-neuron.

@@ -53,7 +53,7 @@ def print_json(result: object) -> None:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM does in the body what Ctrl-C does: it raises KeyboardInterrupt."""
+    """Runs the body with SIGTERM raising KeyboardInterrupt, as Ctrl-C does."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -131,8 +131,8 @@ class ReportProgress(Protocol):
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[ReportProgress]:
-    """Yields `report(what, done, note)`: a bar for each `what`; in a log, a line, and one every few seconds
-    where there are notes, or where nothing was told for longer."""
+    """Yields `report(what, done, note)`: a bar for each `what`; in a log, a line, and one every few
+    seconds where there are notes, or where nothing was printed for longer."""
     if not console.is_interactive:
         with _lines(console) as report_line:
             yield report_line
@@ -160,8 +160,8 @@ def progress_bar(console: Console) -> Iterator[ReportProgress]:
 
 @contextmanager
 def _lines(console: Console) -> Iterator[ReportProgress]:
-    """For logs: a line when something else is being done, now and then where there are notes, and wherever
-    nothing was told for a while."""
+    """Yields `report` for logs: it prints a line for each new `what`, now and then one with a note, and one
+    wherever nothing was printed for a while."""
     seen: dict[str, float] = {}
     log = _Log(console)
 
@@ -183,7 +183,7 @@ def _lines(console: Console) -> Iterator[ReportProgress]:
 
 
 class _Log:
-    """Lines about `what` is being done; `done` of it, from 0 to 1."""
+    """Prints lines on the work `what`, of which the share `done` (0 to 1) is finished."""
 
     def __init__(self, console: Console) -> None:
         self.what, self.done = "", 0.0
@@ -195,7 +195,7 @@ class _Log:
         self._console.print(line, markup=False)
 
     def go_on(self, ended: Event) -> None:
-        """Tells how far it is whenever nothing else was told for SILENT_SECONDS."""
+        """Prints how far the work is whenever nothing else was printed for SILENT_SECONDS."""
         before = seconds = 0
         while not ended.wait(SILENT_SECONDS):
             seconds += SILENT_SECONDS

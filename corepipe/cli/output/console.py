@@ -12,11 +12,11 @@ from rich.text import Text
 from corepipe.cli.output.plain import Lossy, Unpadded, broken
 
 PIPE_WIDTH = 4096
-"""Columns where nobody looks."""
+"""Columns of an output that is no terminal."""
 
 
 class Lines(Console):
-    """stdout or, with `stderr`, that.
+    """A console on stdout or, with `stderr`, on stderr.
 
     In a terminal, and where `COLUMNS` says how wide, texts break between words; elsewhere lines are as long
     as they need to be.

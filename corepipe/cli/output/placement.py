@@ -17,11 +17,11 @@ CORE_COLUMNS = ("core", "stage", "rank", "layers", "heads", "kv heads", "weights
 DEGREES = ("pipeline", "tensor", "data", "expert")
 
 USELESS = 10.0
-"""Times of a prediction from which on nothing can be decided by it."""
+"""Factor from which on an interval is too wide to be useful."""
 
 
 def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
-    """A line on the deployment and the cores of a replica: neighbours that hold the same share a row."""
+    """Prints the deployment and a table of a replica's cores; neighbours with equal shares are one row."""
     console.print(deployment_line(placement), markup=False)
     if why := placement.get("hypothetical"):
         console.print(f"hypothetical: {why}", style="yellow", markup=False)
@@ -55,7 +55,7 @@ def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
 
 
 def deployment_line(placement: Mapping[str, Any]) -> str:
-    """The model, its format, the instance and the degrees."""
+    """Returns a line with the model, its format, the instance and the degrees."""
     timed = placement["timing_model"] or placement["model"]
     return (
         f"{timed}, {placement['format']} ({placement['format_on_device']} on the device), "
@@ -65,7 +65,7 @@ def deployment_line(placement: Mapping[str, Any]) -> str:
 
 
 def memory_line(placement: Mapping[str, Any]) -> str:
-    """The memory of the device's fullest core."""
+    """Returns a line on the memory of the fullest core."""
     fullest = max((core["memory_bytes"] for core in placement["cores"]), key=lambda held: sum(held.values()))
     parts = (f"{_size(count)} of {name.replace('kv_', 'KV ')}" for name, count in fullest.items() if count)
     return f"memory of the fullest core (emulated): {', '.join(parts)}"
@@ -104,13 +104,14 @@ def _part(placement: Mapping[str, Any]) -> str:
 
 
 def _sure(intervals: Mapping[str, Mapping[str, float]]) -> str:
-    """By how much measured times may be off."""
+    """Returns a line on how far measurements may be from predictions."""
     parts = [f"{figure} {_between(known)}" for figure, known in intervals.items()]
     return f"90% intervals of a measurement, as multiples of its prediction: {', '.join(parts)}"
 
 
 def _between(known: Mapping[str, float]) -> str:
-    """The factors of an interval that can be decided by; of a wider one, why it is wide."""
+    """Returns the factors of an interval that is narrow enough to be useful; of a wider one, why it is
+    wide."""
     low, high = known["time_factor_low"], known["time_factor_high"]
     if high > USELESS or low < 1 / USELESS:
         return f"not known (no similar step or model was measured; distance {known['steps_away']:.2g})"

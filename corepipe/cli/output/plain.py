@@ -22,14 +22,14 @@ PLAIN = {
 
 
 def open_closed_streams() -> None:
-    """Has standard streams that are closed lead nowhere; their numbers would be given to files."""
+    """Opens closed standard streams on the null device; otherwise their numbers would be given to files."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 -- as long as the process
 
 
 def write_plainly() -> None:
-    """From now on stdout and stderr take any character; where they have no UTF-8, they get ASCII symbols.
+    """Makes stdout and stderr accept any character; where they have no UTF-8, they get ASCII symbols.
 
     Lines on a stdout that is no terminal end in no blanks.
     """
@@ -70,7 +70,7 @@ class Lossy(Unpadded):
 
 
 def broken(text: str, width: int) -> str:
-    """A text with lines of at most `width` columns, where words are no longer than that.
+    """Returns a text with lines of at most `width` columns, where words are no longer than that.
 
     A command that is continued on the next line stays as it is.
     """
@@ -100,7 +100,7 @@ def _has_utf8(encoding: str) -> bool:
 
 
 def _plain(encoding: str, error: UnicodeError) -> tuple[bytes, int]:
-    """For what is not ASCII: a symbol's stand-in, a user's character in the stream's own encoding."""
+    """Encodes what is not ASCII: our symbols as ASCII, a user's characters in the stream's own encoding."""
     assert isinstance(error, UnicodeEncodeError)
     lost = error.object[error.start : error.end]
     return b"".join(_bytes(character, encoding) for character in lost), error.end

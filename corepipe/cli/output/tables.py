@@ -46,7 +46,7 @@ class Figures(Table):
 
 
 def facts(rows: Iterable[tuple[str, str]], style: str = "", **more: Any) -> Figures:
-    """Labels, in `style`, and beside each what there is to say: wrapped between words."""
+    """Returns a table of labels, in `style`, and their texts, which are wrapped between words."""
     table = Figures(show_header=False, **more)
     table.add_column(style=style)
     table.add_column()
@@ -56,7 +56,7 @@ def facts(rows: Iterable[tuple[str, str]], style: str = "", **more: Any) -> Figu
 
 
 def between(bounds: tuple[float, float]) -> str:
-    """An interval, in as many digits as it has any use for."""
+    """Returns an interval with as many digits as are useful."""
     return " to ".join(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in bounds)
 
 
@@ -79,7 +79,7 @@ def _longest(cells: Sequence[str], split: Callable[[str], list[str]]) -> int:
 
 
 def _fitted(limits: Sequence[tuple[int, int]], room: int) -> list[int]:
-    """Widths that fit in the room, if they can: the widest give way first."""
+    """Returns widths that fit into the room, if they can: the widest are narrowed first."""
     widths = [most for _, most in limits]
     while sum(widths) > room:
         yielding = [at for at, (least, _) in enumerate(limits) if widths[at] > least]

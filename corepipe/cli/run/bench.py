@@ -91,7 +91,7 @@ def run(given: Mapping[str, Any]) -> None:
 
 
 async def _test(plan: Prepared, given: Mapping[str, Any]) -> tuple[Tested | None, int]:
-    """The whole load test, and the exit code of the signal that ended it, or 0.
+    """Runs the load test; returns its result, and the exit code of the signal that ended it, or 0.
 
     Without a result where it was ended before a sweep's first stage was measured.
     """
@@ -110,7 +110,7 @@ async def _test(plan: Prepared, given: Mapping[str, Any]) -> tuple[Tested | None
 
 
 async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: BenchProgress) -> LoadTest:
-    """Looks at the server, and finds out how to ask it.  Raises UserError where it cannot be used."""
+    """Finds the model on the server, and prepares its requests.  Raises UserError where it cannot be used."""
     try:
         found = await find(http, given["model"], given["wait"])
         asking = replace(plan.settings.asking, model=found.model, device_times=found.is_corepipe)
@@ -124,7 +124,8 @@ async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: 
 
 @contextmanager
 def _ended_by_signals(test: LoadTest) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the load test, a second one the program; yields where the exit codes go."""
+    """Ends the load test at Ctrl-C and SIGTERM, the program at a second one; yields the list of exit
+    codes."""
     loop, codes = asyncio.get_running_loop(), list[int]()
 
     def take(number: signal.Signals) -> None:
@@ -201,7 +202,7 @@ NOT_OF_WHOLE_ANSWERS = {"output_len": OUTPUT_LEN, "turns": 1, "cancel": 0.0, "tr
 
 
 def _of_api(given: Mapping[str, Any], slo: Slo) -> Mapping[str, Any]:
-    """The flags, with what follows from --api.  Raises UserError for those that it has no use for."""
+    """Returns the flags, with what follows from --api.  Raises UserError for flags that it does not use."""
     api = given["api"].value
     if api != "rerank" and given["documents"] is not None:
         raise UserError("--documents needs --api rerank", "documents")
@@ -224,7 +225,7 @@ def _of_api(given: Mapping[str, Any], slo: Slo) -> Mapping[str, Any]:
 def _workload(given: Mapping[str, Any]) -> Workload:
     if given["trace"] is not None:
         workload = traced(given, "concurrency")
-        for _ in workload.sessions():  # a line that is no request is told before the load, not in it
+        for _ in workload.sessions():  # a line that is no request is an error before the load, not during it
             pass
         return workload
     users, requests = given["concurrency"], given["requests"]
@@ -286,7 +287,7 @@ def _tokenizer(name: str | None) -> tuple[str, Tokenizer] | None:
 
 
 def _show(tested: Tested, plan: Prepared, given: Mapping[str, Any]) -> None:
-    """The result to stdout and to files, what should be known about it to stderr."""
+    """Writes the result to stdout and to files, and notes on it to stderr."""
     document = {**tested.document, "notes": tested.notes}
     if plan.old is not None:
         document["compared"] = compared(document, plan.old)
@@ -303,7 +304,7 @@ def _show(tested: Tested, plan: Prepared, given: Mapping[str, Any]) -> None:
 
 
 def _write(tested: Tested, document: Mapping[str, Any], path: Path) -> None:
-    """A single run's file has each request's values beside the sums; a sweep's has the stages instead."""
+    """Writes the files: a run's has the values of each request beside the sums, a sweep's has the stages."""
     first = tested.reports[0]
     each = {} if "stages" in document else detail(first.recorder.outcomes, first.span.start)
     write_files(path, {**document, **each}, tested.html(), tested.reports)
@@ -324,7 +325,7 @@ def _exit(tested: Tested, plan: Prepared, code: int) -> None:
 
 
 def _allow_many_connections() -> None:
-    """A connection is an open file, and the soft limit is often 1,024 of them."""
+    """Raises the limit of open files: a connection is one, and the soft limit is often 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY:

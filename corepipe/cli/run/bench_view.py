@@ -49,7 +49,7 @@ class BenchProgress:
         self._line: Callable[[], str] = str
 
     def watch(self, run: LoadRun, recorder: Recorder, workload: Workload, name: str) -> None:
-        """From now on shows this run."""
+        """Shows this run from now on."""
         self._line = lambda: _progress(run, recorder, workload, name)
 
     @asynccontextmanager
@@ -96,7 +96,7 @@ def _progress(run: LoadRun, recorder: Recorder, workload: Workload, name: str) -
 
 
 def print_report(report: LoadReport) -> None:
-    """The tables of one run."""
+    """Prints the tables of one run."""
     console = results()
     conditions, document = report.conditions, report.document()
     console.print(_asked(conditions), markup=False)
@@ -172,7 +172,7 @@ def _load(document: Mapping[str, Any]) -> str:
 
 
 def print_sweep(sweep: Sweep) -> None:
-    """A line for each stage, and where the server saturates."""
+    """Prints a line for each stage, and where the server saturates."""
     console = results()
     console.print(_asked(sweep.sustained.report.conditions), markup=False)
     names = ("ttft", "tpot") if sweep.sustained.report.generates else ("e2el",)
@@ -207,7 +207,7 @@ def _found(sweep: Sweep) -> str:
 
 
 def print_compared(document: Mapping[str, Any], old: Mapping[str, Any]) -> None:
-    """The ratios that matter, and which settings differ."""
+    """Prints the ratios that matter, and which settings differ."""
     console = results()
     pairs = compared(document, old)
     table = Figures("", *_columns(("then", "now", "now / then")))

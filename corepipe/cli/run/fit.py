@@ -39,7 +39,7 @@ class _Read:
 
 
 def run(given: Mapping[str, Any]) -> None:
-    """Fits to the files and writes the profile.  Raises UserError for files and names that do not do."""
+    """Fits to the files and writes the profile.  Raises UserError for files and names that cannot be used."""
     output: Path = given["output"]
     base = given["profile"] or DEFAULT_PROFILE
     if base not in PROFILES:
@@ -95,7 +95,7 @@ def _told(one: RefusedRow, rows: Sequence[Raw]) -> str:
 
 
 def _usable(rows: Sequence[Raw], cases: Cases) -> list[MeasuredRow]:
-    """Those of which nothing is guessed, and no tails."""
+    """Returns the measurements whose prediction assumes nothing, without tails."""
     predictor = Predictor(cases=cases)
     found = measured(rows, lambda _: predictor)
     return [one for one in found if not one.point.tail and not predictor.predict(one.row).assumed]

@@ -44,7 +44,8 @@ END_SECONDS = 20.0
 
 
 def run_head(host: str | None, port: int) -> None:
-    """Until it is interrupted.  Raises UserError where the port is in use, or Ray does not start."""
+    """Runs the head until it is interrupted.  Raises UserError where the port is in use, or Ray does not
+    start."""
     command = _ray(
         "--head", f"--node-name={HEAD}", f"--port={port}", *_address(host), "--include-dashboard=false"
     )
@@ -62,7 +63,8 @@ def run_head(host: str | None, port: int) -> None:
 
 
 def run_join(address: str, host: str | None, name: str | None, *, computes: bool = True) -> None:
-    """Until it is interrupted; where Ray ends on this machine, or the head is gone, it joins again.
+    """Joins a fleet until it is interrupted; where Ray ends on this machine, or the head is gone, it joins
+    again.
 
     `computes`: whether an engine may be put here.
     Raises UserError where there is no such fleet, or the name is taken.
@@ -84,7 +86,7 @@ def run_join(address: str, host: str | None, name: str | None, *, computes: bool
 
 
 def show_status(address: str, *, as_json: bool) -> None:
-    """Machines, and what the fronts that serve have told of their hosts.  Raises UserError."""
+    """Prints the machines, and what the servers reported of their hosts.  Raises UserError."""
     cluster = Cluster(address)
     nodes, notes = cluster.nodes(), cluster.notes()
     hosts = {host.node: (note.told.model, host) for note in notes for host in note.told.hosts}
@@ -149,7 +151,7 @@ def _store_unauthenticated(address: str, name: str, count: int) -> None:
 
 
 def _run(command: list[str], report_unauthenticated: Callable[[int], None]) -> int:
-    """Ray's processes in the foreground, to their end; its exit code."""
+    """Runs Ray's processes in the foreground, to their end; returns its exit code."""
     environment = {
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_SECONDS),
         "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),  # untrusted clients write into them

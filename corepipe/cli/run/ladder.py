@@ -93,7 +93,7 @@ def document(found: Ladder) -> dict[str, object]:
 
 
 def _rung(rung: Rung) -> dict[str, object]:
-    """Experts are told of where they are divided."""
+    """Returns a rung for machines; with the degree of experts where they are divided."""
     setting = {**asdict(rung.setting), "format": rung.setting.format.name}
     if rung.setting.expert == 1:
         del setting["expert"]

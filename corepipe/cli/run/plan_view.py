@@ -26,7 +26,7 @@ def note(progress: SearchProgress) -> str:
 
 
 def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: PlanCommands | None) -> None:
-    """The whole plan; `commands` of the choice, if there is one."""
+    """Prints the whole plan; `commands`: those of the choice, if there is one."""
     if plan.search.cut_short:
         _line(console, cut(plan), style="bold")
     if plan.undecided:
@@ -135,7 +135,7 @@ def doubts(plan: Plan, option: PlanOption) -> list[str]:
 
 
 def _certainty(plan: Plan, option: PlanOption) -> Iterator[str]:
-    """Between what a measurement would lie, and what is not told apart."""
+    """Yields the intervals of measurements, and which options they do not distinguish."""
     known, percentile = plan.certainty, plan.inquiry.demand.objectives.percentile
     ttft, tpot = (
         (low * 1e3, high * 1e3) for low, high in (known.latency(option, name) for name in ("ttft", "tpot"))
@@ -265,5 +265,5 @@ def _print_commands(console: Console, commands: PlanCommands, instances: int) ->
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
-    """A line as it is: what stands in brackets is no markup, and nothing breaks it."""
+    """Prints a line as it is: brackets are no markup, and it is not broken."""
     console.print(Text(text, style=style), soft_wrap=True)

@@ -164,7 +164,7 @@ def _print(console: Console, result: _Result, *, assumes: bool) -> None:
 
 
 def _sure(run: ProfileRun, phase: Phase) -> str:
-    """Between which a measured step of the phase lies."""
+    """Returns the interval of a measured step of the phase."""
     return between(run.interval(phase).around(run.seconds(phase)))
 
 

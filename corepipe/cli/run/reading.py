@@ -38,11 +38,11 @@ class MetricsSample:
         return ((have, value) for have, value in self.series.get(name, ()) if wanted <= have.items())
 
     def total(self, name: str, **labels: str) -> float:
-        """Their sum; 0 where there is none."""
+        """Returns the sum of series; 0 without any."""
         return sum(value for _, value in self.values(name, **labels))
 
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
-        """Their values by a label."""
+        """Returns the values of series by a label."""
         return {have[label]: value for have, value in self.values(name, **labels)}
 
     def of(self, name: str | None) -> MetricsSample:
@@ -81,7 +81,7 @@ class MonitoredServer:
             raise UserError(f"{self.url}: no corepipe server answers there ({error})", "url") from error
 
     def read(self) -> MetricsSample:
-        """All series now.  Raises UnreachableError."""
+        """Reads all series.  Raises UnreachableError."""
         series: dict[str, list[tuple[Labels, float]]] = {}
         for path in ("/metrics", "/metrics/neuron"):
             for family in text_string_to_metric_families(self._get(path).text):
@@ -161,11 +161,11 @@ class MetricsDelta:
         return _gone_on(self._before.total(name, **labels), self.after.total(name, **labels))
 
     def rate(self, name: str, **labels: str) -> float:
-        """... in a second."""
+        """Returns by how much counters have increased in a second."""
         return self.count(name, **labels) / self.seconds if self.seconds > 0 else 0.0
 
     def ratio(self, name: str, of: str) -> float | None:
-        """... for each of another counter's; None where that stands still."""
+        """Returns the increase of one counter by that of another; None where the other stands still."""
         whole = self.count(of)
         return self.count(name) / whole if whole else None
 

@@ -129,7 +129,7 @@ def _write_trace(path: Path, workload: Workload, schema: TraceSchema | None) -> 
 
 
 def _check_writable(output: Path | None, plot: Path | None) -> None:
-    """Before the work, not after it."""
+    """Checks that the results can be written, before the work.  Raises UserError."""
     if plot is not None and plot.suffix not in {".html", ".htm"}:
         raise UserError(
             f"--plot {plot}: plots are HTML pages; name it {plot.with_suffix('.html').name}", "plot"
@@ -276,7 +276,7 @@ def _drafts(found: SyntheticDrafts) -> str:
 
 
 def _sure(report: SimulationReport) -> str:
-    """Between what a measurement would lie."""
+    """Returns the intervals of measurements."""
     known, parts = report.intervals, []
     for name in ("ttft", "tpot", "e2e"):
         bounds = known.latencies(name, getattr(report, name), 1e3)

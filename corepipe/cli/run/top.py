@@ -23,7 +23,7 @@ QUIT = frozenset("qQ")
 
 
 def run(url: str, api_key: str | None, interval: str) -> None:
-    """Shows pictures until q, Ctrl-C or SIGTERM; one, where there is no terminal or none that moves.
+    """Shows the server until q, Ctrl-C or SIGTERM; once, where there is no terminal or a dumb one.
 
     Raises UserError where no server answers at the start.
     """
@@ -42,7 +42,7 @@ def run(url: str, api_key: str | None, interval: str) -> None:
 
 
 class TopView:
-    """The last seconds of a server as a picture.  A server that is gone for a while is waited for."""
+    """The last seconds of a server as a picture.  It waits for a server that is gone for a while."""
 
     def __init__(self, server: MonitoredServer) -> None:
         self._server = server

@@ -17,7 +17,7 @@ from corepipe.workload.workload import PrefixTree, Synthetic, Workload
 def synthetic(
     given: Mapping[str, Any], users: int | None, requests: int | None, users_name: str
 ) -> Synthetic:
-    """A workload that is made up.  users_name: the parameter that `users` comes from.
+    """Makes a synthetic workload.  users_name: the parameter that `users` comes from.
 
     Raises UserError for flags that contradict each other.
     """
@@ -72,7 +72,7 @@ NOT_OF_A_TRACE: Mapping[str, object] = MappingProxyType(
 
 
 def traced(given: Mapping[str, Any], users_name: str) -> Workload:
-    """A workload from a file.  Raises UserError for flags that it leaves nothing to do."""
+    """Reads a workload from a file.  Raises UserError for flags that have no effect with it."""
     for name, absent in {**NOT_OF_A_TRACE, users_name: None}.items():
         if given[name] != absent:
             flag = f"--{name.replace('_', '-')}"

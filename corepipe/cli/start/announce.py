@@ -36,7 +36,7 @@ class Announcement:
     verbose: bool = False
 
     def line(self, ready: Ready) -> str:
-        """The line that says that a model is ready."""
+        """Returns the line that says that a model is ready."""
         whose = f"{self.name}: " if self.names else ""
         alike = " (--bits same)" if ready.placement.get("bits") == "same" else ""
         loaded = f"{whose}ready in {ready.load_seconds:.1f} s on {ready.isa} kernels{alike}, {ready.threads}"
@@ -125,7 +125,7 @@ class LoadingDisplay:
 
 
 class AnnouncedClient(ProcessClient):
-    """An engine here, and what is said of it."""
+    """An engine on this machine, and the messages on it."""
 
     def __init__(
         self,

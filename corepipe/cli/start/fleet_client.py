@@ -1,4 +1,4 @@
-"""Engines on the hosts of a fleet, and what stderr says of them."""
+"""Engines on the hosts of a fleet, and the messages on them on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From checked settings to a running server, and what stderr says on the way."""
+"""From checked settings to a running server, with messages on stderr on the way."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def launch(start: PreparedServer) -> None:
                 if guesses is not None and guesses.draft_path is not None:
                     stack.enter_context(cache.in_use(guesses.draft_path))
             uvloop.run(serve(app, server, listeners))
-    except EngineError as error:  # the engine's own words are on stderr already
+    except EngineError as error:  # the engine's own message is on stderr already
         errors().print(f"corepipe: {error}")
         raise typer.Exit(1) from error
 
@@ -67,7 +67,7 @@ def _with_shares(found: Sequence[ResolvedModel]) -> Sequence[ResolvedModel]:
 
 
 def _service(one: ResolvedModel, said: Announcement) -> Service:
-    """Its engine, which is yet to start, and its text."""
+    """Makes the service of a model: its tokenizer, and its engine, which is not started yet."""
     model, template = registry.load(one.path), one.server.chat_template
     tokenizer = _tokenizer(one.path, model, tried=template is None)
     if template is not None:
@@ -116,7 +116,7 @@ def _of_cassettes(server: ServerConfig, cassettes: ServerCassettes | None) -> li
 
 
 def _client(one: ResolvedModel, said: Announcement) -> AnnouncedClient | AnnouncedFleet:
-    """Its engine here, or its engines on hosts of a fleet.  Raises UserError."""
+    """Makes the client of an engine on this machine, or of engines on hosts of a fleet.  Raises UserError."""
     server = one.server
     if server.fleet is None:
         return AnnouncedClient(one.resolved, said, server.max_queue_seconds, one.process)

@@ -1,4 +1,4 @@
-"""The ports of a server that is about to start: what is wrong with them is known at once."""
+"""The ports of a server that is about to start: they are opened first, so that errors come at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from corepipe.serving.keys import read_keys
 
 
 def open_ports(server: ServerConfig) -> list[socket.socket]:
-    """The sockets of all ports, the public one first.  Raises UserError."""
+    """Opens the sockets of all ports, the public one first.  Raises UserError."""
     check_bind(server)
     tls_certificate(server.ssl_certfile, server.ssl_keyfile)  # known at once if it cannot be had
     read_keys(server.api_keys, server.api_key_file)
@@ -51,5 +51,5 @@ _TOLD = {ServerPort.ADMIN: "metrics, placement and control", ServerPort.METRICS:
 
 
 def other_ports(urls: Mapping[ServerPort, str]) -> list[str]:
-    """A line for each port but the public one."""
+    """Returns a line for each port but the public one."""
     return [f"{_TOLD[port]}: {url}" for port, url in urls.items() if port in _TOLD]

@@ -32,7 +32,7 @@ def _with_share(one: ResolvedModel, resolved: EngineConfig) -> ResolvedModel:
 
 
 def _weights_size(one: ResolvedModel) -> int:
-    """Bytes of host memory that its weights take."""
+    """Returns the bytes of host memory that a model's weights take."""
     model, config = registry.load(one.path), one.resolved.model_copy(update={"max_model_len": None})
     graph = graph_of(config, model, model.task(config.task))
     draft = load_draft(config)

@@ -51,7 +51,7 @@ class PreparedServer:
 
 @contextmanager
 def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[PreparedServer]:
-    """Makes an engine's process for each of these models, but in a fleet; listens; has the models fetched.
+    """Starts an engine's process for each model (but in a fleet), opens the ports and fetches the models.
 
     The only model loads from now on; of several, the share of each is to be known first.  Processes end with
     the context.  Raises UserError for what cannot be had.
@@ -71,7 +71,8 @@ def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[Pre
 
 
 def _warn_of_memory(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
-    """KV caches take memory as they fill: what is not there is missed much later."""
+    """Warns of KV caches that are larger than the memory: they take it as they fill, so it lacks much
+    later."""
     wanted, there = sum(engine.kv_cache_bytes or 0 for engine, _ in asked), host_memory()
     if wanted > there and asked[0][1].fleet is None:
         errors().print(
@@ -90,7 +91,7 @@ def _made() -> EngineProcess:
 
 
 def _find(engine: EngineConfig, server: ServerConfig, process: EngineProcess | None) -> ResolvedModel:
-    """Fetches it if need be.  Raises UserError."""
+    """Fetches a model where it is not here yet.  Raises UserError."""
     with progress_bar(errors()) as report:
         path = hub.resolve(engine.model, report)
         here = engine if engine.speculative_config is None else _with_draft(engine, report)
@@ -106,7 +107,7 @@ def _with_draft(engine: EngineConfig, report: ReportProgress) -> EngineConfig:
 
 
 def _verify(path: Path, here: EngineConfig, report: ReportProgress) -> None:
-    """The model's files, and those of its draft model.  Raises UserError."""
+    """Checks the hashes of the model's files, and of its draft model's.  Raises UserError."""
     from corepipe.engine.assembly.draft_host import draft_path  # noqa: PLC0415
     from corepipe.models.checkpoints import integrity  # noqa: PLC0415 -- reads all formats
 
@@ -116,7 +117,7 @@ def _verify(path: Path, here: EngineConfig, report: ReportProgress) -> None:
 
 
 def _check_fleet(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
-    """Raises UserError for what a fleet does not do."""
+    """Raises UserError for flags that a fleet does not support."""
     engine, server = asked[0]
     if server.fleet is None:
         return
