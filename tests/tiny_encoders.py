@@ -16,8 +16,11 @@ from tests.engine.encoder_support import bert
 POSITIONS = 128
 
 
-def write_bert(folder: Path, *labels: str, name: str = "BertModel", seed: int = 0) -> Path:
-    """Writes a BERT with its tokenizer; with `labels` a classifier of texts, or another class (`name`)."""
+def write_bert(folder: Path, *labels: str, name: str = "BertModel", seed: int = 0, **fields: object) -> Path:
+    """Writes a BERT with its tokenizer; with `labels` a classifier of texts, or another class (`name`).
+
+    fields: settings of config.json in place of these.
+    """
     tokenizer = bert()
     config = {
         "model_type": "bert",
@@ -30,6 +33,7 @@ def write_bert(folder: Path, *labels: str, name: str = "BertModel", seed: int = 
         "max_position_embeddings": POSITIONS,
         "type_vocab_size": 2,
         **({"id2label": dict(enumerate(labels))} if labels else {}),
+        **fields,
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

@@ -210,7 +210,8 @@ class Model(Architecture):
         if not self.reads_text:
             return no_tokenizer()
         if self._gguf is None:
-            return from_directory(self.path, self.config.eos_ids, self.config.bos_id)
+            ends, lowercase = self.config.eos_ids, self._sentence.lowercase
+            return from_directory(self.path, ends, self.config.bos_id, lowercase=lowercase)
         return from_gguf(self._gguf, self.config.eos_ids)
 
     def check(self, graph: Graph) -> None:

@@ -86,9 +86,9 @@ class SentenceModel:
     """The settings of a directory beside the model's own config.
 
     head: the Ops after the hidden states (None: not stated). folders: those of modules with weights, by their
-    names in the graph. max_tokens: the length at which texts are truncated (None: not stated). lowercase: the
-    value of do_lower_case, which nothing applies. activation: the function of a cross-encoder's scores (None:
-    not stated).
+    names in the graph. max_tokens: the length at which texts are truncated (None: not stated). lowercase:
+    texts are lowered before they are encoded (do_lower_case). activation: the function of a cross-encoder's
+    scores (None: not stated).
     """
 
     head: TextVectors | None = None

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from corepipe.answers.values import activated
 from corepipe.engine.batch.encoding import Encoding
 from corepipe.errors import UserError
 from corepipe.library.llm import LLM
+from corepipe.models.registry import load
 from corepipe.models.tasks import ScoreActivation, Task, TaskInfo
 from tests.engine.engine_support import BAD, encoder
 from tests.library.test_llm import byte_tokenizer
+from tests.tiny_encoders import POSITIONS, write_bert
 
 EMBED = TaskInfo(Task.EMBED, 16, 3, matryoshka=(2,), normalized=True, prompts={"q": "? ", "none": ""})
 CLASSIFY = TaskInfo(Task.CLASSIFY, 64, 3, ("a", "b", "c"), ScoreActivation.SOFTMAX)
@@ -139,3 +145,28 @@ def test_activations() -> None:
     assert activated(rows, ScoreActivation.SOFTMAX)[0] == pytest.approx(
         [1 / (1 + np.e), np.e / (1 + np.e), 0.0]
     )
+
+
+def test_a_cross_encoder_with_one_token_type_reads_both_texts(tmp_path: Path) -> None:
+    """RoBERTa's table of types has one row; a second text has no type of its own."""
+    folder = write_bert(
+        tmp_path,
+        "LABEL_0",
+        name="RobertaForSequenceClassification",
+        model_type="roberta",
+        type_vocab_size=1,
+        pad_token_id=1,
+        max_position_embeddings=POSITIONS + 2,
+    )
+    with LLM(str(folder), format="fp32") as llm:
+        same, other = llm.score("a cat", ["a cat", "a dog"])
+    assert same.score != other.score
+
+
+def test_texts_are_lowered_where_a_directory_says_so(tmp_path: Path) -> None:
+    write_bert(tmp_path)
+    backend = Backend(models.WordLevel({"[UNK]": 0, "hello": 1, "HELLO": 2}, unk_token="[UNK]"))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    for lowered in (False, True):
+        (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": lowered}))
+        assert load(tmp_path).tokenizer().encode("HELLO") == [1 if lowered else 2]

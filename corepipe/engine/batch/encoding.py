@@ -3,7 +3,7 @@ for each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -27,9 +27,9 @@ from corepipe.engine.batch.sampling import NO_IDS, Ids
 from corepipe.engine.messages import Started, Submit
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.inputs import Executor, StepInputs
-from corepipe.neuron.ops import patches_of
+from corepipe.neuron.ops import AddEmbedding, RowIndex, patches_of
 from corepipe.neuron.timing.cost import StepShape
-from corepipe.neuron.values import TOKENS, GraphInput, InputKind, image_shape
+from corepipe.neuron.values import TOKENS, GraphInput, InputKind, WeightSpec, image_shape
 from corepipe.scheduler.request import Batch, Chunk, Request
 
 OVERFLOW = (
@@ -48,14 +48,16 @@ class Encoding:
 
     per_token: it gives a row for each token; otherwise one for each sequence, at the first of its rows, or
     where each token only attends to those before it (`causal`) at the last. keeps_state: the graph keeps
-    state, in KV blocks. types: it reads which of two texts a token belongs to. image: its input of images,
-    each of `rows` rows (None: it reads texts).
+    state, in KV blocks. types: it reads which of two texts a token belongs to. one_type: its table of types
+    has a single row, so that both texts have type 0 (RoBERTa). image: its input of images, each of `rows`
+    rows (None: it reads texts).
     """
 
     per_token: bool = False
     causal: bool = False
     keeps_state: bool = False
     types: bool = False
+    one_type: bool = False
     image: GraphInput | None = None
     rows: int = 0
 
@@ -68,6 +70,7 @@ class Encoding:
             causal=graph.causal,
             keeps_state=any(True for _ in graph.states()),
             types=any(given.kind is InputKind.TYPES for given in graph.inputs),
+            one_type=any(table.shape[0] == 1 for table in _tables_of_types(graph)),
             image=image,
             rows=0 if image is None else graph.max_positions,
         )
@@ -123,7 +126,7 @@ class EncodingRunner:
             sequence_starts=starts,
             block_tables=self._block_tables(chunks),
             logit_rows=wanted,
-            types=_types(chunks, starts) if self._encoding.types else NO_IDS,
+            types=self._types(chunks, starts),
             patches=self._patches(chunks),
         )
         ticket = self._executor.submit(inputs, None)
@@ -146,6 +149,12 @@ class EncodingRunner:
         rows = starts[1:] - 1 if self._encoding.causal else starts[:-1]
         samples = [chunk.samples for chunk in chunks]
         return rows.copy() if all(samples) else rows[samples]
+
+    def _types(self, chunks: Sequence[Chunk], starts: Ids) -> Ids:
+        """Returns the type of each row [M]; [0] where the graph reads none."""
+        if not self._encoding.types:
+            return NO_IDS
+        return np.zeros(starts[-1], np.int32) if self._encoding.one_type else _types(chunks, starts)
 
     def _value_rows(self, chunks: Sequence[Chunk], starts: Ids) -> Sequence[range]:
         """Returns the rows of each chunk's values in a result; an empty range where more of its prompt is to
@@ -192,6 +201,13 @@ def _overflows(step: SubmittedStep, finite: npt.NDArray[np.bool_]) -> list[Reque
         for chunk, rows in zip(step.batch.chunks, step.value_rows, strict=True)
         if not finite[rows.start : rows.stop].all()
     ]
+
+
+def _tables_of_types(graph: Graph) -> Iterator[WeightSpec]:
+    """Yields the tables whose rows are added by token type."""
+    for op in graph.ops:
+        if isinstance(op, AddEmbedding) and op.by is RowIndex.TYPE:
+            yield op.table
 
 
 def _types(chunks: Sequence[Chunk], starts: Ids) -> Ids:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.files import CHAT_TEMPLATES, read_bytes
@@ -25,11 +26,14 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 """Names of chat templates: the usual one, and the one for chats with tools."""
 
 
-def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None) -> Tokenizer:
+def from_directory(
+    path: Path, eos_ids: Iterable[int] = (), bos_id: int | None = None, *, lowercase: bool = False
+) -> Tokenizer:
     """Reads tokenizer.json, the files that name its special tokens, and the chat templates of a Hugging Face
     directory.
 
     A directory without tokenizer.json goes through transformers, if that is installed.
+    lowercase: texts are lowered before the tokenizer reads them (sentence-transformers' `do_lower_case`).
     """
     config = read_if_there(path / CONFIG)
     if (path / "tokenizer.json").is_file():
@@ -38,6 +42,9 @@ def from_directory(path: Path, eos_ids: Iterable[int] = (), bos_id: int | None =
     else:
         converted = _convert_with_transformers(path)
         backend, special = _checked(converted.backend_tokenizer, path), dict(converted.special_tokens_map)
+    if lowercase:
+        own = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     backend.encode_special_tokens = config.get("split_special_tokens") is True
     said, templates = config.get("response_template"), _chat_templates(path, config)
     return Tokenizer(
