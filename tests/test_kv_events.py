@@ -192,7 +192,7 @@ def test_where_nothing_could_be_told_it_is_refused() -> None:
     asked = '{"enable_kv_cache_events": true}'
     assert_refused("no prefix cache", "--no-enable-prefix-caching", "--kv-events-config", asked)
     fleet = ("--fleet", "127.0.0.1:1", "--replicas", 1)
-    assert_refused("of a fleet's engines", *fleet, "--kv-events-config", asked)
+    assert_refused("not for a fleet", *fleet, "--kv-events-config", asked)
 
 
 def assert_refused(message: str, *flags: object) -> None:
