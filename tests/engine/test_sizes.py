@@ -65,6 +65,6 @@ def test_more_than_the_machine_has_is_warned_of() -> None:
     for amount, warned in (("1000TiB", True), ("1MiB", False)):
         ended = run("serve", "no-such-directory/model", "--port", 0, "--kv-cache-memory-bytes", amount)
         assert ended.returncode == 2
-        told = [line for line in ended.stderr.splitlines() if "of this machine: it may run out of memory" in line]
+        told = [line for line in ended.stderr.splitlines() if "of this machine: it may" in line]
         assert len(told) == warned
         assert all("--kv-cache-memory-bytes: 1,024,000.0 GiB are more than the" in line for line in told)
