@@ -86,7 +86,7 @@ def _unwatched() -> None:
 class SimulationEvaluator:
     """Implements `search.Evaluator` for one model: `prices` of instances by name, dollars per hour.
 
-    pulse: called regularly during a long simulation; may raise.  unfit: as in `Inquiry`.
+    on_progress: called regularly during a long simulation; may raise.  unfit: as in `Inquiry`.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class SimulationEvaluator:
         demand: Demand,
         prices: Mapping[str, float],
         max_model_len: int,
-        pulse: Callable[[], None] = _unwatched,
+        on_progress: Callable[[], None] = _unwatched,
         unfit: Callable[[Candidate, int], str | None] = lambda _candidate, _prompt: None,
     ) -> None:
-        self._pulse = pulse
+        self._on_progress = on_progress
         self._unfit = unfit
         self._architecture = architecture
         self._demand = demand
@@ -221,7 +221,7 @@ class SimulationEvaluator:
     ) -> SimulationRecord:
         workload = self._demand.stream(rate, max(1, requests)).workload()
         config, device = self.config(candidate), self.place(candidate)
-        return play(config, workload, device, lambda _what, _done: self._pulse(), early_stop)
+        return play(config, workload, device, lambda _what, _done: self._on_progress(), early_stop)
 
     def _slo(self) -> Slo:
         return Slo(self._demand.objectives.ttft, self._demand.objectives.tpot)

@@ -352,7 +352,7 @@ def test_a_load_that_tells_of_progress_takes_as_long_as_it_takes(monkeypatch: py
 
 
 @pytest.mark.parametrize("talks", [True, False])
-def test_who_says_something_does_not_hang_however_still_its_pulse(
+def test_an_engine_that_reports_does_not_hang_however_still_its_heartbeat(
     talks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events come every other tick, for longer than a silent engine may take."""

@@ -97,7 +97,7 @@ def test_the_thread_that_did_most_counts_and_new_ones_have_done_nothing() -> Non
     assert ThreadStates(running=False, waiting=False, seconds={}).since(before) == 0.0
 
 
-def test_a_pulse_is_seen_by_another_process() -> None:
+def test_a_heartbeat_is_seen_by_another_process() -> None:
     fd = make_heartbeat()
     try:
         heartbeat = Heartbeat(fd)
