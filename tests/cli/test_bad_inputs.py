@@ -16,7 +16,7 @@ LINES = """
 serve nothing-here | nor a known model
 serve /no/such | no such file or directory
 serve . | neither a config.json nor exactly one .gguf file
-serve llama-3.1-8b | its weights, .*--timing-model llama-3.1-8b
+serve llama-3.1-8b | no weights; .*--timing-model llama-3.1-8b
 serve TINY --port 99999 | --port.*65535
 serve TINY --port x | --port
 serve TINY --host 256.1.1.1 | --api-key
