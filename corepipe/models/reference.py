@@ -21,18 +21,19 @@ _INTRO = """\
 
 <!-- Written by `python -m corepipe.models.reference`; a test compares. -->
 
-Every command that takes a model takes a directory of the Hugging Face layout, a `config.json`, a `.gguf`
-file, or one of the names below. `corepipe serve` computes tokens and needs weights; `simulate`, `plan`,
-`predict` and `profile` need the shape alone: there a name is enough, and nothing is downloaded.
+Every command that takes a model accepts a directory in the Hugging Face layout, a `config.json`, a
+`.gguf` file, or one of the names below. `corepipe serve` computes tokens and needs weights. `simulate`,
+`plan`, `predict` and `profile` need only the shape: a name is enough for them, and nothing is downloaded.
 
-A name may be written as the model hub has it: case, the organisation before the slash, hyphens and endings
-such as `-Instruct`, `-hf`, `-uncased` or `-v0.1` do not matter, except where two shapes differ in them
-(`bert-base` and `bert-base-cased` have other vocabularies).
+A name may be written as on the model hub: case, the organisation before the slash, hyphens and endings
+such as `-Instruct`, `-hf`, `-uncased` or `-v0.1` are ignored, unless two shapes differ in them
+(`bert-base` and `bert-base-cased` have different vocabularies).
 
 ## Families
 
-By `model_type` of a config.json. **Computed** families are served, {computed} model types; {timed} others
-are timed, not computed yet: they can be simulated, planned and predicted.
+The families are listed by the `model_type` of a config.json.
+**Computed** families are served, {computed} model types; {timed} others
+are timed only: they can be simulated, planned and predicted, but are not computed yet.
 
 """
 
@@ -47,51 +48,53 @@ COUNTED = ("README.md", "docs/deploy.md", "corepipe/cli/serve.py")
 """Files beside docs/models.md that state how many models there are, from the root of the repository."""
 
 _LIMITS = """
-What the Graphs of these families leave out, or have in a simpler form:
+The Graphs of these families leave out the following, or have it in a simpler form:
 
-- Rotary frequencies of timed families are not read: their scaling changes no time.
-- Phi-3's and Phi-3.5-MoE's long contexts have frequencies of their own. They are used for every sequence,
-  even a short one, where a model is loaded for more positions than it was trained with (`--max-model-len`).
-- Variants are refused by the key that selects them: norms over queries and keys in Command-R+, Phi and
-  StableLM 2 12B, MPT without ALiBi.
-- Llama 4's layers with chunked attention are timed as if they had a window as long as a chunk, and keep as
-  many tokens: their memory is bounded, and a chunk's blocks are freed up to one chunk later. Norms of its
-  queries and keys and the tempering of later queries are computed, and take no time.
-- Llama 4 and Gemma 3 are the text decoder alone, without the vision encoder.
+- The rotary frequencies of timed families are not read, because their scaling does not change any time.
+- Phi-3 and Phi-3.5-MoE have separate frequencies for long contexts. They are used for every sequence,
+  even a short one, if a model is loaded for more positions than it was trained with (`--max-model-len`).
+- These variants are refused with an error that names the key: norms over queries and keys in Command-R+,
+  Phi and StableLM 2 12B, and MPT without ALiBi.
+- Llama 4's layers with chunked attention are timed as layers with a window as long as a chunk, and store
+  as many tokens: their memory is bounded, and the blocks of a chunk are freed up to one chunk later. The
+  norms of its queries and keys and the temperature scaling of later queries are computed, but take no
+  time.
+- Llama 4 and Gemma 3 are only the text decoder, without the vision encoder.
 - DeepSeek's extra layers that predict further tokens are not part of the model.
-- DeepSeek's latents have up to 576 elements, rotated ones included; `norm_topk_prob` of a `deepseek_v2` is
-  refused, while transformers ignores it.
-- Mixtures of experts route without noise, and drop no token.
-- Mamba-2 keeps a state of constant size for a sequence, in fp32, and no KV blocks: `--num-blocks` counts
-  states, `--block-size` and `--kv-cache-dtype` have no effect. At the host's pace some states are kept, 256
-  to 1,024 tokens apart, and a cached prefix is used up to the last of them. Its residual stream is rounded
-  as every model's, although `residual_in_fp32` asks for fp32. A norm goes over all heads of a group: the
-  degree of `--tensor` divides `n_groups`.
-- Bamba has layers of either kind, and keeps KV blocks for those with attention and a state for the others:
-  `--num-blocks` counts KV blocks; `state_blocks_per_replica` of `/v1/placement` says how many states there
-  are. Half of each head is rotated, as in transformers (`attn_rotary_emb`).
-- Granite 4 (`granitemoehybrid`) keeps blocks and states as Bamba does. Its heads are rotated only where
-  `position_embedding_type` is `rope`. All of its published models have one group of norms, which `--tensor`
-  cannot cut: they take `--pipeline`, or `--expert`.
-- OLMo 2, OLMo 3 and OLMoE norm all heads at once, which `--tensor` cannot cut: they take `--pipeline`.
-- T5's encoder runs only in the steps that read the source.
-- Convolutional networks have their batch norms folded in, and read square images; a config's `image_size`
-  and `num_labels` give their size and the number of classes. transformers has no config for VGG, U-Net and
-  YOLOv4: they have the keys of ResNet's (`hidden_sizes`, `depths`). Channels are not cut: use `--data`, or
+- DeepSeek's latents have up to 576 elements, including the rotated ones. `norm_topk_prob` of a
+  `deepseek_v2` is refused; transformers ignores it.
+- Mixtures of experts route without noise, and do not drop tokens.
+- Mamba-2 has a state of constant size for each sequence, in fp32, and no KV blocks: `--num-blocks` counts
+  states, and `--block-size` and `--kv-cache-dtype` have no effect. At the host's pace some states are
+  kept, 256 to 1,024 tokens apart, and a cached prefix is used up to the last of them. Its residual stream
+  is rounded like that of every model, although `residual_in_fp32` asks for fp32. A norm covers all heads
+  of a group, so the degree of `--tensor` must divide `n_groups`.
+- Bamba has layers of both kinds. It has KV blocks for the layers with attention and a state for the
+  others: `--num-blocks` counts KV blocks; `state_blocks_per_replica` of `/v1/placement` is the number of
+  states. Half of each head is rotated, as in transformers (`attn_rotary_emb`).
+- Granite 4 (`granitemoehybrid`) has blocks and states as Bamba does. Its heads are rotated only if
+  `position_embedding_type` is `rope`. All of its published models have one group of norms, which
+  `--tensor` cannot split: use `--pipeline` or `--expert`.
+- OLMo 2, OLMo 3 and OLMoE apply a norm to all heads together, which `--tensor` cannot split: use
   `--pipeline`.
-- ModernBERT's windows reach in both directions, half of their width each. A traced graph has them as masks:
-  it takes as long as if every layer attended to the whole text.
-- Encoders that are timed compute the base model's result: a vector a sequence where it has a pooler,
-  otherwise one a token. `"head": "masked-lm"` in a config asks for the logits of every token (XLM-R's, as
-  published).
-- Published configs of quantised weights (DeepSeek-V3's fp8, gpt-oss's mxfp4) give shapes; `--dtype`
-  gives the format.
+- T5's encoder runs only in the steps that read the source text.
+- The batch norms of convolutional networks are folded into the convolutions, and the networks read square
+  images; `image_size` and `num_labels` of a config set the image size and the number of classes.
+  transformers has no config for VGG, U-Net and YOLOv4: they use the keys of ResNet's config
+  (`hidden_sizes`, `depths`). Channels cannot be split: use `--data` or `--pipeline`.
+- ModernBERT's windows extend in both directions, by half of their width each. A traced graph implements
+  them as masks, so it takes as long as if every layer attended to the whole text.
+- Timed encoders compute the base model's result: one vector for each sequence if the model has a pooler,
+  otherwise one for each token. `"head": "masked-lm"` in a config selects the logits of every token
+  (XLM-R's, as published).
+- Published configs of quantised weights (DeepSeek-V3's fp8, gpt-oss's mxfp4) define only shapes;
+  `--dtype` defines the format.
 """
 
 _TASKS = """
 ## Tasks
 
-A checkpoint's files decide its task (`--task auto`), by the first of these that fits:
+The files of a checkpoint determine its task (`--task auto`), by the first of these rows that matches:
 
 | the directory | is served for |
 |---|---|
@@ -102,42 +105,43 @@ A checkpoint's files decide its task (`--task auto`), by the first of these that
 | a decoder | tokens |
 | another encoder | vectors: the mean of its rows, as in sentence-transformers |
 
-- A decoder with `--task embed` returns its last token's vector; a decoder's head of classes is refused.
-- Of sentence-transformers' directories these modules are computed: Transformer, Pooling (one of {modes}),
-  Dense ({functions}), Normalize.
-  Several poolings at once, other modules and other options are refused by file and key.
-- Texts are truncated at `max_seq_length` of `sentence_bert_config.json`, else at the tokenizer's
-  `model_max_length`, and in any case at the model's positions.
-- Scores of one label go through a sigmoid, classes through a softmax (`problem_type` may say otherwise),
-  unless `activation_fn` names one of {activations}.
-- Logits of masked tokens are computed and compared with transformers, but no task returns them: no server
-  with these routes fills in words, and a `...ForMaskedLM` is served for vectors.
-- RoBERTa gives no position to padding tokens that a text spells; here every token has one.
+- A decoder with `--task embed` returns the vector of its last token; a decoder with a classification head
+  is refused.
+- Of the modules in directories of sentence-transformers, these are computed: Transformer, Pooling (one of
+  {modes}), Dense ({functions}), Normalize. Several poolings together, other modules and other options are
+  refused with an error that names the file and the key.
+- Texts are truncated at `max_seq_length` of `sentence_bert_config.json`, or without it at the tokenizer's
+  `model_max_length`, and always at the model's number of positions.
+- A score of one label passes through a sigmoid, classes through a softmax (`problem_type` may select
+  another function), unless `activation_fn` names one of {activations}.
+- Logits of masked tokens are computed and compared with transformers, but no task returns them: none of
+  the servers that have these routes fills in words, and a `...ForMaskedLM` is served for vectors.
+- RoBERTa gives no position to a padding token whose text occurs in the input; here every token has one.
 """
 
 _WEIGHTS = """
 ## Weights
 
-Weights are read as fp32, tensor by tensor, and stored in the format of `--dtype`.
+Weights are read as fp32, one tensor after the other, and stored in the format of `--dtype`.
 
 | file | tensors may be |
 |---|---|
 | `.safetensors`, model.safetensors or several with an index | {safetensors}; quantised: see below |
 | `.gguf`, one or several (`-00001-of-00002.gguf`) | {blocks} |
 
-Other types are refused by the tensor's name before anything is read. Of GGUF files these
-architectures are read: {architectures}.
-Mistral and Mixtral are `llama` there, OLMo 3 is `olmo2`, DeepSeek-V3 is `deepseek2`. Settings that such a
-file lacks are those of the published models:
+Other types are refused before anything is read; the error names the tensor. These architectures of GGUF
+files are supported: {architectures}. In such files Mistral and Mixtral are `llama`, OLMo 3 is `olmo2`,
+and DeepSeek-V3 is `deepseek2`. Settings that a GGUF file does not contain are those of the published
+models:
 
-- Mixtral has no window; gpt-oss's bounds of yarn are not rounded; weights of DBRX's experts sum to 1, and
-  OLMoE has no `clip_qkv`.
-- Phi-3.5-MoE's `router_jitter_noise` is 0.01. The scale of its long contexts is the file's,
-  which llama.cpp's converter computes instead of reading the config's `long_mscale`.
-- DeepSeek rotates neighbours, and scales cosines like scores (`mscale` is `mscale_all_dim`). Files without
-  groups of experts have those of the models with 160 (8, of which a token takes 3) or 256 experts (8, and
-  4); others have none.
-- Mamba-2's steps have no limits, Granite 4's neither.
+- Mixtral has no window; the bounds of gpt-oss's yarn are not rounded; the weights of DBRX's experts sum
+  to 1, and OLMoE has no `clip_qkv`.
+- Phi-3.5-MoE's `router_jitter_noise` is 0.01. The scale of its long contexts is that of the file;
+  llama.cpp's converter computes it instead of reading the config's `long_mscale`.
+- DeepSeek rotates neighbouring elements, and scales cosines like scores (`mscale` is `mscale_all_dim`).
+  Files without groups of experts get the groups of the models with 160 experts (8 groups, of which a
+  token uses 3) or 256 experts (8 groups, of which a token uses 4); other models have no groups.
+- The steps of Mamba-2 and of Granite 4 have no limits.
 
 Safetensors with a `quantization_config`:
 
@@ -150,35 +154,39 @@ Safetensors with a `quantization_config`:
 | `awq` | integers of four bits in groups of inputs (`gemm`) |
 | `mxfp4` | floats of four bits in groups of 32, as gpt-oss's experts: exact, then in the format asked for |
 
-Of compressed-tensors these formats are read: {formats}; with zero points, and with columns in an order
-of their own (`actorder`). Others (MXFP4 in them, bitsandbytes and so on) are refused by name. Each weight
-must be as one of the config's groups says. `corepipe serve --verbose` prints at its start the weights' type
-in the file and in memory:
+These formats of compressed-tensors are supported: {formats}; with zero points, and with columns in a
+separate order (`actorder`). Others (MXFP4 in compressed-tensors, bitsandbytes and so on) are refused with
+an error that names them. Each weight must match one of the config's groups. When it starts,
+`corepipe serve --verbose` prints the type of the weights in the file and in memory:
 
     weights: fp8 in blocks of 128x128 -> read as fp32, stored as int8
     weights: Q4_1, Q8_0 -> Q4_1 as they are, others that are quantised as int8
     weights: MXFP4, Q8_0 -> MXFP4 as int4, quantised anew, others that are quantised as int8
 
-The second line is of `--dtype int4-weights`, which keeps Q4_0, Q4_1, Q4_K (its scales rounded to fp16), and
-integers of four bits in groups of a multiple of 32, as the file has them, those of experts included. The
-third is a gpt-oss's: its four-bit values have unequal steps and are quantised like floats.
+The second line is that of `--dtype int4-weights`. It keeps Q4_0, Q4_1, Q4_K (its scales are rounded to
+fp16), and integers of four bits in groups of a multiple of 32 as they are in the file, including the
+weights of experts. The third line is that of a gpt-oss model: its four-bit values have unequal steps and
+are quantised like floats.
 
-Settings for activations and KV caches have no effect: `--dtype` and `--kv-cache-dtype` give their formats.
+Settings for activations and KV caches in these files have no effect: `--dtype` and `--kv-cache-dtype` set
+their formats.
 
 ## Tokenizers
 
-A directory's tokenizer.json is read, with the files that transformers reads beside it, in its order:
+The tokenizer.json of a directory is read together with the files that transformers reads beside it, in
+the same order:
 
-- Special tokens are those of special_tokens_map.json, then of tokenizer_config.json; where the latter has
-  `added_tokens_decoder`, only its own. Further tokens are those of added_tokens.json, or of that list.
-  Tokens that the vocabulary lacks get the next ids.
-- tokenizer.json defines the tokens put around a text; `add_bos_token` and `add_eos_token` are for
-  directories without it.
-- The chat template is chat_template.jinja, with others in additional_chat_templates/, else `chat_template`,
-  a text or named ones. One named `tool_use` is for chats with tools.
+- Special tokens are those of special_tokens_map.json, then those of tokenizer_config.json. If the latter
+  has `added_tokens_decoder`, only its special tokens are used. Further tokens are those of
+  added_tokens.json, or of `added_tokens_decoder`. Tokens that are not in the vocabulary get the next ids.
+- tokenizer.json defines the tokens that are put around a text; `add_bos_token` and `add_eos_token` apply
+  only to directories without it.
+- The chat template is chat_template.jinja, with further ones in additional_chat_templates/; without this
+  file it is `chat_template`, which is a text or a list of named templates. A template with the name
+  `tool_use` is used for chats with tools.
 
-Without tokenizer.json, transformers converts tokenizer.model, vocab.json with merges.txt, or
-vocab.txt to a tokenizer, if it is installed. A GGUF file has its own.
+Without tokenizer.json, transformers, if it is installed, converts tokenizer.model, vocab.json with
+merges.txt, or vocab.txt to a tokenizer. A GGUF file contains its own tokenizer.
 """
 
 
