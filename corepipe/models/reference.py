@@ -147,12 +147,12 @@ Safetensors with a `quantization_config`:
 
 | quant_method | weights |
 |---|---|
-| `fp8` | e4m3 with a scale for each block (`weight_block_size`) or each tensor, as DeepSeek and vLLM write it |
+| `fp8` | e4m3 with a scale for each block (`weight_block_size`) or tensor, as DeepSeek and vLLM write it |
 | `fbgemm_fp8` | e4m3 with a scale for each channel |
-| `compressed-tensors` | fp8 and integers of 1 to 8 bits with a scale for each tensor, channel, group or block |
+| `compressed-tensors` | fp8 and integers of 1 to 8 bits; a scale for each tensor, channel, group or block |
 | `gptq` | integers of four bits in groups of inputs, in both `checkpoint_format`s; without `desc_act` |
 | `awq` | integers of four bits in groups of inputs (`gemm`) |
-| `mxfp4` | floats of four bits in groups of 32, as gpt-oss's experts: read exactly, then stored in the format of `--dtype` |
+| `mxfp4` | floats of four bits in groups of 32 (gpt-oss's experts): read exactly, then stored in `--dtype` |
 
 These formats of compressed-tensors are supported: {formats}; with zero points, and with columns in a
 separate order (`actorder`). Others (MXFP4 in compressed-tensors, bitsandbytes and so on) are refused with
