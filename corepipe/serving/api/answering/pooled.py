@@ -56,9 +56,11 @@ class PooledRequest(ModelRequest, frozen=True, kw_only=True):
     truncation_side: Annotated[
         Literal["left", "right"], Meta(description="the side that is cut off: `right` keeps the beginning")
     ] = "right"
-    priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS, description="lower goes first")] = 0
+    priority: Annotated[
+        int, Meta(ge=-(2**31), le=MAX_TOKENS, description="requests with a lower number run earlier")
+    ] = 0
     device_metrics: Annotated[
-        bool, Meta(description="add what the emulated device would have taken, as `corepipe`")
+        bool, Meta(description="add the times of the emulated device, as `corepipe`")
     ] = False
     request_id: Annotated[
         Annotated[str, Meta(pattern=REQUEST_ID)] | None,

@@ -56,9 +56,9 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 class StreamOptions(msgspec.Struct, frozen=True):
     """Options of a stream."""
 
-    include_usage: Annotated[bool, Meta(description="a last chunk has the usage")] = False
+    include_usage: Annotated[bool, Meta(description="the last chunk has the usage")] = False
     continuous_usage_stats: Annotated[
-        bool, Meta(description="so has each chunk, of its choice so far; needs `include_usage`")
+        bool, Meta(description="each chunk has the usage of its choice so far; needs `include_usage`")
     ] = False
 
 
@@ -91,12 +91,16 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     """The fields that completions and chat completions share.  Null stands for the default everywhere."""
 
     model: Annotated[str, Meta(description="a name listed by `/v1/models`")]
-    stream: Annotated[bool, Meta(description="server-sent events, a chunk for the tokens at hand")] = False
+    stream: Annotated[
+        bool, Meta(description="answer as server-sent events, with a chunk for the tokens that are available")
+    ] = False
     stream_options: Annotated[
         StreamOptions | None,
         Meta(description="`include_usage`, `continuous_usage_stats`; only with `stream`"),
     ] = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES, description="choices a prompt, at most max_num_seqs")] = 1
+    n: Annotated[
+        int, Meta(ge=1, le=MAX_CHOICES, description="number of choices for each prompt, at most max_num_seqs")
+    ] = 1
     temperature: Annotated[float, Meta(ge=0, le=2, description="0 = greedy")] = 1.0
     top_p: Annotated[float, Meta(ge=0, le=1, description="0 = greedy")] = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS, description="0 or -1 = all")] = 0
@@ -106,7 +110,7 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     frequency_penalty: Penalty = 0.0
     seed: Annotated[
         Annotated[int, Meta(ge=MIN_SEED, le=MAX_SEED)] | None,
-        Meta(description="choice i draws with seed + i"),
+        Meta(description="choice i is sampled with seed + i"),
     ] = None
     logit_bias: Annotated[
         dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS, description="token id to a bias of -100 to 100")
@@ -120,14 +124,16 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ] = []
     bad_words: Annotated[
         list[BadWord],
-        Meta(max_length=MAX_BAD_WORDS, description="words that the answer must not have"),
+        Meta(max_length=MAX_BAD_WORDS, description="words that the answer must not contain"),
     ] = []
     allowed_token_ids: Annotated[
         Annotated[list[NaturalNumber], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
-        Meta(description="tokens that the answer may have, and no others"),
+        Meta(description="the answer may contain only these tokens"),
     ] = None
-    include_stop_str_in_output: Annotated[bool, Meta(description="show what ended the answer")] = False
-    ignore_eos: Annotated[bool, Meta(description="go on after the model's end token")] = False
+    include_stop_str_in_output: Annotated[
+        bool, Meta(description="add the stop string or token that ended the answer to its text")
+    ] = False
+    ignore_eos: Annotated[bool, Meta(description="continue after the model's end token")] = False
     prediction: Annotated[
         Prediction | None,
         Meta(description="text that the answer may contain: makes the answer faster, and changes none of it"),
@@ -137,10 +143,14 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ] = True
     min_tokens: Annotated[NaturalNumber, Meta(description="no stop before this many tokens")] = 0
     skip_special_tokens: Annotated[bool, Meta(description="leave special tokens out of the text")] = True
-    priority: Annotated[int, Meta(ge=-(2**31), le=MAX_TOKENS, description="lower goes first")] = 0
-    cache_salt: Annotated[str, Meta(max_length=128, description="keeps prefix-cache entries apart")] = ""
+    priority: Annotated[
+        int, Meta(ge=-(2**31), le=MAX_TOKENS, description="requests with a lower number run earlier")
+    ] = 0
+    cache_salt: Annotated[
+        str, Meta(max_length=128, description="separates prefix-cache entries: other salts do not find them")
+    ] = ""
     device_metrics: Annotated[
-        bool, Meta(description="add what the emulated device would have taken, as `corepipe`")
+        bool, Meta(description="add the times of the emulated device, as `corepipe`")
     ] = False
     prompt_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,

@@ -56,7 +56,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/placement",
-        "Where the model is on the emulated device",
+        "How the model is placed on the emulated device",
         ForAllModels(_placement),
         audience=Audience.WATCHERS,
         others=(JSON,),

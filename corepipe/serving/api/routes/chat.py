@@ -58,10 +58,13 @@ MAX_DOCUMENTS = 1024
 
 AddGenerationPrompt = Annotated[
     bool | None,
-    Meta(description="end where the assistant's message begins; default: unless `continue_final_message`"),
+    Meta(
+        description="end the prompt where the assistant's message begins; default: true, or false with "
+        "`continue_final_message`"
+    ),
 ]
 ContinueFinalMessage = Annotated[
-    bool, Meta(description="end within the last message, which the model goes on with")
+    bool, Meta(description="end the prompt within the last message, which the model continues")
 ]
 RequestTemplate = Annotated[
     Annotated[str, Meta(max_length=MAX_TEMPLATE)] | None,
@@ -86,7 +89,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     max_tokens: Annotated[
         Limit | None, Meta(description="default, or -1: the rest of the context; not 0")
     ] = None
-    max_completion_tokens: Annotated[Limit | None, Meta(description="goes before `max_tokens`; not 0")] = None
+    max_completion_tokens: Annotated[
+        Limit | None, Meta(description="takes precedence over `max_tokens`; not 0")
+    ] = None
     logprobs: Annotated[bool, Meta(description="report each token's logprob")] = False
     top_logprobs: Annotated[
         int, Meta(ge=0, le=MAX_LOGPROBS, description="alternatives for each token; needs `logprobs`")
@@ -113,7 +118,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     add_generation_prompt: AddGenerationPrompt = None
     continue_final_message: ContinueFinalMessage = False
     add_special_tokens: Annotated[
-        bool, Meta(description="put what the tokenizer puts around texts around what the template renders")
+        bool,
+        Meta(
+            description="add the special tokens that the tokenizer puts around a text to the rendered prompt"
+        ),
     ] = False
     echo: Annotated[bool, Meta(description="begin with the last message, if it is the assistant's")] = False
     documents: Annotated[

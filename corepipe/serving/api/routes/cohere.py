@@ -27,7 +27,8 @@ class EmbedRequest(ModelRequest, frozen=True, kw_only=True):
 
     texts: Annotated[list[str], Meta(min_length=1, description="up to 2048 texts")]
     input_type: Annotated[
-        InputType | None, Meta(description="the model's prompt of such texts goes before each, if it has one")
+        InputType | None,
+        Meta(description="put the model's prompt for this kind of text before each text, if it has one"),
     ] = None
     embedding_types: Annotated[
         list[VectorEncoding] | None, Meta(description="`base64`: the numbers' bytes, little-endian fp32")
@@ -139,6 +140,10 @@ _EMBED = Route(
 ROUTES = (
     _EMBED,
     replace(
-        _EMBED, path="/v1/embed", make=EmbedV1, summary="The same", details="in that of its first version"
+        _EMBED,
+        path="/v1/embed",
+        make=EmbedV1,
+        summary="The same",
+        details="in the form of Cohere's first version",
     ),
 )

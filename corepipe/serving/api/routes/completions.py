@@ -40,19 +40,20 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
         Meta(description="text, token ids, or a list of either; prompts times `n` is at most 128"),
     ]
     max_tokens: Annotated[
-        Limit | None, Meta(description="default 16; must fit the context; -1: its rest; 0 only with `echo`")
+        Limit | None,
+        Meta(description="default 16; must fit the context; -1: the rest of the context; 0 only with `echo`"),
     ] = None
     logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None, Meta(description="alternatives for each token")
     ] = None
-    echo: Annotated[bool, Meta(description="prompt before the answer, with its logprobs too")] = False
+    echo: Annotated[bool, Meta(description="put the prompt before the answer, also in the logprobs")] = False
     best_of: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None,
-        Meta(description="only if equal to `n`; 0 is as null"),
+        Meta(description="must equal `n`; 0 means null"),
     ] = None
     add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
     suffix: Annotated[
-        str, Meta(description="text that follows the answer; where the tokenizer has tokens for that")
+        str, Meta(description="text that follows the answer; only if the tokenizer has tokens for it")
     ] = ""
 
     @property

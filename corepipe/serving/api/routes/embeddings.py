@@ -60,7 +60,7 @@ class VectorRequest(PooledRequest, frozen=True, kw_only=True):
         str | None, Meta(description="the model's prompt to put before each text; none with an empty name")
     ] = None
     input_type: Annotated[
-        InputType | None, Meta(description="the prompt of such texts, by the names that models have for it")
+        InputType | None, Meta(description="use the model's prompt for this kind of text")
     ] = None
     add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
     use_activation: Annotated[
@@ -188,6 +188,9 @@ ROUTE = Route(
 ROUTES = (
     ROUTE,
     replace(
-        ROUTE, path="/embeddings", summary="The same", details="for clients without `/v1`: Infinity's, TEI's"
+        ROUTE,
+        path="/embeddings",
+        summary="The same",
+        details="for clients that use no `/v1`: Infinity's and TEI's",
     ),
 )

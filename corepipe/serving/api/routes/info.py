@@ -75,7 +75,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/models/{model}",
-        "One of them",
+        "One of the served names",
         plain(_model),
         answer=ModelCard,
         statuses=NO_MODEL,

@@ -32,7 +32,7 @@ class PoolingRequest(VectorRequest, frozen=True, kw_only=True):
             "reads images data URIs, as /classify"
         ),
     ]
-    task: Annotated[PoolingTask | None, Meta(description="what the model is served for, if anything")] = None
+    task: Annotated[PoolingTask | None, Meta(description="the task that the model is served for")] = None
 
     def check(self, task: TaskInfo) -> None:
         super().check(task)
@@ -96,7 +96,7 @@ ROUTE = Route(
     "/pooling",
     "What the model computes of texts",
     PoolingEndpoint,
-    "vectors, or scores of classes, as the model is made for",
+    "vectors or scores of classes, depending on the model",
     request=PoolingRequest,
     neutral=NEUTRAL_POOLED,
     example={"input": ["a cat sat", "a dog ran"]},

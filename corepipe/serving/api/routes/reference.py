@@ -21,8 +21,8 @@ The server implements the OpenAI API. A parameter is in one of four lists: it is
 accepted because the value sent **asks for nothing**; or it is one of the
 [settings](#settings-that-clients-send) that change no answer, and is accepted without effect and **named** in
 the answer's header `x-corepipe-ignored`; or it is **refused by name** with status 400 and code
-`unsupported_parameter`. With `--strict` the third list is refused, too. Null stands for the default
-everywhere. If a JSON object repeats a name, the last one counts.
+`unsupported_parameter`. With `--strict` the third list is refused, too. Null means the default everywhere. If
+a JSON object repeats a name, the last one counts.
 
 ## Routes
 
@@ -34,9 +34,8 @@ port, beside the probes; it has keys of its own (`--admin-api-key`). With `--met
 cannot send a key, such as the endpoint pickers of [gateways](gateways.md): let no other clients reach it.
 
 With API keys set (`Authorization: Bearer KEY`, or `x-api-key: KEY`; both only if they are the same) every
-route needs one, except @KEYLESS@. Without,
-the server listens on a loopback address only and answers only to loopback names in `Host`. Web pages are
-served if their origin is allowed: [connections](connections.md).
+route needs one, except @KEYLESS@. Without keys the server listens on a loopback address only and answers only
+to loopback names in `Host`. Web pages are served if their origin is allowed: [connections](connections.md).
 
 ## Keys and their limits
 
@@ -47,13 +46,13 @@ of another.
 
 `--max-requests-per-key` limits the sequences (prompts times `n`) that a key has in flight, and
 `--max-tokens-per-minute-per-key` the tokens it uses. Tokens are a bucket that holds a minute's worth and
-refills evenly: a prompt is charged when it is submitted, an answer when it ends. The bucket's level may
-become negative then, and requests are refused until it is positive. Beyond a limit the answer is 429 with
-`Retry-After`. Headers of answers to POST report what is left: `x-ratelimit-limit-requests`,
+refills evenly: a prompt is charged when it is submitted, an answer when it ends. The bucket's level may then
+become negative, and requests are refused until it is positive. Beyond a limit the answer is 429 with
+`Retry-After`. Headers of answers to POST report the remaining amounts: `x-ratelimit-limit-requests`,
 `x-ratelimit-remaining-requests`, `x-ratelimit-limit-tokens`, `x-ratelimit-remaining-tokens`,
-`x-ratelimit-reset-tokens`. With keys, `priority` must be 0 or more, so that no client goes before others.
-Keys whose requests wait [take turns](decisions/2026-11-21-turns.md), and one key alone fills half of the
-queue.
+`x-ratelimit-reset-tokens`. With keys, `priority` must be 0 or more, so that no client takes precedence over
+others. Keys whose requests wait [take turns](decisions/2026-11-21-turns.md), and one key alone fills half of
+the queue.
 
 ## Emulated device times
 
@@ -79,7 +78,7 @@ none.
 
 ## Tokens beside the text
 
-Names, forms and places are those of vLLM; a stream has the same as a plain answer.
+The names, forms and places are vLLM's; a stream has the same fields as a plain answer.
 
 - `return_token_ids` adds to each choice its tokens as `token_ids`, including those whose text is not shown:
   the end token, and the tokens of a stop string. In a stream they are those since the last chunk. It also
@@ -101,26 +100,27 @@ within the last message, whatever its role, and the model continues it, as `appl
 transformers does. The two cannot both be true. With `echo` the answer begins with the
 last message, if that is the assistant's.
 
-The template gets contents in the form that it reads, which the server finds out at its start for each role:
-a text, a list of parts, or a list of one part. Parts stay separate if the template reads several; otherwise
+The template gets contents in the form that it reads. The server finds that form at its start for each role: a
+text, a list of parts, or a list of one part. Parts stay separate if the template reads several; otherwise
 they become the lines of one text. A template that renders nothing of a user's message is refused.
 
 `chat_template_kwargs` are variables for the template (`{"enable_thinking": false}`): up to 64, with up to
 4,096 values in them, up to 16 levels deep. Their texts are encoded as text, like messages. Names that every
 template has (`messages`, `tools`, `bos_token`, ...) are refused. `documents` are for templates that name
 them, and are refused otherwise. `chat_template` renders in place of the model's template, in the same
-sandbox, on servers with `--trust-request-chat-template`; special tokens that the template spells are tokens.
+sandbox, on servers with `--trust-request-chat-template`; special tokens that this template writes are encoded
+as tokens.
 
 `/tokenize` accepts the same fields, to check a prompt before it is sent. The `render` routes accept the whole
-bodies of the routes whose paths they extend, refuse the same, and answer with the request that the engine
-would get, in the form of vLLM's `GenerateRequest`: `token_ids`, and `sampling_params` under the names of the
-body. Grammars are not shown, and a key is not charged.
+bodies of the routes whose paths they extend, refuse the same requests, and answer with the request that the
+engine would get, in the form of vLLM's `GenerateRequest`: `token_ids`, and `sampling_params` under the names
+of the body. Grammars are not shown, and a key is not charged.
 
 ## Rules
 
-- A body need not name its `model` if one model is served, unless the server is `--strict`.
-- Prompt and `max_tokens` must fit the context together; otherwise 400, code `context_length_exceeded`.
-  -1 asks for as many tokens as fit.
+- A body may leave out `model` if the server has one model, unless the server is `--strict`.
+- Prompt and `max_tokens` must fit the context together; otherwise 400, code `context_length_exceeded`. -1
+  means as many tokens as fit.
 - Where two fields mean the same: `max_completion_tokens` takes precedence over `max_tokens`; `best_of` must
   equal `n`; device times are added if the body or the header asks for them; `/tokenize` takes `prompt` or
   `messages`, not both.
@@ -128,8 +128,9 @@ body. Grammars are not shown, and a key is not charged.
 - Where an integer is expected, `8.0` and `1e1` are accepted, too. NaN and Infinity are refused.
   A byte order mark may precede a body.
 - `truncate_prompt_tokens` keeps that many tokens of each prompt: its end, or its beginning if
-  `truncation_side` is `right`; what the tokenizer puts around a text stays. -1 keeps as many as leave room
-  for `max_tokens` (in a chat without it, for one token). Text of more than 131,072 tokens is refused.
+  `truncation_side` is `right`; the special tokens around a text are kept. -1 keeps as many as leave room for
+  `max_tokens` (or for one token, in a chat without `max_tokens`). Text of more than 131,072 tokens is
+  refused.
 - `bad_words` are token sequences, as in vLLM: a word as it is encoded at a text's beginning and, if that
   has as many tokens, after a space. Its last token is banned when the answer ends with the tokens before it.
   The same text in other tokens is not recognised.
@@ -137,37 +138,39 @@ body. Grammars are not shown, and a key is not charged.
   constrained answer, it ends with an error.
 - `suffix` is for tokenizers with fill-in-the-middle tokens: `<|fim_prefix|>`, `<|fim_suffix|>` and
   `<|fim_middle|>`, or those of StarCoder, SantaCoder or DeepSeek; elsewhere it is refused. It needs a prompt
-  of text, and does not go with `truncate_prompt_tokens`; `echo` then repeats the prompt without the suffix,
-  and without `logprobs`.
-- `request_id` becomes the end of the answer's `id`. The header `X-Request-Id` is another name, of the
-  exchange; the answer repeats it. Neither need be unique.
-- `prediction` makes an answer that contains much of it faster, and changes none: several of its tokens are
-  computed at once, and are kept if they are sampled ([speculation](speculation.md)). `usage` then has
-  `completion_tokens_details`: tokens that were computed so and are in the answer, and those that are not.
+  of text, and cannot be combined with `truncate_prompt_tokens`; `echo` then repeats the prompt without the
+  suffix, and without `logprobs`.
+- `request_id` becomes the end of the answer's `id`. The header `X-Request-Id` is a separate name, for the
+  exchange; the answer repeats it. Neither needs to be unique.
+- `prediction` makes an answer faster that contains much of the predicted text, and changes no answer: several
+  of its tokens are computed in one step, and are kept if the model samples the same
+  ([speculation](speculation.md)). `usage` then has `completion_tokens_details`: the numbers of predicted
+  tokens that are in the answer, and that are not.
 - `"speculation": false` switches speculative decoding off for this answer, whatever the server's flags. The
-  answer is the same, and comes a token at a time; a `prediction` beside it is refused.
-- The contents of chat messages are text: special tokens that they spell, such as `<|im_end|>`, are not
-  encoded as such, nor are others that the chat template writes or that are named `<|...|>`, unless the server
-  has `--allow-special-tokens-in-text`. Special tokens in the prompt of a completion are tokens. `/tokenize`
-  encodes `messages` and `prompt` as the routes that have these fields.
+  answer is the same, but is computed one token per step; a `prediction` beside it is refused.
+- The contents of chat messages are text: special tokens written in them, such as `<|im_end|>`, are encoded as
+  text. The same holds for other tokens that the chat template writes or that are named `<|...|>`, unless the
+  server has `--allow-special-tokens-in-text`. Special tokens in the prompt of a completion are tokens.
+  `/tokenize` encodes `messages` and `prompt` like the routes that have these fields.
 - The message of an answer may be sent back unchanged, whole or joined from a stream, also as the openai
   package writes it (`parsed`, `index`, nulls): an assistant's `content` may be null or empty or missing.
-- Roles need not alternate: a chat template that refuses two messages of one role in a row gets them as one,
-  with an empty line between.
+- Roles need not alternate: if a chat template refuses two messages of one role in a row, they are joined,
+  with an empty line in between.
 - One of `response_format`, `structured_outputs` and `guided_...` constrains the form of an answer:
   [structured output](structured-output.md) lists which parts of schemas are honoured or refused.
 - A choice that ends at a stop string or at one of `stop_token_ids` names it in `stop_reason`.
-- Token ids are those of the model's rows. Where the tokenizer has no text for one, its text is empty.
-- When the client goes away its requests are aborted at once.
+- Token ids are row numbers of the model's vocabulary. If the tokenizer has no text for one, its text is
+  empty.
+- If the client closes the connection, its requests are aborted at once.
 
 Vectors, scores and classes of texts ([embeddings](embeddings.md)):
 
-- A route that needs another task than the served model's answers 400, code `task_not_served`, and names
-  the task, its routes and `--task`.
-- A request has up to 2,048 texts and 300,000 tokens; of these up to 256 texts are in the engine at a time.
+- A route for another task than the served model's answers 400, code `task_not_served`, and names the task,
+  its routes and `--task`.
+- A request has up to 2,048 texts and 300,000 tokens; at most 256 of its texts are in the engine at a time.
 - Images ([their page](images.md)) come as data URIs, up to 64 a request, or as tensors; nothing is fetched.
-- A text that is longer than the model reads is refused; `truncate_prompt_tokens` cuts it (-1: to what
-  fits), at its end unless `truncation_side` is `left`. Of a pair the longer text is cut first, at its end.
+- A text that is longer than the model reads is refused; `truncate_prompt_tokens` cuts it (-1: to what fits),
+  at its end unless `truncation_side` is `left`. In a pair, the longer text is cut first, at its end.
   `max_tokens_per_doc` cuts documents before that.
 - `prompt_name` names one of the model's prompts, `input_type` (`query`, `document`, ...) selects the prompt
   for such texts. Without them, the model's default prompt goes before a text, if it has one; never before
@@ -182,14 +185,14 @@ Vectors, scores and classes of texts ([embeddings](embeddings.md)):
 ## Errors
 
 Every failure is `{"error": {"message", "type", "param", "code"}}`; `param` names the field at fault. Under
-`/v2`, but for Cohere's routes, it is the Open Inference Protocol's `{"error": "..."}`, and under
-`/v1/messages` Anthropic's `{"type": "error", "error": {"type", "message"}}`, whatever failed. If no route
+`/v2`, except Cohere's routes, it is the Open Inference Protocol's `{"error": "..."}`, and under
+`/v1/messages` Anthropic's `{"type": "error", "error": {"type", "message"}}`, for every failure. If no route
 matches (404), the message names the one that was probably meant and the base URL for clients, as `GET /`
 does.
 
 | status | code | when |
 |---|---|---|
-| 400 | `invalid_json`, `invalid_type`, `invalid_value` | the body is wrong |
+| 400 | `invalid_json`, `invalid_type`, `invalid_value` | the body is not valid |
 | 400 | `missing_required_parameter` | a required field is missing |
 | 400 | `unsupported_parameter`, `unsupported_value` | the server does not support it |
 | 400 | `request_too_complex` | the body holds too many strings, arrays, objects or values |
@@ -197,22 +200,22 @@ does.
 | 400 | `task_not_served` | the model is served for another task |
 | 401 | `missing_api_key`, `invalid_api_key` | no key, or not one of the server's |
 | 403 | `origin_not_allowed` | a web page of an origin that is not allowed |
-| 404 | `model_not_found`, `not_found` | no such model, no such route |
+| 404 | `model_not_found`, `not_found` | the model or the route does not exist |
 | 404 | `not_recorded` | [`--replay`](testing-llm-apps.md): no answer is recorded for this request |
-| 405 | `method_not_allowed` | |
-| 400 | `invalid_http` | it is not valid HTTP/1.1: [connections](connections.md) |
-| 408, 413 | `request_timeout`, `request_too_large` | head or body is late; the body is big |
-| 414, 431 | `uri_too_long`, `headers_too_large` | the head is big |
+| 405 | `method_not_allowed` | the route does not have this method |
+| 400 | `invalid_http` | the request is not valid HTTP/1.1: [connections](connections.md) |
+| 408, 413 | `request_timeout`, `request_too_large` | head or body came too late; the body is too big |
+| 414, 431 | `uri_too_long`, `headers_too_large` | the head is too big |
 | 417 | `expectation_failed` | an `Expect` other than `100-continue` |
-| 415 | `unsupported_media_type` | the body is no JSON, or compressed |
+| 415 | `unsupported_media_type` | the body is not JSON, or is compressed |
 | 421 | `misdirected_request` | `Host` names another host |
 | 429 | `rate_limit_exceeded` | a full queue, or a key's limit; `Retry-After` says when to try again |
 | 500 | `logits_overflow` | the model computed infinity or NaN: its weights do not fit the number format |
 | 400 | `constraint_failed` | the answer's grammar allows none of `allowed_token_ids` at some point |
 | 500 | `constraint_failed` | no next token fits the grammar, or the grammar reached a limit |
-| 500 | `internal_error` | the server's log says why |
-| 503 | `service_unavailable` | the engine is loading or lost; the server ends; too many connections |
-| 504 | `queue_timeout` | it waited longer than `--max-queue-seconds` |
+| 500 | `internal_error` | an error in the server; its log has the reason |
+| 503 | `service_unavailable` | the engine is loading or lost; the server is ending; too many connections |
+| 504 | `queue_timeout` | the request waited longer than `--max-queue-seconds` |
 
 A stream that fails after its first token ends with an event that holds the error, without `[DONE]`.
 """

@@ -86,15 +86,15 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             max_length=8,
-            description="`text` (and `text_pair`), `input_ids` with what belongs to them, or `pixel_values`",
+            description="`text` (and `text_pair`), `input_ids` (with `attention_mask` and `token_type_ids`), "
+            "or `pixel_values`",
         ),
     ]
     outputs: Annotated[
-        Annotated[list[RequestedOutput], Meta(max_length=8)] | None, Meta(description="all, if none is named")
+        Annotated[list[RequestedOutput], Meta(max_length=8)] | None,
+        Meta(description="names of the outputs to return; default: all"),
     ] = None
-    id: Annotated[
-        Annotated[str, Meta(max_length=128)] | None, Meta(description="comes back with the answer")
-    ] = None
+    id: Annotated[Annotated[str, Meta(max_length=128)] | None, Meta(description="the answer's `id`")] = None
     parameters: Annotated[
         Parameters | None,
         Meta(description="`binary_data_output`, `priority`, `truncate_prompt_tokens`, `truncation_side`"),
