@@ -14,7 +14,7 @@ STATUSES = (408, 409, 429, 500, 502, 503, 504)
 KINDS = {
     **{str(status): f"answers {status} and does nothing else" for status in STATUSES},
     "slow": "waits before it begins to answer",
-    "stall": "stops in the middle of the answer for a while, then goes on",
+    "stall": "stops in the middle of the answer for a while, then continues",
     "cut-stream": "closes the connection in the middle of the answer",
     "drop-connection": "closes the connection without an answer",
     "garbled": "answers with JSON that does not parse",
