@@ -14,6 +14,7 @@ import pytest
 
 from tests.servers import PATIENCE_SECONDS, Served, default_model, run, served
 from tests.test_docs import DOCS, ROOT, TOP
+from tests.tiny_encoders import write_bert
 
 PAGES = [*TOP, *sorted(DOCS.glob("*.md"))]
 ASKED = {"model": "smollm2-135m-instruct", "prompt": "Hi", "max_tokens": 2}
@@ -72,6 +73,13 @@ def server() -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The server that answers with vectors and ranks."""
+    with served(write_bert(tmp_path_factory.mktemp("encoder"), max_position_embeddings=512)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory in which all of them run, with the files that some of them read."""
     made = tmp_path_factory.mktemp("blocks")
@@ -90,7 +98,7 @@ def test_every_command_is_run_or_known_not_to_be_here() -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if runnable(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_the_commands_of_a_page_run(page: Path, server: Served, folder: Path) -> None:
+def test_the_commands_of_a_page_run(page: Path, server: Served, encoder: Served, folder: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in runnable(page):
         words = shlex.split(command, comments=True)
@@ -100,7 +108,8 @@ def test_the_commands_of_a_page_run(page: Path, server: Served, folder: Path) ->
                 if "--record" in words:  # what the commands after it replay
                     assert started.post("/v1/completions", json=ASKED).status_code == 200
             continue
-        told = command.replace(PRINTED_URL, server.url).replace("--duration 60", "--duration 3")
+        url = encoder.url if "--api" in words else server.url
+        told = command.replace(PRINTED_URL, url).replace("--duration 60", "--duration 3")
         if words[:2] == ["corepipe", "ls"]:
             told = f"corepipe ls --url {server.url}"
         done = subprocess.run(
