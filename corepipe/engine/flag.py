@@ -1,7 +1,7 @@
-"""Flags: what the command line knows of a field of a configuration beside what pydantic knows.
+"""Flags: the command line's settings for a field of a configuration, beside those of pydantic.
 
 Type, default, bounds and help (the description) of a flag are those of its field.  The command line,
-`--also`, the Helm chart's schema, docs/cli.md and the options of `LLM` are made of both.
+`--also`, the Helm chart's schema, docs/cli.md and the options of `LLM` are made from both.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SERVER = "Server"
 class Flag:
     """Marks a field as a flag of the command line: `Annotated[int, Flag(BATCHING)]`.
 
-    panel: the heading under which the help lists it.  names: the flag and its synonyms, where it is not
-    called as the field is.  metavar: what the help shows for the value, of a text that the field's validator
-    reads.  envvar: an environment variable that sets it, too.  file: the flag names a file, whose text is the
-    value.  choices: a Literal of what `corepipe serve` takes, where the field takes more.  argument: it is
-    given by its place, without a name.  also: `--also` may set it for one model.  served: `corepipe serve`
-    has it.  chart: the key of the Helm chart that sets it.
+    panel: the heading under which the help lists it.  names: the flag and its synonyms, if they differ from
+    the field's name.  metavar: the placeholder of the value in the help; the field's validator reads the
+    text.  envvar: an environment variable that sets it as well.  file: the flag names a file, whose text is
+    the value.  choices: a Literal of the values that `corepipe serve` takes, if the field takes more.
+    argument: it is positional, without a name.  also: `--also` may set it for one model.  served:
+    `corepipe serve` has it.  chart: the key of the Helm chart that sets it.
     """
 
     panel: str

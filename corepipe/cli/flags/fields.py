@@ -1,4 +1,4 @@
-"""Flags made of the fields of configurations: what a command has of them, as typer's parameters.
+"""Flags of commands, made from the fields of configurations as typer's parameters.
 
 A command names the fields; their flags, types, defaults, bounds and help are those of the fields, unless the
 command changes them.  Configurations take a tenth of a second to import: a command does that in its function
@@ -27,7 +27,7 @@ from corepipe.engine.flag import Flag, flag_in, flag_names, flags_in
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A field as a flag of one command, and what is different there; None: as the field says.
+    """A field as a flag of one command, with the settings that differ there; None: as in the field.
 
     choices: a Literal.  several: the flag is repeatable.  unset: it is None where it is left out.
     """
