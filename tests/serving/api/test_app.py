@@ -20,10 +20,10 @@ from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, run_server
 from corepipe.serving.api.http.listeners import listen
 from corepipe.serving.api.http.port_router import ServerPort
-from corepipe.serving.api.routes.reference import reference
 from corepipe.serving.api.routes.table import ROUTES, admin_routes, public_routes
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.supervision.streams import failed_output
+from tests.api_page import PAGE, page
 from tests.servers import PATIENCE_SECONDS, until
 from tests.serving.http_support import READY, FakeEngine, begun, running, tokenizer
 
@@ -208,7 +208,7 @@ def test_an_answer_that_outlasts_the_shutdown_is_cut():
 
 
 def test_the_reference_is_up_to_date():
-    assert (ROOT / "docs" / "api.md").read_text() == reference()
+    assert PAGE.read_text() == page(PAGE.read_text())
 
 
 def served_by(app):
@@ -230,7 +230,7 @@ def test_every_route_is_in_the_table_and_in_the_reference():
     assert served_by(split) == of(public_routes(admin_port=True))
     assert served_by(split.state.others[ServerPort.ADMIN]) == of(admin_routes())
     assert of(public_routes(admin_port=False)) | of(admin_routes()) == of(ROUTES)
-    assert [one.path for one in ROUTES if f"`{one.method} {one.path}`" not in reference()] == []
+    assert [one.path for one in ROUTES if f"`{one.method} {one.path}`" not in PAGE.read_text()] == []
 
 
 def test_no_other_file_of_the_server_spells_a_path():
