@@ -36,9 +36,6 @@ class HybridKVCache(KVCache):
         enters = tokens > len(request.state_ids) * self.states.span
         return super().has_room(request, tokens) and (not enters or self.states.has_room(request.state_ids))
 
-    def lacking(self, request: Request) -> int:
-        return self.missing(request, request.num_tokens)
-
     def has_room_to_start(self, request: Request) -> bool:
         return super().has_room_to_start(request) and self.states.has_room(request.state_ids)
 
@@ -87,13 +84,7 @@ class HybridKVCache(KVCache):
         super().commit(request, count)
         self.states.settle(request.state_ids, request.num_done)
 
-    def _publish_all(self, request: Request, full: range) -> None:
-        for index in full:
-            self.publish(request, index)
-
-    def publish(self, request: Request, index: int) -> None:
-        if not self._prefix_cache:
-            return
+    def _publish(self, request: Request, index: int) -> None:
         key = request.block_key(index, self.block_size)
         if self.pool.publish(request.block_ids[2 * index], key) and self._listener is not None:
             self._listener.stored(request, index)
@@ -102,9 +93,9 @@ class HybridKVCache(KVCache):
             self.states.publish(request.state_ids, place - 1, key)
 
     def release(self, request: Request) -> None:
-        self.pool.release(self.blocks_of(request))
+        super().release(request)
         self.states.release(request.state_ids)
-        request.block_ids, request.state_ids, request.room = [], [], 0
+        request.state_ids = []
 
     def check(self, holders: Iterable[Request]) -> None:
         holders = list(holders)

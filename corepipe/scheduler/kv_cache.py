@@ -6,14 +6,163 @@ once it is computed, not before.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from corepipe.scheduler.block_pool import BlockPool
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.request import Request
+
+
+class BlockPool:
+    """Blocks 0 .. total - 1; each is free, cached or held, always.
+
+    Held: its reference count is above 0.  Cached: no sequence holds it, but it is still found by its key
+    until it is evicted, the least recently held first.  Free: neither.  At most `max_cached` blocks are
+    cached (None: no limit); as the free block that was used last is taken first, it bounds the memory
+    touched. `on_evicted` is called with each key that finds nothing from now on.
+    """
+
+    def __init__(self, total: int, max_cached: int | None = None) -> None:
+        self.total = total
+        self._max_cached = total if max_cached is None else max_cached
+        self._free = list(range(total - 1, -1, -1))
+        self._references = [0] * total
+        self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently held first
+        self._block_of: dict[Hashable, int] = {}
+        self._key_of: dict[int, Hashable] = {}
+        self._index: PrefixIndex | None = None
+        self._bit = 0
+        self.on_evicted: Callable[[Hashable], None] | None = None
+
+    def announce(self, index: PrefixIndex, bit: int) -> None:
+        """Keeps `index` up to date from now on with the keys that can be found here, under this bit; the pool
+        must be empty."""
+        self._index, self._bit = index, bit
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def held(self) -> int:
+        return self.total - len(self._free) - len(self._cached)
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` can give: free, or cached and evicted for it."""
+        return len(self._free) + len(self._cached)
+
+    def allocate(self, count: int) -> list[int]:
+        """Gives `count` blocks with one reference each; `count` is at most `available`."""
+        free, references = self._free, self._references
+        if len(free) < count:
+            self._evict(count - len(free))
+        if count == 1:  # as mostly, where answers grow
+            block = free.pop()
+            references[block] = 1
+            return [block]
+        blocks = [free.pop() for _ in range(count)]
+        for block in blocks:
+            references[block] = 1
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Adds a reference to each of these, which are cached or held."""
+        references = self._references
+        for block in blocks:
+            if references[block] == 0:
+                del self._cached[block]
+            references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Takes a reference from each.  Of a sequence's blocks the last are evicted first: a block can be
+        found only through those before it."""
+        references, keys, cached = self._references, self._key_of, self._cached
+        bounded = self._max_cached < self.total
+        for block in reversed(blocks):
+            references[block] -= 1
+            if references[block]:
+                continue
+            if block in keys:
+                cached[block] = None
+                if bounded and len(cached) > self._max_cached:
+                    self._evict(1)
+            else:
+                self._free.append(block)
+
+    def find(self, key: Hashable) -> int | None:
+        """The block of this key, held or cached."""
+        return self._block_of.get(key)
+
+    def find_chain(self, keys: Iterable[Hashable]) -> list[int]:
+        """The blocks of these keys, up to the first that has none."""
+        blocks: list[int] = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def publish(self, block: int, key: Hashable) -> bool:
+        """Lets a held block be found by its key; where another has the key, that one stays.
+
+        Whether nothing was found by this key before.
+        """
+        if key in self._block_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        if self._index is not None:
+            self._index.add(key, self._bit)
+        return True
+
+    def is_shared(self, block: int) -> bool:
+        """Returns whether more than one sequence holds the block."""
+        return self._references[block] > 1
+
+    def forget(self, block: int) -> None:
+        """Has a held block be found no more, as it will be written over."""
+        if block in self._key_of:
+            self._drop(block)
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raises RuntimeError unless the pool is sound and `tables` are all that is held."""
+        references = Counter(block for table in tables for block in table)
+        if any(references[block] != count for block, count in enumerate(self._references)):
+            raise RuntimeError("the reference counts of KV blocks differ from the tables of the requests")
+        if len(references) != self.held:
+            raise RuntimeError(
+                f"KV blocks: {self.free} free + {self.cached} cached + {len(references)} held != {self.total}"
+            )
+        if len({*references, *self._free, *self._cached}) != self.total:
+            raise RuntimeError("a KV block is in two places, or in none")
+        if {block: key for key, block in self._block_of.items()} != self._key_of:
+            raise RuntimeError("keys and KV blocks do not match one to one")
+        if not self._cached.keys() <= self._key_of.keys() or not self._key_of.keys().isdisjoint(self._free):
+            raise RuntimeError("a cached KV block has no key, or a free one has")
+
+    def _evict(self, count: int) -> None:
+        for _ in range(count):
+            block, _ = self._cached.popitem(last=False)
+            self._free.append(block)
+            self._drop(block)
+
+    def _drop(self, block: int) -> None:
+        """Nothing is found by the block's key from now on."""
+        key = self._key_of.pop(block)
+        del self._block_of[key]
+        if self._index is not None:
+            self._index.drop(key, self._bit)
+        if self.on_evicted is not None:
+            self.on_evicted(key)
 
 
 class CacheListener(Protocol):
@@ -34,6 +183,7 @@ class KVCache:
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = BlockPool(config.num_blocks, config.max_cached_blocks)
         self.block_size = config.block_size
+        self._groups = len(config.windows)
         self._prefix_cache = config.prefix_cache
         self._listener: CacheListener | None = None
         self.prefix_queries = 0
@@ -64,7 +214,7 @@ class KVCache:
 
     def lacking(self, request: Request) -> int:
         """Returns how many blocks a waiting request would lack for all of its known tokens."""
-        return max(0, self.blocks_for(request.num_tokens) - len(request.block_ids))
+        return self.missing(request, request.num_tokens)
 
     def has_room_to_start(self, request: Request) -> bool:
         """Returns whether the pool has the blocks that a waiting request would lack for its known tokens."""
@@ -83,7 +233,7 @@ class KVCache:
 
     def cached_prefix(self, request: Request) -> int:
         """Returns how many tokens the request would find in the cache; at least one is left to compute."""
-        return len(self.find_prefix(request)) * self.block_size
+        return self._positions(self.find_prefix(request))
 
     def take_prefix(self, request: Request) -> int:
         """Gives a request without blocks the longest chain of full blocks in the cache; returns its tokens.
@@ -92,12 +242,14 @@ class KVCache:
         """
         if request.prompt_logits:
             return 0
-        blocks = self.find_prefix(request)
-        if blocks:
-            self.pool.share(blocks)
-        request.block_ids = blocks
-        request.room = len(blocks) * self.block_size
+        request.block_ids = self.find_prefix(request)
+        self.pool.share(self.blocks_of(request))
+        request.room = self._positions(request.block_ids)
         return request.room
+
+    def _positions(self, table: Sequence[int]) -> int:
+        """Returns the positions of a sequence that a table has room for: each group of layers has a block."""
+        return len(table) // self._groups * self.block_size
 
     def count_prefix(self, request: Request, hits: int) -> None:
         """Counts a prompt that was looked up, and the tokens of it that were found."""
@@ -108,7 +260,7 @@ class KVCache:
     def grow(self, request: Request, blocks: int) -> None:
         """Gives the request so many more blocks; the pool must have them."""
         request.block_ids += self.pool.allocate(blocks)
-        request.room += blocks * self.block_size
+        request.room += blocks // self._groups * self.block_size
 
     def is_due(self, request: Request, count: int) -> bool:
         """Returns whether the last `count` tokens up to `num_done` must be committed: they have filled a
@@ -120,29 +272,18 @@ class KVCache:
         if not self._prefix_cache:
             return
         size = self.block_size
-        full = range((request.num_done - count) // size, request.num_done // size)
-        if self._listener is None:
-            self._publish_all(request, full)
-        else:
-            for index in full:
-                self.publish(request, index)
+        for index in range((request.num_done - count) // size, request.num_done // size):
+            self._publish(request, index)
 
-    def _publish_all(self, request: Request, full: range) -> None:
-        """Publishes these full blocks, as `publish` does, where there is no listener."""
-        blocks = request.block_ids[full.start : full.stop]
-        for block, key in zip(blocks, request.keys_of(full, self.block_size), strict=True):
-            self.pool.publish(block, key)
-
-    def publish(self, request: Request, index: int) -> None:
+    def _publish(self, request: Request, index: int) -> None:
         """Lets block number `index` of the request be found, which is full and computed."""
-        if self._prefix_cache:
-            new = self.pool.publish(request.block_ids[index], request.block_key(index, self.block_size))
-            if new and self._listener is not None:
-                self._listener.stored(request, index)
+        new = self.pool.publish(request.block_ids[index], request.block_key(index, self.block_size))
+        if new and self._listener is not None:
+            self._listener.stored(request, index)
 
     def release(self, request: Request) -> None:
         """Takes the request's blocks; those that can be found stay in the cache."""
-        self.pool.release(request.block_ids)
+        self.pool.release(self.blocks_of(request))
         request.block_ids, request.room = [], 0
 
     def check(self, holders: Iterable[Request]) -> None:

@@ -1,16 +1,194 @@
-"""The next batch: the chunks that a policy has added so far, and the room that is left."""
+"""The next batch: how large it may be, in which order requests join it, and the chunks that it computes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.drafts import BatchDrafter, add_drafts
 from corepipe.scheduler.kv_cache import KVCache
-from corepipe.scheduler.micro_batches import BatchShare
-from corepipe.scheduler.queue import WaitingQueue
 from corepipe.scheduler.request import Chunk, Rank, Request, Status
-from corepipe.scheduler.running import Running
+from corepipe.scheduler.running import Running, WaitingQueue
+
+
+class Pipeline(Protocol):
+    """Chooses in how many batches work passes through a pipeline soonest."""
+
+    def generating_batches(self, sequences: int, tokens: int) -> int:
+        """Returns the number of batches for `sequences` that generate, with `tokens` tokens in all."""
+
+    def batches_with_prompts(self, sequences: int, tokens: int, prompt: int) -> int:
+        """Returns how many batches to have in flight where such sequences generate, or none, and a batch
+        could take `prompt` tokens of prompts; no fewer than without prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneForEachStage:
+    """A pipeline whose number of stages is all that is known of it."""
+
+    stages: int
+
+    def generating_batches(self, sequences: int, _tokens: int) -> int:
+        return min(sequences, self.stages)
+
+    def batches_with_prompts(self, _sequences: int, _tokens: int, _prompt: int) -> int:
+        return self.stages
+
+
+class BatchShare(NamedTuple):
+    """The limits of the next batch.
+
+    seats: its sequences at most, so that all batches have about the same size.  kept: how many of the seats
+    are kept for waiting requests, which might otherwise wait for as long as others run.  prompts_only: all
+    requests that generate are in flight, and the stages have room for prompts alone.
+    """
+
+    seats: int
+    kept: int
+    prompts_only: bool
+
+
+class Sharing:
+    """Distributes the requests of one replica over batches: those that run, and those that may join."""
+
+    def __init__(
+        self, config: SchedulerConfig, running: Running, queue: WaitingQueue, kv: KVCache, pipeline: Pipeline
+    ) -> None:
+        self._config = config
+        self._running = running
+        self._queue = queue
+        self._kv = kv
+        self._pipeline = pipeline
+        self._situation = (-1, 0)
+        self._batches = 1
+
+    def share(self, in_flight: int, generating: int) -> BatchShare | None:
+        """Returns the limits of the next batch, where `in_flight` others are in flight, `generating` of them
+        with requests that generate; None where these are enough."""
+        if self._config.stages == 1:
+            return None if in_flight else BatchShare(self._config.max_num_seqs, 0, prompts_only=False)
+        coming, tokens = self._admissible()
+        self._think(coming, tokens)
+        if self._are_enough(in_flight, tokens):
+            return None
+        seats = -(-(len(self._running) + coming) // self._batches)
+        missing = self._batches - in_flight
+        if missing > 0:
+            idle = sum([r.num_computed < r.num_tokens for r in self._running]) + coming
+            seats = min(seats, -(-idle // missing))
+        return BatchShare(seats, -(-coming // self._batches), prompts_only=generating >= self._batches)
+
+    def has_enough(self, in_flight: int) -> bool:
+        """Returns whether `share` will give nothing while others are under way and nothing else changes."""
+        if self._config.stages == 1:
+            return in_flight > 0
+        coming, tokens = self._admissible()
+        return self._situation == (self._running.changes, coming) and self._are_enough(in_flight, tokens)
+
+    def _are_enough(self, in_flight: int, coming: int) -> bool:
+        """Returns whether so many batches are enough, where requests with `coming` tokens may join."""
+        return in_flight >= self._batches and in_flight >= self._most_with_prompts(coming)
+
+    def _think(self, coming: int, tokens: int) -> None:
+        """Chooses the number of batches for the running requests and `coming` others with `tokens` tokens.
+
+        It does so only when the set of requests has changed, not at each token: what is best changes slowly
+        with the context, and each change costs a round in which the batches are of unequal size.
+        """
+        situation = (self._running.changes, coming)
+        sequences = len(self._running) + coming
+        if self._situation != situation and sequences:
+            known = sum(request.num_tokens for request in self._running) + tokens
+            self._batches = self._pipeline.generating_batches(sequences, known)
+            self._situation = situation
+
+    def _most_with_prompts(self, coming: int) -> int:
+        """Returns how many batches to have in flight for the prompts of running requests and `coming` tokens
+        of requests that may join; 0 where there are no prompts."""
+        running = self._running
+        prompts = [r.num_tokens - r.num_computed for r in running if r.num_tokens == r.num_prompt]
+        waiting = coming + sum(prompts)
+        if waiting == 0:
+            return 0
+        generating = [r.num_tokens for r in running if r.num_tokens > r.num_prompt]
+        most = min(waiting, self._config.max_num_batched_tokens)
+        return self._pipeline.batches_with_prompts(len(generating), sum(generating), most)
+
+    def _admissible(self) -> tuple[int, int]:
+        """Returns how many waiting requests seats and blocks would admit now, if none found a cached prefix,
+        and their tokens."""
+        seats = self._running.seats
+        if seats == 0 or len(self._queue) == 0:
+            return 0, 0
+        blocks, count, tokens = self._kv.pool.available, 0, 0
+        for request in self._queue:
+            blocks -= self._kv.blocks_for(request.num_tokens)
+            if count == seats or blocks < 0:
+                break
+            count += 1
+            tokens += request.num_tokens
+        return count, tokens
+
+
+class BatchBuilder(Protocol):
+    """The actions of a policy on the next batch.  Nothing is added where a limit or the blocks forbid it."""
+
+    def ready(self) -> Sequence[Request]:
+        """Returns the running requests that have known tokens to compute: by priority, and among equals the
+        one first that was scheduled longest ago."""
+
+    def run(self, request: Request) -> bool:
+        """Adds the next chunk of a running request; returns whether it was added.
+
+        Until `admit` has failed, some seats may be kept from requests that generate.
+        """
+
+    def admit(self) -> bool:
+        """Adds the first chunk of the head of the queue; returns whether it was added."""
+
+
+Policy = Callable[[BatchBuilder], None]
+
+
+def mixed(batch: BatchBuilder) -> None:
+    """Adds running requests first, then waiting ones, as vLLM does; prompts share a batch with generation."""
+    seatless = [request for request in batch.ready() if not batch.run(request)]
+    while batch.admit():
+        pass
+    for request in seatless:
+        batch.run(request)
+
+
+def segregated(batch: BatchBuilder) -> None:
+    """Adds one prompt alone (NxDI's ctx_batch_size = 1), else all that generate, as Neuron's serving stack
+    does; prompts go first, long ones in segments."""
+    ready = batch.ready()
+    generating = [request for request in ready if request.generates]
+    prompts = () if len(generating) == len(ready) else [r for r in ready if not r.generates]
+    if any(batch.run(request) for request in prompts) or batch.admit():
+        return
+    for request in generating:
+        batch.run(request)
+
+
+def policy(name: str) -> Policy:
+    """Returns the policy of this name.  Raises ValueError for an unknown name."""
+    policies: dict[str, Policy] = {"mixed": mixed, "segregated": segregated}
+    if name not in policies:
+        raise ValueError(f"no batch policy is called {name!r}; there are {', '.join(policies)}")
+    return policies[name]
+
+
+class BatchDrafter(Protocol):
+    """Drafts tokens for several requests in one call: for those whose own Drafter proposes none."""
+
+    def depth(self, request: Request, most: int) -> int:
+        """Returns how many draft tokens it would propose for the request, at most `most`; 0: none."""
+
+    def propose(self, asked: Sequence[tuple[Request, int]]) -> Sequence[Sequence[int]]:
+        """Returns the draft tokens of each (request, most), at most `most` of them; each request holds the
+        blocks for them."""
 
 
 class NextBatch:
@@ -93,7 +271,50 @@ class NextBatch:
         return True
 
     def draft(self, together: BatchDrafter | None = None) -> None:
-        """Adds draft tokens to the batch, where it has room for them; `together` drafts for requests whose
-        own drafter proposes none."""
-        if self._draftable:
-            add_drafts(self.chunks, self._draftable, self._tokens, self._config, self._kv, together)
+        """Distributes the tokens that the batch has left as draft tokens; `together` drafts for requests
+        whose own drafter proposes none.  A batch with prompts gets no drafts: its time is that of its tokens.
+        """
+        if not self._draftable or not all(c.count == 1 and c.request.num_generated for c in self.chunks):
+            return
+        rows = self._config.draft_rows
+        left = self._tokens if rows is None else min(self._tokens, rows - len(self.chunks))
+        waiting: list[tuple[Chunk, int]] = []
+        for number, chunk in enumerate(self._draftable):
+            request = chunk.request
+            most = self._most_drafts(request, left // (len(self._draftable) - number))
+            if most <= 0 or request.drafter is None:
+                continue
+            if drafts := request.drafter.propose(request, most):
+                left -= len(drafts)
+                self._add_drafts(chunk, drafts)
+            elif together is not None and (wanted := together.depth(request, most)):
+                left -= wanted
+                self._make_room(request, wanted)
+                waiting.append((chunk, wanted))
+        if together is not None and waiting:
+            asked = [(chunk.request, wanted) for chunk, wanted in waiting]
+            for (chunk, _), drafts in zip(waiting, together.propose(asked), strict=True):
+                self._add_drafts(chunk, drafts)
+
+    def _most_drafts(self, request: Request, most: int) -> int:
+        """Returns how many draft tokens a request may have, at most `most`.  No request is preempted for
+        their blocks, and the token after the last draft must still be within the request's limits."""
+        known = request.num_tokens
+        most = min(most, request.num_most - known - 1)
+        if known + most > request.room and not self._kv.has_room(request, known + most):
+            most = min(most, request.room - known)
+        return most
+
+    def _make_room(self, request: Request, drafts: int) -> None:
+        """Allocates the blocks for so many draft tokens of the request; the pool must have them."""
+        known = request.num_tokens + drafts
+        if known > request.room and (missing := self._kv.missing(request, known)):
+            self._kv.grow(request, missing)
+
+    def _add_drafts(self, chunk: Chunk, drafts: Sequence[int]) -> None:
+        """Adds draft tokens to the tokens that a chunk computes."""
+        if drafts:
+            self._make_room(chunk.request, len(drafts))
+            chunk.drafts = drafts
+            chunk.count += len(drafts)
+            chunk.request.num_computed += len(drafts)

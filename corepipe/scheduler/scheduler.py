@@ -14,16 +14,20 @@ from collections import deque
 from collections.abc import Sequence
 
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.drafts import BatchDrafter
 from corepipe.scheduler.hybrid_kv_cache import HybridKVCache
 from corepipe.scheduler.kv_cache import CacheListener, KVCache, NothingKept
-from corepipe.scheduler.micro_batches import OneForEachStage, Pipeline
-from corepipe.scheduler.next_batch import NextBatch
-from corepipe.scheduler.policy import Policy, mixed
+from corepipe.scheduler.next_batch import (
+    BatchDrafter,
+    NextBatch,
+    OneForEachStage,
+    Pipeline,
+    Policy,
+    Sharing,
+    mixed,
+)
 from corepipe.scheduler.prefix_index import PrefixIndex
-from corepipe.scheduler.queue import QueueFull, WaitingQueue
 from corepipe.scheduler.request import Batch, Chunk, Drafted, FinishReason, Rank, Request, Status, TokenEvent
-from corepipe.scheduler.running import Running
+from corepipe.scheduler.running import QueueFull, Running, WaitingQueue
 from corepipe.scheduler.snapshot_kv_cache import SnapshotKVCache
 from corepipe.scheduler.windowed_kv_cache import WindowedKVCache
 
@@ -52,7 +56,9 @@ class Scheduler:
         self._queue = WaitingQueue(config.max_queued_requests, config.max_queued_tokens)
         self._kv = _kv_cache(config)
         self._requests: dict[str, Request] = {}
-        self._running = Running(config, self._queue, self._kv, pipeline or OneForEachStage(config.stages))
+        self._running = Running(config, self._queue, self._kv)
+        pipeline = pipeline or OneForEachStage(config.stages)
+        self._sharing = Sharing(config, self._running, self._queue, self._kv, pipeline)
         self._leaving: set[Request] = set()  # aborted, with a batch still in flight
         self._num_added = 0
         self._num_scheduled = 0
@@ -88,7 +94,7 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """Returns the next batch; None where nothing can run now."""
-        share = self._running.sharing.share(len(self._generating), sum(self._generating))
+        share = self._sharing.share(len(self._generating), sum(self._generating))
         if share is None:
             return None
         step = NextBatch(self._config, self._running, self._queue, self._kv, share)
@@ -174,7 +180,7 @@ class Scheduler:
     def has_enough_in_flight(self) -> bool:
         """Returns whether `schedule` is known to give nothing before a batch comes back or a request
         comes."""
-        return self._running.sharing.has_enough(len(self._generating))
+        return self._sharing.has_enough(len(self._generating))
 
     @property
     def most_in_flight(self) -> int:

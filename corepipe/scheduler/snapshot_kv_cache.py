@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from corepipe.scheduler.block_pool import BlockPool
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.kv_cache import CacheListener, KVCache
+from corepipe.scheduler.kv_cache import BlockPool, CacheListener, KVCache
 from corepipe.scheduler.prefix_index import PrefixIndex
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.windowed_kv_cache import EMPTY
@@ -108,14 +107,6 @@ class SnapshotKVCache(KVCache):
                 return [EMPTY] * (places - 1) + [block]
         return []
 
-    def take_prefix(self, request: Request) -> int:
-        if request.prompt_logits:
-            return 0
-        if table := self.find_prefix(request):
-            request.block_ids = self._states.take(len(table), table[-1])
-        request.room = len(request.block_ids) * self.block_size
-        return request.room
-
     def grow(self, request: Request, blocks: int) -> None:
         for _ in range(blocks):
             self._states.enter(request.block_ids)
@@ -129,15 +120,8 @@ class SnapshotKVCache(KVCache):
     def commit(self, request: Request, count: int) -> None:
         """Publishes the state after a place that is full, and gives back the one before where it has been
         read."""
-        size = self.block_size
-        for index in range((request.num_done - count) // size, request.num_done // size):
-            self.publish(request, index)
+        super().commit(request, count)
         self._states.settle(request.block_ids, request.num_done)
 
-    def publish(self, request: Request, index: int) -> None:
-        if self._prefix_cache:
-            self._states.publish(request.block_ids, index, request.block_key(index, self.block_size))
-
-    def release(self, request: Request) -> None:
-        self._states.release(request.block_ids)
-        request.block_ids, request.room = [], 0
+    def _publish(self, request: Request, index: int) -> None:
+        self._states.publish(request.block_ids, index, request.block_key(index, self.block_size))

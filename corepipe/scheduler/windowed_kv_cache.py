@@ -27,7 +27,6 @@ class WindowedKVCache(KVCache):
         super().__init__(config)
         self._windows = config.windows
         self._chunk = config.max_num_batched_tokens
-        self._groups = len(config.windows)
         self._whole = [group for group, window in enumerate(config.windows) if window is None]
         self._found: Counter[Hashable] = Counter()  # groups without a window, by key; for the listener alone
         self._windowed = [
@@ -73,21 +72,6 @@ class WindowedKVCache(KVCache):
             for group in range(self._groups)
         ]
 
-    def cached_prefix(self, request: Request) -> int:
-        return len(self.find_prefix(request)) // self._groups * self.block_size
-
-    def take_prefix(self, request: Request) -> int:
-        if request.prompt_logits:
-            return 0
-        request.block_ids = self.find_prefix(request)
-        self.pool.share(self.blocks_of(request))
-        request.room = len(request.block_ids) // self._groups * self.block_size
-        return request.room
-
-    def grow(self, request: Request, blocks: int) -> None:
-        request.block_ids += self.pool.allocate(blocks)
-        request.room += blocks // self._groups * self.block_size
-
     def commit(self, request: Request, count: int) -> None:
         """Publishes what has been filled, and gives back what is behind the windows."""
         super().commit(request, count)
@@ -97,20 +81,15 @@ class WindowedKVCache(KVCache):
         for place in behind:
             table[place] = EMPTY
 
-    def publish(self, request: Request, index: int) -> None:
-        if self._prefix_cache:
-            key, row = request.block_key(index, self.block_size), index * self._groups
-            new = 0
-            for group, block in enumerate(request.block_ids[row : row + self._groups]):
-                new += self.pool.publish(block, (group, key)) and group in self._whole
-            if self._listener is not None and new:
-                self._found[key] += new
-                if self._found[key] == len(self._whole):
-                    self._listener.stored(request, index)
-
-    def _publish_all(self, request: Request, full: range) -> None:
-        for index in full:
-            self.publish(request, index)
+    def _publish(self, request: Request, index: int) -> None:
+        key, row = request.block_key(index, self.block_size), index * self._groups
+        new = 0
+        for group, block in enumerate(request.block_ids[row : row + self._groups]):
+            new += self.pool.publish(block, (group, key)) and group in self._whole
+        if self._listener is not None and new:
+            self._found[key] += new
+            if self._found[key] == len(self._whole):
+                self._listener.stored(request, index)
 
     def _evicted(self, grouped: Hashable) -> None:
         """A group's block of this key is gone, and with the first of a group without a window the row."""
@@ -122,10 +101,6 @@ class WindowedKVCache(KVCache):
         self._found[key] -= 1
         if not self._found[key]:
             del self._found[key]
-
-    def release(self, request: Request) -> None:
-        self.pool.release(self.blocks_of(request))
-        request.block_ids, request.room = [], 0
 
     def _rows(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

@@ -17,8 +17,8 @@ from corepipe.kernels import native
 from corepipe.neuron.timing.clock import VirtualClock
 from corepipe.neuron.timing.cost import CostModel
 from corepipe.neuron.timing.timeline import Timeline
-from corepipe.scheduler.policy import mixed, segregated
-from corepipe.scheduler.queue import QueueFull
+from corepipe.scheduler.next_batch import mixed, segregated
+from corepipe.scheduler.running import QueueFull
 from corepipe.simulation.packed_record import PackedRecord
 from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.scenario import Progress, Scenario, silent

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from corepipe.engine.batch.encoding import Encoding
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.policy import Policy
+from corepipe.scheduler.next_batch import Policy
 from corepipe.simulation.early_stop import EarlyStop
 from corepipe.simulation.source import DrafterMaker
 from corepipe.workload.workload import Workload

@@ -26,7 +26,7 @@ from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs, StepOutp
 from corepipe.neuron.timing.clock import Clock, HostClock, VirtualClock
 from corepipe.neuron.timing.cost import PROFILES, StepShape
 from corepipe.neuron.timing.timeline import Timeline
-from corepipe.scheduler.policy import mixed
+from corepipe.scheduler.next_batch import mixed
 from corepipe.scheduler.scheduler import SchedulerConfig
 from tests.null_executor import NullExecutor
 

@@ -15,7 +15,7 @@ from corepipe.neuron.chips.constants import as_json, shipped
 from corepipe.neuron.chips.padding import pad, pad_contexts
 from corepipe.neuron.chips.profiles import PROFILES, Buckets, as_text, profile
 from corepipe.neuron.step import StepShape
-from corepipe.scheduler.policy import policy
+from corepipe.scheduler.next_batch import policy
 
 
 def test_every_profile_names_its_source_and_a_policy():

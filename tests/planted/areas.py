@@ -30,7 +30,7 @@ class Area:
         return sorted(path for path in found if not any(part in path for part in self.but))
 
 
-CACHES = ("block_pool.py", "kv_cache.py", "prefix_index.py")
+CACHES = ("kv_cache.py", "prefix_index.py")
 
 PRIVATE_HERE = (
     "engine/loop/kv_",
@@ -60,7 +60,6 @@ AREAS = (
         12,
         (
             "corepipe/scheduler/*kv_cache.py",
-            "corepipe/scheduler/block_pool.py",
             "corepipe/scheduler/prefix_index.py",
             *(f"corepipe/{place}*.py" for place in PRIVATE_HERE),
         ),

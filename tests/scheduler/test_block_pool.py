@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.scheduler.block_pool import BlockPool
+from corepipe.scheduler.kv_cache import BlockPool
 
 
 def counts(pool: BlockPool) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.scheduler.policy import policy
+from corepipe.scheduler.next_batch import policy
 from corepipe.scheduler.request import Batch, Request, Status
 from corepipe.scheduler.scheduler import Scheduler
 from tests.scheduler.world import config, run, spans

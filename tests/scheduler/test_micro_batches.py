@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corepipe.scheduler.policy import policy
+from corepipe.scheduler.next_batch import policy
 from corepipe.scheduler.request import Batch, Request
 from corepipe.scheduler.scheduler import Scheduler
 from tests.scheduler.world import Fixed, config, run, spans

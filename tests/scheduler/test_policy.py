@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.scheduler.policy import mixed, policy, segregated
+from corepipe.scheduler.next_batch import mixed, policy, segregated
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import Scheduler
 from tests.scheduler.world import config, run, spans

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.scheduler.queue import QueueFull, WaitingQueue
 from corepipe.scheduler.request import Rank, Request, Status
+from corepipe.scheduler.running import QueueFull, WaitingQueue
 
 
 def make(name: str, tokens: int = 1, owner: str = "") -> Request:

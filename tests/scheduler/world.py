@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from zlib import crc32
 
-from corepipe.scheduler.policy import policy
+from corepipe.scheduler.next_batch import policy
 from corepipe.scheduler.request import Batch, Chunk, FinishReason, Request, Status
 from corepipe.scheduler.scheduler import Pipeline, Scheduler, SchedulerConfig
 from corepipe.scheduler.windowed_kv_cache import EMPTY, most_blocks

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.timeline import Timeline
-from corepipe.scheduler.policy import policy
+from corepipe.scheduler.next_batch import policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.simulation.plain_run import LoopedSimulation
 from corepipe.simulation.record import SimulationRecord

@@ -9,7 +9,7 @@ import pytest
 
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.timing.timeline import Timeline
-from corepipe.scheduler.policy import policy
+from corepipe.scheduler.next_batch import policy
 from corepipe.simulation.plain_run import LoopedSimulation
 from corepipe.simulation.scenario import Scenario
 from corepipe.simulation.simulated_request import SimulatedRequest

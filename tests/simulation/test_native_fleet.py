@@ -12,7 +12,7 @@ import pytest
 
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.timing.timeline import Timeline
-from corepipe.scheduler.policy import policy
+from corepipe.scheduler.next_batch import policy
 from corepipe.simulation import native_fleet
 from corepipe.simulation.columns import Columns
 from corepipe.simulation.early_stop import EarlyStop

@@ -23,7 +23,7 @@ from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.clock import VirtualClock
 from corepipe.neuron.timing.timeline import Timeline
-from corepipe.scheduler.policy import policy
+from corepipe.scheduler.next_batch import policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.report import Latencies

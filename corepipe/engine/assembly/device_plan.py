@@ -38,7 +38,7 @@ from corepipe.neuron.timing.uncertainty import (
     kind_of,
 )
 from corepipe.neuron.values import InputKind, OutputKind
-from corepipe.scheduler.policy import Policy, policy
+from corepipe.scheduler.next_batch import Policy, policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 
 DEFAULT_MODEL_LEN = 8192

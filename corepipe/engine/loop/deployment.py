@@ -18,8 +18,7 @@ from corepipe.errors import UserError
 from corepipe.neuron.inputs import ChainingExecutor, Executor
 from corepipe.neuron.timing.clock import Clock
 from corepipe.neuron.timing.timeline import Timeline
-from corepipe.scheduler.drafts import BatchDrafter
-from corepipe.scheduler.policy import Policy
+from corepipe.scheduler.next_batch import BatchDrafter, Policy
 from corepipe.scheduler.request import Drafter
 from corepipe.scheduler.scheduler import SchedulerConfig
 

@@ -17,7 +17,7 @@ from corepipe.neuron.timing.timeline import Timeline
 from corepipe.planning.calibration.assumed import LLMPERF
 from corepipe.planning.calibration.cases import Case
 from corepipe.planning.calibration.rows import Raw, Unpredictable, count, number, text
-from corepipe.scheduler.policy import policy
+from corepipe.scheduler.next_batch import policy
 from corepipe.scheduler.scheduler import SchedulerConfig
 from corepipe.simulation.scenario import Scenario
 from corepipe.simulation.simulate import run

@@ -1,5 +1,5 @@
 // KV blocks of a simulated replica: their references, and the cached blocks by their keys.  The native version of
-// corepipe/scheduler/block_pool.py and prefix_index.py.
+// corepipe/scheduler/kv_cache.py and prefix_index.py.
 #pragma once
 
 #include <cstddef>
