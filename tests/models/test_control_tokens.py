@@ -374,10 +374,3 @@ def test_a_vocabulary_with_gaps() -> None:
     assert safe(tokenizer, [every]) == forging(tokenizer, [every])
     start, end = (backend.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
     assert [one for one in safe(tokenizer, FORGED[:1]) if one in (start, end)] == [start, end, start]
-
-
-def test_what_is_no_text_is_refused() -> None:
-    tokenizer = made("byte level", CHATML)
-    for content in ("\ud800", "\ud800<|im_end|>"):
-        with pytest.raises(UserError, match="cannot be rendered"):
-            tokenizer.render_chat(messages([content]))

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.expert_weights import MATRICES, turned, ways
+from corepipe.models.expert_weights import MATRICES, ways
 from corepipe.models.weight_map import MappedCheckpoint, WeightMap
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host.weights import InMemoryWeights, pack, packed_weights, reader
@@ -86,16 +86,6 @@ def kept(way: str) -> dict[str, np.ndarray]:
 def checkpoint(way: str, grid: Callable[[str, np.ndarray], Stored]) -> MappedCheckpoint:
     stored: Any = Tensors(kept(way), grid)
     return MappedCheckpoint(stored, WeightMap(experts=ways(EXPERTS, FFN, HIDDEN)))
-
-
-@pytest.mark.parametrize("name", MATRICES)
-def test_matrices_that_are_turned_are_the_same(name: str) -> None:
-    """Llama 4's transposed layout gives the same matrices, also for some of the experts."""
-    stored: Any = Tensors(kept("turned"), floats)
-    found = MappedCheckpoint(stored, WeightMap(experts=turned(EXPERTS, FFN, HIDDEN)))
-    weight, whole = f"m.experts.{name}.weight", numbers()[name]
-    np.testing.assert_array_equal(found.read(weight), whole)
-    np.testing.assert_array_equal(found.stored(weight, slice(1, 3)), whole[1:])
 
 
 @pytest.mark.parametrize("way", ["each", "stacks", "fused"])

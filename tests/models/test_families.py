@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from math import prod
@@ -15,43 +14,24 @@ from corepipe.errors import UserError
 from corepipe.models import published, registry
 from corepipe.models.families import FAMILIES
 from corepipe.models.registry import computed_families
-from corepipe.neuron.axes import AxisKind, vocabulary
+from corepipe.neuron.axes import AxisKind
 from corepipe.neuron.compile.compiler import compile_graph, kv_bytes_per_token, state_bytes
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import (
-    AddEmbedding,
     AllReduce,
     Attention,
-    CrossAttention,
     ElementwiseActivation,
-    Experts,
     Function,
-    GatedActivation,
     LatentAttention,
-    LayerNorm,
-    Linear,
-    ScaleRows,
-    Scoring,
 )
-from corepipe.neuron.values import SOURCE, TOKENS, WANTED, OutputKind, WeightRole
+from corepipe.neuron.values import SOURCE, TOKENS, WANTED, OutputKind
 from tests.models.published_counts import COUNTS
 
 ENCODERS = {
-    *(
-        "albert",
-        "bert",
-        "camembert",
-        "deit",
-        "distilbert",
-        "electra",
-        "modernbert",
-        "mpnet",
-        "roberta",
-        "vit",
-        "xlm-roberta",
-    )
+    *("albert", "bert", "camembert", "deit", "distilbert", "electra"),
+    *("modernbert", "mpnet", "roberta", "vit", "xlm-roberta"),
 }
 NORMS_ACROSS_HEADS = {
     "bamba",
@@ -74,10 +54,6 @@ BIG = ("llama-3.1-405b", "bloom-176b", "falcon-180b", "deepseek-v3", "qwen3-235b
 @cache
 def graph(name: str) -> Graph:
     return registry.architecture(name).graph(FORMATS["bf16"])
-
-
-def kinds(name: str) -> Counter[type]:
-    return Counter(type(op) for op in graph(name).ops)
 
 
 @pytest.mark.parametrize(
@@ -112,29 +88,6 @@ def test_tensor_parallelism_divides_the_weights(name: str) -> None:
             assert max(parts) < prod(spec.shape)
 
 
-@pytest.mark.parametrize("name", ["olmo-2-7b", "olmoe-1b-7b"])
-def test_norms_across_heads_are_refused_under_tensor_parallelism(name: str) -> None:
-    with pytest.raises(UserError, match="normalises over all of q_heads; use --pipeline"):
-        compile_graph(graph(name), Placement(tensor=2))
-
-
-@pytest.mark.parametrize("name", ONE_OF_EACH.values())
-def test_graphs_hold_together(name: str) -> None:
-    """Ids, layers and the widths of matrices are consistent."""
-    built = graph(name)
-    assert [op.out.id for op in built.ops] == list(range(len(built.ops)))
-    assert {op.layer for op in built.ops} <= set(range(-1, built.num_layers + 1))
-    assert set(range(built.num_layers)) <= {op.layer for op in built.ops}
-    for op in built.ops:
-        if isinstance(op, Linear):
-            assert op.weight.shape == (op.out.width, op.x.width)
-            assert op.weight.axes == (op.out.axis, op.x.axis)
-        for spec in op.weights:
-            assert len(spec.shape) == len(spec.axes)
-            assert (len(spec.shape) == 1) <= (spec.role is WeightRole.VECTOR)
-    assert set(built.tied) <= {spec.name for spec in built.weights()}
-
-
 def test_every_family_has_a_published_model() -> None:
     assert set(FAMILIES) - set(ONE_OF_EACH) == {
         *("gemma3", "llama4"),  # multimodal models; their text models are listed
@@ -164,11 +117,6 @@ def test_a_pooler_gives_one_row_a_sequence() -> None:
     assert outputs == {"bert-base": [every, pooled], "distilbert-base": [every], "vit-base": [pooled]}
 
 
-def test_a_masked_language_model_has_logits_of_every_token() -> None:
-    logits = graph("xlm-roberta-base-mlm").logits
-    assert (logits.axis, logits.rows) == (vocabulary(250002), TOKENS)
-
-
 @pytest.mark.parametrize(
     ("name", "per_layer"),
     [
@@ -183,21 +131,6 @@ def test_blocks_side_by_side_share_an_all_reduce(name: str, per_layer: int) -> N
     reduces = [op for op in rank.ops if isinstance(op, AllReduce)]
     assert len(reduces) == per_layer * built.num_layers
     assert {op.out.axis.kind for op in reduces} == {AxisKind.HIDDEN}
-
-
-def test_experts_are_cut_in_their_middle() -> None:
-    rank = compile_graph(graph("qwen3-30b-a3b"), Placement(tensor=8))[5]
-    experts = [op for op in rank.ops if isinstance(op, Experts)]
-    assert len(experts) == 48
-    assert {(op.experts, op.top_k, op.ffn, op.out.width) for op in experts} == {(128, 8, 96, 2048)}
-    assert rank.shards[experts[0].gate.name].shape == (128, 96, 2048)
-    assert rank.shards[experts[0].down.name].shape == (128, 2048, 96)
-
-
-def test_gpt_oss_adds_the_experts_bias_once() -> None:
-    ranks = compile_graph(graph("gpt-oss-20b"), Placement(tensor=2))
-    counts = [len(next(op for op in rank.ops if isinstance(op, Experts)).biases) for rank in ranks]
-    assert counts == [3, 2]
 
 
 @pytest.mark.parametrize("tensor", [1, 8])
@@ -223,32 +156,6 @@ def test_latents_that_are_too_wide_are_timed_alone(tmp_path: Path) -> None:
     )
 
 
-def test_deepseek_s_routers_are_as_transformers_has_them_where_a_config_says_nothing() -> None:
-    for name, want in (
-        ("deepseek-v2-lite", (Scoring.OF_ALL, None, None, None)),
-        ("deepseek-v3", (Scoring.SIGMOID_SHARES, (8, 4), 2.5, (256,))),
-    ):
-        op = next(op for op in graph(name).ops if isinstance(op, Experts))
-        correction = None if op.correction is None else op.correction.shape
-        assert (op.scoring, op.groups, op.factor, correction) == want
-
-
-def test_deepseek_s_first_layers_are_dense() -> None:
-    sparse = [op.layer for op in graph("deepseek-v3").ops if isinstance(op, Experts)]
-    assert sparse == list(range(3, 61))
-    assert [op.layer for op in graph("llama-4-maverick").ops if isinstance(op, Experts)] == [*range(1, 48, 2)]
-
-
-def test_t5_reads_its_source_once() -> None:
-    built = graph("t5-small")
-    assert {op.out.rows for op in built.ops if op.layer < 6} == {SOURCE}
-    keys = {op.k.rows for op in built.ops if isinstance(op, CrossAttention)}
-    assert (built.causal, built.num_layers, keys) == (True, 12, {SOURCE})
-    assert kinds("t5-small")[CrossAttention] == 6
-    (program,) = compile_graph(built, Placement())
-    assert kv_bytes_per_token(program) == 2 * 6 * 2 * 512 * 2  # for itself and the source
-
-
 @pytest.mark.parametrize("tensor", [1, 2, 8])
 def test_sinks_are_cut_with_the_heads(tensor: int) -> None:
     ranks = compile_graph(graph("gpt-oss-20b"), Placement(tensor=tensor))
@@ -257,47 +164,6 @@ def test_sinks_are_cut_with_the_heads(tensor: int) -> None:
         (attention, *_) = (op for op in rank.ops if isinstance(op, Attention))
         assert rank.shards[attention.sinks.name].axes[1].ranges == ((rank.rank * heads, heads),)
         assert attention.heads.heads == heads
-
-
-def test_what_tells_families_apart() -> None:
-    """Norms, functions, positions and scores, a family each."""
-    assert (kinds("gpt2")[LayerNorm], kinds("gpt2")[AddEmbedding]) == (25, 1)
-    assert kinds("bert-base")[AddEmbedding] == 2
-    functions = {
-        name: {
-            op.function for op in graph(name).ops if isinstance(op, ElementwiseActivation | GatedActivation)
-        }
-        for name in ("opt-125m", "gpt2", "gemma-2b", "bloom-560m", "llama-3-8b")
-    }
-    assert functions == {
-        "opt-125m": {Function.RELU},
-        "gpt2": {Function.GELU_TANH},
-        "gemma-2b": {Function.GELU_TANH},
-        "bloom-560m": {Function.GELU_TANH},
-        "llama-3-8b": {Function.SILU},
-    }
-    attentions = {
-        name: next(op for op in graph(name).ops if isinstance(op, Attention))
-        for name in ("bloom-560m", "gemma-2-2b", "gpt-oss-20b", "gpt-neo-1.3b", "falcon-7b")
-    }
-    assert attentions["bloom-560m"].alibi
-    assert (attentions["gemma-2-2b"].softcap, attentions["gemma-2-2b"].window) == (50.0, 4096)
-    assert attentions["gpt-oss-20b"].sinks is not None
-    assert attentions["falcon-7b"].heads.kv_heads == 1
-    assert kinds("granite-3.1-8b")[ScaleRows] == 82
-
-
-def test_windows_alternate_as_published() -> None:
-    def windows(name: str) -> list[int | None]:
-        return [op.window for op in graph(name).ops if isinstance(op, Attention)]
-
-    assert windows("gemma-3-1b")[:7] == [512] * 5 + [None, 512]
-    assert windows("gemma-2-2b")[:3] == [4096, None, 4096]
-    assert windows("gpt-oss-20b")[:2] == [128, None]
-    assert windows("modernbert-base")[:4] == [None, 128, 128, None]
-    assert windows("gpt-neo-125m")[:2] == [None, 256]
-    assert windows("llama-4-scout")[:5] == [8192] * 3 + [None, 8192]
-    assert set(windows("mistral-7b-v0.3")) == {None}
 
 
 REQUIRED = {
@@ -339,18 +205,17 @@ def test_a_missing_key_is_named_as_the_config_spells_it(tmp_path: Path, family: 
     [
         ("albert-base", {"num_hidden_groups": 2}, "num_hidden_groups other than 1 is not supported"),
         ("bert-base", {"head": "qa"}, "head 'qa' is not supported"),
-        (
-            "command-r",
-            {"model_type": "cohere2", "use_qk_norm": True},
-            "use_qk_norm is not supported",
-        ),
+        ("bloom-560m", {"apply_residual_connection_post_layernorm": True}, "post_layernorm is not supported"),
+        ("command-r", {"model_type": "cohere2", "use_qk_norm": True}, "use_qk_norm is not supported"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is not supported"),
+        ("gemma-2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be an integer from 1 to 8"),
         ("modernbert-base", {"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported"),
         ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob is not supported"),
         (
             "deepseek-v2",
             {"topk_method": "noaux_tc"},
-            "topk_method 'noaux_tc' is not supported .known: greedy",
+            "'noaux_tc' is not supported .known: greedy",
         ),
         ("deepseek-v2", {"mlp_bias": True}, "mlp_bias is not supported"),
         ("deepseek-v2", {"qk_rope_head_dim": 63}, "qk_rope_head_dim .63. must be even"),
@@ -380,21 +245,7 @@ def test_a_family_is_computed_or_it_is_not() -> None:
         family = published.config(name)["model_type"]
         assert (graph(name).refusal() is None) is (family in COMPUTED), name
     assert "t5" not in COMPUTED
-    assert {"llama", "gpt2", "falcon", "gemma2", "bloom", "phi3"} <= COMPUTED
-    assert {
-        "dbrx",
-        "deepseek_v2",
-        "deepseek_v3",
-        "gpt_oss",
-        "granitemoehybrid",
-        "llama4",
-        "llama4_text",
-        "mixtral",
-        "olmoe",
-        "phimoe",
-        "qwen2_moe",
-        "qwen3_moe",
-    } <= COMPUTED
+    assert {"llama", "gpt2", "gemma2", "dbrx", "deepseek_v3", "granitemoehybrid", "llama4"} <= COMPUTED
     assert ENCODERS <= COMPUTED
 
 

@@ -101,13 +101,6 @@ def test_other_blocks_become_int8(tmp_path: Path) -> None:
             np.testing.assert_array_equal(stored, values)
 
 
-def test_plain_floats_are_read_as_they_are() -> None:
-    checkpoint = registry.load(TINY / "llama2").checkpoint
-    name = "model.layers.0.mlp.down_proj.weight"
-    np.testing.assert_array_equal(checkpoint.stored(name), checkpoint.read(name))
-    assert checkpoint.four_bits_as is None
-
-
 def test_a_file_of_four_bits_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is the same in a batch and alone."""
     monkeypatch.setenv("COREPIPE_CACHE", str(tmp_path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import ml_dtypes
@@ -127,26 +126,3 @@ def test_a_model_has_the_weights_of_its_floats(tmp_path: Path) -> None:
         one, other = (InMemoryWeights(graph, model.checkpoint.read) for model in (plain, packed))
         for spec in graph.weights():
             np.testing.assert_array_equal(one[spec.name].data, other[spec.name].data, err_msg=spec.name)
-
-
-def test_rows_of_gate_and_up_take_turns(tmp_path: Path) -> None:
-    plain, packed = packed_model(tmp_path)
-    name = "model.layers.1.mlp.experts"
-    both = load_file(plain / "model.safetensors")[f"{name}.gate_up_proj"]
-    bias = load_file(plain / "model.safetensors")[f"{name}.gate_up_proj_bias"]
-    for checkpoint_ in (registry.load(path).checkpoint for path in (plain, packed)):
-        for start, part in enumerate(("gate_proj", "up_proj")):
-            wanted = both[:, :, start::2].swapaxes(1, 2)
-            np.testing.assert_array_equal(checkpoint_.read(f"{name}.{part}.weight"), wanted)
-            np.testing.assert_array_equal(checkpoint_.read(f"{name}.{part}.weight", slice(3, 5)), wanted[3:5])
-            np.testing.assert_array_equal(checkpoint_.read(f"{name}.{part}.bias"), bias[:, start::2])
-
-
-def test_shapes_that_contradict_the_configuration_are_refused(tmp_path: Path) -> None:
-    _, packed = packed_model(tmp_path)
-    config = json.loads((packed / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
-    model = registry.load(packed)
-    why = "gate_up_proj_blocks has shape [7, 256, 96], but the model's configuration asks for [7, 192, 96]"
-    with pytest.raises(UserError, match=re.escape(why)):
-        model.check(model.graph(FORMATS["bf16"], 64))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -125,7 +124,7 @@ def test_what_is_not_a_number_is_damage(tmp_path: Path) -> None:
             checkpoint(tmp_path / "m.safetensors", FP8).read("m.weight")
 
 
-def quantised_model(folder: Path, spoil: Callable[[dict], None] = lambda _: None) -> Path:
+def quantised_model(folder: Path) -> Path:
     """Writes the tiny llama2 in int8 with a scale a channel, as in llm-compressor's W8A8."""
     shutil.copytree(TINY / "llama2", folder)
     original = registry.load(TINY / "llama2").checkpoint
@@ -138,7 +137,6 @@ def quantised_model(folder: Path, spoil: Callable[[dict], None] = lambda _: None
             tensors[f"{name}_scale"] = scale
         else:
             tensors[name] = values
-    spoil(tensors)
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = made("int-channel")[1]
@@ -318,14 +316,4 @@ def test_quantised_weights_without_a_configuration_are_refused_before_they_are_r
     (folder / "config.json").write_text(json.dumps(config))
     model = registry.load(folder)
     with pytest.raises(UserError, match=r"model\.safetensors: tensor model\.layers\.0\..* is I8; known: F32"):
-        model.check(model.graph(FORMATS["int8"]))
-
-
-def test_a_matrix_of_another_shape_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    def spoil(tensors: dict) -> None:
-        name = "model.layers.0.mlp.down_proj.weight"
-        tensors[name] = tensors[name][:, :-1].copy()
-
-    model = registry.load(quantised_model(tmp_path / "m", spoil))
-    with pytest.raises(UserError, match=r"tensor model\.layers\.0\.mlp\.down_proj\.weight has shape"):
         model.check(model.graph(FORMATS["int8"]))

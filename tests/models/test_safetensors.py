@@ -42,13 +42,6 @@ def test_values_are_widened_exactly(tmp_path: Path, dtype: type) -> None:
     np.testing.assert_array_equal(got, values.astype(np.float32))
 
 
-def test_shards_are_found_through_the_index() -> None:
-    checkpoint = SafetensorsCheckpoint(TINY / "tinyllama")
-    files = {checkpoint.file(name).name for name in checkpoint.names()}
-    assert len(files) > 1
-    assert checkpoint.read("lm_head.weight").shape == checkpoint.shape("lm_head.weight")
-
-
 def test_other_dtypes_are_refused_only_when_read(tmp_path: Path) -> None:
     save_file({"a": np.zeros(3, np.int64), "b": np.ones(2, np.float32)}, tmp_path / "model.safetensors")
     checkpoint = SafetensorsCheckpoint(tmp_path)
@@ -195,25 +188,6 @@ def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
     assert SafetensorsCheckpoint(tmp_path / "model.safetensors").fingerprint == first
     os.utime(tmp_path / "model.safetensors", ns=(1, 1))
     assert SafetensorsCheckpoint(tmp_path).fingerprint != first
-
-
-def test_the_graph_is_compared_with_the_header_before_anything_is_read(tmp_path: Path) -> None:
-    for file in ("config.json", "model.safetensors"):
-        (tmp_path / file).write_bytes((TINY / "llama2" / file).read_bytes())
-    model = registry.load(tmp_path)
-    graph = model.graph(FORMATS["int8"])
-    model.check(graph)
-    tensors = {name: model.checkpoint.read(name) for name in model.checkpoint.names()}
-    wrong = {**tensors, "model.norm.weight": np.ones(5, np.float32)}
-    save_file(wrong, tmp_path / "model.safetensors")
-    with pytest.raises(
-        UserError, match=r"model.safetensors: tensor model.norm.weight has shape \[5\], .*\[48\]"
-    ):
-        registry.load(tmp_path).check(graph)
-    del tensors["model.norm.weight"]
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"tensor model\.norm\.weight is missing"):
-        registry.load(tmp_path).check(graph)
 
 
 def test_a_whole_file_goes_before_an_index(tmp_path: Path) -> None:

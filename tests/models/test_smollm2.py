@@ -10,8 +10,8 @@ import pytest
 from corepipe.models import hub, registry
 from corepipe.models.registry import Model
 from corepipe.neuron.formats import FORMATS
-from tests.models import interpreter
 from tests.parity import real
+from tests.parity.evaluate import Evaluator
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,6 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
     positions = [p for p in real.LOGIT_POSITIONS if p < 8]
     text = real.PERPLEXITY_TEXT.read_text(encoding="utf-8")
     tokens = model.tokenizer().encode(text)[: max(positions) + 1]
-    got = interpreter.logits(model.graph(FORMATS["fp32"]), model.checkpoint.read, tokens)[positions]
+    got = Evaluator(model, "fp32", len(tokens), "reference").logits(tokens)[positions]
     expected = np.load(real.GOLDEN / "logits.npz")["logits"][: len(positions)].astype(np.float32)
     np.testing.assert_allclose(got, expected, atol=0.02)

@@ -22,6 +22,7 @@ from corepipe.neuron.numerics.int4 import Int4, Int8, Stored, taken
 from corepipe.neuron.values import WeightRole
 from tests.models import ggufs
 from tests.models.test_four_bits import packed_model
+from tests.models.test_mxfp4 import packed_model as mxfp4_model
 from tests.parity import expected
 from tests.parity.families import TINY
 
@@ -49,6 +50,8 @@ MODELS = [
     pytest.param(family, "phi3", id="in turn"),
     pytest.param(family, "gptj", id="pairs"),
     pytest.param(family, "gemma", id="gains less one"),
+    pytest.param(family, "gpt_oss", id="columns of two matrices in turn"),
+    pytest.param(lambda folder, _: registry.load(mxfp4_model(folder)[1]), None, id="MXFP4"),
     pytest.param(gguf_file, Type.F16, id="GGUF, pairs"),
     pytest.param(gguf_file, Type.Q4_1, id="GGUF of four bits, pairs"),
     pytest.param(gguf_file, Type.Q8_0, id="GGUF of eight bits, pairs"),

@@ -25,13 +25,6 @@ def tokenizer() -> Tokenizer:
     return registry.load(TINY / "smollm2").tokenizer()
 
 
-def test_the_facts_of_a_tokenizer(tokenizer: Tokenizer) -> None:
-    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_ids) == (VOCAB, 1, {2})
-    assert tokenizer.has_chat_template
-    assert tokenizer.encode("<|im_start|>user")[0] == 1
-    assert tokenizer.encode("") == []
-
-
 @settings(max_examples=150, deadline=None)
 @given(text=st.text(max_size=40))
 def test_round_trips(tokenizer: Tokenizer, text: str) -> None:
@@ -62,14 +55,6 @@ def test_what_cannot_be_encoded_or_decoded_is_a_user_error(tokenizer: Tokenizer)
             tokenizer.decode(ids)
 
 
-def test_a_chat_becomes_text(tokenizer: Tokenizer) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    with_prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.apply_chat_template(messages) == with_prompt
-    without = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
-    assert without == "<|im_start|>user\nhi<|im_end|>\n"
-
-
 def test_bos_is_added_where_the_tokenizer_says_so(tmp_path: Path) -> None:
     """The config's `add_bos_token` is for directories without tokenizer.json, as in transformers."""
     backend = registry.load(TINY / "llama2").tokenizer().backend
@@ -91,13 +76,6 @@ def test_a_jinja_file_goes_before_the_config(tmp_path: Path) -> None:
     tokenizer = from_directory(tmp_path / "m", eos_ids=(7,))
     assert tokenizer.apply_chat_template([{}, {}]) == "<|im_start|>2<|eot_id|>"
     assert tokenizer.eos_ids == {2, 3, 7}
-
-
-def test_named_templates_use_the_default_one(tmp_path: Path) -> None:
-    shutil.copy(TINY / "llama2" / "tokenizer.json", tmp_path)
-    named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert from_directory(tmp_path).apply_chat_template([]) == "d"
 
 
 def test_another_template_can_be_put_in(tokenizer: Tokenizer) -> None:
@@ -174,17 +152,6 @@ def test_a_tokenizer_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(UserError, match="has no vocabulary"):
         from_directory(tmp_path)
-
-
-def test_a_vocabulary_and_its_merges_are_enough(tmp_path: Path) -> None:
-    model = shutil.copytree(TINY / "qwen2", tmp_path / "model")
-    described = json.loads((model / "tokenizer.json").read_text())["model"]
-    (model / "vocab.json").write_text(json.dumps(described["vocab"]))
-    (model / "merges.txt").write_text("\n".join(" ".join(pair) for pair in described["merges"]))
-    (model / "tokenizer.json").unlink()
-    made = from_directory(model).encode("Hello there, 123")
-    assert made
-    assert from_directory(model).decode(made) == "Hello there, 123"
 
 
 def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:

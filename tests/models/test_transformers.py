@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -12,6 +13,7 @@ from corepipe.models import registry
 from tests.parity import encoder_cases
 from tests.parity import expected as answers
 from tests.parity.evaluate import Evaluator
+from tests.parity.families import FAMILIES, TinyFamily
 
 MODELS = answers.names()
 LIMIT = 24 * 1024
@@ -28,6 +30,15 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, executor:
     verdict = answers.judge(evaluator.logits(expected.prompt), expected)
     evaluator.close()
     assert verdict.good, verdict
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_rotary_frequencies_are_those_of_transformers(family: TinyFamily) -> None:
+    config = registry.load(family.path).config
+    golden = np.load(family.path / "golden.npz")
+    spec = config.rope.spec(config.heads.head_dim)
+    np.testing.assert_array_max_ulp(np.array(spec.inv_freq, np.float32), golden["inv_freq"], maxulp=1)
+    assert spec.attention_factor == pytest.approx(float(golden["attention_factor"]), rel=1e-6)
 
 
 def test_a_text_among_others_is_that_of_its_own_family(tmp_path: Path) -> None:

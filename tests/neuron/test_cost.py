@@ -7,13 +7,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from device_graphs import LLAMA_70B, SMOLLM2, TINY, Sizes, experts, llama, pipeline, whole, with_all_reduce
+from device_graphs import LLAMA_70B, SMOLLM2, TINY, experts, llama, pipeline, whole, with_all_reduce
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import Features
 
 from corepipe.models.registry import architecture
 from corepipe.neuron.axes import HeadLayout, hidden
-from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.constants import IDEAL, Constants
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.hardware import GIB
@@ -22,7 +23,7 @@ from corepipe.neuron.compile.compiler import compile_for_timing, compile_graph
 from corepipe.neuron.compile.placement import Placement, cut_layers
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.ops import AllReduce, Attention, ExpertRange, GatherSlots, Linear, Op
+from corepipe.neuron.ops import AllReduce, Attention, ExpertRange, GatherSlots, Linear
 from corepipe.neuron.ops.costs import matrix_cost
 from corepipe.neuron.timing.balance import stage_weights
 from corepipe.neuron.timing.cost import (
@@ -31,7 +32,6 @@ from corepipe.neuron.timing.cost import (
     CostModel,
     LimitingResource,
     StepShape,
-    dollars_per_million_tokens,
 )
 from corepipe.neuron.values import TOKENS
 
@@ -53,27 +53,21 @@ def test_shape_of_chunks():
     assert StepShape.of([(99, 1)] * 3, 3) == StepShape.decode(3, 100)
 
 
-def test_decode_of_one_token_reads_the_weights():
-    """135M weights of bf16 at the memory's speed, and little else."""
+@pytest.mark.parametrize(
+    ("shape", "bound", "least"),
+    [
+        (StepShape.decode(1, 1), LimitingResource.WEIGHTS, 2 * (30 * 3_538_944 + 49152 * 576) / SHARE),
+        (StepShape.of([(0, 2048)], 1), LimitingResource.COMPUTE, 2 * 30 * 3_538_944 * 2048 / 92e12),
+        (StepShape.decode(64, 8000), LimitingResource.KV, 64 * 8000 * 23_040 / SHARE),
+    ],
+    ids=["one token", "a long prompt", "many long contexts"],
+)
+def test_what_bounds_a_step(shape, bound, least):
+    """135M weights of bf16 at the memory's speed, the arithmetic, or keys and values; and little else."""
     model = CostModel(whole(llama()), instance("inf2.xlarge"), ASYNC, constants=IDEAL)
-    shape = StepShape.decode(1, 1)
-    weights = 2 * (30 * 3_538_944 + 49152 * 576) / SHARE
-    assert weights < model.seconds(0, shape) < 1.1 * weights
-    assert model.explain(0, shape).bottleneck is LimitingResource.WEIGHTS
-
-
-def test_a_long_prompt_is_bound_by_arithmetic():
-    model = CostModel(whole(llama()), instance("inf2.xlarge"), ASYNC)
-    shape = StepShape.of([(0, 2048)], 1)
-    assert model.explain(0, shape).bottleneck is LimitingResource.COMPUTE
-    assert model.seconds(0, shape) > 2 * 30 * 3_538_944 * 2048 / 92e12
-
-
-def test_many_long_contexts_are_bound_by_kv():
-    model = CostModel(whole(llama()), instance("inf2.xlarge"), ASYNC)
-    shape = StepShape.decode(64, 8000)
-    assert model.explain(0, shape).bottleneck is LimitingResource.KV
-    assert model.seconds(0, shape) > 64 * 8000 * 23_040 / SHARE
+    assert model.explain(0, shape).bottleneck is bound
+    assert model.seconds(0, shape) > least
+    assert bound is not LimitingResource.WEIGHTS or model.seconds(0, shape) < 1.1 * least
 
 
 def test_collectives_can_be_the_bottleneck():
@@ -106,11 +100,13 @@ def test_a_collective_has_a_floor():
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("machine", INSTANCES, ids=lambda i: i.name)
-def test_the_table_agrees_with_the_ops(machine, fmt):
+@pytest.mark.parametrize(
+    "name", ["inf1.xlarge", "inf2.48xlarge", "trn1.2xlarge", "trn2.3xlarge", "trn3.48xlarge"]
+)
+def test_the_table_agrees_with_the_ops(name, fmt):
     """`explain` adds the Ops one by one, `seconds` looks them up."""
     model = CostModel(
-        whole(llama(Sizes(3, 576, SMOLLM2.heads, 1536, 49152, window=100), fmt)), machine, ASYNC
+        whole(llama(Features(3, 576, SMOLLM2.heads, 1536, 49152, window=100), fmt)), instance(name), ASYNC
     )
     for shape in (
         StepShape.decode(1, 300),
@@ -135,22 +131,6 @@ def test_more_work_is_never_faster(a, b):
     )
     assert model.seconds(0, both) >= max(model.seconds(0, a), model.seconds(0, b)) > 0
     assert model.seconds(0, both) == pytest.approx(model.explain(0, both).total, rel=1e-9)
-
-
-@settings(max_examples=60, deadline=None)
-@given(SHAPES, st.floats(1, 8))
-def test_more_bandwidth_is_never_slower(shape, factor):
-    slow = instance("trn1.32xlarge")
-    chip = replace(
-        slow.chip,
-        memory_bytes_per_second=slow.chip.memory_bytes_per_second * factor,
-        core=replace(slow.chip.core, dma_bytes_per_second=None),
-    )
-    fast = replace(slow, chip=chip, link_bytes_per_second=slow.link_bytes_per_second * factor)
-    programs = pipeline(llama(TINY), 4)
-    a, b = CostModel(programs, slow, ASYNC), CostModel(programs, fast, ASYNC)
-    assert b.latency(shape) <= a.latency(shape)
-    assert b.stage_seconds(shape) <= a.stage_seconds(shape)
 
 
 @settings(max_examples=40, deadline=None)
@@ -213,11 +193,6 @@ def test_bandwidth_is_shared_by_those_that_still_read():
     assert sharing_of(0.0, [4.0, 0.0]) == 2
 
 
-def test_no_other_chip_keeps_weights():
-    model = CostModel(pipeline(llama(TINY), 8), INF2, ASYNC)
-    assert model.explain(1, StepShape.decode(1, 1)).seconds[LimitingResource.WEIGHTS] > 0
-
-
 def test_stages_and_transfers():
     programs = pipeline(llama(), 3)
     model = CostModel(programs, INF2, ASYNC, constants=IDEAL)
@@ -249,17 +224,6 @@ def test_a_window_bounds_attention():
     assert a.seconds(0, StepShape.decode(4, 60)) == b.seconds(0, StepShape.decode(4, 60))
     assert a.seconds(0, StepShape.decode(4, 6000)) < b.seconds(0, StepShape.decode(4, 6000))
     assert a.seconds(0, StepShape.decode(4, 6000)) == a.seconds(0, StepShape.decode(4, 9000))
-
-
-@pytest.mark.parametrize("placement", [Placement(2, 2), Placement(1, 3), Placement(4, 4)])
-def test_compiled_programs_are_covered(placement):
-    model = CostModel(compile_graph(llama(), placement), INF2, ASYNC)
-    shape = StepShape.decode(16, 400)
-    assert (model.stages, model.tensor) == (placement.pipeline, placement.tensor)
-    for core in range(placement.cores):
-        parts = model.explain(core, shape)
-        assert model.seconds(core, shape) == pytest.approx(parts.total, rel=1e-9)
-        assert parts.seconds[LimitingResource.COLLECTIVES] > 0
 
 
 def test_a_stage_is_as_slow_as_its_slowest_rank():
@@ -347,39 +311,15 @@ def test_too_many_cores_are_refused():
         CostModel(pipeline(llama(TINY), 4), instance("inf2.xlarge"), ASYNC)
 
 
-def test_an_unknown_op_has_no_cost():
-    rates = core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
-    with pytest.raises(NotImplementedError, match="Op has no cost"):
-        Op(0, llama(TINY).ops[0].out).cost(FORMATS["bf16"], rates)
-
-
-def test_every_op_of_a_step_costs_time():
-    rates = core_rates(INF2, FORMATS["bf16"], (0, 1), sharing=1, read_share=1.0)
-    for op in llama(TINY).ops:
-        assert op.cost(FORMATS["bf16"], rates).engines(StepShape.decode(1, 5)).seconds > 0
-
-
 def test_link_of_cores_on_one_chip_is_its_memory():
     assert link(INF2, (0, 1), 5e9).bytes_per_second == 5e9
     assert link(INF2, (0, 2), 5e9).bytes_per_second == 192 * GIB
 
 
-def test_dollars():
-    assert dollars_per_million_tokens(3.6, 1000) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="positive"):
-        dollars_per_million_tokens(1.0, 0)
-
-
-def test_profiles_name_their_sources():
-    sync, overlapped, ideal = (PROFILES[name].host_seconds for name in ("sync", "async", "ideal"))
-    assert sync > overlapped > ideal == 0
-    assert all(p.source and p.name == name for name, p in PROFILES.items())
-
-
 def test_width_of_a_value_is_what_counts():
     """Local widths decide, so a tensor rank's Program is timed by its own part."""
     graph, rates = llama(TINY), core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
-    linear = next(op for op in graph.ops if op.weights and op.weights[0].name.startswith("linear"))
+    linear = next(op for op in graph.ops if isinstance(op, Linear))
     half = replace(
         linear, out=linear.out._replace(axis=linear.out.axis._replace(width=linear.out.width // 2))
     )
@@ -474,7 +414,7 @@ def test_more_cores_for_experts_never_slow_a_cores_own_work(tensor, pipeline):
         assert times[0] > times[1] > times[2]
 
 
-WIDE = Sizes(4, 4100, HeadLayout(32, 8, 128), 11030, 50000)
+WIDE = Features(4, 4100, HeadLayout(32, 8, 128), 11030, 50000)
 """A width that can grow by a hundredth without a further tile."""
 
 
@@ -594,11 +534,11 @@ def test_guesses_are_rows_of_a_decode_step_and_no_prompt(profile, context):
     guessed = StepShape.of([(context - 1, 5)] * 8, 40, each=5)
     some = StepShape.of([(context - 1, 5)] * 2 + [(context - 1, 1)] * 6, 16, each=5)
     assert guessed.decodes
-    assert model.padded(guessed).rows == model.padded(some).rows == 5 * model.padded(plain_shape(8)).rows
+    assert (
+        model.padded(guessed).rows
+        == model.padded(some).rows
+        == 5 * model.padded(StepShape.decode(8, 100)).rows
+    )
     assert model.padded(guessed).kv_tokens < 1.1 * model.padded(StepShape.decode(8, context + 4)).kv_tokens
     assert plain <= model.seconds(0, guessed) < 2.5 * plain
     assert StepShape.of([(context - 1, 1)] * 8, 8, each=1) == StepShape.decode(8, context)
-
-
-def plain_shape(sequences):
-    return StepShape.decode(sequences, 100)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from agreement import assert_near, kernels, run, twin
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import BLOCK_SIZE, BLOCKS, Chunk, Features, build, read_weights, step_inputs
+from strategies import BLOCKS, Chunk, Features, build, read_weights, step_inputs
 
 from corepipe.errors import UserError
-from corepipe.kernels import native, packing
+from corepipe.kernels import packing
 from corepipe.neuron.axes import columns, vocabulary
-from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS, DType
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host import packed_int4
-from corepipe.neuron.host.executor import NativeExecutor
-from corepipe.neuron.host.reference import ReferenceExecutor
 from corepipe.neuron.host.weights import InMemoryWeights, pack
 from corepipe.neuron.numerics import int4
 from corepipe.neuron.numerics.arithmetic import quantize_activations, quantize_weight
@@ -225,19 +224,14 @@ def mixed(graph: Graph) -> dict[str, Stored]:
 
 
 @pytest.mark.parametrize("placement", [Placement(), Placement(pipeline=2), Placement(tensor=2)])
-def test_matrices_of_a_layer_may_differ_in_grids(placement: Placement) -> None:
+def test_matrices_of_a_layer_may_differ_in_grids(pool: Any, placement: Placement) -> None:
     graph = build(Features(layers=2), "int4-weights")
     weights, inputs = mixed(graph), step_inputs(graph, [Chunk(0, 0, 9), Chunk(3, 0, 4)])
-    programs, pool = compile_graph(graph, placement), native().Pool(2)
-    memory = InMemoryWeights(graph, weights.__getitem__)
+    read, memory = weights.__getitem__, InMemoryWeights(graph, weights.__getitem__)
     kinds = {memory[spec.name].kind for spec in graph.weights() if spec.role is WeightRole.MATRIX}
     assert kinds >= {"int8", "int4g32m", "int4g64z", "int4g32"}
-    executor = NativeExecutor(programs, memory, BLOCKS, BLOCK_SIZE, 64, pool)
-    got = executor.wait(executor.submit(inputs, None)).values
-    pool.close()
-    expected = ReferenceExecutor(programs, weights.__getitem__, BLOCKS, BLOCK_SIZE).values(inputs)
-    assert got is not None
-    assert np.abs(got - expected).max() <= 8 / 127 * np.abs(expected).max()
+    got = run(kernels(graph, read, pool, placement, blocks=BLOCKS, rows=64), inputs)
+    assert_near(got, twin(graph, read, placement, blocks=BLOCKS).values(inputs), "int4-weights")
 
 
 def test_a_device_is_taken_to_hold_what_is_computed() -> None:

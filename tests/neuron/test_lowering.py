@@ -249,15 +249,6 @@ def attention_ops(**changes: object) -> list[Op]:
     return [q, k, v, named["q"], named["k"], named["attention"]]  # type: ignore[list-item]
 
 
-def test_rotations_go_into_the_attention():
-    assert kinds(lower((START, *attention_ops(), LAST))) == [
-        TokenEmbedding,
-        FusedLinear,
-        FusedAttention,
-        SelectRows,
-    ]
-
-
 def test_of_the_last_attention_wanted_rows_alone_are_computed():
     """In all families only the selection of rows reads its result and x."""
     first = norm(20, X)

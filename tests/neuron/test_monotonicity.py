@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from device_graphs import SMOLLM2, TINY, Sizes, llama, pipeline, whole
+from device_graphs import SMOLLM2, TINY, llama, pipeline, whole
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import Features
 
 from corepipe.neuron.chips.catalog import INSTANCES, instance
 from corepipe.neuron.chips.constants import IDEAL
@@ -34,7 +35,7 @@ LAYERS = st.integers(1, 6)
 SEQUENCES = st.integers(1, BATCH)
 CONTEXTS = st.integers(1, LONGEST)
 
-SIZES = Sizes(6, 1024, replace(SMOLLM2.heads, heads=16, kv_heads=8, head_dim=64), 4096, 32_000)
+SIZES = Features(6, 1024, replace(SMOLLM2.heads, heads=16, kv_heads=8, head_dim=64), 4096, 32_000)
 
 
 @st.composite
@@ -195,4 +196,6 @@ def test_dollars_for_a_million_tokens(price, tokens, factor):
     cost = dollars_per_million_tokens(price, tokens)
     assert cost * tokens * 3600 / 1e6 == pytest.approx(price)
     assert dollars_per_million_tokens(price * factor, tokens) >= cost
+    with pytest.raises(ValueError, match="positive"):
+        dollars_per_million_tokens(price, 0)
     assert dollars_per_million_tokens(price, tokens * factor) <= cost

@@ -20,7 +20,7 @@ from corepipe.neuron.chips.native_plugin import (
     takes_flash,
 )
 from corepipe.neuron.chips.padding import pad
-from corepipe.neuron.chips.profiles import PROFILES, AttentionKernel, RuntimeProfile, SamplingLocation
+from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.memory import CoreMemory, blocks_that_fit
 from corepipe.neuron.compile.placement import Placement
@@ -35,12 +35,6 @@ TRN2 = instance("trn2.48xlarge")
 def chunked(tokens: int) -> RuntimeProfile:
     """Returns the profile with so many tokens per prefill step."""
     return replace(NATIVE, chunk=tokens)
-
-
-def test_the_profile_is_the_documented_one():
-    assert (NATIVE.policy, NATIVE.sampling) == ("segregated", SamplingLocation.DEVICE)
-    assert {NATIVE.attention.kernel_of(1, lnc) for lnc in (1, 2)} == {AttentionKernel.CAUSAL}
-    assert (NATIVE.asynchronous, NATIVE.batched_prefill, NATIVE.attention.expands_kv) == (True, False, False)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +129,6 @@ def test_the_budget_bounds_the_blocks():
     assert blocks_that_fit(core, 1, TRN2, KvBudget()) == int(0.27 * 24 * 8)
     full = (CoreMemory(weights=23 * GIB + GIB // 2, block=GIB // 8, buffers=0),)
     assert blocks_that_fit(full, 1, TRN2, KvBudget()) == 4  # less is left than the minimum of 1 GiB
-
-
-def test_keys_and_values_of_few_heads_are_copied_to_more_ranks():
-    """A model with 8 key/value heads on 32 ranks: each keeps a whole head."""
-    programs = compile_graph(llama(replace(LLAMA_70B, layers=1)), Placement(1, 32))
-    assert {layout.kv_heads for p in programs for layout in p.head_layouts} == {1}
 
 
 def test_a_rotation_is_part_of_the_attention_kernel():

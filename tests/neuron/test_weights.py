@@ -145,6 +145,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
 
     def read(name: str) -> np.ndarray:
         assert len(list(tmp_path.glob(f"{PARTIAL}*"))) == 2, "the one in use and our own"
+        assert not list(tmp_path.glob("*.packed")), "nothing has its name before it is whole"
         return source(name)
 
     packed = packed_weights(graph, Tensors(read), tmp_path)
@@ -154,17 +155,6 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
         Path(in_use.name).name,
     }
     in_use.close()
-
-
-def test_nothing_has_its_name_before_it_is_whole(tmp_path):
-    graph = build(FEATURES)
-    source = read_weights(graph)
-
-    def read(name: str) -> np.ndarray:
-        assert not list(tmp_path.glob("*.packed"))
-        return source(name)
-
-    assert packed_weights(graph, Tensors(read), tmp_path).path.suffix == ".packed"
 
 
 def test_two_that_pack_at_once_do_not_harm_each_other(tmp_path):
