@@ -37,10 +37,10 @@ from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host import packed_index
 from corepipe.serving.api.bodies.messages import plain_messages
-from corepipe.serving.api.bodies.protocol import parse
+from corepipe.serving.api.bodies.reading import parse
 from corepipe.serving.api.http.errors import ApiError
-from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
-from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
+from corepipe.serving.api.routes.chat import ChatRequest
+from corepipe.serving.api.routes.completions import CompletionRequest
 from corepipe.serving.api.routes.tokens import DetokenizeRequest, TokenizeRequest
 from fuzz.answers import response_template, stop_strings, tool_calls
 from fuzz.checks import check
@@ -197,14 +197,9 @@ def tokenizer_config(data: bytes) -> None:
 
 def request(data: bytes) -> None:
     """Checks that bodies of the API are accepted, or refused with a 4xx in OpenAI's form."""
-    for kind, neutral in (
-        (CompletionRequest, NEUTRAL_COMPLETION),
-        (ChatRequest, NEUTRAL_CHAT),
-        (TokenizeRequest, {}),
-        (DetokenizeRequest, {}),
-    ):
+    for kind in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
         try:
-            parsed = parse(data, kind, neutral)
+            parsed = parse(data, kind)
             if isinstance(parsed, CompletionRequest | ChatRequest):
                 parsed.check(VOCAB, 32)
             if isinstance(parsed, ChatRequest):

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from corepipe.serving.api.bodies.client_settings import SETTINGS
-from corepipe.serving.api.bodies.protocol import NESTED, Nested, Neutral
+from corepipe.serving.api.bodies.protocol import NESTED
+from corepipe.serving.api.bodies.reading import Body, Chosen, Nested
+from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.routes.route import Audience, Route
 from corepipe.serving.api.routes.table import ROUTES
 
@@ -46,13 +48,13 @@ def _listed(routes: Sequence[Route]) -> str:
 
 
 def _sections() -> Iterator[str]:
-    alike: dict[type[msgspec.Struct], list[Route]] = {}
+    alike: dict[type[Body], list[Route]] = {}
     for one in ROUTES:
         if one.request is not None:
             alike.setdefault(one.request, []).append(one)
     for request, routes in alike.items():
         paths = ", ".join(one.path for one in routes)
-        yield from _section(f"{routes[0].method} {paths}", request, routes[0].neutral)
+        yield from _section(f"{routes[0].method} {paths}", request, request.neutral)
     yield from _nested_sections(NESTED)
 
 
@@ -64,8 +66,9 @@ def _settings() -> Iterator[str]:
         yield f"| {names} | {_taken(one.takes)} | {places} | {effect}{one.why} | {one.clients} |\n"
 
 
-def _nested_sections(nested: Mapping[str, Nested], prefix: str = "") -> Iterator[str]:
+def _nested_sections(nested: Mapping[str, Nested | Chosen], prefix: str = "") -> Iterator[str]:
     for name, inner in nested.items():
+        assert isinstance(inner, Nested)
         yield from _section(prefix + name, inner.request, inner.neutral)
         yield from _nested_sections(inner.nested, f"{prefix}{name}.")
 

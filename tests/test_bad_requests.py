@@ -9,8 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
-from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
+from corepipe.serving.api.routes.chat import ChatRequest
+from corepipe.serving.api.routes.completions import CompletionRequest
 from tests.servers import TINY, Served, served
 
 COMPLETION = "/v1/completions"
@@ -20,7 +20,7 @@ GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
 }
 REQUESTS: dict[str, type[msgspec.Struct]] = {COMPLETION: CompletionRequest, CHAT: ChatRequest}
-NEUTRAL = {COMPLETION: NEUTRAL_COMPLETION, CHAT: NEUTRAL_CHAT}
+NEUTRAL = {COMPLETION: CompletionRequest.neutral, CHAT: ChatRequest.neutral}
 WRONG: tuple[object, ...] = (True, 1, -1, 0.5, 1e300, "x", [], ["x"], [[]], [None], {}, {"x": {}})
 CONTEXT = 256
 

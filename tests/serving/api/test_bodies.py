@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from corepipe.serving.api.bodies.messages import plain_messages
-from corepipe.serving.api.bodies.protocol import decode
-from corepipe.serving.api.bodies.whole_numbers import convert
+from corepipe.serving.api.bodies.reading import decode
+from corepipe.serving.api.bodies.values import convert
 from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.table import ROUTES
+from tests.serving.api.test_chat import plain
 from tests.serving.api.test_models import pair, several
 from tests.serving.api.test_protocol import chat, completion, refusal
 from tests.serving.http_support import FakeEngine, replaying, running, saying
@@ -182,7 +182,7 @@ def test_a_byte_order_mark_is_not_recorded(tmp_path: Path) -> None:
 
 def test_fields_without_effect_take_such_integers_too() -> None:
     call = {"index": 0.0, "function": {"name": "f", "arguments": "{}"}}
-    (turn,) = plain_messages([{"role": "assistant", "tool_calls": [call]}])
+    (turn,) = plain([{"role": "assistant", "tool_calls": [call]}])
     assert "index" not in turn["tool_calls"][0]
     with pytest.raises(ApiError, match="index"):
-        plain_messages([{"role": "assistant", "tool_calls": [call | {"index": 0.5}]}])
+        plain([{"role": "assistant", "tool_calls": [call | {"index": 0.5}]}])

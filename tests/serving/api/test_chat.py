@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from corepipe.serving.api.bodies.messages import joined_messages, plain_messages
+from corepipe.serving.api.bodies.messages import TemplateMessage, joined_messages, plain_messages
+from corepipe.serving.api.bodies.reading import read
 from corepipe.serving.api.http.errors import ApiError
+from corepipe.serving.api.routes.chat import ChatRequest
+
+
+def plain(messages: list[Any]) -> list[TemplateMessage]:
+    """Returns the messages of a body as templates take them."""
+    body, _ = read({"model": "tiny", "messages": messages}, ChatRequest, strict=False)
+    return plain_messages(body.messages)
 
 
 def test_parts_stay_parts_and_developers_are_the_system():
@@ -18,7 +28,7 @@ def test_parts_stay_parts_and_developers_are_the_system():
         },
         {"role": "assistant", "content": "", "refusal": None, "tool_calls": [], "annotations": []},
     ]
-    assert plain_messages(messages) == [
+    assert plain(messages) == [
         {"role": "system", "content": "be kind"},
         {**messages[1]},
         {"role": "assistant", "content": ""},
@@ -27,16 +37,16 @@ def test_parts_stay_parts_and_developers_are_the_system():
 
 def test_reasoning_goes_by_all_its_names():
     for name in ("reasoning", "reasoning_content"):
-        (plain,) = plain_messages([{"role": "assistant", "content": "a", name: "hm"}])
-        assert (plain["reasoning"], plain["reasoning_content"], plain["thinking"]) == ("hm", "hm", "hm")
+        (turn,) = plain([{"role": "assistant", "content": "a", name: "hm"}])
+        assert (turn["reasoning"], turn["reasoning_content"], turn["thinking"]) == ("hm", "hm", "hm")
 
 
 def test_what_litellm_adds_to_an_answer_may_come_back():
     kept = {"refusal": None, "annotations": []}
     message = {"role": "assistant", "content": "x", "provider_specific_fields": kept}
-    assert plain_messages([message]) == [{"role": "assistant", "content": "x"}]
+    assert plain([message]) == [{"role": "assistant", "content": "x"}]
     with pytest.raises(ApiError) as caught:
-        plain_messages([message | {"provider_specific_fields": "text"}])
+        plain([message | {"provider_specific_fields": "text"}])
     assert caught.value.param == "messages[0].provider_specific_fields"
 
 
@@ -50,7 +60,7 @@ def test_calls_and_their_results():
         {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "hm"},
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "5"}]},
     ]
-    first, second = plain_messages(messages)
+    first, second = plain(messages)
     assert (first["content"], first["reasoning"], first["reasoning_content"]) == ("", "hm", "hm")
     told = [one["function"]["arguments"] for one in first["tool_calls"]]
     assert told == [{"a": {"b": [1]}}, {}, "{broken", "[1]", deep]
@@ -92,13 +102,13 @@ def test_calls_and_their_results():
 )
 def test_what_is_not_text_is_refused(message, param):
     with pytest.raises(ApiError) as caught:
-        plain_messages([message])
+        plain([message])
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_no_messages():
     with pytest.raises(ApiError, match="empty"):
-        plain_messages([])
+        plain([])
 
 
 def test_messages_of_one_speaker_are_joined():

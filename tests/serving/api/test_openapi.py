@@ -10,7 +10,7 @@ import pytest
 from corepipe.engine.config import EngineConfig
 from corepipe.serving.api.answering import answers
 from corepipe.serving.api.app import create_app
-from corepipe.serving.api.bodies.protocol import parse
+from corepipe.serving.api.bodies.reading import parse
 from corepipe.serving.api.routes import chat, completions, info, probes, tokens
 from corepipe.serving.api.routes.openapi import document
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
@@ -146,4 +146,4 @@ def test_examples_are_what_is_asked_there(route):
     ((name, example),) = content["examples"].items()
     assert jsonschema.Draft202012Validator(request_schema(route.request.__name__)).is_valid(example["value"])
     assert example["value"] == {**route.example, **({"model": name} if name == MODEL else {})}
-    parse(json.dumps(example["value"]).encode(), route.request, route.neutral)
+    parse(json.dumps(example["value"]).encode(), route.request)

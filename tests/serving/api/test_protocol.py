@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 
 from corepipe.engine.params import NUMBERS
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.serving.api.bodies.protocol import check_complexity, decode, parse
+from corepipe.serving.api.bodies.reading import check_complexity, decode, parse
 from corepipe.serving.api.http.errors import ApiError
-from corepipe.serving.api.routes.chat import NEUTRAL_CHAT, ChatRequest
-from corepipe.serving.api.routes.completions import NEUTRAL_COMPLETION, CompletionRequest
+from corepipe.serving.api.routes.chat import ChatRequest
+from corepipe.serving.api.routes.completions import CompletionRequest
 
 COMPLETION = {"model": "m", "prompt": "hi"}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def completion(**fields):
-    return parse(json.dumps(COMPLETION | fields).encode(), CompletionRequest, NEUTRAL_COMPLETION)
+    return parse(json.dumps(COMPLETION | fields).encode(), CompletionRequest)
 
 
 def chat(**fields):
-    return parse(json.dumps(CHAT | fields).encode(), ChatRequest, NEUTRAL_CHAT)
+    return parse(json.dumps(CHAT | fields).encode(), ChatRequest)
 
 
 def refusal(ask, **fields):
@@ -63,7 +63,9 @@ def test_unknown_parameters_are_refused_by_name(name, value):
         assert len(error.message) <= 500
 
 
-@pytest.mark.parametrize(("ask", "neutral"), [(completion, NEUTRAL_COMPLETION), (chat, NEUTRAL_CHAT)])
+@pytest.mark.parametrize(
+    ("ask", "neutral"), [(completion, CompletionRequest.neutral), (chat, ChatRequest.neutral)]
+)
 def test_neutral_values_are_accepted_and_others_refused(ask, neutral):
     for name, accepted in neutral.items():
         ask(**{name: None})
@@ -112,7 +114,7 @@ def test_wrong_values_are_refused_with_their_field(ask, field, value):
 def test_missing_fields_are_named(field):
     body = json.dumps({k: v for k, v in COMPLETION.items() if k != field}).encode()
     with pytest.raises(ApiError) as caught:
-        parse(body, CompletionRequest, NEUTRAL_COMPLETION)
+        parse(body, CompletionRequest)
     assert (caught.value.param, caught.value.code) == (field, "missing_required_parameter")
 
 
@@ -121,7 +123,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-NAMES = sorted({*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *NEUTRAL_CHAT})
+NAMES = sorted({*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, *ChatRequest.neutral})
 
 
 def outcome(ask, fields):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import ClassVar, Generic, TypeVar
 
@@ -17,8 +17,9 @@ from corepipe.serving.api.answering.rendering import ChoiceShape, ChoicesRendere
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import TRACE
 from corepipe.serving.api.answering.token_details import NamedById, TokenTexts
-from corepipe.serving.api.bodies.client_settings import IGNORED, settle
-from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest, Neutral, decode, read
+from corepipe.serving.api.bodies.client_settings import IGNORED
+from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest
+from corepipe.serving.api.bodies.reading import decode, read
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.http.limits import read_body
 from corepipe.serving.api.http.tenants import tenant_of
@@ -30,20 +31,16 @@ R = TypeVar("R", bound=ModelRequest)
 B = TypeVar("B", bound=GenerationRequest)
 
 
-async def read_request(
-    service: Service, receive: Receive, request: type[R], neutral: Mapping[str, Neutral]
-) -> tuple[R, list[str]]:
+async def read_request(service: Service, receive: Receive, request: type[R]) -> tuple[R, list[str]]:
     """Reads the body of a request to a served model; returns it and the names of its fields without effect.
 
     Where one model is served, a body need not name it; for a strict server it must.
     Raises ApiError for a wrong field, and for a model that is not served.
     """
-    sent = await read_body(receive)
-    fields = decode(sent)
-    ignored = settle(fields, sent, request, strict=service.strict)
+    fields = decode(await read_body(receive))
     if not (service.strict or service.listed) and fields.get("model") is None:
         fields["model"] = service.names[0]
-    body = read(fields, request, neutral)
+    body, ignored = read(fields, request, strict=service.strict)
     service.require_model(body.model)
     return body, ignored
 
@@ -66,12 +63,11 @@ class Endpoint(ABC, Generic[B]):
     """An endpoint that generates text, as plain ASGI: request and response objects would cost more time than
     all the rest.
 
-    `request` is the type of bodies, `neutral` their fields without effect; the ids of answers begin with
-    `prefix`; traces name the endpoint by `operation`.
+    `request` is the type of bodies; the ids of answers begin with `prefix`; traces name the endpoint by
+    `operation`.
     """
 
     request: type[B]
-    neutral: Mapping[str, Neutral]
     prefix: ClassVar[str]
     operation: ClassVar[str]
 
@@ -97,7 +93,7 @@ class Endpoint(ABC, Generic[B]):
     async def prepare(self, scope: Scope, receive: Receive) -> GenerationJob:
         """Reads a request and prepares all that is computed for it.  Raises ApiError."""
         arrival, service = perf_counter(), self.service
-        body, ignored = await read_request(service, receive, self.request, self.neutral)
+        body, ignored = await read_request(service, receive, self.request)
         service.require_task(Task.GENERATE)
         service.require_ready()
         body.check(service.vocab_size, service.engine.max_num_seqs)

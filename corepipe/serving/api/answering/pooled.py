@@ -26,7 +26,8 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import TRACE, AnswerObserver, charged, followed
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.answering.truncation import Truncation
-from corepipe.serving.api.bodies.protocol import REQUEST_ID, ModelRequest, Neutral
+from corepipe.serving.api.bodies.protocol import REQUEST_ID, ModelRequest
+from corepipe.serving.api.bodies.values import Neutral, ShortText
 from corepipe.serving.api.http.errors import invalid, unavailable
 from corepipe.serving.api.http.tenants import Tenant, tenant_of
 from corepipe.serving.supervision.streams import OutputStream
@@ -38,7 +39,7 @@ SHARE = 4
 """One request takes at most this fraction of the queue: 1 / SHARE."""
 
 NEUTRAL_POOLED: Mapping[str, Neutral] = {
-    "user": Neutral(type=Annotated[str, Meta(max_length=512)]),
+    "user": Neutral(type=ShortText),
     "embed_dtype": Neutral(("float32",)),
     "endianness": Neutral(("native", "little")),
 }
@@ -48,6 +49,8 @@ JSON_HEADER = (b"content-type", b"application/json")
 
 class PooledRequest(ModelRequest, frozen=True, kw_only=True):
     """The fields that all pooled requests share.  Null stands for the default everywhere."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = NEUTRAL_POOLED
 
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=MAX_TOKENS)] | None,
@@ -271,7 +274,6 @@ class PooledEndpoint(ABC, Generic[B]):
     """An endpoint that generates nothing, as plain ASGI like `endpoint.Endpoint`; it does `tasks`."""
 
     request: type[ModelRequest]
-    neutral: Mapping[str, Neutral]
     prefix: ClassVar[str]
     operation: ClassVar[str]
     tasks: ClassVar[tuple[Task, ...]]
@@ -294,7 +296,7 @@ class PooledEndpoint(ABC, Generic[B]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival, service = perf_counter(), self.service
-        sent, ignored = await read_request(service, receive, self.request, self.neutral)
+        sent, ignored = await read_request(service, receive, self.request)
         body = self.converted(sent)
         service.require_task(*self.tasks)
         most = service.most_tokens

@@ -1,54 +1,43 @@
 """Settings of other servers that clients send and cannot leave out: a table of how each is handled here.
 
 A setting that changes no answer is accepted without effect, and named in the answer's header `IGNORED`; one
-that has another name here is read under that.  Any other value stays in the body, and `protocol` refuses it
+that has another name here is read under that.  Any other value stays in the body, and `reading` refuses it
 by name.  A strict server refuses them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
-import msgspec
 from msgspec import Meta
 
-from corepipe.serving.api.bodies.protocol import Neutral, ShortText
-from corepipe.serving.api.http.errors import ApiError, echo, invalid
+from corepipe.serving.api.bodies.values import Neutral, ShortText
 
 IGNORED = "x-corepipe-ignored"
 """The header of an answer that lists the paths of fields accepted without effect, separated by commas."""
 
 
 class SettingPlace(Enum):
-    """An object that may contain a setting: its path in a body, and the schemas of the API document that
-    describe it.  The body itself has an empty path."""
+    """An object that may contain a setting: in words, for docs/api.md, and the names of its types."""
 
-    CHAT = ("", "ChatRequest")
-    COMPLETION = ("", "CompletionRequest")
-    TEXTS = ("", "EmbeddingRequest", "PoolingRequest", "ClassifyRequest", "ScoreRequest", "RerankRequest")
-    STREAM_OPTIONS = ("stream_options.", "StreamOptions")
-    MESSAGE = ("messages[].", "Message", "AssistantMessage", "ToolMessage")
-    PART = ("messages[].content[].", "TextPart")
-    CALL = ("messages[].tool_calls[].", "MessageCall")
-    TOOL = ("tools[].", "Tool")
-    FUNCTION = ("tools[].function.", "FunctionDefinition")
+    CHAT = ("chats", "ChatRequest")
+    COMPLETION = ("completions", "CompletionRequest")
+    TEXTS = (
+        "vectors, ranks, classes",
+        *("EmbeddingRequest", "PoolingRequest", "ClassifyRequest", "ScoreRequest", "RerankRequest"),
+    )
+    STREAM_OPTIONS = ("`stream_options`", "StreamOptions")
+    MESSAGE = ("`messages[]`", "Message", "AssistantMessage", "ToolMessage")
+    PART = ("`messages[].content[]`", "TextPart")
+    CALL = ("`messages[].tool_calls[]`", "MessageCall")
+    TOOL = ("`tools[]`", "Tool")
+    FUNCTION = ("`tools[].function`", "FunctionDefinition")
 
-    def __init__(self, path: str, *schemas: str) -> None:
-        self.path = path
-        self.schemas = schemas
-        self.steps = tuple(path.replace("[]", ".[]").rstrip(".").split(".")) if path else ()
-
-    @property
-    def in_words(self) -> str:
-        """The place in words, for docs/api.md."""
-        words = {
-            SettingPlace.CHAT: "chats",
-            SettingPlace.COMPLETION: "completions",
-            SettingPlace.TEXTS: "vectors, ranks, classes",
-        }
-        return words.get(self, f"`{self.path.rstrip('.')}`")
+    def __init__(self, in_words: str, *types: str) -> None:
+        self.in_words = in_words
+        self.types = types
 
 
 class ClientSetting(NamedTuple):
@@ -71,13 +60,7 @@ class ClientSetting(NamedTuple):
 
 _GENERATION = (SettingPlace.CHAT, SettingPlace.COMPLETION)
 _EVERYWHERE = (*_GENERATION, SettingPlace.TEXTS)
-_MARKED = (
-    SettingPlace.MESSAGE,
-    SettingPlace.PART,
-    SettingPlace.CALL,
-    SettingPlace.TOOL,
-    SettingPlace.FUNCTION,
-)
+_MARKED = tuple(place for place in SettingPlace if place not in (*_EVERYWHERE, SettingPlace.STREAM_OPTIONS))
 
 _Flag = bool
 _Number = int | float
@@ -110,13 +93,7 @@ SETTINGS: Sequence[ClientSetting] = (
         "the prefix cache changes no answer, and keeps what fits",
         "openai and its Agents SDK, ai (npm), LiveKit, Unsloth Studio",
     ),
-    ClientSetting(
-        ("prompt_cache_options",),
-        Neutral(type=_Options),
-        _GENERATION,
-        "the same",
-        "openai",
-    ),
+    ClientSetting(("prompt_cache_options",), Neutral(type=_Options), _GENERATION, "the same", "openai"),
     ClientSetting(
         ("prompt_cache_breakpoint",),
         Neutral(type=_Options),
@@ -132,11 +109,7 @@ SETTINGS: Sequence[ClientSetting] = (
         "litellm, langchain, LibreChat, pi",
     ),
     ClientSetting(
-        ("cache_prompt",),
-        Neutral(type=_Flag),
-        _GENERATION,
-        "the same",
-        "clients of llama.cpp: SillyTavern",
+        ("cache_prompt",), Neutral(type=_Flag), _GENERATION, "the same", "clients of llama.cpp: SillyTavern"
     ),
     ClientSetting(
         ("id_slot",),
@@ -160,11 +133,7 @@ SETTINGS: Sequence[ClientSetting] = (
         "clients of Ollama: opencode, Open WebUI",
     ),
     ClientSetting(
-        ("ttl",),
-        Neutral(type=_Number),
-        _EVERYWHERE,
-        "the model stays loaded",
-        "clients of LM Studio",
+        ("ttl",), Neutral(type=_Number), _EVERYWHERE, "the model stays loaded", "clients of LM Studio"
     ),
     ClientSetting(
         ("stream_interval",),
@@ -217,13 +186,8 @@ SETTINGS: Sequence[ClientSetting] = (
     ),
     ClientSetting(
         (
-            "mirostat_tau",
-            "mirostat_eta",
-            "dynatemp_exponent",
-            "xtc_threshold",
-            "dry_base",
-            "dry_allowed_length",
-            "dry_penalty_last_n",
+            *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold"),
+            *("dry_base", "dry_allowed_length", "dry_penalty_last_n"),
         ),
         Neutral(type=_Number),
         _GENERATION,
@@ -297,90 +261,11 @@ SETTINGS: Sequence[ClientSetting] = (
     ),
 )
 
-SettingRows = Mapping[str, ClientSetting]
-
-_ROWS: Mapping[SettingPlace, SettingRows] = {
-    place: {
+SETTINGS_OF: Mapping[str, Mapping[str, ClientSetting]] = {
+    kind: {
         name: one for one in SETTINGS if place in one.places and not one.by_template for name in one.fields
     }
     for place in SettingPlace
+    for kind in place.types
 }
-_OF_BODIES: Mapping[str, SettingPlace] = {
-    schema: place for place in SettingPlace if not place.steps for schema in place.schemas
-}
-_MARKS = tuple(f'"{name}"'.encode() for name in {name for place in _MARKED for name in _ROWS[place]})
-"""Bytes of which a body has at least one if its messages or tools contain a setting."""
-
-
-def taken_by_schema() -> Mapping[str, Mapping[str, Neutral]]:
-    """Returns the accepted settings that are no parameters, by schema of the API document and field name."""
-    return {
-        schema: {name: row.takes for name, row in _ROWS[place].items() if row.read_as != name}
-        for place in SettingPlace
-        for schema in place.schemas
-    }
-
-
-def settle(
-    fields: dict[str, Any], body: bytes, request: type[msgspec.Struct], *, strict: bool = False
-) -> list[str]:
-    """Removes the settings of the table from the fields of a body, or puts them under their names here.
-
-    fields: the decoded `body`; changed in place.  Returns the names, with their paths, of settings without
-    effect.  Raises ApiError for two values of one setting, and on a strict server for every setting.
-    """
-    ignored: dict[str, None] = {}
-    own = _OF_BODIES.get(request.__name__)
-    if own is not None:
-        _settle(fields, own, ignored, strict)
-    if isinstance(options := fields.get("stream_options"), dict):
-        _settle(options, SettingPlace.STREAM_OPTIONS, ignored, strict)
-    if any(mark in body for mark in _MARKS):
-        for place in _MARKED:
-            for one in _objects(fields, place.steps):
-                _settle(one, place, ignored, strict)
-    return list(ignored)
-
-
-def _settle(fields: dict[str, Any], place: SettingPlace, ignored: dict[str, None], strict: bool) -> None:
-    rows = _ROWS[place]
-    for name in [name for name in fields if name in rows]:
-        row, value = rows[name], fields[name]
-        if value is not None and not row.takes.accepts(value):
-            continue
-        if strict:
-            if value is not None:
-                raise _refusal(row, name, place.path + name)
-        elif row.read_as != name:
-            del fields[name]
-            if row.read_as:
-                _rename(fields, name, row.read_as, value)
-            elif value is not None:
-                ignored[place.path + name] = None
-
-
-def _rename(fields: dict[str, Any], name: str, here: str, value: object) -> None:
-    if value is None:
-        return
-    if fields.get(here, value) not in (None, value):
-        raise invalid(f"{name} is another name of {here}, and has another value: send one of them.", name)
-    fields[here] = value
-
-
-def _objects(value: object, steps: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields the objects at the end of a path."""
-    if not steps:
-        if isinstance(value, dict):
-            yield value
-    elif steps[0] == "[]":
-        for one in value if isinstance(value, list) else ():
-            yield from _objects(one, steps[1:])
-    elif isinstance(value, dict):
-        yield from _objects(value.get(steps[0]), steps[1:])
-
-
-def _refusal(row: ClientSetting, name: str, where: str) -> ApiError:
-    """Returns the error of a strict server."""
-    hint = f"Use {row.read_as}" if row.read_as not in ("", name) else "Leave it out"
-    message = f"Unsupported value for parameter {echo(where)}. {hint}: this server is strict (--strict)."
-    return invalid(message, where, "unsupported_parameter")
+"""The settings of each type of object, by the type's name and the field's."""

@@ -4,16 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+from msgspec import Meta
 
 from corepipe.answers.chat_variables import begins_turn, checked_variables
-from corepipe.answers.parsing.tools import MAX_DEPTH, OfferedTools
+from corepipe.answers.parsing.tools import MAX_DEPTH, FunctionDefinition, OfferedTools, Tool
 from corepipe.models.text.content_form import text_of
-from corepipe.serving.api.bodies.protocol import Neutral, screen
-from corepipe.serving.api.http.errors import echo, invalid
+from corepipe.serving.api.bodies.reading import Chosen, Nested, explained
+from corepipe.serving.api.bodies.values import Neutral, convert
+from corepipe.serving.api.http.errors import ApiError, echo, invalid
 from corepipe.structured.schemas import deeper_than
+
+
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Called(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The function and the arguments of an assistant's call."""
+
+    name: str
+    arguments: str = ""
+    parsed_arguments: Any = None
+
+
+class MessageCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call of a function by the assistant."""
+
+    function: Called
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: int | None = None
+
+
+Content = str | Annotated[list[TextPart], Meta(min_length=1)]
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of a chat; developer messages count as system messages."""
+
+    role: Literal["system", "developer", "user"]
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of the assistant, perhaps without text."""
+
+    role: Literal["assistant"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageCall] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of a call."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+AnyMessage = Message | AssistantMessage | ToolMessage
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -21,12 +81,6 @@ ROLES: Mapping[str, str] = {
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
-}
-
-_HONOURED = ("role", "content", "name")
-_OF_ROLE: Mapping[str, tuple[str, ...]] = {
-    "assistant": ("tool_calls", "reasoning", "reasoning_content"),
-    "tool": ("tool_call_id",),
 }
 NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "refusal": Neutral(),
@@ -40,8 +94,35 @@ NEUTRAL_MESSAGE: Mapping[str, Neutral] = {
     "reasoning": Neutral(),
     "reasoning_content": Neutral(),
 }
-_NEUTRAL_CALL: Mapping[str, Neutral] = {"index": Neutral(type=int)}
-_NEUTRAL_FUNCTION: Mapping[str, Neutral] = {"parsed_arguments": Neutral(type=Any)}
+
+
+def _no_role(path: str, value: object) -> ApiError:
+    message = f"{path}.role must be one of {', '.join(ROLES)}, not {echo(value)}."
+    return invalid(message, f"{path}.role")
+
+
+def _no_text(path: str, value: object) -> ApiError:
+    message = f"{path}: unsupported content part of type {echo(value)}; this server reads text only."
+    return invalid(message, path, "unsupported_value")
+
+
+_PARTS = Chosen("type", {"text": Nested(TextPart)}, _no_text)
+_CALLS = Nested(MessageCall, nested={"function": Nested(Called)})
+_TYPES: Mapping[str, type[msgspec.Struct]] = {"assistant": AssistantMessage, "tool": ToolMessage}
+MESSAGES = Chosen(
+    "role",
+    {
+        role: Nested(_TYPES.get(role, Message), NEUTRAL_MESSAGE, {"content": _PARTS, "tool_calls": _CALLS})
+        for role in ROLES
+    },
+    _no_role,
+)
+"""The messages of a chat."""
+CHAT_OBJECTS: Mapping[str, Nested | Chosen] = {
+    "messages": MESSAGES,
+    "tools": Nested(Tool, nested={"function": Nested(FunctionDefinition, converted=True)}, converted=True),
+}
+"""The objects in a body that has a chat."""
 
 TemplateMessage = dict[str, Any]
 """A message in the form that chat templates take."""
@@ -122,14 +203,24 @@ class TemplateInput:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
-    """Returns messages with a text or text parts as content, and with the arguments of calls as objects.
+    """Returns the messages of a body that was read as templates take them: the arguments of calls as objects.
 
     A developer message becomes a system message; reasoning is set under all of its names.  Raises ApiError
-    for content that is not text, and for fields of a message that are not supported.
+    for a message that does not fit its type.
     """
     if not messages:
         raise invalid("messages must not be empty.", "messages", "invalid_value")
-    return [_plain(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_plain(_typed(message, f"messages[{index}]")) for index, message in enumerate(messages)]
+
+
+def _typed(message: Mapping[str, Any], path: str) -> AnyMessage:
+    try:
+        typed: AnyMessage = convert(message, MESSAGES.of(message, path).request)
+    except msgspec.ValidationError as error:
+        fault = explained(error, path)
+        fault.code = "invalid_value" if str(error).startswith("Invalid enum") else "invalid_type"
+        raise fault from None
+    return typed
 
 
 def joined_messages(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
@@ -139,7 +230,7 @@ def joined_messages(messages: Sequence[TemplateMessage]) -> list[TemplateMessage
     """
     turns: list[TemplateMessage] = []
     for message in messages:
-        texts_alone = message.keys() <= {*_HONOURED} and message["role"] != "tool"
+        texts_alone = message.keys() <= {"role", "content", "name"} and message["role"] != "tool"
         if turns and texts_alone and {**turns[-1], "content": ""} == {**message, "content": ""}:
             turns[-1]["content"] = "\n\n".join(map(text_of, (turns[-1]["content"], message["content"])))
         else:
@@ -164,57 +255,34 @@ def _with_object(call: TemplateMessage) -> TemplateMessage:
     return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
 
 
-def _plain(message: Mapping[str, Any], where: str) -> TemplateMessage:
-    said = message.get("role")
-    role = ROLES.get(said) if isinstance(said, str) else None
-    fields = screen(message, _HONOURED + _OF_ROLE.get(role or "", ()), NEUTRAL_MESSAGE, f"{where}.")
-    if role is None:
-        raise invalid(f"{where}.role must be one of {', '.join(ROLES)}, not {echo(said)}.", f"{where}.role")
-    calls = _calls(fields.get("tool_calls", []), f"{where}.tool_calls")
-    content = fields.get("content")
-    if role == "assistant" and content in (None, []):  # an answer without text, perhaps with calls
-        content = ""
-    plain: TemplateMessage = {"role": role, "content": _content(content, f"{where}.content")}
-    for name in ("name", "tool_call_id"):
-        if name in fields:
-            plain[name] = _string(fields[name], f"{where}.{name}")
-    if calls:
-        plain["tool_calls"] = calls
-    return plain | _reasoning(fields, where)
+def _plain(message: AnyMessage) -> TemplateMessage:
+    plain: TemplateMessage = {"role": ROLES[message.role], "content": _content(message.content)}
+    if message.name is not None:
+        plain["name"] = message.name
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if not isinstance(message, AssistantMessage):
+        return plain
+    if message.tool_calls:
+        plain["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if message.reasoning is None and message.reasoning_content is None:
+        return plain
+    text = message.reasoning or message.reasoning_content or ""
+    # Templates read one of these names; gpt-oss reads `thinking`.
+    return plain | {"reasoning": text, "reasoning_content": text, "thinking": text}
 
 
-def _reasons(fields: Mapping[str, Any]) -> bool:
-    return "reasoning" in fields or "reasoning_content" in fields
+def _content(content: str | list[TextPart] | None) -> str | list[TemplateMessage]:
+    """Returns a text, or parts; an answer without text, perhaps with calls, has an empty one."""
+    if isinstance(content, list):
+        return [{"type": "text", "text": part.text} for part in content] or ""
+    return content or ""
 
 
-def _reasoning(fields: Mapping[str, Any], where: str) -> TemplateMessage:
-    """Returns the reasoning under all its names, of which templates read one; gpt-oss reads `thinking`."""
-    if not _reasons(fields):
-        return {}
-    for name in ("reasoning", "reasoning_content"):
-        _string(fields.get(name, ""), f"{where}.{name}")
-    text = fields.get("reasoning") or fields.get("reasoning_content", "")
-    return {"reasoning": text, "reasoning_content": text, "thinking": text}
-
-
-def _calls(calls: object, where: str) -> list[TemplateMessage]:
-    if not isinstance(calls, list):
-        raise invalid(f"{where} must be a list.", where, "invalid_type")
-    return [_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
-
-
-def _call(call: object, where: str) -> TemplateMessage:
-    fields = screen(_object(call, where), ("id", "type", "function"), _NEUTRAL_CALL, f"{where}.")
-    if fields.get("type", "function") != "function":
-        raise invalid(f"{where}.type: the only supported type is function.", f"{where}.type")
-    inside = f"{where}.function"
-    given = _object(fields.get("function"), inside)
-    function = screen(given, ("name", "arguments"), _NEUTRAL_FUNCTION, f"{inside}.")
-    name = _string(function.get("name"), f"{inside}.name")
-    written = _string(function.get("arguments", ""), f"{inside}.arguments")
-    arguments = _arguments(written)
-    number = {"id": _string(fields["id"], f"{where}.id")} if "id" in fields else {}
-    return {**number, "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(call: MessageCall) -> TemplateMessage:
+    number = {} if call.id is None else {"id": call.id}
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {**number, "type": "function", "function": function}
 
 
 def _arguments(written: str) -> object:
@@ -226,32 +294,3 @@ def _arguments(written: str) -> object:
     except (msgspec.DecodeError, RecursionError):
         return written
     return value if isinstance(value, dict) and not deeper_than(MAX_DEPTH, value) else written
-
-
-def _object(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise invalid(f"{where} must be an object.", where, "invalid_type")
-    return value
-
-
-def _content(content: object, where: str) -> str | list[TemplateMessage]:
-    if isinstance(content, list) and content:
-        return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
-    return _string(content, where)
-
-
-def _part(part: object, where: str) -> TemplateMessage:
-    if not isinstance(part, dict):
-        raise invalid(f"{where} must be an object.", where, "invalid_type")
-    if part.get("type") != "text":
-        kind = echo(part.get("type"))
-        message = f"{where}: unsupported content part of type {kind}; this server reads text only."
-        raise invalid(message, where, "unsupported_value")
-    text = screen(part, ("type", "text"), {}, f"{where}.").get("text")
-    return {"type": "text", "text": _string(text, f"{where}.text")}
-
-
-def _string(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise invalid(f"{where} must be text, not {type(value).__name__}.", where, "invalid_type")
-    return value

@@ -1,23 +1,18 @@
-"""Reads the bodies of requests, and defines the fields that those of the OpenAI API share.
-
-A field is in one of three lists, here and in the endpoints' files.  The fields of the request types are
-honoured.  A name in the `Neutral` tables is accepted with null or with the values that ask for nothing.
-Every other field is refused by name.
-"""
+"""The fields that bodies of the OpenAI API share, and those that are accepted without effect."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from corepipe.engine.sampling_parameters import MAX_SEED, MAX_TOKENS, MIN_SEED, TokenSampling
+from corepipe.serving.api.bodies.reading import Body, Chosen, Nested
 from corepipe.serving.api.bodies.structured import JsonSchemaFormat, ResponseFormat, requested
-from corepipe.serving.api.bodies.whole_numbers import convert
-from corepipe.serving.api.http.errors import ApiError, echo, invalid
+from corepipe.serving.api.bodies.values import Neutral, ShortText
+from corepipe.serving.api.http.errors import echo, invalid
 from corepipe.structured.constraints import SCHEMA_OR_TEXT, Constraint, StructuredOutputsParams
 
 MAX_CHOICES = 128
@@ -29,15 +24,6 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_MESSAGES = 2048
 REQUEST_ID = r"^[A-Za-z0-9._:\-]{1,128}$"
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""The byte order mark of UTF-8, which some clients put before JSON."""
-
-# Limits of a body's contents.  Making Python objects of more would delay all other requests.
-SMALL_BODY = 64 * 1024
-"""Bytes up to which the values of a body are not counted: so few bytes cannot hold too many."""
-# A request for embeddings may have 300,000 token ids.
-MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 327_680}
 
 GUIDED = ("json", "json_object", "regex", "choice", "grammar", "whitespace_pattern")
 """The names, after `guided_`, of fields that older versions of vLLM have."""
@@ -62,7 +48,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
     ] = False
 
 
-class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ModelRequest(Body, frozen=True, kw_only=True):
     """The fields that all requests to a model share."""
 
     model: Annotated[str | None, Meta(description="a name listed by `/v1/models`")] = None
@@ -87,8 +73,47 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
+_Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)]
+
+NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
+    "user": Neutral(type=ShortText),
+    "metadata": Neutral(type=_Metadata),
+    "safety_identifier": Neutral(type=ShortText),
+    "prompt_cache_key": Neutral(type=ShortText),
+    "service_tier": Neutral(("auto", "default")),
+    "store": Neutral((False,)),
+    "prompt_cache_retention": Neutral(("in_memory",)),
+    "prompt_cache_options": Neutral(),
+    "use_beam_search": Neutral((False,)),
+    "length_penalty": Neutral((1.0,)),
+    "spaces_between_special_tokens": Neutral((True,)),
+    "guided_decoding_backend": Neutral(
+        ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer", "llguidance")
+    ),
+}
+
+NESTED: Mapping[str, Nested | Chosen] = {
+    "stream_options": Nested(StreamOptions, {"include_obfuscation": Neutral((False,))}),
+    "response_format": Nested(
+        ResponseFormat,
+        nested={
+            "json_schema": Nested(
+                JsonSchemaFormat, {"strict": Neutral((True, False)), "description": Neutral(type=str)}
+            )
+        },
+    ),
+    "structured_outputs": Nested(
+        StructuredOutputsParams,
+        dict.fromkeys(("disable_fallback", "disable_additional_properties"), Neutral((True, False))),
+    ),
+}
+
+
 class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     """The fields that completions and chat completions share.  Null stands for the default everywhere."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = NEUTRAL_EVERYWHERE
+    nested: ClassVar[Mapping[str, Nested | Chosen]] = NESTED
 
     model: Annotated[str, Meta(description="a name listed by `/v1/models`")]
     stream: Annotated[
@@ -114,18 +139,18 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     ] = None
     logit_bias: Annotated[
         dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS, description="token id to a bias of -100 to 100")
-    ] = {}
+    ] = msgspec.field(default_factory=dict)
     stop: Annotated[
         Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
         Meta(description=f"up to {MAX_STOPS} strings of up to {MAX_STOP_LENGTH} characters"),
-    ] = []
+    ] = msgspec.field(default_factory=list)
     stop_token_ids: Annotated[
         list[NaturalNumber], Meta(max_length=64, description="tokens that end the answer")
-    ] = []
+    ] = msgspec.field(default_factory=list)
     bad_words: Annotated[
         list[BadWord],
         Meta(max_length=MAX_BAD_WORDS, description="words that the answer must not contain"),
-    ] = []
+    ] = msgspec.field(default_factory=list)
     allowed_token_ids: Annotated[
         Annotated[list[NaturalNumber], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,
         Meta(description="the answer may contain only these tokens"),
@@ -248,177 +273,3 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
 def _later_seed(seed: int, choice: int) -> int:
     """Returns the seed of a choice; 0 follows the largest seed."""
     return (seed + choice) & MAX_SEED if seed >= 0 else seed + choice
-
-
-class Neutral(msgspec.Struct, frozen=True):
-    """The accepted values of a parameter without effect, besides null: `values`, or anything of `type`."""
-
-    values: tuple[Any, ...] = ()
-    type: Any = None
-
-    def accepts(self, value: object) -> bool:
-        if any(_same(value, neutral) for neutral in self.values):
-            return True
-        return self.type is not None and _is_a(value, self.type)
-
-
-ShortText = Annotated[str, Meta(max_length=512)]
-_Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], ShortText], Meta(max_length=16)]
-
-NEUTRAL_EVERYWHERE: Mapping[str, Neutral] = {
-    "user": Neutral(type=ShortText),
-    "metadata": Neutral(type=_Metadata),
-    "safety_identifier": Neutral(type=ShortText),
-    "prompt_cache_key": Neutral(type=ShortText),
-    "service_tier": Neutral(("auto", "default")),
-    "store": Neutral((False,)),
-    "prompt_cache_retention": Neutral(("in_memory",)),
-    "prompt_cache_options": Neutral(),
-    "use_beam_search": Neutral((False,)),
-    "length_penalty": Neutral((1.0,)),
-    "spaces_between_special_tokens": Neutral((True,)),
-    "guided_decoding_backend": Neutral(
-        ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer", "llguidance")
-    ),
-}
-
-NEUTRAL_STREAM_OPTIONS: Mapping[str, Neutral] = {
-    "include_obfuscation": Neutral((False,)),
-}
-
-NEUTRAL_JSON_SCHEMA: Mapping[str, Neutral] = {
-    "strict": Neutral((True, False)),
-    "description": Neutral(type=str),
-}
-NEUTRAL_STRUCTURED_OUTPUTS: Mapping[str, Neutral] = {
-    "disable_fallback": Neutral((True, False)),
-    "disable_additional_properties": Neutral((True, False)),
-}
-
-
-class Nested(NamedTuple):
-    """A field whose value is an object with fields of its own."""
-
-    request: type[msgspec.Struct]
-    neutral: Mapping[str, Neutral] = {}
-    nested: Mapping[str, Nested] = {}
-
-
-NESTED: Mapping[str, Nested] = {
-    "stream_options": Nested(StreamOptions, NEUTRAL_STREAM_OPTIONS),
-    "response_format": Nested(
-        ResponseFormat, nested={"json_schema": Nested(JsonSchemaFormat, NEUTRAL_JSON_SCHEMA)}
-    ),
-    "structured_outputs": Nested(StructuredOutputsParams, NEUTRAL_STRUCTURED_OUTPUTS),
-}
-
-R = TypeVar("R", bound=msgspec.Struct)
-
-
-def parse(body: bytes, request: type[R], neutral: Mapping[str, Neutral]) -> R:
-    """Reads a body strictly.  Raises ApiError (400) that names the field at fault."""
-    return read(decode(body), request, neutral)
-
-
-def read(fields: Mapping[str, Any], request: type[R], neutral: Mapping[str, Neutral]) -> R:
-    """Reads a decoded body, as `parse`."""
-    kept = _screened(fields, Nested(request, neutral, NESTED))
-    try:
-        converted: R = convert(kept, request)
-    except msgspec.ValidationError as error:
-        raise _explained(error) from None
-    return converted
-
-
-def decode(body: bytes) -> dict[str, Any]:
-    """Decodes a body: one JSON object without NaN, Infinity, lone surrogates or numbers out of range.
-
-    A byte order mark may precede it.  Raises ApiError (400).
-    """
-    body = body.removeprefix(BYTE_ORDER_MARK)
-    if len(body) > SMALL_BODY:
-        check_complexity(body)
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        deep = isinstance(error, RecursionError)
-        reason = "nested too deeply" if deep else _no_number(body, str(error))
-        raise invalid(f"The body is not valid JSON: {reason}.", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise invalid("The body must be a JSON object.", code="invalid_type")
-    return value
-
-
-def _no_number(body: bytes, message: str) -> str:
-    """Returns a message for NaN or Infinity at the byte in msgspec's `message`; else that message."""
-    found = re.search(r"\(byte (\d+)\)$", message)
-    at = int(found[1]) if found else len(body)
-    words = [word for word in ("NaN", "Infinity") if body.startswith(word.encode(), at)]
-    return f"{words[0]} is no JSON number (byte {at})" if words else message
-
-
-def check_complexity(body: bytes, most: Mapping[str, int] = MOST) -> None:
-    """Raises ApiError (400) for JSON with too many values, counted in the bytes: some ms a MiB."""
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    _check_count("strings", bare.count(b'"') // 2, most)
-    outside = b"".join(bare.split(b'"')[::2])
-    _check_count("arrays and objects", outside.count(b"[") + outside.count(b"{"), most)
-    _check_count("values", outside.count(b",") + 1, most)
-
-
-def _check_count(what: str, count: int, most: Mapping[str, int]) -> None:
-    if count > most[what]:
-        raise invalid(f"The body holds more than {most[what]} {what}.", code="request_too_complex")
-
-
-def _screened(fields: Mapping[str, Any], nested: Nested, prefix: str = "") -> dict[str, Any]:
-    """Screens the fields as `screen`, and the objects in them."""
-    kept = screen(fields, nested.request.__struct_fields__, nested.neutral, prefix)
-    for name, inner in nested.nested.items():
-        if isinstance(kept.get(name), dict):
-            kept[name] = _screened(kept[name], inner, f"{prefix}{name}.")
-    return kept
-
-
-def screen(
-    fields: Mapping[str, Any], honoured: tuple[str, ...], neutral: Mapping[str, Neutral], prefix: str = ""
-) -> dict[str, Any]:
-    """Returns the honoured fields that are not null.  Raises ApiError for the first field that is refused."""
-    kept: dict[str, Any] = {}
-    for name, value in fields.items():
-        if name in honoured:
-            if value is not None:
-                kept[name] = value
-        elif name not in neutral or not (value is None or neutral[name].accepts(value)):
-            raise _unsupported(prefix + name, value, name in neutral)
-    return kept
-
-
-def _unsupported(name: str, value: object, known: bool) -> ApiError:
-    if known:
-        message = f"Unsupported value for parameter {echo(name)}: {echo(value)}. Leave it out."
-        return invalid(message, name, "unsupported_parameter")
-    message = f"Unsupported parameter: {echo(name)}. Remove it; docs/api.md lists what is honoured."
-    return invalid(message, name, "unsupported_parameter")
-
-
-def _explained(error: msgspec.ValidationError) -> ApiError:
-    text, _, path = str(error).partition(" - at `$")
-    param = path.rstrip("`").lstrip(".")
-    if text.startswith("Object missing required field"):
-        missing = ".".join(filter(None, (param, text.split("`")[1])))
-        return invalid(f"Missing required parameter: '{missing}'.", missing, "missing_required_parameter")
-    code = "invalid_type" if ", got `" in text else "invalid_value"
-    return invalid(f"Invalid '{param}': {text[0].lower()}{text[1:]}.", param, code)
-
-
-def _same(value: object, neutral: object) -> bool:
-    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
-
-
-def _is_a(value: object, kind: object) -> bool:
-    try:
-        convert(value, kind)
-    except msgspec.ValidationError:
-        return False
-    return True

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from corepipe.serving.api.bodies.client_settings import IGNORED
-from corepipe.serving.api.bodies.protocol import BYTE_ORDER_MARK, decode
+from corepipe.serving.api.bodies.reading import BYTE_ORDER_MARK, decode
 
 DEVICE_HEADER = "x-corepipe-device"
 """The only header of a request that its answer depends on: it requests the device's times."""

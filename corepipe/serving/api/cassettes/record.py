@@ -13,7 +13,8 @@ from corepipe.engine.messages import DeviceTimes
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.rendering import EmulatedTimes
 from corepipe.serving.api.answering.submission import TRACE, AnswerObserver
-from corepipe.serving.api.bodies.protocol import ModelRequest, decode
+from corepipe.serving.api.bodies.protocol import ModelRequest
+from corepipe.serving.api.bodies.reading import decode
 from corepipe.serving.api.cassettes.exchange import (
     AnswerPiece,
     RecordedAnswer,

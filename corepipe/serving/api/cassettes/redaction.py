@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from corepipe.errors import UserError
-from corepipe.serving.api.bodies.protocol import decode
+from corepipe.serving.api.bodies.reading import decode
 from corepipe.serving.api.cassettes.exchange import (
     AnswerPiece,
     RecordedAnswer,

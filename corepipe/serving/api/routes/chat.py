@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
@@ -33,6 +33,7 @@ from corepipe.serving.api.answering.service import LONG_TEXT, Service
 from corepipe.serving.api.answering.token_details import PromptDetails, TokenTexts
 from corepipe.serving.api.answering.truncation import Truncation
 from corepipe.serving.api.bodies.messages import (
+    CHAT_OBJECTS,
     MAX_TEMPLATE,
     TemplateInput,
     TemplateMessage,
@@ -42,12 +43,14 @@ from corepipe.serving.api.bodies.messages import (
 from corepipe.serving.api.bodies.protocol import (
     MAX_LOGPROBS,
     MAX_MESSAGES,
+    NESTED,
     NEUTRAL_EVERYWHERE,
     NO_LIMIT,
     GenerationRequest,
     Limit,
-    Neutral,
 )
+from corepipe.serving.api.bodies.reading import Chosen, Nested
+from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape, UnreasonedRenderer
 from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
@@ -76,8 +79,22 @@ TemplateVariables = Annotated[
 ]
 
 
+NEUTRAL_CHAT: Mapping[str, Neutral] = {
+    **NEUTRAL_EVERYWHERE,
+    "functions": Neutral(([],)),
+    "function_call": Neutral(("none", "auto")),
+    "modalities": Neutral((["text"],)),
+    "audio": Neutral(),
+    "moderation": Neutral(),
+    "web_search_options": Neutral(),
+}
+
+
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """The body of POST /v1/chat/completions."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = NEUTRAL_CHAT
+    nested: ClassVar[Mapping[str, Nested | Chosen]] = {**NESTED, **CHAT_OBJECTS}
 
     messages: Annotated[
         list[dict[str, Any]],
@@ -145,17 +162,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
             raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
 
 
-NEUTRAL_CHAT: Mapping[str, Neutral] = {
-    **NEUTRAL_EVERYWHERE,
-    "functions": Neutral(([],)),
-    "function_call": Neutral(("none", "auto")),
-    "modalities": Neutral((["text"],)),
-    "audio": Neutral(),
-    "moderation": Neutral(),
-    "web_search_options": Neutral(),
-}
-
-
 class TopLogprob(Strict):
     token: str
     logprob: float | None
@@ -216,7 +222,6 @@ class Chat(ChoicesEndpoint[ChatRequest]):
     """The endpoint of chat completions."""
 
     request = ChatRequest
-    neutral = NEUTRAL_CHAT
     prefix = "chatcmpl"
     operation = "chat"
 
@@ -370,7 +375,6 @@ ROUTE = Route(
     Chat,
     "by the model's chat template",
     request=ChatRequest,
-    neutral=NEUTRAL_CHAT,
     answer=ChatCompletion,
     statuses=NO_MODEL,
     others=(EVENTS,),

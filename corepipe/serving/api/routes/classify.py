@@ -14,7 +14,6 @@ from corepipe.models.tasks import ScoreActivation, Task
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.answering.images import read_input
 from corepipe.serving.api.answering.pooled import (
-    NEUTRAL_POOLED,
     PooledEndpoint,
     PooledEnvelope,
     PooledRequest,
@@ -76,7 +75,6 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
     """The endpoint of /classify."""
 
     request = ClassifyRequest
-    neutral = NEUTRAL_POOLED
     prefix = "classify"
     operation = "classify"
     tasks = (Task.CLASSIFY,)
@@ -120,7 +118,6 @@ _CLASSIFY = Route(
     ClassifyEndpoint,
     "the likeliest `label`, and `probs` of all",
     request=ClassifyRequest,
-    neutral=NEUTRAL_POOLED,
     example={"input": ["a cat sat", "a dog ran"]},
     answer=Classification,
     statuses=NO_MODEL,

@@ -14,7 +14,8 @@ from corepipe.serving.api.answering.answers import DeviceTimes, Strict
 from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, check_not_empty, read_entries
 from corepipe.serving.api.answering.values import VectorEncoding, to_json
-from corepipe.serving.api.bodies.protocol import ModelRequest, Neutral
+from corepipe.serving.api.bodies.protocol import ModelRequest
+from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.routes.embeddings import InputType, VectorRequest, named_prompt, vector
 from corepipe.serving.api.routes.rerank import ApiVersion
 from corepipe.serving.api.routes.route import NO_MODEL, Route
@@ -24,6 +25,8 @@ CohereTruncate = Literal["NONE", "START", "END"]
 
 class EmbedRequest(ModelRequest, frozen=True, kw_only=True):
     """The body of POST /v2/embed."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = {"images": Neutral(([],))}
 
     texts: Annotated[list[str], Meta(min_length=1, description="up to 2048 texts")]
     input_type: Annotated[
@@ -84,7 +87,6 @@ class Embed(PooledEndpoint[CohereVectorRequest]):
     """The endpoint /v2/embed of the second version."""
 
     request = EmbedRequest
-    neutral: Mapping[str, Neutral] = {"images": Neutral(([],))}
     prefix = "embd"
     operation = "embeddings"
     tasks = (Task.EMBED,)
@@ -131,7 +133,6 @@ _EMBED = Route(
     Embed,
     "`float` or `base64`; a text that is too long is cut, unless `truncate` is NONE",
     request=EmbedRequest,
-    neutral=Embed.neutral,
     example={"texts": ["a cat sat", "a dog ran"], "input_type": "search_document"},
     answer=Embedded,
     statuses=NO_MODEL,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
@@ -20,11 +20,9 @@ from corepipe.serving.api.answering.truncation import Truncation
 from corepipe.serving.api.bodies.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,
-    NEUTRAL_EVERYWHERE,
     NO_LIMIT,
     GenerationRequest,
     Limit,
-    Neutral,
 )
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
@@ -72,9 +70,6 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
             raise invalid("suffix with echo does not go with logprobs: leave them out.", "suffix")
 
 
-NEUTRAL_COMPLETION: Mapping[str, Neutral] = {**NEUTRAL_EVERYWHERE}
-
-
 class CompletionLogprobs(Strict):
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -106,7 +101,6 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
     """The endpoint of completions."""
 
     request = CompletionRequest
-    neutral = NEUTRAL_COMPLETION
     prefix = "cmpl"
     operation = "text_completion"
 
@@ -230,7 +224,6 @@ ROUTE = Route(
     Completions,
     "`n`, several prompts, `echo`, streams",
     request=CompletionRequest,
-    neutral=NEUTRAL_COMPLETION,
     answer=Completion,
     statuses=NO_MODEL,
     others=(EVENTS,),

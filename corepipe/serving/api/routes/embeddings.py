@@ -13,7 +13,6 @@ from corepipe.engine.messages import Output
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.answering.pooled import (
-    NEUTRAL_POOLED,
     PooledEndpoint,
     PooledEnvelope,
     PooledRequest,
@@ -152,7 +151,6 @@ class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
     """The endpoint of embeddings."""
 
     request = EmbeddingRequest
-    neutral = NEUTRAL_POOLED
     prefix = "embd"
     operation = "embeddings"
     tasks = (Task.EMBED,)
@@ -179,7 +177,6 @@ ROUTE = Route(
     EmbeddingsEndpoint,
     "`float` or `base64`, `dimensions`, texts or token ids",
     request=EmbeddingRequest,
-    neutral=NEUTRAL_POOLED,
     example={"input": ["a cat sat", "a dog ran"]},
     answer=Embeddings,
     statuses=NO_MODEL,

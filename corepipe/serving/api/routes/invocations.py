@@ -6,7 +6,7 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.bodies.protocol import BYTE_ORDER_MARK, decode
+from corepipe.serving.api.bodies.reading import BYTE_ORDER_MARK, decode
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.http.limits import read_again, read_body
 from corepipe.serving.api.routes.chat import Chat

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from corepipe.serving.api.answering.answers import Failure
 from corepipe.serving.api.answering.models import Models
-from corepipe.serving.api.bodies.client_settings import IGNORED, taken_by_schema
-from corepipe.serving.api.bodies.messages import NEUTRAL_MESSAGE
-from corepipe.serving.api.bodies.protocol import NESTED, Nested, Neutral
+from corepipe.serving.api.bodies.client_settings import IGNORED, SETTINGS_OF
+from corepipe.serving.api.bodies.messages import CHAT_OBJECTS, MESSAGES
+from corepipe.serving.api.bodies.protocol import NESTED
+from corepipe.serving.api.bodies.reading import Chosen, Nested
+from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.routes.probes import Health
 from corepipe.serving.api.routes.route import JSON, Audience, ForAllModels, Route
 
@@ -47,64 +48,6 @@ _IGNORED = {
 }
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Called(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The function and the arguments of an assistant's call."""
-
-    name: str
-    arguments: str = ""
-    parsed_arguments: Any = None
-
-
-class MessageCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call of a function by the assistant."""
-
-    function: Called
-    id: str | None = None
-    type: Literal["function"] | None = None
-    index: int | None = None
-
-
-Content = str | Annotated[list[TextPart], Meta(min_length=1)]
-
-
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of a chat; developer messages count as system messages."""
-
-    role: Literal["system", "developer", "user"]
-    content: Content
-    name: str | None = None
-
-
-class AssistantMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message of the assistant, perhaps without text."""
-
-    role: Literal["assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[MessageCall] | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-
-class ToolMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of a call."""
-
-    role: Literal["tool"]
-    content: Content
-    tool_call_id: str | None = None
-    name: str | None = None
-
-
-MESSAGES = (Message, AssistantMessage, ToolMessage)
-
-
 def document(
     routes: Sequence[Route],
     version: str,
@@ -120,18 +63,14 @@ def document(
     are refused.
     """
     types = [kind for one in routes for kind in (one.answer, one.request, *one.failures) if kind is not None]
-    inner = list(_nested(NESTED))
+    inner = {one.request: one.neutral for one in _nested({**CHAT_OBJECTS, **NESTED})}
     _, schemas = msgspec.json.schema_components(
-        [*types, Failure, *MESSAGES, *(one.request for one in inner)],
-        ref_template="#/components/schemas/{name}",
+        [*types, Failure, *inner], ref_template="#/components/schemas/{name}"
     )
-    for one in routes:
-        if one.request is not None:
-            schemas[one.request.__name__] = _strict(schemas[one.request.__name__], one.neutral, models)
-    for part in inner:
-        schemas[part.request.__name__] = _strict(schemas[part.request.__name__], part.neutral, ())
-    for kind in MESSAGES:
-        schemas[kind.__name__] = _strict(schemas[kind.__name__], NEUTRAL_MESSAGE, ())
+    for request in [one.request for one in routes if one.request is not None]:
+        schemas[request.__name__] = _strict(schemas[request.__name__], request.neutral, models)
+    for kind, neutral in inner.items():
+        schemas[kind.__name__] = _strict(schemas[kind.__name__], neutral, ())
     if not strict:
         _settle(schemas, several=several)
     paths: dict[str, dict[str, Any]] = {}
@@ -152,11 +91,14 @@ def document(
     }
 
 
-def _nested(fields: Mapping[str, Nested]) -> Iterator[Nested]:
-    """Yields the objects within bodies, at any depth."""
+def _nested(fields: Mapping[str, Nested | Chosen]) -> Iterator[Nested]:
+    """Yields the objects within bodies whose types do not say by themselves what is refused."""
     for one in fields.values():
-        yield one
-        yield from _nested(one.nested)
+        if isinstance(one, Chosen):
+            yield from one.kinds.values()
+        elif not one.converted:
+            yield one
+            yield from _nested(one.nested)
 
 
 def _operation(one: Route, models: Sequence[str], *, keys: bool, strict: bool) -> dict[str, Any]:
@@ -221,7 +163,7 @@ def _reference(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _strict(schema: dict[str, Any], neutral: Mapping[str, Neutral], models: Sequence[str]) -> dict[str, Any]:
-    """Returns a request's schema as `protocol.screen` reads it: null for the default, no other names."""
+    """Returns a request's schema as `reading.read` reads it: null for the default, no other names."""
     required = schema.get("required", [])
     named = {"model": {"enum": list(models)}} if models else {}
     properties = {
@@ -236,8 +178,9 @@ def _strict(schema: dict[str, Any], neutral: Mapping[str, Neutral], models: Sequ
 
 def _settle(schemas: dict[str, dict[str, Any]], *, several: bool) -> None:
     """Adds the accepted settings of clients to the schemas."""
-    for name, taken in taken_by_schema().items():
+    for name, settings in SETTINGS_OF.items():
         if name in schemas:
+            taken = {field: row.takes for field, row in settings.items() if row.read_as != field}
             schemas[name] = _settled(schemas[name], taken, several=several)
 
 
@@ -256,9 +199,10 @@ def _settled(schema: dict[str, Any], taken: Mapping[str, Neutral], *, several: b
 def _with_items(messages: dict[str, Any]) -> dict[str, Any]:
     """Returns `messages` with the schema of its items, which `messages.plain_messages` checks."""
     kinds = [dict(one) for one in messages.get("anyOf", [messages])]
+    items = [_reference(kind) for kind in dict.fromkeys(one.request for one in MESSAGES.kinds.values())]
     for one in kinds:
         if one.get("type") == "array":
-            one |= {"items": {"anyOf": [_reference(kind) for kind in MESSAGES]}, "minItems": 1}
+            one |= {"items": {"anyOf": items}, "minItems": 1}
     return kinds[0] if len(kinds) == 1 else messages | {"anyOf": kinds}
 
 

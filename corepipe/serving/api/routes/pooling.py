@@ -12,7 +12,7 @@ from corepipe.engine.messages import Output
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.answering.images import read_input
-from corepipe.serving.api.answering.pooled import NEUTRAL_POOLED, PooledEndpoint, PooledEnvelope, PooledResult
+from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
 from corepipe.serving.api.answering.values import array, to_json
 from corepipe.serving.api.http.errors import invalid
@@ -63,7 +63,6 @@ class PoolingEndpoint(PooledEndpoint[PoolingRequest]):
     """The endpoint of pooling.  A token classifier's data of a text are rows, one for each token."""
 
     request = PoolingRequest
-    neutral = NEUTRAL_POOLED
     prefix = "pool"
     operation = "pooling"
     tasks = (Task.EMBED, Task.CLASSIFY, Task.SCORE)
@@ -98,7 +97,6 @@ ROUTE = Route(
     PoolingEndpoint,
     "vectors or scores of classes, depending on the model",
     request=PoolingRequest,
-    neutral=NEUTRAL_POOLED,
     example={"input": ["a cat sat", "a dog ran"]},
     answer=PooledList,
     statuses=NO_MODEL,

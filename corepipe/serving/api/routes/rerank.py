@@ -12,7 +12,6 @@ from msgspec import UNSET, Meta, UnsetType
 from corepipe.engine.sampling_parameters import MAX_TOKENS
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.answering.pooled import (
-    NEUTRAL_POOLED,
     PooledEndpoint,
     PooledEnvelope,
     PooledRequest,
@@ -93,7 +92,6 @@ class Rerank(PooledEndpoint[RerankRequest]):
     """The endpoint of Jina, vLLM and Cohere's first version."""
 
     request = RerankRequest
-    neutral = NEUTRAL_POOLED
     prefix = "rerank"
     operation = "rerank"
     tasks = SCORED
@@ -143,7 +141,6 @@ RERANK = Route(
     "`top_n`, `return_documents`, `max_tokens_per_doc`; or `texts`, with `raw_scores`, `return_text` and "
     "`truncate`, in the form of Text Embeddings Inference",
     request=RerankRequest,
-    neutral=NEUTRAL_POOLED,
     example={"query": "pets", "documents": ["a cat sat", "shares fell"], "top_n": 1},
     answer=Ranking,
     statuses=NO_MODEL,

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from corepipe.serving.api.answering.models import ModelRouter, Models
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.bodies.protocol import Neutral
+from corepipe.serving.api.bodies.reading import Body
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -52,9 +52,9 @@ class Route:
 
     make: makes the ASGI application of a service; each of several models has its own.  summary: what the
     route does, in the OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, if
-    they are JSON; neutral: the request's parameters without effect.  listed: the answer is a list of that
-    type.  example: a body without its model.  failures: types of errors, in place of the usual one.
-    statuses: further statuses.  others: further content types of a 200.
+    they are JSON.  listed: the answer is a list of that type.  example: a body without its model.  failures:
+    types of errors, in place of the usual one.  statuses: further statuses.  others: further content types of
+    a 200.
 
     scraped: the route is on the port of metrics, too.  keyless: it needs no API key.  counted: it is in the
     metrics of HTTP.  generates: the model answers, so that the route is traced and gets injected faults.
@@ -68,8 +68,7 @@ class Route:
     details: str = ""
     audience: Audience = Audience.USERS
     answer: type[msgspec.Struct] | None = None
-    request: type[msgspec.Struct] | None = None
-    neutral: Mapping[str, Neutral] = field(default_factory=dict)
+    request: type[Body] | None = None
     listed: bool = False
     example: Mapping[str, Any] = field(default_factory=dict)
     statuses: Mapping[int, str] = field(default_factory=dict)

@@ -11,7 +11,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
 from corepipe.serving.api.answering.pooled import (
-    NEUTRAL_POOLED,
     PooledEndpoint,
     PooledEnvelope,
     PooledRequest,
@@ -77,7 +76,6 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
     """The endpoint of scores."""
 
     request = ScoreRequest
-    neutral = NEUTRAL_POOLED
     prefix = "score"
     operation = "score"
     tasks = SCORED
@@ -99,7 +97,6 @@ _SCORE = Route(
     ScoreEndpoint,
     "one with one, one with many, or as many with as many",
     request=ScoreRequest,
-    neutral=NEUTRAL_POOLED,
     example={"text_1": "pets", "text_2": ["a cat sat", "shares fell"]},
     answer=Scores,
     statuses=NO_MODEL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,8 @@ from corepipe.serving.api.answering.texts import (
     entries,
     read_entries,
 )
-from corepipe.serving.api.bodies.protocol import ModelRequest, Neutral, decode
+from corepipe.serving.api.bodies.protocol import ModelRequest
+from corepipe.serving.api.bodies.reading import decode
 from corepipe.serving.api.http.errors import ApiError, invalid
 from corepipe.serving.api.http.limits import read_again, read_body
 from corepipe.serving.api.routes.embeddings import EmbeddingRequest, vector
@@ -92,7 +93,6 @@ class TeiEmbed(PooledEndpoint[_TeiVectors]):
     """The endpoint /embed: answers with a list of vectors."""
 
     request = TeiEmbedRequest
-    neutral: Mapping[str, Neutral] = {}
     prefix = "embd"
     operation = "embeddings"
     tasks = (Task.EMBED,)
@@ -127,7 +127,6 @@ class TeiRerank(PooledEndpoint[_TeiRanking]):
     """The endpoint /rerank with `texts`: a list of results, the best first; scores from 0 to 1, or raw."""
 
     request = TeiRerankRequest
-    neutral: Mapping[str, Neutral] = {}
     prefix = "rerank"
     operation = "rerank"
     tasks = SCORED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -16,8 +16,9 @@ from corepipe.serving.api.answering.endpoint import read_request
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.texts import check_ids
 from corepipe.serving.api.bodies.client_settings import IGNORED
-from corepipe.serving.api.bodies.messages import TemplateInput
+from corepipe.serving.api.bodies.messages import CHAT_OBJECTS, TemplateInput
 from corepipe.serving.api.bodies.protocol import MAX_MESSAGES, ModelRequest, NaturalNumber
+from corepipe.serving.api.bodies.reading import Chosen, Nested
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.chat import (
     AddGenerationPrompt,
@@ -44,6 +45,8 @@ _OF_CHATS: Mapping[str, tuple[object, ...]] = {
 
 class TokenizeRequest(ModelRequest, frozen=True, kw_only=True):
     """The body of POST /tokenize: either a prompt or messages."""
+
+    nested: ClassVar[Mapping[str, Nested | Chosen]] = CHAT_OBJECTS
 
     prompt: Annotated[str | None, Meta(description="text")] = None
     messages: Annotated[
@@ -103,7 +106,7 @@ def _require_text(service: Service) -> None:
 
 async def _tokenize(service: Service, request: Request) -> Response:
     _require_text(service)
-    body, ignored = await read_request(service, request.receive, TokenizeRequest, {})
+    body, ignored = await read_request(service, request.receive, TokenizeRequest)
     tokens = await _tokens(service, body)
 
     def described() -> bytes:
@@ -123,7 +126,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
 async def _detokenize(service: Service, request: Request) -> Response:
     _require_text(service)
-    body, ignored = await read_request(service, request.receive, DetokenizeRequest, {})
+    body, ignored = await read_request(service, request.receive, DetokenizeRequest)
     rows, known = service.vocab_size, service.tokenizer.token_bytes
     unknown = [token for token in body.tokens if token >= rows and not known(token)]
     check_ids(unknown, rows, "tokens")

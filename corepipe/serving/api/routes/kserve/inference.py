@@ -35,7 +35,8 @@ from corepipe.serving.api.answering.texts import (
 )
 from corepipe.serving.api.answering.truncation import Truncation
 from corepipe.serving.api.answering.values import array
-from corepipe.serving.api.bodies.protocol import ModelRequest, parse
+from corepipe.serving.api.bodies.protocol import ModelRequest
+from corepipe.serving.api.bodies.reading import Body, parse
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.http.limits import TENSORS, read_body
 from corepipe.serving.api.routes.kserve import tensors
@@ -78,7 +79,7 @@ class RequestedOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: OutputParameters | None = None
 
 
-class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
+class InferRequest(Body, frozen=True, kw_only=True):
     """The body of POST /v2/models/{model}/infer."""
 
     inputs: Annotated[
@@ -146,7 +147,7 @@ class Infer:
         arrival, service = perf_counter(), self._service
         name = service.require_model(named_in_path(scope["path_params"]["model"]))
         body, binary = _split(await read_body(receive), scope)
-        request = parse(body, InferRequest, {})
+        request = parse(body, InferRequest)
         service.require_task(Task.EMBED, Task.CLASSIFY, Task.SCORE)
         wanted = self._wanted(request)
         parameters = request.parameters or Parameters()

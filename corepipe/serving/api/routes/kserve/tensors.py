@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, Meta, UnsetType
 
-from corepipe.serving.api.bodies.whole_numbers import as_integer
+from corepipe.serving.api.bodies.values import as_integer
 from corepipe.serving.api.http.errors import invalid
 
 Datatype = Literal["BYTES", "INT64", "FP32"]

@@ -1,11 +1,14 @@
-"""Converts JSON values to types: numbers such as `8.0` and `1e1` count as integers."""
+"""JSON values of bodies: their conversion to types, and those that are accepted without effect.
+
+Numbers such as `8.0` and `1e1` count as integers.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import inspect
+from msgspec import Meta, inspect
 
 Wanted = dict[type[inspect.Type], inspect.Type]
 """The types that a value may have, by their kinds."""
@@ -60,3 +63,24 @@ def _wanted(kind: inspect.Type) -> Wanted:
 
 def _integers(wanted: Wanted) -> bool:
     return inspect.IntType in wanted and inspect.FloatType not in wanted
+
+
+ShortText = Annotated[str, Meta(max_length=512)]
+
+
+class Neutral(NamedTuple):
+    """The accepted values of a parameter without effect, besides null: `values`, or anything of `type`."""
+
+    values: tuple[Any, ...] = ()
+    type: Any = None
+
+    def accepts(self, value: object) -> bool:
+        if any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in self.values):
+            return True
+        if self.type is None:
+            return False
+        try:
+            convert(value, self.type)
+        except msgspec.ValidationError:
+            return False
+        return True
