@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from roofline import Limits, measure_limits  # the script beside this one
 
-from corepipe.engine.batch.sampling import LogitRows, pack_scalars
+from corepipe.engine.batch.arrays import LogitRows, pack_scalars
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.kernels import native
 from corepipe.models import hub, registry

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from corepipe.answers.parsing.formats import FORMATS
+from corepipe.engine.channel import encode_frame
 from corepipe.engine.messages import Abort, Output, Outputs, Shutdown, Submit
-from corepipe.engine.process.frames import encode_frame
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.models import published
 from corepipe.neuron.graph import Graph

@@ -20,8 +20,8 @@ import numpy as np
 import safetensors
 
 from corepipe.engine.batch import requests
-from corepipe.engine.messages import Submit
-from corepipe.engine.process import frames
+from corepipe.engine.channel import FrameDecoder, FrameError
+from corepipe.engine.messages import Command, Event, Start, Submit
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.checkpoints.gguf import GgufFile
@@ -217,11 +217,11 @@ def _is_text(content: object) -> bool:
 
 def engine_frames(data: bytes) -> None:
     """Checks that the stream between server and engine gives frames or a FrameError, in whatever pieces."""
-    for make in (frames.command_decoder, frames.event_decoder, frames.start_decoder):
-        whole, parts = make(), make()
+    for kind in (Command, Event, Start):
+        whole, parts = FrameDecoder[object](kind), FrameDecoder[object](kind)
         try:
             messages = whole.feed(data)
-        except frames.FrameError:
+        except FrameError:
             continue
         cut = [message for at in range(len(data)) for message in parts.feed(data[at : at + 1])]
         # Compared as bytes, since NaN does not equal itself.

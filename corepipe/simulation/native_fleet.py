@@ -11,7 +11,7 @@ from math import inf
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from corepipe.engine.loop.router import load_margin
+from corepipe.engine.loop.loop import load_margin
 from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.neuron.timing.clock import VirtualClock

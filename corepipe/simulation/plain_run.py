@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from itertools import count
 
 from corepipe.engine.loop.batch_delay import replica_of
-from corepipe.engine.loop.loop import Loop
+from corepipe.engine.loop.loop import Loop, ReplicaRouter, load_margin
 from corepipe.engine.loop.replica import Completed, InFlight, Replica
-from corepipe.engine.loop.router import ReplicaRouter, load_margin
 from corepipe.neuron.timing.clock import VirtualClock
 from corepipe.scheduler.scheduler import Scheduler
 from corepipe.simulation.null_runner import NullRunner

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.engine.batch.encoding import Encoding
+from corepipe.engine.channel import Counter
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.heartbeat import Counter
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Output, Ready, Submit

@@ -14,11 +14,14 @@ from llguidance import LLMatcher
 from corepipe.engine.batch.masks import GrammarCompiler
 from corepipe.engine.batch.requests import to_request
 from corepipe.engine.config import EngineConfig, validated
-from corepipe.engine.drafters.depth import PROBE_TOKENS, DraftDepth
-from corepipe.engine.drafters.grammar import GrammarProposer
-from corepipe.engine.drafters.lookup import MOST_PLACES, PrefixLookup
-from corepipe.engine.drafters.ngram import NGramProposer
-from corepipe.engine.drafters.prediction import PredictionProposer
+from corepipe.engine.drafters.proposers import (
+    MOST_PLACES,
+    GrammarProposer,
+    NGramProposer,
+    PredictionProposer,
+    PrefixLookup,
+)
+from corepipe.engine.drafters.speculation import PROBE_TOKENS, DraftDepth
 from corepipe.engine.messages import Submit
 from corepipe.errors import UserError
 from corepipe.models import registry

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 import pytest
 from pydantic import ValidationError
 
+from corepipe.engine.channel import FrameDecoder, FrameError, Heartbeat, encode_frame, make_heartbeat
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.heartbeat import Heartbeat, make_heartbeat
 from corepipe.engine.messages import Event, Failed, LoadProgress, Outputs, Ready, Shutdown, Start
 from corepipe.engine.process import session
-from corepipe.engine.process.frames import FrameError, encode_frame, event_decoder
 from corepipe.signals import SHARED
 from tests.engine.engine_support import assemble_null, submit
 from tests.engine.test_stderr import full_pipe
@@ -30,7 +29,7 @@ class Wire:
     def __init__(self, connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self.connection = connection
         self.process = process
-        self._frames = event_decoder()
+        self._frames = FrameDecoder[Event](Event)
         self._events: list[Event] = []
 
     def next(self) -> Event:
@@ -190,7 +189,7 @@ def test_it_does_not_outlive_a_killed_parent() -> None:
     """The grandchild stays in its load, where it reads no command, and still ends with its parent."""
     code = (
         "import socket, subprocess, sys, time\n"
-        "from corepipe.engine.heartbeat import Heartbeat, make_heartbeat\n"
+        "from corepipe.engine.channel import Heartbeat, make_heartbeat\n"
         "ours, theirs = socket.socketpair()\n"
         "fds = [theirs.fileno(), make_heartbeat()]\n"
         f"command = {[*child('assemble_forever')]!r}\n"

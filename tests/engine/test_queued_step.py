@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from corepipe.engine.assembly.assembly import assemble
-from corepipe.engine.batch.sampling import Ids
+from corepipe.engine.batch.arrays import Ids
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.driver import Driver

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.engine.loop.router import ReplicaRouter, ReplicaView, choose_replica
+from corepipe.engine.loop.loop import ReplicaRouter, ReplicaView, choose_replica
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import Scheduler
 from tests.engine.engine_support import scheduler_config

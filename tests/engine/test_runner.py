@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from corepipe.engine.batch.arrays import joining
 from corepipe.engine.batch.requests import SampledRequest
-from corepipe.engine.batch.runner import Runner, SubmittedStep, joining
+from corepipe.engine.batch.runner import Runner, SubmittedStep
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request

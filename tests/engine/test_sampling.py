@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import corepipe
-from corepipe.engine.batch.sampling import SCALARS, LogitRows, RowLists, SeenTokens, derive_seed, pack_scalars
+from corepipe.engine.batch.arrays import SCALARS, LogitRows, RowLists, SeenTokens, derive_seed, pack_scalars
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.scheduler.request import Request
 

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.engine.loop.turn_queue import TurnQueue
+from corepipe.engine.loop.loop import TurnQueue
 
 moments = st.sampled_from([0.0, 1.0, 1.5, 2.0, 7.0, inf])
 

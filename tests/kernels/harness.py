@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from corepipe.engine.batch.sampling import SCALARS, pack_scalars
+from corepipe.engine.batch.arrays import SCALARS, pack_scalars
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.kernels import _native
 from corepipe.neuron.formats import FORMATS

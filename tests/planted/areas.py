@@ -36,7 +36,6 @@ PRIVATE_HERE = (
     "engine/loop/kv_",
     "engine/process/kv_",
     "engine/process/prefix_changes",
-    "engine/batch/block_table",
     "engine/assembly/sharing",
     "engine/assembly/snapshots",
 )

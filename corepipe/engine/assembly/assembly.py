@@ -31,10 +31,9 @@ from corepipe.engine.assembly.host_limits import HostCpus, host_cpus, host_memor
 from corepipe.engine.assembly.host_plan import HostPlan, faithful, of_another_kind, plan_host
 from corepipe.engine.assembly.snapshots import keeps_snapshots, most_states, state_blocks, states_beside
 from corepipe.engine.batch.encoding import Encoding
-from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.channel import Counter
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.drafters.speculation import speculation_of
-from corepipe.engine.heartbeat import Counter
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.messages import Ready
 from corepipe.errors import UserError
@@ -42,13 +41,11 @@ from corepipe.kernels import check_same_bits, native
 from corepipe.models import hub, registry
 from corepipe.models.registry import Architecture, Model
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.weights import PackedWeights, packed_weights
 from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.timing.clock import Clock, HostClock, PacedClock, VirtualClock
 from corepipe.scheduler.config import SchedulerConfig
-from corepipe.scheduler.request import Drafter
 
 if TYPE_CHECKING:  # the compiled module may be missing
     from corepipe.kernels import _native
@@ -120,7 +117,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         ready,
         tokenizer=lambda: registry.load(path).tokenizer(),  # so that the model with its weights can be freed
         encoding=encoding,
-        drafter=partial(_speculation, config, host.graph, draft_cost(host)),
+        drafter=partial(speculation_of, config.speculative_config, draft_cost(host), no_way_back(host.graph)),
         synthetic_acceptance=_synthetic_rates(config) is not None,
     )
 
@@ -128,16 +125,6 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
 def _synthetic_rates(config: EngineConfig) -> tuple[float, ...] | None:
     """Returns, for each position, how often drafts are assumed to be accepted; None: that is found out."""
     return None if config.speculative_config is None else config.speculative_config.synthetic_rates
-
-
-def _speculation(
-    config: EngineConfig, graph: Graph, cost: float | None, request: SampledRequest
-) -> Drafter | None:
-    """Returns the drafter of a request; cost: of a token of the draft model. Raises ValueError for a
-    prediction that cannot be used here."""
-    if request.prediction and graph.is_recurrent:
-        raise ValueError(f"prediction: {no_way_back(graph)}")
-    return speculation_of(request, config.speculative_config, cost)
 
 
 def _device(config: EngineConfig, model: Model, task: TaskInfo, draft: Model | None) -> DevicePlan:

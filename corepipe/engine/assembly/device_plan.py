@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from corepipe.engine.assembly.draft_plan import no_way_back, plan_draft
 from corepipe.engine.batch.encoding import Encoding
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.models.tasks import Task, TaskInfo
@@ -217,7 +216,7 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
             "max_batch_delay",
         )
     if config.speculative_config is not None:
-        _check_speculation(config, graph, config.speculative_config)
+        _check_speculation(config, graph)
     draft_plan = plan_draft(config, graph, draft)
     runtime = runtime_profile(config, graph)
     limits = _limits(config, graph, runtime, draft_plan)
@@ -230,14 +229,13 @@ def plan_device(config: EngineConfig, model: Architecture, draft: Architecture |
     return DevicePlan(graph, instance, placement, reason, programs, memory, runtime, batch, chunk, draft_plan)
 
 
-def _check_speculation(config: EngineConfig, graph: Graph, settings: SpeculativeConfig) -> None:
+def _check_speculation(config: EngineConfig, graph: Graph) -> None:
     """Raises UserError where drafts are not possible, and where an acceptance is assumed of the host."""
-    why = None
+    why = no_way_back(graph)
+    on_host = config.clock == "host" and config.timing_model is None
     if not graph.generates:
         why = f"{graph.name} generates nothing, so that it needs no drafts"
-    elif graph.is_recurrent:
-        why = no_way_back(graph)
-    elif settings.synthetic_rates is not None and config.clock == "host" and config.timing_model is None:
+    elif why is None and on_host and _has_synthetic_rates(config):
         why = "an assumed acceptance makes the emulated device faster, not the host; add --clock device"
     if why is not None:
         raise UserError(f"--speculative-config: {why}", "speculative_config")

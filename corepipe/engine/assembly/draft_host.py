@@ -12,8 +12,8 @@ from corepipe.engine.assembly.device_plan import batch_tokens
 from corepipe.engine.assembly.draft_plan import refused_draft
 from corepipe.engine.assembly.host_plan import HostPlan
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.drafters.depth import ROW_COST
 from corepipe.engine.drafters.draft_model import DraftModel
+from corepipe.engine.drafters.speculation import ROW_COST
 from corepipe.errors import UserError, shown
 from corepipe.models import hub, registry
 from corepipe.models.registry import Model

@@ -10,8 +10,10 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing.draft import Draft
 
 
-def no_way_back(graph: Graph) -> str:
-    """Returns why a recurrent model has no drafts."""
+def no_way_back(graph: Graph) -> str | None:
+    """Returns why a recurrent model has no drafts; None for any other model."""
+    if not graph.is_recurrent:
+        return None
     return f"{graph.name} keeps one state a sequence, which cannot return past a rejected draft; leave it out"
 
 
@@ -50,8 +52,8 @@ def draft_graph(model: Architecture, graph: Graph, *, same_words: bool = True) -
     found = model.graph(graph.format, min(longest, model.max_positions))
     if not found.generates:
         raise refused_draft(f"{model.name} generates nothing, so that it has no drafts")
-    if found.is_recurrent:
-        raise refused_draft(no_way_back(found))
+    if (why := no_way_back(found)) is not None:
+        raise refused_draft(why)
     if same_words and found.vocab_size != graph.vocab_size:
         raise refused_draft(
             f"{model.name} has a vocabulary of {found.vocab_size} tokens, {graph.name} one of "

@@ -12,19 +12,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.engine.batch.block_table import BlockTable, join_tables
+from corepipe.engine.batch.arrays import NO_IDS, BlockTable, Ids, Join, join_tables, positions_of, tokens_of
 from corepipe.engine.batch.requests import SampledRequest
-from corepipe.engine.batch.runner import (
-    Join,
-    OnStart,
-    RequestFailure,
-    StepResult,
-    SubmittedStep,
-    positions_of,
-    tokens_of,
-)
-from corepipe.engine.batch.sampling import NO_IDS, Ids
-from corepipe.engine.messages import Started, Submit
+from corepipe.engine.batch.runner import OnStart, RequestFailure, StepResult, SubmittedStep, announce
+from corepipe.engine.messages import Submit
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.inputs import Executor, StepInputs
 from corepipe.neuron.ops import AddEmbedding, RowIndex, patches_of
@@ -102,7 +93,6 @@ class EncodingRunner:
         self._encoding = encoding
         self._on_start = on_start
         self._join = join
-        self._started: set[str] = set()
         self._tables: dict[str, BlockTable] = {}
 
     def add(self, request: Request) -> None:
@@ -112,12 +102,11 @@ class EncodingRunner:
     def remove(self, request_id: str) -> None:
         """Forgets a request that has ended; batches in flight may still hold it."""
         del self._tables[request_id]
-        self._started.discard(request_id)
 
     def submit(self, batch: Batch) -> SubmittedStep:
         """Starts a batch and does not wait."""
         chunks = batch.chunks
-        self._announce_started(chunks)
+        announce([_sampled(chunk.request) for chunk in chunks], self._on_start)
         starts = np.array([0, *accumulate([chunk.count for chunk in chunks])], np.int32)
         wanted = self._logit_rows(chunks, starts)
         inputs = StepInputs(
@@ -178,12 +167,6 @@ class EncodingRunner:
         shape = image_shape(given, rows)
         images = (np.frombuffer(_sampled(chunk.request).image, LITTLE_ENDIAN) for chunk in chunks)
         return np.concatenate([patches_of(image.reshape(shape), given) for image in images])
-
-    def _announce_started(self, chunks: Sequence[Chunk]) -> None:
-        fresh = [chunk.request for chunk in chunks if chunk.request.id not in self._started]
-        if fresh:
-            self._on_start([Started(request.id, _sampled(request).seed) for request in fresh])
-            self._started.update(request.id for request in fresh)
 
 
 def values_of(result: StepResult, chunk: int) -> tuple[bytes, int]:

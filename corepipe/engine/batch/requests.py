@@ -40,6 +40,8 @@ class SampledRequest(Request):
     second: int = field(default=0, kw_only=True)
     image: bytes = field(default=b"", kw_only=True)
     constraint: GrammarMatcher | None = field(default=None, init=False)
+    announced: bool = field(default=False, init=False)
+    """Set when its server knows that something is computed for it."""
 
     @property
     def masked(self) -> bool:

@@ -1,35 +1,43 @@
-"""Batches as the executor takes them, and its results: one call a batch, for all cores."""
+"""Batches as the executor takes them, and its results: one call a batch, for all cores.
+
+The step after the one that is being computed is queued before the scheduler asks for it: no Python runs
+between the two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
 
-from corepipe.engine.batch.block_table import BlockTable, join_tables
+from corepipe.engine.batch.arrays import (
+    BlockTable,
+    Ids,
+    Join,
+    LogitRows,
+    RowLists,
+    join_tables,
+    pack_prompt_scalars,
+    pack_scalars,
+    positions_of,
+    tokens_of,
+)
 from corepipe.engine.batch.masks import MaskBuffer
-from corepipe.engine.batch.queued_step import QueuedStep, StepQueue
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.row_masks import fill, fill_after_drafts
-from corepipe.engine.batch.sampling import Ids, LogitRows, RowLists, pack_prompt_scalars, pack_scalars
 from corepipe.engine.messages import Started, TokenLogprobs
-from corepipe.neuron.inputs import Executor, StepInputs, StepOutput
+from corepipe.neuron.inputs import ChainingExecutor, Executor, StepInputs, StepOutput
 from corepipe.neuron.timing.cost import StepShape
-from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.request import Batch, Chunk, Request, Status
 
 OVERFLOW = (
     "The model's logits overflowed: instead of numbers it computed infinity or NaN, of which no token can be "
     "drawn. Its weights do not fit the number format that it is served in."
 )
-
-Join = Callable[[Sequence[bytearray]], Ids]
-"""Joins the tables of a batch's requests, as the executor takes them."""
 
 OnStart = Callable[[list[Started]], None]
 
@@ -49,7 +57,6 @@ class RequestInputs:
     prompt_scalars: bytes | None
     prompt_known: int = 1
     blocks: BlockTable = field(default_factory=BlockTable)
-    started: bool = False
 
     @property
     def draws_by_logits(self) -> bool:
@@ -66,7 +73,7 @@ class SubmittedStep:
     draft come after it. prompt_rows: logit rows that report on a prompt, by index of the chunk. top_logprobs
     [R]: the number of alternatives to report (-1: no logprob at all). constrained: the chunks that draw under
     a mask; mask_seconds: the time that each of their masks took to fill. drafting: the chunks with drafts,
-    and the number of their rows whose draws can be used; None: there are none. value_rows: for each chunk its
+    and the number of their rows whose draws can be used. value_rows: for each chunk its
     rows of `StepOutput.values`, where nothing is generated.
     """
 
@@ -79,7 +86,7 @@ class SubmittedStep:
     constrained: Sequence[int] = ()
     mask_seconds: Sequence[float] = ()
     value_rows: Sequence[range] = ()
-    drafting: Mapping[int, int] | None = None
+    drafting: Mapping[int, int] = field(default_factory=dict)
 
 
 class RequestFailure(NamedTuple):
@@ -88,6 +95,67 @@ class RequestFailure(NamedTuple):
     request: Request
     kind: str
     error: str
+
+
+def announce(requests: Sequence[SampledRequest], on_start: OnStart) -> None:
+    """Passes requests to `on_start` before anything is computed for them, each once."""
+    fresh = [request for request in requests if not request.announced]
+    if fresh:
+        on_start([Started(request.id, request.seed) for request in fresh])
+        for request in fresh:
+            request.announced = True
+
+
+class StepQueue:
+    """Queues the step that the scheduler will ask for if nothing else happens, and checks whether it was the
+    right one.
+
+    The scheduler decides as it would without: a step that it does not ask for is dropped, and the positions
+    that such a step has written to the cache are computed again before they are read.  `repeats` returns
+    whether the next batch computes the tokens that this one draws and nothing else, as far as can be known.
+    """
+
+    def __init__(self, executor: ChainingExecutor, repeats: Callable[[Batch], bool]) -> None:
+        self._executor = executor
+        self._repeats = repeats
+        self._queued: SubmittedStep | None = None  # with the batch before it
+        self._preemptions: list[int] = []  # of the requests of that batch, so far
+
+    def take(self, batch: Batch) -> SubmittedStep | None:
+        """Returns the step that was queued for this batch; None where there is none, and the batch has to be
+        submitted."""
+        queued, self._queued = self._queued, None
+        if queued is None:
+            return None
+        if not self._is_before(queued.batch.chunks, batch.chunks):
+            self._executor.drop(queued.ticket)
+            return None
+        rows = len(batch.chunks)
+        queued.batch, queued.drawn_rows = batch, [*range(rows)]
+        queued.shape = StepShape.of([(chunk.start, 1) for chunk in batch.chunks], rows, 1)
+        return queued if self._executor.adopt(queued.ticket) else None
+
+    def queue(self, step: SubmittedStep) -> None:
+        """Queues the step behind a submitted one, in which each sequence draws a token by its logits alone,
+        if the scheduler will ask for it."""
+        if not self._repeats(step.batch):
+            return
+        requests = [chunk.request for chunk in step.batch.chunks]
+        ends = frozenset[int]().union(*(request.stop_ids for request in requests))
+        following = self._executor.go_on(step.ticket, np.fromiter(ends, np.int32))
+        self._preemptions = [request.num_preemptions for request in requests]
+        self._queued = SubmittedStep(following, step.batch, [], {}, step.top_logprobs, step.shape)
+
+    def _is_before(self, before: Sequence[Chunk], chunks: Sequence[Chunk]) -> bool:
+        """Tells whether `chunks` compute the tokens that those before have drawn, and nothing else."""
+        return len(chunks) == len(before) and all(
+            chunk.request is last.request
+            and chunk.start == last.start + last.count
+            and chunk.count == 1
+            and not chunk.drafts
+            and chunk.request.num_preemptions == preemptions
+            for last, preemptions, chunk in zip(before, self._preemptions, chunks, strict=True)
+        )
 
 
 class Runner:
@@ -132,16 +200,15 @@ class Runner:
         states = [self._requests[chunk.request.id] for chunk in batch.chunks]
         if self._step_queue is None:
             return self._start(batch, states)
-        foreseen = self._step_queue.take(batch)
-        step = self._start(batch, states) if foreseen is None else _taken(foreseen, batch)
+        step = self._step_queue.take(batch) or self._start(batch, states)
         if all(state.draws_by_logits for state in states):
-            self._step_queue.queue(step.ticket, batch, step.top_logprobs)
+            self._step_queue.queue(step)
         return step
 
     def _start(self, batch: Batch, states: Sequence[RequestInputs]) -> SubmittedStep:
         """Makes the arrays of a batch, and hands them to the executor."""
         chunks = batch.chunks
-        self._announce_started(states)
+        announce([state.request for state in states], self._on_start)
         starts = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum([chunk.count for chunk in chunks], out=starts[1:])
         logits = LogitRows()
@@ -158,9 +225,9 @@ class Runner:
         each = max(drafting.values()) if drafting else 1
         masked = self._give_masks(ticket, states, chunks, drafting) if logits.masked else ((), ())
         shape = StepShape.of([(c.start, c.count) for c in chunks], len(logits.rows), each)
-        top = sampling.top_logprobs
+        reported = sampling.top_logprobs
         return SubmittedStep(
-            ticket, batch, drawn_rows, prompt_rows, top, shape, *masked, drafting=drafting or None
+            ticket, batch, drawn_rows, prompt_rows, reported, shape, *masked, drafting=drafting
         )
 
     def _give_masks(
@@ -184,31 +251,17 @@ class Runner:
             self._executor.give_masks(ticket, masks)
         return found, [end - began for began, end in pairwise(ended)]
 
-    def _announce_started(self, states: Sequence[RequestInputs]) -> None:
-        fresh = [state for state in states if not state.started]
-        if fresh:
-            self._on_start([Started(state.request.id, state.request.seed) for state in fresh])
-            for state in fresh:
-                state.started = True
-
     def wait(self, step: SubmittedStep) -> StepResult:
         """Waits for a batch; batches are waited for in the order in which they were submitted."""
         output = self._executor.wait(step.ticket)
         drawn = output.tokens.tolist()
         tokens = [[] if row is None else [drawn[row]] for row in step.drawn_rows]
         if step.drafting:
-            _add_verified(tokens, step, step.drafting, drawn, output.overflowed)
+            _add_verified(tokens, step, drawn, output.overflowed)
         failures = _overflows(step, output)
         if step.constrained:
             failures += _take_tokens(step, tokens, {failure.request for failure in failures})
         return StepResult(step, output, tokens, failures)
-
-
-def _taken(foreseen: QueuedStep, batch: Batch) -> SubmittedStep:
-    """Returns the submitted step of a step that was queued: one row of each request, which draws."""
-    rows = len(batch.chunks)
-    shape = StepShape.of([(chunk.start, 1) for chunk in batch.chunks], rows, 1)
-    return SubmittedStep(foreseen.ticket, batch, [*range(rows)], {}, foreseen.top_logprobs, shape)
 
 
 @dataclass(slots=True)  # not frozen, for speed: one is made for each step
@@ -262,15 +315,11 @@ def _overflows(step: SubmittedStep, output: StepOutput) -> list[RequestFailure]:
 
 
 def _add_verified(
-    tokens: list[list[int]],
-    step: SubmittedStep,
-    drafting: Mapping[int, int],
-    drawn: Sequence[int],
-    overflowed: Collection[int],
+    tokens: list[list[int]], step: SubmittedStep, drawn: Sequence[int], overflowed: Collection[int]
 ) -> None:
     """Gives chunks with drafts all accepted tokens. A draft's row that has no numbers, or no mask, does not
     count, nor do those behind it: it is computed again once its token is needed."""
-    for at, usable in drafting.items():
+    for at, usable in step.drafting.items():
         row = step.drawn_rows[at]
         assert row is not None
         end = next((each for each in range(row + 1, row + usable) if each in overflowed), row + usable)
@@ -286,9 +335,7 @@ def _take_tokens(
     for at in step.constrained:
         request = step.batch.chunks[at].request
         assert isinstance(request, SampledRequest)
-        if request.status is Status.FINISHED or request in failed:
-            continue
-        if request.constraint is None:
+        if request.status is Status.FINISHED or request in failed or request.constraint is None:
             continue
         for number, token in enumerate(tokens[at], 1):
             request.constraint.take(token)
@@ -347,37 +394,3 @@ def _add_prompt_rows(
         logits.report(first_row + position - 1 - chunk.start, scalars, prompt, position)
     state.prompt_known = max(state.prompt_known, end)
     return range(before, len(logits.rows))
-
-
-def tokens_of(chunks: Sequence[Chunk]) -> Ids:
-    """Returns the token ids of all rows [M]."""
-    flat: list[int] = []
-    for chunk in chunks:
-        if chunk.count == 1:
-            flat.append(chunk.request.tokens[chunk.start])
-        else:
-            flat += chunk.request.tokens[chunk.start : chunk.start + chunk.count]
-            flat += chunk.drafts
-    return np.array(flat, np.int32)
-
-
-def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:
-    """Returns the positions of all rows [M], from the first row [S + 1] of each chunk."""
-    if len(chunks) == 1:
-        return np.arange(chunks[0].start, chunks[0].start + chunks[0].count, dtype=np.int32)
-    offsets = np.array([chunk.start for chunk in chunks], np.int32) - starts[:-1]
-    return np.arange(starts[-1], dtype=np.int32) + np.repeat(offsets, np.diff(starts))
-
-
-def joining(limits: SchedulerConfig) -> Join:
-    """Returns the join of tables for a scheduler of these limits: where blocks are given back, tables have
-    empty places, and a column for each group."""
-    if limits.windows == (None,) and limits.state_span is None:
-        return join_tables
-    return partial(join_groups, groups=limits.tables)
-
-
-def join_groups(tables: Sequence[bytearray], groups: int) -> Ids:
-    """Joins tables with rows of a block for each group to [groups * S, B]; 0 where a place is empty."""
-    rows = join_tables(tables).reshape(len(tables), -1, groups)
-    return np.maximum(rows.transpose(2, 0, 1).reshape(groups * len(tables), -1), 0, order="C")

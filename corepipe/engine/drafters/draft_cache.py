@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from corepipe.engine.batch.block_table import BlockTable
+from corepipe.engine.batch.arrays import BlockTable
 from corepipe.scheduler.request import Request
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from corepipe.engine.batch.block_table import join_tables
-from corepipe.engine.batch.sampling import LogitRows, pack_scalars
+from corepipe.engine.batch.arrays import LogitRows, join_tables, pack_scalars
 from corepipe.engine.drafters.draft_cache import DraftCache, DraftProgress
 from corepipe.engine.drafters.speculation import RequestDrafter
 from corepipe.engine.sampling_parameters import TokenSampling

@@ -1,20 +1,56 @@
-"""The drafts of a request: from its client, its grammar, its own text, or a smaller model."""
+"""The drafts of a request: from its client, its grammar, its own text, or a smaller model, and how many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import log
 from typing import Protocol
 
+from corepipe.engine.batch.arrays import derive_seed
 from corepipe.engine.batch.requests import SampledRequest
-from corepipe.engine.batch.sampling import derive_seed
-from corepipe.engine.drafters.depth import DraftDepth
 from corepipe.engine.drafters.draft_cache import DraftProgress
-from corepipe.engine.drafters.grammar import GrammarProposer
-from corepipe.engine.drafters.ngram import NGramProposer
-from corepipe.engine.drafters.prediction import PredictionProposer
+from corepipe.engine.drafters.proposers import GrammarProposer, NGramProposer, PredictionProposer
 from corepipe.engine.drafters.synthetic import SyntheticDrafter
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.scheduler.request import Request
+
+ROW_COST = 0.1
+"""The cost of another row, as a share of a step of one row: a draft token must be at least so likely to be
+worth it. On the host 0.04 to 0.08, as weights are read once for up to 14 rows (`benchmarks/step.py`), and the
+cost of the draw."""
+
+MEMORY = 0.85
+"""The weight of earlier drafts in the acceptance rate, reduced by this factor after each batch that had
+some."""
+
+PROBE_TOKENS = 32
+"""After a rejected draft, another is tried after so many tokens."""
+
+
+class DraftDepth:
+    """Follows how often drafts were accepted. The n-th token of a draft is accepted with the n-th power of
+    the chance of one, and is proposed while that is more than its `cost`, as a share of a step of one row."""
+
+    def __init__(self, most: int, cost: float = ROW_COST) -> None:
+        self._most = most
+        self._cost = cost
+        self._right, self._judged = 1.6, 2.0
+        self._known = self._probe_at = 0
+
+    def next(self, known: int) -> int:
+        """Returns how many tokens to draft after `known` tokens."""
+        rate = min(self._right / self._judged, 0.99)
+        depth = int(log(self._cost) / log(rate)) if rate > self._cost else 0
+        self._known = known
+        return min(depth or int(known >= self._probe_at), self._most)
+
+    def verified(self, drafts: int, accepted: int) -> None:
+        """Takes in how many of the last draft tokens were accepted; those behind the first rejected one carry
+        no information."""
+        self._probe_at = self._known + PROBE_TOKENS
+        self._right = MEMORY * self._right + accepted
+        self._judged = MEMORY * self._judged + min(accepted + 1, drafts)
+
 
 PREDICTED_TOKENS = 12
 """Tokens of a prediction that are drafted at once, where no number is configured."""
@@ -81,10 +117,13 @@ class RequestDrafter:
 
 
 def speculation_of(
-    request: SampledRequest, config: SpeculativeConfig | None, draft_cost: float | None = None
+    config: SpeculativeConfig | None, draft_cost: float | None, no_drafts: str | None, request: SampledRequest
 ) -> RequestDrafter | SyntheticDrafter | None:
-    """Returns the drafter of a request; None where it has none. draft_cost: see RequestDrafter. Raises
-    ValueError for a prediction where the acceptance of drafts is assumed."""
+    """Returns the drafter of a request; None where it has none. draft_cost: see RequestDrafter. no_drafts:
+    why the model can have none (None: it can). Raises ValueError for a prediction then, and where the
+    acceptance of drafts is assumed."""
+    if request.prediction and no_drafts is not None:
+        raise ValueError(f"prediction: {no_drafts}")
     if not request.speculation:
         return None
     rates = None if config is None else config.synthetic_rates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corepipe.engine.batch.sampling import derive_seed
+from corepipe.engine.batch.arrays import derive_seed
 from corepipe.scheduler.request import Request
 
 RIGHT, WRONG = 0, -1

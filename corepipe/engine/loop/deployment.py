@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from corepipe.engine.batch.encoding import Encoding
 from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.channel import Counter
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.heartbeat import Counter
 from corepipe.engine.messages import Ready
 from corepipe.errors import UserError
 from corepipe.neuron.inputs import ChainingExecutor, Executor

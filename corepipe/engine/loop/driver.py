@@ -6,21 +6,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
+from corepipe.engine.batch.arrays import derive_seed, joining
 from corepipe.engine.batch.encoding import EncodingRunner
 from corepipe.engine.batch.grammar_pool import GrammarPool
-from corepipe.engine.batch.masks import GrammarCompiler, GrammarMatcher
-from corepipe.engine.batch.queued_step import StepQueue
+from corepipe.engine.batch.masks import GrammarCompiler
 from corepipe.engine.batch.requests import SampledRequest, to_request
-from corepipe.engine.batch.runner import OnStart, RequestFailure, Runner, joining
-from corepipe.engine.batch.sampling import derive_seed
+from corepipe.engine.batch.runner import OnStart, RequestFailure, Runner, StepQueue
 from corepipe.engine.loop.batch_delay import replica_of
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.loop.kv_events import CacheEvents
-from corepipe.engine.loop.loop import LEAD_SECONDS, Loop, RequestSource
-from corepipe.engine.loop.replica import BatchRunner, Completed, InFlight, Replica
-from corepipe.engine.loop.replica_stats import ReplicaStats
+from corepipe.engine.loop.loop import LEAD_SECONDS, Loop, ReplicaRouter, RequestSource, load_margin
+from corepipe.engine.loop.replica import BatchRunner, Completed, InFlight, Replica, ReplicaStats
 from corepipe.engine.loop.reporter import Reporter
-from corepipe.engine.loop.router import ReplicaRouter, load_margin
 from corepipe.engine.loop.synthetic_acceptance import SyntheticAcceptanceRunner
 from corepipe.engine.messages import Abort, Output, Started, Stats, Submit
 from corepipe.scheduler.kv_cache import CacheListener
@@ -81,8 +78,8 @@ class Driver:
             for replica in replicas:
                 replica.scheduler.listen(cache_events.log.of_replica(replica.number))
         self._reporter = Reporter()
-        self._grammars = GrammarPool(self._constrain, on_compiled)
-        self._compiler = GrammarCompiler(deployment.tokenizer, deployment.vocab_size)
+        self._on_compiled = on_compiled
+        self._grammars: GrammarPool | None = None  # until the first request with a grammar
         self._accepted = 0
         self._unreported: deque[Completed] = deque()
         self._outputs: list[Output] = []
@@ -114,8 +111,8 @@ class Driver:
         """Returns the host seconds to wait for commands before the next turn; None: without limit."""
         if self._unreported or self._outputs:
             return 0.0
-        known = [each for each in (self._loop.patience(), self._grammars.patience()) if each is not None]
-        return min(known, default=None)
+        known = [self._loop.patience(), None if self._grammars is None else self._grammars.patience()]
+        return min((each for each in known if each is not None), default=None)
 
     def turns(self, source: RequestSource) -> Iterator[None]:
         """Runs until the source is at its end; after each turn there may be `outputs`."""
@@ -123,7 +120,7 @@ class Driver:
 
     def turn(self) -> list[Output]:
         """Runs a whole turn, for callers that wait for no commands: the next event, however far off it is."""
-        if self._loop.next_event() == inf and not self._outputs:
+        if self._loop.next_event() == inf and not self._outputs and self._grammars is not None:
             self._grammars.wait()
         self.complete(within=inf)
         self.release()
@@ -159,7 +156,7 @@ class Driver:
     def release(self) -> None:
         """Lets requests start whose grammars have been compiled, and refuses those whose grammars cannot
         be."""
-        for done in self._grammars.take():
+        for done in () if self._grammars is None else self._grammars.take():
             request = done.request
             if request.status is Status.FINISHED:
                 continue
@@ -231,14 +228,15 @@ class Driver:
     def _compile(self, request: SampledRequest) -> None:
         """Starts the compilation of a grammar. In virtual time it takes no time: the next event must not
         depend on how long it takes here."""
+        if self._grammars is None:
+            compiler = GrammarCompiler(self._deployment.tokenizer, self._deployment.vocab_size)
+            self._grammars = GrammarPool(
+                lambda one: compiler.constraint(one.grammar, one.tokens[one.num_prompt :]), self._on_compiled
+            )
         self._grammars.start(request)
         while self._deployment.clock.virtual and len(self._grammars):
             self._grammars.wait()
             self.release()
-
-    def _constrain(self, request: SampledRequest) -> GrammarMatcher:
-        """See `grammar_pool.Compile`; called by the pool's threads."""
-        return self._compiler.constraint(request.grammar, request.tokens[request.num_prompt :])
 
     def _refuse(self, request_id: str, error: str, kind: str) -> None:
         ended = FinishReason.ERROR.value

@@ -10,7 +10,7 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from corepipe.engine.batch.sampling import derive_seed
+from corepipe.engine.batch.arrays import derive_seed
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Abort, Command, Failed, LoadProgress, Output, Outputs, Ready, Submit
 from corepipe.errors import UserError

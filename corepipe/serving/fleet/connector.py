@@ -15,7 +15,7 @@ import uvloop
 
 from corepipe.serving.fleet.identity import PEER
 from corepipe.serving.fleet.link import FleetLink
-from corepipe.serving.fleet.wire import SILENT_SECONDS, FromHost, Hello, host_decoder
+from corepipe.serving.fleet.wire import SILENT_SECONDS, FromHost, Hello
 from corepipe.version import __version__
 
 FIRST_PAUSE, MOST_PAUSE = 0.1, 2.0
@@ -144,7 +144,7 @@ class Connector:
             if not lost.done():
                 lost.set_result(reason)
 
-        self._link = link = FleetLink(host_decoder(), take, end)
+        self._link = link = FleetLink(FromHost, take, end)
         loop = asyncio.get_running_loop()
         connection = socket.socket(socket.AF_INET6 if ":" in self._at.address else socket.AF_INET)
         try:

@@ -18,7 +18,7 @@ from corepipe.engine.config import EngineConfig, validated
 from corepipe.engine.messages import Abort, Failed, Outputs, Ready, Submit
 from corepipe.errors import UserError, shown
 from corepipe.serving.fleet.link import FleetLink
-from corepipe.serving.fleet.wire import Beat, EngineOrder, FromFront, Gone, Hello, Loaded, front_decoder
+from corepipe.serving.fleet.wire import Beat, EngineOrder, FromFront, Gone, Hello, Loaded
 from corepipe.serving.supervision.child import EngineEnd
 from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineError
 from corepipe.serving.supervision.succession import Succession
@@ -247,7 +247,7 @@ class _IncomingFront:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._known = False
-        self.link: FleetLink[FromFront] = FleetLink(front_decoder(), self._take, self._lost, self._beat)
+        self.link: FleetLink[FromFront] = FleetLink(FromFront, self._take, self._lost, self._beat)
 
     def _beat(self) -> Beat:
         return Beat(dict(self._host.refused))

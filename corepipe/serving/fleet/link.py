@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from corepipe.engine.process.frames import FrameDecoder, FrameError, encode_frame
+from corepipe.engine.channel import FrameDecoder, FrameError, encode_frame
 from corepipe.serving.fleet.wire import BEAT_SECONDS, SILENT_SECONDS, Beat
 
 T = TypeVar("T")
 
 
 class FleetLink(asyncio.Protocol, Generic[T]):
-    """Passes the messages of the other side to `take`.  Calls `lost` once with the reason, then `take` no
-    more.
+    """Passes the messages of the other side, of a `kind`, to `take`; calls `lost` once with the reason, and
+    then `take` no more.
 
     While it is up it sends the Beat that `beat` returns, again and again.  All of it runs in one event loop,
     which must do nothing that takes long: a beat must not wait for a step of an engine.
@@ -23,12 +23,12 @@ class FleetLink(asyncio.Protocol, Generic[T]):
 
     def __init__(
         self,
-        frames: FrameDecoder[T],
+        kind: Any,  # noqa: ANN401 -- see FrameDecoder
         take: Callable[[Sequence[T]], None],
         lost: Callable[[str], None],
         beat: Callable[[], Beat] = Beat,
     ) -> None:
-        self._frames = frames
+        self._frames = FrameDecoder[T](kind)
         self._take = take
         self._lost = lost
         self._beat = beat

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from corepipe.engine.process.frames import encode_frame
+from corepipe.engine.channel import FrameDecoder, encode_frame
 from corepipe.errors import UserError
 from corepipe.serving.fleet.actor import HostActor
 from corepipe.serving.fleet.cluster import HOST, NAMESPACE, Cluster, Node
@@ -36,7 +36,6 @@ from corepipe.serving.fleet.manager_messages import (
     ToManager,
     UnauthenticatedCounts,
     WantedHosts,
-    order_decoder,
 )
 from corepipe.signals import leave_to_parent
 
@@ -254,7 +253,7 @@ def _manage(manager: Manager, orders: queue.SimpleQueue[ToManager | None]) -> No
 
 def _read(connection: socket.socket, orders: queue.SimpleQueue[ToManager | None]) -> None:
     """Puts the front's messages into a queue, then None; then ends this process soon, whatever Ray does."""
-    frames = order_decoder()
+    frames = FrameDecoder[ToManager](ToManager)
     with contextlib.suppress(OSError):
         while data := connection.recv(READ_BYTES):
             for order in frames.feed(data):

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-from corepipe.engine.process.frames import FrameDecoder
-
 
 class PlacedHost(msgspec.Struct, frozen=True):
     """A host that listens: see `connector.HostAddress`.  node_id: Ray's id of its node."""
@@ -96,13 +94,3 @@ class FleetRefusal(msgspec.Struct, frozen=True, tag=True):
 
 ToManager = BeginFleet | WantedHosts | StopHost | FrontStatus
 FromManager = HostUp | HostDown | DrainHost | UnauthenticatedCounts | FleetRefusal
-
-
-def manager_decoder() -> FrameDecoder[FromManager]:
-    """Decodes the messages of the manager."""
-    return FrameDecoder(msgspec.msgpack.Decoder(FromManager))
-
-
-def order_decoder() -> FrameDecoder[ToManager]:
-    """Decodes the messages of the front to the manager."""
-    return FrameDecoder(msgspec.msgpack.Decoder(ToManager))

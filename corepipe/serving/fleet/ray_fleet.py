@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import cast
 
-from corepipe.engine.process.frames import FrameError, encode_frame
+from corepipe.engine.channel import FrameDecoder, FrameError, encode_frame
 from corepipe.errors import UserError
 from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.hosts import Front
@@ -28,7 +28,6 @@ from corepipe.serving.fleet.manager_messages import (
     StopHost,
     UnauthenticatedCounts,
     WantedHosts,
-    manager_decoder,
 )
 from corepipe.signals import held_back
 
@@ -128,7 +127,7 @@ class _ManagerProcess(asyncio.Protocol):
         self.lost = asyncio.Event()
         self._process = process
         self._hear = hear
-        self._frames = manager_decoder()
+        self._frames = FrameDecoder[FromManager](FromManager)
         self._transport: asyncio.Transport | None = None
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.loop.router import ReplicaView, choose_replica, load_margin
+from corepipe.engine.loop.loop import ReplicaView, choose_replica, load_margin
 from corepipe.engine.messages import KEY_BYTES, Prefixes, Submit
 from corepipe.scheduler.prefix_index import RecentPrefixes
 from corepipe.scheduler.request import first_key, next_key

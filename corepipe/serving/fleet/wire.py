@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from corepipe.engine.messages import Abort, Failed, LoadProgress, Outputs, Ready, Submit
-from corepipe.engine.process.frames import FrameDecoder
 
 BEAT_SECONDS = 0.25
 """The time between two beats, in each direction."""
@@ -64,13 +63,3 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
 
 FromFront = Hello | EngineOrder | Beat
 FromHost = Loaded | Gone | Outputs | LoadProgress | Beat | Failed
-
-
-def front_decoder() -> FrameDecoder[FromFront]:
-    """Decodes the messages of a front."""
-    return FrameDecoder(msgspec.msgpack.Decoder(FromFront))
-
-
-def host_decoder() -> FrameDecoder[FromHost]:
-    """Decodes the messages of a host."""
-    return FrameDecoder(msgspec.msgpack.Decoder(FromHost))

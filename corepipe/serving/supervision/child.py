@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from corepipe.engine.channel import FrameDecoder, FrameError, encode_frame
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Event, LoadProgress, Outputs, Ready, Shutdown
-from corepipe.engine.process.frames import FrameError, encode_frame, event_decoder
 from corepipe.errors import UserError
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
 from corepipe.serving.supervision.watchdog import SERVING, TICK_SECONDS, HangLimits, Watchdog, look_at
@@ -196,7 +196,7 @@ class _ChildConnection(asyncio.Protocol):
         self._epoch = epoch
         self._take = take
         self._progress = progress
-        self._frames = event_decoder()
+        self._frames = FrameDecoder[Event](Event)
         self._transport: asyncio.Transport | None = None
         self._failure: Exception = EngineError("the engine ended while it was loading")
 

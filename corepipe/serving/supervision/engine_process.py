@@ -14,10 +14,9 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
+from corepipe.engine.channel import Heartbeat, encode_frame, make_heartbeat
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.heartbeat import Heartbeat, make_heartbeat
 from corepipe.engine.messages import Start
-from corepipe.engine.process.frames import encode_frame
 from corepipe.signals import held_back
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "corepipe.engine.process")

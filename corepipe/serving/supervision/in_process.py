@@ -11,7 +11,7 @@ from collections.abc import Callable
 from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Command, LoadProgress, Outputs, Ready, Shutdown
-from corepipe.engine.process.serve import serve
+from corepipe.engine.process.session import serve
 from corepipe.serving.supervision.client import StreamingClient
 
 

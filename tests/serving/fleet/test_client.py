@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from corepipe.engine.channel import FrameDecoder, encode_frame
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Failed, FleetOutput, Output, Outputs, Prefixes, Ready, Started
-from corepipe.engine.process.frames import encode_frame
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.errors import UserError
 from corepipe.serving.fleet import client as fleet_client
@@ -30,7 +30,7 @@ from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.identity import PEER, Identity
 from corepipe.serving.fleet.remote import RemoteHost
 from corepipe.serving.fleet.scaler import Scaler
-from corepipe.serving.fleet.wire import Beat, EngineOrder, Hello, host_decoder
+from corepipe.serving.fleet.wire import Beat, EngineOrder, FromHost, Hello
 from corepipe.serving.supervision.client import EngineClient
 from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
@@ -421,7 +421,7 @@ def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(
 def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> None:
     def says(at: HostAddress, context: ssl.SSLContext | None, *messages: object) -> list[object]:
         """Returns the answers of a host to some messages, up to the first that is no Beat."""
-        frames, heard = host_decoder(), []
+        frames, heard = FrameDecoder[FromHost](FromHost), []
         with socket.create_connection((at.address, at.port)) as plain:
             link = plain if context is None else context.wrap_socket(plain, server_hostname=PEER)
             with link:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.loop.router import ReplicaView, choose_replica, load_margin
+from corepipe.engine.loop.loop import ReplicaView, choose_replica, load_margin
 from corepipe.engine.messages import Prefixes, Submit
 from corepipe.engine.process.prefix_changes import PrefixChanges
 from corepipe.scheduler.request import Request

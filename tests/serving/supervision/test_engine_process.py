@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from corepipe.engine.channel import FrameDecoder, encode_frame
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Start
-from corepipe.engine.process.frames import encode_frame, start_decoder
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
 
 CONFIG = EngineConfig(model="tiny")
@@ -37,7 +37,7 @@ def test_what_it_loads_is_said_once_however_often_it_is_told() -> None:
         with pytest.raises(ValueError, match="something else"):
             one.tell(CONFIG, 1)
         one.socket.sendall(encode_frame(Start({}, 9)))
-        frames, heard = start_decoder(), []
+        frames, heard = FrameDecoder[Start](Start), []
         while len(heard) < 2:
             heard += frames.feed(one.socket.recv(1 << 16))
         assert heard == [Start(CONFIG.model_dump(mode="json"), 0), Start({}, 9)]

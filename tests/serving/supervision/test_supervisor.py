@@ -16,9 +16,9 @@ import psutil
 import pytest
 import uvloop
 
+from corepipe.engine.channel import encode_frame
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Output, Outputs, Ready
-from corepipe.engine.process.frames import encode_frame
 from corepipe.serving.supervision import child as child_module
 from corepipe.serving.supervision import succession
 from corepipe.serving.supervision.child import EngineChild
@@ -500,7 +500,7 @@ def test_who_has_waited_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 FORGER = """
 import socket, sys
-from corepipe.engine.process.frames import encode_frame
+from corepipe.engine.channel import encode_frame
 from corepipe.engine.messages import Output, Outputs, Ready
 with socket.socket(fileno=int(sys.argv[1])) as connection:
     connection.recv(1 << 16)
@@ -526,7 +526,7 @@ def test_news_of_another_engine_are_not_heard() -> None:
 
 LAST_WORDS = """
 import socket, sys
-from corepipe.engine.process.frames import encode_frame
+from corepipe.engine.channel import encode_frame
 from corepipe.engine.messages import Failed, Outputs, Ready, Started
 with socket.socket(fileno=int(sys.argv[1])) as connection:
     connection.recv(1 << 16)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.engine.heartbeat import Heartbeat, make_heartbeat
+from corepipe.engine.channel import Heartbeat, make_heartbeat
 from corepipe.serving.supervision.watchdog import (
     SERVING,
     SUSPICIOUS_SECONDS,
@@ -103,7 +103,7 @@ def test_a_heartbeat_is_seen_by_another_process() -> None:
         heartbeat = Heartbeat(fd)
         assert heartbeat.read() == 0
         code = (
-            "import sys; from corepipe.engine.heartbeat import Heartbeat; beat = Heartbeat(int(sys.argv[1]));"
+            "import sys; from corepipe.engine.channel import Heartbeat; beat = Heartbeat(int(sys.argv[1]));"
             "beat.beat(); beat.beat(); beat.native[0] += 5"
         )
         subprocess.run([sys.executable, "-c", code, str(fd)], pass_fds=[fd], check=True)

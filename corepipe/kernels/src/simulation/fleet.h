@@ -25,7 +25,7 @@ struct Asked {
 // of a fleet depends on its events, not on its time.
 class Fleet {
  public:
-  // A replica for each of `times`; margin: see corepipe/engine/loop/router.py.  told: whether news is collected.
+  // A replica for each of `times`; margin: see corepipe/engine/loop/loop.py.  told: whether news is collected.
   Fleet(const Limits& limits, Policy policy, const std::vector<std::pair<std::shared_ptr<StepTimes>, HostSeconds>>& of,
         int margin, bool told);
   Fleet(const Fleet&) = delete;

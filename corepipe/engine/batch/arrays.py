@@ -1,4 +1,4 @@
-"""From requests' sampling parameters to the arrays of a SamplingBatch.
+"""Requests as arrays: their sampling parameters, tokens and positions, and their tables of KV blocks.
 
 Each request packs its scalars once; a step joins the packed rows. Lists (biases, seen tokens) are kept only
 by the requests whose parameters need them.
@@ -6,9 +6,11 @@ by the requests whose parameters need them.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from struct import Struct
 from typing import TypeVar
@@ -18,7 +20,8 @@ import numpy.typing as npt
 
 from corepipe.engine.sampling_parameters import TokenSampling, columns_of
 from corepipe.neuron.inputs import SamplingBatch
-from corepipe.scheduler.request import Request
+from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.request import Chunk, Request
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -264,3 +267,71 @@ def _ragged(pairs: Sequence[tuple[Ids, npt.NDArray[N]]]) -> tuple[Ids, Ids, npt.
     """Returns the offsets [R + 1] of each pair when all are laid end to end, and the two long arrays."""
     offsets = np.cumsum([0, *(len(ids) for ids, _ in pairs)], dtype=np.int32)
     return offsets, np.concatenate([ids for ids, _ in pairs]), np.concatenate([other for _, other in pairs])
+
+
+INT32 = 4
+"""Bytes."""
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """A request's block table as int32 bytes, which a step joins with others without touching each entry."""
+
+    data: bytearray = field(default_factory=bytearray)
+    preemptions: int = 0
+
+    def follow(self, request: Request) -> bytearray:
+        """Adds the request's new blocks to the table; between preemptions blocks are only added, and entries
+        of blocks that have been taken away since are not read any more."""
+        if self.preemptions != request.num_preemptions:
+            self.preemptions = request.num_preemptions
+            self.data.clear()
+        known = len(self.data) // INT32
+        if known < len(request.block_ids):
+            self.data += array("i", request.block_ids[known:]).tobytes()
+        return self.data
+
+
+def join_tables(tables: Sequence[bytearray]) -> Ids:
+    """Joins the tables to [S, B], B the most blocks that one of the requests has."""
+    width = max(map(len, tables))
+    joined = bytearray().join([table.ljust(width, b"\0") for table in tables])
+    return np.frombuffer(joined, np.int32).reshape(len(tables), -1)
+
+
+Join = Callable[[Sequence[bytearray]], Ids]
+"""Joins the tables of a batch's requests, as the executor takes them."""
+
+
+def tokens_of(chunks: Sequence[Chunk]) -> Ids:
+    """Returns the token ids of all rows [M]."""
+    flat: list[int] = []
+    for chunk in chunks:
+        if chunk.count == 1:
+            flat.append(chunk.request.tokens[chunk.start])
+        else:
+            flat += chunk.request.tokens[chunk.start : chunk.start + chunk.count]
+            flat += chunk.drafts
+    return np.array(flat, np.int32)
+
+
+def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:
+    """Returns the positions of all rows [M], from the first row [S + 1] of each chunk."""
+    if len(chunks) == 1:
+        return np.arange(chunks[0].start, chunks[0].start + chunks[0].count, dtype=np.int32)
+    offsets = np.array([chunk.start for chunk in chunks], np.int32) - starts[:-1]
+    return np.arange(starts[-1], dtype=np.int32) + np.repeat(offsets, np.diff(starts))
+
+
+def joining(limits: SchedulerConfig) -> Join:
+    """Returns the join of tables for a scheduler of these limits: where blocks are given back, tables have
+    empty places, and a column for each group."""
+    if limits.windows == (None,) and limits.state_span is None:
+        return join_tables
+    return partial(join_groups, groups=limits.tables)
+
+
+def join_groups(tables: Sequence[bytearray], groups: int) -> Ids:
+    """Joins tables with rows of a block for each group to [groups * S, B]; 0 where a place is empty."""
+    rows = join_tables(tables).reshape(len(tables), -1, groups)
+    return np.maximum(rows.transpose(2, 0, 1).reshape(groups * len(tables), -1), 0, order="C")

@@ -1,12 +1,23 @@
-"""Frames on a byte stream: a 4-byte little-endian length and one msgpack message of a known type."""
+"""The channels between a server and its engine: frames of messages on a socket, and a heartbeat in memory.
+
+A frame is a 4-byte little-endian length and one msgpack message of a known type.
+
+The heartbeat shows without a message whether the engine makes progress.  It has two counters, each written by
+one thread: one grows with every turn of the loop, also while that waits for commands; the other is the native
+executor and grows while a batch is computed.
+"""
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from corepipe.engine.messages import MAX_FRAME, Command, Event, Start
+from corepipe.engine.messages import MAX_FRAME
 
 T = TypeVar("T")
 
@@ -27,10 +38,10 @@ def encode_frame(message: object) -> bytes:
 
 
 class FrameDecoder(Generic[T]):
-    """Cuts a byte stream, however it arrives, into messages."""
+    """Cuts a byte stream, however it arrives, into messages of a `kind`: a Struct, or a union of several."""
 
-    def __init__(self, decoder: msgspec.msgpack.Decoder[T]) -> None:
-        self._decode = decoder.decode
+    def __init__(self, kind: Any) -> None:  # noqa: ANN401 -- a union is no type for mypy
+        self._decode: Callable[[bytes | bytearray], T] = msgspec.msgpack.Decoder(kind).decode
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[T]:
@@ -55,11 +66,6 @@ class FrameDecoder(Generic[T]):
         size = int.from_bytes(self._buffer[:HEADER], "little") if have >= HEADER else 0
         return HEADER + size - have
 
-    def close(self) -> None:
-        """Ends the stream. Raises FrameError where it ended within a frame."""
-        if self._buffer:
-            raise FrameError(f"the stream ended within a frame, {len(self._buffer)} bytes into it")
-
     def _end_of_frame(self, start: int) -> int | None:
         body = start + HEADER
         if len(self._buffer) < body:
@@ -76,16 +82,39 @@ class FrameDecoder(Generic[T]):
             raise FrameError(f"not a message of this protocol: {error}") from error
 
 
-def start_decoder() -> FrameDecoder[Start]:
-    """Decodes the first frame to an engine."""
-    return FrameDecoder(msgspec.msgpack.Decoder(Start))
+Counter = memoryview
+"""A counter of one int64, [1]."""
+
+BEAT_SECONDS = 0.25
+"""The longest time between two beats of an engine without work."""
+
+_BYTES = 4096
+_LOOP, _NATIVE = 0, 8
+"""Places of the counters, in int64: each has a cache line of its own."""
 
 
-def command_decoder() -> FrameDecoder[Command]:
-    """Decodes messages of a server to an engine."""
-    return FrameDecoder(msgspec.msgpack.Decoder(Command))
+class Heartbeat:
+    """One end of the memory behind the file descriptor `fd`, which stays the caller's."""
+
+    def __init__(self, fd: int) -> None:
+        self._counts = memoryview(mmap.mmap(fd, _BYTES)).cast("q")
+        self.native: Counter = self._counts[_NATIVE : _NATIVE + 1]
+
+    def beat(self) -> None:
+        """Counts a turn of the engine's loop."""
+        self._counts[_LOOP] += 1
+
+    def read(self) -> int:
+        """Returns a number that changes as long as the engine makes progress."""
+        return self._counts[_LOOP] + self._counts[_NATIVE]
 
 
-def event_decoder() -> FrameDecoder[Event]:
-    """Decodes messages of an engine to a server."""
-    return FrameDecoder(msgspec.msgpack.Decoder(Event))
+def make_heartbeat() -> int:
+    """Returns a file descriptor of new, zeroed memory; the caller closes it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("corepipe-heartbeat")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, _BYTES)
+    return fd
