@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from importlib import import_module
 from math import prod
@@ -31,7 +32,7 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields, read_json
 from corepipe.models.sentence_transformers import SentenceModel, read_sentence_model
 from corepipe.models.task_choice import Subject, choose
-from corepipe.models.tasks import Head, TaskInfo
+from corepipe.models.tasks import TaskInfo
 from corepipe.models.weight_map import MappedCheckpoint, WeightMap
 from corepipe.neuron.formats import FORMATS, Format
 from corepipe.neuron.graph import Graph
@@ -41,25 +42,32 @@ if TYPE_CHECKING:
     from corepipe.models.text.tokenizer import Tokenizer
 
 
-def _no_classes(_config: ModelConfig) -> None:
-    """Returns None: the class head of a family that classifies no texts."""
+def _nothing(*_given: object) -> None:
+    """Stands for a function that a family does not have."""
+
+
+def _plain_weights(_config: ModelConfig) -> WeightMap:
+    """Returns the map where every weight is a tensor of its own, under its name."""
+    return WeightMap()
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """The functions that a module of `families` offers; each family has its own kind of config.
 
-    configure: reads and checks the configuration; raises UserError. build: builds the forward pass of a
-    config in a format, for a number of positions, under a name. weights: maps the graph's weights to tensors
-    of a checkpoint. trunk: for an encoder, appends all Ops up to its hidden states. class_head: describes how
-    classes are computed from them.
+    configure: reads and checks the configuration; raises UserError. weights: maps the graph's weights to
+    tensors of a checkpoint. build: appends the Ops of the forward pass. trunk, base: an encoder has these
+    instead, of which one appends all Ops up to its hidden states, and the other those of its own result.
+    class_head: describes how classes are computed from hidden states. builder: of a network over images.
     """
 
     configure: Callable[[Fields], ModelConfig]
-    build: Callable[[Any, Format, int, str], Graph]
-    weights: Callable[[Any], WeightMap]
+    weights: Callable[[Any], WeightMap] = _plain_weights
+    build: Callable[[Any, Any], None] = _nothing
     trunk: Callable[[GraphBuilder, Any], Value] | None = None
-    class_head: Callable[[Any], ClassHead | None] = _no_classes
+    base: Callable[[GraphBuilder, Value, Any], None] = _nothing
+    class_head: Callable[[Any], ClassHead | None] = _nothing
+    builder: type[GraphBuilder] = GraphBuilder
 
 
 class Architecture:
@@ -106,19 +114,17 @@ class Architecture:
         positions = most if max_positions is None else max_positions
         if not 1 <= positions <= most:
             raise UserError(f"{self.name} has {most} positions, {positions} were requested", "max_model_len")
-        if task is None or task.head is None:
-            return self._family.build(self.config, fmt, positions, self.name)
-        return self._headed(fmt, positions, task.head)
-
-    def _headed(self, fmt: Format, positions: int, head: Head) -> Graph:
-        """Returns the forward pass with a task's head."""
-        trunk, config = self._family.trunk, self.config
-        if trunk is None:
-            return vectors_of(self._family.build(config, fmt, positions, self.name), config, head)
-        b = GraphBuilder(config, every_row=True)
-        output = put_on(b, trunk(b, config), head, self._family.class_head(config))
-        graph = b.finish(self.name, fmt, positions, causal=False, outputs=[output])
-        return replace(graph, tied={})
+        family, config, head = self._family, self.config, None if task is None else task.head
+        if head is not None and family.trunk is None:
+            return vectors_of(Architecture.graph(self, fmt, positions), config, head)
+        b = family.builder(config, positions, every_row=family.trunk is not None)
+        if family.trunk is None:
+            family.build(b, config)
+        elif head is None:
+            family.base(b, family.trunk(b, config), config)
+        else:
+            put_on(b, family.trunk(b, config), head, family.class_head(config))
+        return b.finish(self.name, fmt)
 
     def task(self, asked: str = "auto") -> TaskInfo:
         """Describes what the model does for a task by name, or for `auto`; reads no weights.
@@ -227,18 +233,8 @@ def family(fields: Fields) -> Family:
             "model_type", f"{shown(repr(model_type), 60)} is not supported (known: {', '.join(FAMILIES)})"
         )
     module = import_module(f"{families.__name__}.{FAMILIES[model_type]}")
-    return Family(
-        configure=module.configure,
-        build=module.build,
-        weights=getattr(module, "weights", _plain_weights),
-        trunk=getattr(module, "trunk", None),
-        class_head=getattr(module, "class_head", _no_classes),
-    )
-
-
-def _plain_weights(_config: ModelConfig) -> WeightMap:
-    """Returns the map where every weight is a tensor of its own, under its name."""
-    return WeightMap()
+    offered = {field.name: getattr(module, field.name, None) for field in dataclass_fields(Family)}
+    return Family(**{name: one for name, one in offered.items() if one is not None})
 
 
 def architecture(source: str) -> Architecture:

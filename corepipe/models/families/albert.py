@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from corepipe.models.families import classic, encoder
-from corepipe.models.families.encoder import EncoderConfig
+from corepipe.models.families.encoder import EncoderConfig, base
 from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.axes import hidden
-from corepipe.neuron.formats import Format, Function
-from corepipe.neuron.graph import Graph
+from corepipe.neuron.formats import Function
 from corepipe.neuron.values import Value
 
-LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+__all__ = ["base", "class_head", "configure", "trunk", "weights"]
+
 NAMES = classic.Names(
-    norms=(f"{LAYER}.attention.LayerNorm", f"{LAYER}.full_layer_layer_norm"),
-    attention=f"{LAYER}.attention",
+    "albert.encoder.albert_layer_groups.0.albert_layers.0",
+    norms=("attention.LayerNorm", "full_layer_layer_norm"),
+    attention="attention",
+    out="attention.dense",
+    up="ffn",
+    down="ffn_output",
     qkv=("query", "key", "value"),
-    out=f"{LAYER}.attention.dense",
-    up=f"{LAYER}.ffn",
-    down=f"{LAYER}.ffn_output",
 )
 
 GUESSES = ("predictions.dense", "predictions.LayerNorm", "predictions.decoder")
@@ -36,17 +36,7 @@ def configure(fields: Fields) -> EncoderConfig:
 
 def trunk(b: GraphBuilder, config: EncoderConfig) -> Value:
     """Appends the Ops up to every token's hidden state."""
-    x = encoder.embeddings(b, config)
-    mapping = "albert.encoder.embedding_hidden_mapping_in"
-    x = b.linear(x, mapping, hidden(config.hidden_size), bias=True)
-    for _ in b.layers():
-        x = classic.norm_last(b, x, NAMES, classic.bidirectional)
-    return x
-
-
-def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to a vector a sequence."""
-    return encoder.build(config, fmt, max_positions, name, trunk)
+    return encoder.trunk(b, config, NAMES, project="albert.encoder.embedding_hidden_mapping_in")
 
 
 def weights(config: EncoderConfig) -> WeightMap:

@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 
 from corepipe.models.config import ModelConfig, common
 from corepipe.models.families import llama, mamba2
-from corepipe.models.families.blocks import gated_mlp, output
+from corepipe.models.families.blocks import gated_mlp
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.mamba2 import Mamba2Config
 from corepipe.models.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import HeadLayout, hidden
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 LONGEST = 262_144
@@ -22,6 +20,8 @@ LONGEST = 262_144
 
 ROTATED = 0.5
 """The rotated share of a head: transformers supports no other."""
+
+NORMS = llama.Norms(feed_forward="pre_ff_layernorm", last="model.final_layernorm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,27 +93,32 @@ def weights(config: BambaConfig) -> WeightMap:
     return WeightMap(parts=mamba2.mixer_parts(config.mixer))
 
 
-def build(config: BambaConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.embed()
-    for layer in b.layers():
-        prefix = f"model.layers.{layer}"
-        normed = b.norm(x, f"{prefix}.input_layernorm")
-        if config.attending[layer]:
-            attended, x = b.only_wanted(llama.attention(b, normed), x)
-            x = b.add(x, output(b, attended, f"{prefix}.self_attn.o_proj"))
-        else:
-            out, x = recurrent(b, x, normed, f"{prefix}.mamba", config.mixer)
-            x = b.add(x, out)
-        x = b.add(x, gated_mlp(b, b.norm(x, f"{prefix}.pre_ff_layernorm"), f"{prefix}.feed_forward"))
-    b.head(b.norm(x, "model.final_layernorm"))
-    return b.finish(name, fmt, max_positions)
+def build(b: GraphBuilder, config: BambaConfig) -> None:
+    mixed = Mixed(config.attending, config.mixer)
+    b.head(llama.decoder(b, b.embed(), _feed_forward, mixed.attend, norms=NORMS, project=mixed.project))
 
 
-def recurrent(
-    b: GraphBuilder, x: Value, normed: Value, prefix: str, mixer: Mamba2Config
-) -> tuple[Value, Value]:
-    """Returns what a layer's mixer adds to the residual stream, and the rows of that stream to add it to."""
-    gated, x = b.only_wanted(mamba2.mixer(b, normed, prefix, mixer), x)
-    return b.linear(gated, f"{prefix}.out_proj", hidden(b.config.hidden_size), mixer.mlp_bias), x
+def _feed_forward(b: GraphBuilder, x: Value) -> Value:
+    return gated_mlp(b, x, f"model.layers.{b.layer}.feed_forward")
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The layers of a hybrid: those of `attending` have attention, the others a mixer of Mamba-2."""
+
+    attending: tuple[bool, ...]
+    mixer: Mamba2Config
+    attention: llama.Attend = llama.attention
+
+    def attend(self, b: GraphBuilder, x: Value) -> Value:
+        """Appends a layer's attention or mixer, before its output projection."""
+        if self.attending[b.layer]:
+            return self.attention(b, x)
+        return mamba2.mixer(b, x, f"model.layers.{b.layer}.mamba", self.mixer)
+
+    def project(self, b: GraphBuilder, made: Value) -> Value:
+        """Appends the output projection."""
+        if self.attending[b.layer]:
+            return llama.projected(b, made)
+        name = f"model.layers.{b.layer}.mamba.out_proj"
+        return b.linear(made, name, hidden(b.config.hidden_size), self.mixer.mlp_bias)

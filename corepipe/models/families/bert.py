@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from corepipe.models.families import encoder
-from corepipe.models.families.encoder import EncoderConfig, build, trunk, weights
+from corepipe.models.families.encoder import EncoderConfig, base, trunk, weights
 from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.fields import Fields
 from corepipe.neuron.formats import Function
 
-__all__ = ["build", "class_head", "configure", "trunk", "weights"]
+__all__ = ["base", "class_head", "configure", "trunk", "weights"]
 
 
 def configure(fields: Fields) -> EncoderConfig:

@@ -8,10 +8,7 @@ from corepipe.models.families.blocks import fused
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap, heads_by_group
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 
-EMBEDDING = "transformer.word_embeddings.weight"
 KEYS = {
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -37,13 +34,7 @@ def weights(config: ModelConfig) -> WeightMap:
     )
 
 
-def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.norm(b.embed(EMBEDDING), "transformer.word_embeddings_layernorm")
-    for layer in b.layers():
-        x = classic.sequential(
-            b, x, classic.fused_names(f"transformer.h.{layer}", "self_attention"), classic.alibi
-        )
-    b.head(b.norm(x, "transformer.ln_f"))
-    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
+def build(b: GraphBuilder, _config: ModelConfig) -> None:
+    x = b.norm(b.embed("transformer.word_embeddings.weight"), "transformer.word_embeddings_layernorm")
+    names = classic.fused_names("transformer.h.{}", "self_attention")
+    classic.decoder(b, x, names, classic.alibi, "transformer.ln_f")

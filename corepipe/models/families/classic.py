@@ -33,25 +33,37 @@ GPT2_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of one layer's weights. `qkv` are under `attention`; a single norm serves both blocks."""
+    """The names of a layer's weights under `block`, in which {} stands for the layer's number. `qkv` are
+    under `attention`; a single norm serves both blocks."""
 
+    block: str
     norms: tuple[str, ...]
     attention: str
-    qkv: tuple[str, str, str]
     out: str
     up: str
     down: str
+    qkv: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
+
+    def of(self, layer: int) -> Names:
+        """Returns the whole names of a layer."""
+        block = self.block.format(layer)
+        attention, out, up, down = (
+            f"{block}.{part}" for part in (self.attention, self.out, self.up, self.down)
+        )
+        norms = tuple(f"{block}.{norm}" for norm in self.norms)
+        return Names(block, norms, attention, out, up, down, self.qkv)
 
 
-def fused_names(block: str, attention: str, *norms: str) -> Names:
-    """Returns the names of a layer of BLOOM, Falcon or GPT-NeoX; `norms`: others than the usual two."""
+def fused_names(block: str, attention: str) -> Names:
+    """Returns the names of a layer of BLOOM, Falcon or GPT-NeoX."""
     return Names(
-        norms=norms or (f"{block}.input_layernorm", f"{block}.post_attention_layernorm"),
-        attention=f"{block}.{attention}",
+        block,
+        norms=("input_layernorm", "post_attention_layernorm"),
+        attention=attention,
+        out=f"{attention}.dense",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
         qkv=fused("query_key_value"),
-        out=f"{block}.{attention}.dense",
-        up=f"{block}.mlp.dense_h_to_4h",
-        down=f"{block}.mlp.dense_4h_to_h",
     )
 
 
@@ -102,6 +114,7 @@ def alibi(b: GraphBuilder, qkv: Projected) -> Value:
 
 def sequential(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
     """Appends x plus attention of its norm; that plus the feed-forward of its norm."""
+    names = names.of(b.layer)
     attended = attend(b, project(b, b.norm(x, names.norms[0]), names.attention, names.qkv))
     attended, x = b.only_wanted(attended, x)
     x = b.add(x, output(b, attended, names.out))
@@ -110,6 +123,7 @@ def sequential(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value
 
 def norm_last(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
     """Appends the norm of x plus attention; then that of the feed-forward added (Vaswani et al. 2017)."""
+    names = names.of(b.layer)
     attended = attend(b, project(b, x, names.attention, names.qkv))
     attended, x = b.only_wanted(attended, x)
     x = b.norm(b.add(x, output(b, attended, names.out)), names.norms[0])
@@ -118,9 +132,30 @@ def norm_last(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
 
 def parallel(b: GraphBuilder, x: Value, names: Names, attend: Attend) -> Value:
     """Appends x plus attention and feed-forward, both of x's norm, or each of its own norm."""
+    names = names.of(b.layer)
     first = b.norm(x, names.norms[0])
     second = b.norm(x, names.norms[1]) if len(names.norms) > 1 else first
     attended = attend(b, project(b, first, names.attention, names.qkv))
     attended, second, x = b.only_wanted(attended, second, x)
     both = b.add(output(b, attended, names.out), mlp(b, second, names.up, names.down))
     return b.add(x, both)
+
+
+Block = Callable[[GraphBuilder, Value, Names, Attend], Value]
+"""One of the kinds of layers above."""
+
+
+def decoder(
+    b: GraphBuilder,
+    x: Value,
+    names: Names,
+    attend: Attend,
+    last: str,
+    block: Block = sequential,
+    head: str = "lm_head",
+    bias: bool = False,
+) -> None:
+    """Appends all layers to the embedded x, then the norm `last` and the head."""
+    for _ in b.layers():
+        x = block(b, x, names, attend)
+    b.head(b.norm(x, last), head, bias)

@@ -10,8 +10,6 @@ from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import Stacked, WeightMap, rotated_pairs
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 ROPE_THETA = 500000.0
@@ -47,14 +45,8 @@ def weights(config: CohereConfig) -> WeightMap:
     return WeightMap(parts=rotated_pairs(heads), stacked=gains if config.head_norms else {})
 
 
-def build(config: CohereConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.embed()
-    for _ in b.layers():
-        x = llama.side_by_side(b, x, _attention)
-    b.scale(b.head(b.norm(x, "model.norm")), config.logit_scale)
-    return b.finish(name, fmt, max_positions)
+def build(b: GraphBuilder, config: CohereConfig) -> None:
+    b.scale(b.head(llama.side_by_side(b, b.embed(), _attention)), config.logit_scale)
 
 
 def _attention(b: GraphBuilder, x: Value) -> Value:

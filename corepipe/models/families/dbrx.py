@@ -12,8 +12,6 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.fields import MAX_HEADS, Fields
 from corepipe.models.weight_map import WeightMap, heads_in_turn
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Scoring
 from corepipe.neuron.values import Value
 
@@ -71,9 +69,7 @@ def weights(config: MoeConfig) -> WeightMap:
     return WeightMap(parts=parts, experts=below(config.experts, config.expert_ffn, config.hidden_size, names))
 
 
-def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
+def build(b: GraphBuilder, config: MoeConfig) -> None:
     x = b.embed(EMBEDDING)
     for layer in b.layers():
         block = f"transformer.blocks.{layer}"
@@ -82,7 +78,6 @@ def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Grap
         x = b.add(x, output(b, attended, f"{norms}.attn.out_proj"))
         x = b.add(x, moe.experts(b, b.norm(x, f"{norms}.norm_2"), f"{block}.ffn", config, "router.layer"))
     b.head(b.norm(x, "transformer.norm_f"))
-    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
 
 
 def _attention(b: GraphBuilder, x: Value, prefix: str) -> Value:

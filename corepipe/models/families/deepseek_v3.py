@@ -21,8 +21,6 @@ from corepipe.models.families.moe import MoeConfig
 from corepipe.models.fields import MAX_HEAD_DIM, MAX_HIDDEN, MAX_LAYERS, Fields
 from corepipe.models.weight_map import TensorRows, WeightMap
 from corepipe.neuron.axes import Axis, HeadLayout, fixed
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Groups, LatentAttention, Scoring
 from corepipe.neuron.values import Value, WeightRole, WeightSpec
 
@@ -117,10 +115,9 @@ def _groups(fields: Fields, default: Groups, experts: int, top_k: int, scoring: 
     return None if taken == count else Groups(count, taken)
 
 
-def build(config: DeepseekConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
+def build(b: GraphBuilder, config: DeepseekConfig) -> None:
     feed_forward = moe.in_layers(config, shared_name="shared_experts")
-    return llama.build(config, fmt, max_positions, name, feed_forward, partial(_attention, config))
+    llama.build(b, config, feed_forward, partial(_attention, config))
 
 
 def _attention(config: DeepseekConfig, b: GraphBuilder, x: Value) -> Value:

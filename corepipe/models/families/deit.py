@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from corepipe.models.families.heads import ClassHead
-from corepipe.models.families.vit import VitConfig, build, patches, trunk, weights
+from corepipe.models.families.vit import VitConfig, base, patches, trunk, weights
 from corepipe.models.fields import Fields
 
-__all__ = ["build", "class_head", "configure", "trunk", "weights"]
+__all__ = ["base", "class_head", "configure", "trunk", "weights"]
 
 
 def configure(fields: Fields) -> VitConfig:

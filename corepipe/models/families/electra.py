@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from corepipe.models.families import encoder
-from corepipe.models.families.encoder import EncoderConfig, build, trunk
+from corepipe.models.families.encoder import EncoderConfig, base, trunk
 from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.formats import Function
 
-__all__ = ["build", "class_head", "configure", "trunk", "weights"]
+__all__ = ["base", "class_head", "configure", "trunk", "weights"]
 
 GUESSES = ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head")
 

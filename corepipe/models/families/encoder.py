@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from corepipe.models.config import ModelConfig
 from corepipe.models.families import classic
@@ -13,10 +11,8 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import hidden
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Function, RowIndex
-from corepipe.neuron.values import GraphOutput, OutputKind, Value
+from corepipe.neuron.values import OutputKind, Value
 
 HEADS = ("base", "masked-lm")
 MAX_TYPES = 1 << 10
@@ -50,10 +46,6 @@ class EncoderConfig(ModelConfig):
     pooler: bool = True
     masked_lm: bool = False
     guess: Function = Function.GELU
-
-
-Trunk = Callable[[GraphBuilder, Any], Value]
-"""A function that appends an encoder's Ops up to its last hidden states, which it returns."""
 
 
 def configure(
@@ -104,52 +96,55 @@ def embeddings(b: GraphBuilder, config: EncoderConfig) -> Value:
     return b.norm(x, f"{name}.LayerNorm")
 
 
-def bert_names(prefix: str, layer: int) -> classic.Names:
+def bert_names(prefix: str) -> classic.Names:
     """Returns the names of a BERT layer's weights."""
-    block = f"{prefix}.encoder.layer.{layer}"
     return classic.Names(
-        norms=(f"{block}.attention.output.LayerNorm", f"{block}.output.LayerNorm"),
-        attention=f"{block}.attention.self",
+        f"{prefix}.encoder.layer.{{}}",
+        norms=("attention.output.LayerNorm", "output.LayerNorm"),
+        attention="attention.self",
+        out="attention.output.dense",
+        up="intermediate.dense",
+        down="output.dense",
         qkv=("query", "key", "value"),
-        out=f"{block}.attention.output.dense",
-        up=f"{block}.intermediate.dense",
-        down=f"{block}.output.dense",
     )
 
 
 def trunk(
     b: GraphBuilder,
     config: EncoderConfig,
-    names: Callable[[int], classic.Names] | None = None,
+    names: classic.Names | None = None,
     attend: classic.Attend = classic.bidirectional,
+    project: str | None = None,
 ) -> Value:
-    """Appends the Ops up to every token's hidden state. `names` of a layer's weights (None: BERT's)."""
+    """Appends the Ops up to every token's hidden state.
+
+    names: of a layer's weights (None: BERT's). project: the matrix after the embeddings (None: ELECTRA's,
+    where their size is not the hidden size).
+    """
     x = embeddings(b, config)
-    if config.embedding_size != config.hidden_size:
-        x = b.linear(x, f"{config.prefix}.embeddings_project", hidden(config.hidden_size), bias=True)
-    for layer in b.layers():
-        x = classic.norm_last(b, x, (names or partial(bert_names, config.prefix))(layer), attend)
+    if project or config.embedding_size != config.hidden_size:
+        name = project or f"{config.prefix}.embeddings_project"
+        x = b.linear(x, name, hidden(config.hidden_size), bias=True)
+    for _ in b.layers():
+        x = classic.norm_last(b, x, names or bert_names(config.prefix), attend)
     return x
 
 
-def build(config: EncoderConfig, fmt: Format, max_positions: int, name: str, begin: Trunk = trunk) -> Graph:
-    """Builds the forward pass, with the head that the config asks for, if any.
+def base(b: GraphBuilder, x: Value, config: EncoderConfig) -> None:
+    """Appends the head that the config asks for, if any, to the hidden states.
 
     The base model returns every token's hidden state, and beside it a vector a sequence if it has a pooler.
     """
-    b = GraphBuilder(config, every_row=True)
-    x = begin(b, config)
-    outputs = [] if config.masked_lm else [GraphOutput(x, OutputKind.HIDDEN)]
-    dense, norm, decoder = GUESSES
     if config.masked_lm:
+        dense, norm, decoder = GUESSES
         x = b.linear(x, dense, hidden(config.embedding_size), bias=True)
         b.head(b.norm(b.activation(x, config.guess), norm), decoder, bias=True)
-    elif config.pooler:
+        return
+    b.give(x, OutputKind.HIDDEN)
+    if config.pooler:
         first = b.select_rows(x)
         pooled = b.linear(first, f"{config.prefix}.pooler.dense", hidden(config.hidden_size), bias=True)
-        outputs.append(GraphOutput(b.activation(pooled, Function.TANH), OutputKind.VECTOR))
-    tied = (f"{decoder}.weight", f"{config.prefix}.embeddings.word_embeddings.weight")
-    return b.finish(name, fmt, max_positions, tied, causal=False, outputs=outputs)
+        b.give(b.activation(pooled, Function.TANH), OutputKind.VECTOR)
 
 
 def weights(

@@ -13,12 +13,9 @@ from corepipe.models.families.blocks import Projected, fused
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_HEADS, Fields
 from corepipe.models.weight_map import WeightMap, heads_by_group
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.numerics.attention import alibi_slopes
 from corepipe.neuron.values import Value
 
-EMBEDDING = "transformer.word_embeddings.weight"
 TRAINED_POSITIONS = 2048
 
 
@@ -65,23 +62,15 @@ def _with_kv_heads(fields: Fields, grouped: bool) -> Fields:
     return fields.replace("num_key_value_heads", 1 if fields.flag("multi_query", default=True) else heads)
 
 
-def _names(config: FalconConfig, layer: int) -> classic.Names:
-    block = f"transformer.h.{layer}"
-    norms = ("ln_attn", "ln_mlp") if config.norms == 2 else ("input_layernorm",)
-    named = (f"{block}.{norm}" for norm in norms if config.parallel)
-    return classic.fused_names(block, "self_attention", *named)
-
-
-def build(config: FalconConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
+def build(b: GraphBuilder, config: FalconConfig) -> None:
     block = classic.parallel if config.parallel else classic.sequential
     attend = _alibi if config.alibi else classic.rotary
-    x = b.embed(EMBEDDING)
-    for layer in b.layers():
-        x = block(b, x, _names(config, layer), attend)
-    b.head(b.norm(x, "transformer.ln_f"))
-    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
+    names = classic.fused_names("transformer.h.{}", "self_attention")
+    if config.parallel:
+        norms = ("ln_attn", "ln_mlp") if config.norms == 2 else ("input_layernorm",)
+        names = replace(names, norms=norms)
+    x = b.embed("transformer.word_embeddings.weight")
+    classic.decoder(b, x, names, attend, "transformer.ln_f", block)
 
 
 def _alibi(b: GraphBuilder, qkv: Projected) -> Value:

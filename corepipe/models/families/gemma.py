@@ -9,8 +9,6 @@ from corepipe.models.families import llama
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 
 
 def gemma_common(fields: Fields) -> ModelConfig:
@@ -31,8 +29,5 @@ def weights(_config: ModelConfig) -> WeightMap:
     return WeightMap(prefixes=("model.language_model.", "language_model.model.", ""), less_one=("norm",))
 
 
-def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    llama.decoder(b, b.scale(b.embed(), config.hidden_size**0.5))
-    return b.finish(name, fmt, max_positions)
+def build(b: GraphBuilder, config: ModelConfig) -> None:
+    b.head(llama.decoder(b, b.scale(b.embed(), config.hidden_size**0.5)))

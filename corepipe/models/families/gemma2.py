@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from corepipe.models.config import ModelConfig
-from corepipe.models.families.blocks import gated_mlp, output, project
+from corepipe.models.families import llama
+from corepipe.models.families.blocks import project
 from corepipe.models.families.gemma import gemma_common, weights
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.windows import alternating
 from corepipe.models.fields import MAX_HIDDEN, Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Function
 from corepipe.neuron.values import Value
 
@@ -19,6 +19,9 @@ __all__ = ["build", "configure", "weights"]
 
 MOST = 1e6
 """The upper bound of the caps."""
+NORMS = llama.Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +52,16 @@ def cap(fields: Fields, key: str, default: float | None) -> float | None:
     return fields.number(key, 1e-3, MOST)
 
 
-def build(config: Gemma2Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]; also Gemma 3's."""
-    b = GraphBuilder(config)
+def build(b: GraphBuilder, config: Gemma2Config) -> None:
+    """Appends the forward pass, also Gemma 3's."""
     x = b.scale(b.embed(), config.hidden_size**0.5)
-    for layer in b.layers():
-        block = f"model.layers.{layer}"
-        attended = _attention(b, b.norm(x, f"{block}.input_layernorm"), config)
-        attended, x = b.only_wanted(attended, x)
-        attended = output(b, attended, f"{block}.self_attn.o_proj")
-        x = b.add(x, b.norm(attended, f"{block}.post_attention_layernorm"))
-        fed = gated_mlp(b, b.norm(x, f"{block}.pre_feedforward_layernorm"), f"{block}.mlp")
-        x = b.add(x, b.norm(fed, f"{block}.post_feedforward_layernorm"))
-    logits = b.head(b.norm(x, "model.norm"))
+    logits = b.head(llama.decoder(b, x, attend=partial(_attention, config), norms=NORMS))
     if config.logit_cap is not None:
         capped = b.activation(b.scale(logits, 1 / config.logit_cap), Function.TANH)
         b.scale(capped, config.logit_cap)
-    return b.finish(name, fmt, max_positions)
 
 
-def _attention(b: GraphBuilder, x: Value, config: Gemma2Config) -> Value:
+def _attention(config: Gemma2Config, b: GraphBuilder, x: Value) -> Value:
     prefix = f"model.layers.{b.layer}.self_attn"
     q, k, v = project(b, x, prefix)
     if config.head_norms:

@@ -10,17 +10,22 @@ from corepipe.models.families.blocks import Projected
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
-EMBEDDING = "transformer.wte.weight"
 KEYS = {
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
     "rms_norm_eps": "layer_norm_epsilon",
     "hidden_act": "activation_function",
 }
+NAMES = classic.Names(
+    "transformer.h.{}",
+    norms=("ln_1", "ln_2"),
+    attention="attn.attention",
+    out="attn.attention.out_proj",
+    up="mlp.c_fc",
+    down="mlp.c_proj",
+)
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -55,23 +60,6 @@ def _attend(b: GraphBuilder, qkv: Projected) -> Value:
     return b.attention(*qkv, scale=1.0)
 
 
-def _names(layer: int) -> classic.Names:
-    block = f"transformer.h.{layer}"
-    return classic.Names(
-        norms=(f"{block}.ln_1", f"{block}.ln_2"),
-        attention=f"{block}.attn.attention",
-        qkv=("q_proj", "k_proj", "v_proj"),
-        out=f"{block}.attn.attention.out_proj",
-        up=f"{block}.mlp.c_fc",
-        down=f"{block}.mlp.c_proj",
-    )
-
-
-def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.add_embedding(b.embed(EMBEDDING), "transformer.wpe.weight", config.max_positions)
-    for layer in b.layers():
-        x = classic.sequential(b, x, _names(layer), _attend)
-    b.head(b.norm(x, "transformer.ln_f"))
-    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
+def build(b: GraphBuilder, config: ModelConfig) -> None:
+    x = b.add_embedding(b.embed("transformer.wte.weight"), "transformer.wpe.weight", config.max_positions)
+    classic.decoder(b, x, NAMES, _attend, "transformer.ln_f")

@@ -10,10 +10,7 @@ from corepipe.models.families.blocks import fused
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap, heads_by_group
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 
-EMBEDDING = "gpt_neox.embed_in.weight"
 KEYS = {
     "rms_norm_eps": "layer_norm_eps",
     "partial_rotary_factor": "rotary_pct",
@@ -42,13 +39,8 @@ def weights(config: GptNeoxConfig) -> WeightMap:
     return WeightMap("gpt_neox.", parts=parts)
 
 
-def build(config: GptNeoxConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
+def build(b: GraphBuilder, config: GptNeoxConfig) -> None:
     block = classic.parallel if config.parallel else classic.sequential
-    x = b.embed(EMBEDDING)
-    for layer in b.layers():
-        names = classic.fused_names(f"gpt_neox.layers.{layer}", "attention")
-        x = block(b, x, names, classic.rotary)
-    b.head(b.norm(x, "gpt_neox.final_layer_norm"), "embed_out")
-    return b.finish(name, fmt, max_positions, tied=("embed_out.weight", EMBEDDING))
+    x, last = b.embed("gpt_neox.embed_in.weight"), "gpt_neox.final_layer_norm"
+    names = classic.fused_names("gpt_neox.layers.{}", "attention")
+    classic.decoder(b, x, names, classic.rotary, last, block, "embed_out")

@@ -14,8 +14,7 @@ from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.windows import alternating
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import Stacked, WeightMap
-from corepipe.neuron.formats import SWISH_GAIN, SWISH_LIMIT, Format, Function
-from corepipe.neuron.graph import Graph
+from corepipe.neuron.formats import SWISH_GAIN, SWISH_LIMIT, Function
 from corepipe.neuron.values import Value
 
 ROPE = {
@@ -44,9 +43,8 @@ def configure(fields: Fields) -> MoeConfig:
     return moe.in_every_layer(fields, replace(config, windows=windows), biased=True)
 
 
-def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    return llama.build(config, fmt, max_positions, name, partial(_feed_forward, config), _attention)
+def build(b: GraphBuilder, config: MoeConfig) -> None:
+    llama.build(b, config, partial(_feed_forward, config), _attention)
 
 
 def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:

@@ -9,8 +9,15 @@ from corepipe.models.families import classic
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_HEAD_DIM, Fields
 from corepipe.models.weight_map import WeightMap, rotated_pairs
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
+
+NAMES = classic.Names(
+    "transformer.h.{}",
+    norms=("ln_1",),
+    attention="attn",
+    out="attn.out_proj",
+    up="mlp.fc_in",
+    down="mlp.fc_out",
+)
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -24,23 +31,6 @@ def weights(config: ModelConfig) -> WeightMap:
     return WeightMap("transformer.", parts=rotated_pairs(config.heads, config.rotary_dim))
 
 
-def _names(layer: int) -> classic.Names:
-    block = f"transformer.h.{layer}"
-    return classic.Names(
-        norms=(f"{block}.ln_1",),
-        attention=f"{block}.attn",
-        qkv=("q_proj", "k_proj", "v_proj"),
-        out=f"{block}.attn.out_proj",
-        up=f"{block}.mlp.fc_in",
-        down=f"{block}.mlp.fc_out",
-    )
-
-
-def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
+def build(b: GraphBuilder, _config: ModelConfig) -> None:
     x = b.embed("transformer.wte.weight")
-    for layer in b.layers():
-        x = classic.parallel(b, x, _names(layer), classic.rotary)
-    b.head(b.norm(x, "transformer.ln_f"), bias=True)
-    return b.finish(name, fmt, max_positions)
+    classic.decoder(b, x, NAMES, classic.rotary, "transformer.ln_f", classic.parallel, bias=True)

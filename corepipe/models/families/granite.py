@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from corepipe.models.config import ModelConfig
 from corepipe.models.families import llama
-from corepipe.models.families.blocks import output, project
+from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 MOST = 1e6
@@ -43,28 +42,22 @@ def constants(fields: Fields) -> dict[str, Any]:
 
 
 def build(
+    b: GraphBuilder,
     config: GraniteConfig,
-    fmt: Format,
-    max_positions: int,
-    name: str,
     feed_forward: llama.FeedForward = llama.dense,
-) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.scale(b.embed(), config.embedding_factor)
-    for layer in b.layers():
-        block = f"model.layers.{layer}"
-        attended = attention(b, b.norm(x, f"{block}.input_layernorm"), config.attention_factor)
-        attended, x = b.only_wanted(attended, x)
-        attended = output(b, attended, f"{block}.self_attn.o_proj")
-        x = b.add(x, b.scale(attended, config.residual_factor))
-        fed = feed_forward(b, b.norm(x, f"{block}.post_attention_layernorm"))
-        x = b.add(x, b.scale(fed, config.residual_factor))
-    b.scale(b.head(b.norm(x, "model.norm")), 1 / config.logits_divisor)
-    return b.finish(name, fmt, max_positions)
+    attend: llama.Attend | None = None,
+    project: llama.Attend | None = None,
+) -> None:
+    """Appends the forward pass; `attend` and `project` as in `llama.decoder`."""
+    x, factor = b.scale(b.embed(), config.embedding_factor), config.residual_factor
+    own = attend or partial(attention, config.attention_factor)
+    b.scale(
+        b.head(llama.decoder(b, x, feed_forward, own, factor=factor, project=project)),
+        1 / config.logits_divisor,
+    )
 
 
-def attention(b: GraphBuilder, x: Value, scale: float) -> Value:
+def attention(scale: float, b: GraphBuilder, x: Value) -> Value:
     """Appends attention whose scores have this factor, before its output projection."""
     q, k, v = project(b, x, f"model.layers.{b.layer}.self_attn")
     return b.attention(b.rope(q), b.rope(k), v, scale=scale)

@@ -12,8 +12,6 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 FUSED = ("input_linear.weight", "output_linear.weight")
@@ -35,9 +33,8 @@ def configure(fields: Fields) -> GraniteMoeConfig:
     return GraniteMoeConfig(**config.values(), **granite.constants(fields), mixture=mixture)
 
 
-def build(config: GraniteMoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    return granite.build(config, fmt, max_positions, name, partial(_feed_forward, config.mixture))
+def build(b: GraphBuilder, config: GraniteMoeConfig) -> None:
+    granite.build(b, config, partial(_feed_forward, config.mixture))
 
 
 def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from corepipe.models.expert_weights import ways
 from corepipe.models.families import bamba, granite, llama, mamba2, moe
-from corepipe.models.families.blocks import gated_mlp, output
+from corepipe.models.families.blocks import gated_mlp
 from corepipe.models.families.granite import GraniteConfig
 from corepipe.models.families.granitemoe import FUSED
 from corepipe.models.families.layers import GraphBuilder
@@ -15,8 +16,6 @@ from corepipe.models.families.moe import MoeConfig
 from corepipe.models.fields import MAX_FFN, Fields
 from corepipe.models.weight_map import WeightMap, in_turn
 from corepipe.neuron.axes import columns
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 KINDS = {"mamba": False, "linear_attention": False, "attention": True, "full_attention": True}
@@ -81,31 +80,14 @@ def weights(config: GraniteMoeHybridConfig) -> WeightMap:
     return WeightMap(parts=parts, experts=experts)
 
 
-def build(config: GraniteMoeHybridConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.scale(b.embed(), config.embedding_factor)
-    for layer in b.layers():
-        block = f"model.layers.{layer}"
-        x = _mixed(b, x, b.norm(x, f"{block}.input_layernorm"), block, config)
-        fed = _feed_forward(b, b.norm(x, f"{block}.post_attention_layernorm"), block, config)
-        x = b.add(x, b.scale(fed, config.residual_factor))
-    b.scale(b.head(b.norm(x, "model.norm")), 1 / config.logits_divisor)
-    return b.finish(name, fmt, max_positions)
+def build(b: GraphBuilder, config: GraniteMoeHybridConfig) -> None:
+    attend = partial(granite.attention, config.attention_factor)
+    mixed = bamba.Mixed(config.attending, config.mixer, attend)
+    granite.build(b, config, partial(_feed_forward, config), mixed.attend, mixed.project)
 
 
-def _mixed(b: GraphBuilder, x: Value, normed: Value, block: str, config: GraniteMoeHybridConfig) -> Value:
-    """Appends the residual stream after a layer's attention, or its mixer."""
-    if config.attending[b.layer]:
-        attended, x = b.only_wanted(granite.attention(b, normed, config.attention_factor), x)
-        out = output(b, attended, f"{block}.self_attn.o_proj")
-    else:
-        out, x = bamba.recurrent(b, x, normed, f"{block}.mamba", config.mixer)
-    return b.add(x, b.scale(out, config.residual_factor))
-
-
-def _feed_forward(b: GraphBuilder, x: Value, block: str, config: GraniteMoeHybridConfig) -> Value:
-    names = ("gate_proj", "up_proj", "output_linear")
+def _feed_forward(config: GraniteMoeHybridConfig, b: GraphBuilder, x: Value) -> Value:
+    block, names = f"model.layers.{b.layer}", ("gate_proj", "up_proj", "output_linear")
     every = gated_mlp(b, x, f"{block}.shared_mlp", names, columns("shared_ffn", config.shared_ffn))
     if config.mixture is None:
         return every

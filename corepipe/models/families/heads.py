@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from corepipe.models.config import ModelConfig
 from corepipe.models.families.layers import GraphBuilder
@@ -11,7 +11,7 @@ from corepipe.neuron.axes import Axis, AxisKind, fixed, hidden
 from corepipe.neuron.formats import Function
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import L2Norm, Linear, PoolingMode, ScaleRows, SequencePooling
-from corepipe.neuron.values import WANTED, GraphOutput, OutputKind, Value
+from corepipe.neuron.values import WANTED, OutputKind, Value
 
 EACH = "classifier"
 """The matrix that gives each token its classes, in every family."""
@@ -48,27 +48,27 @@ class ClassHead:
     taught: tuple[str, str] | None = None
 
 
-def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> GraphOutput:
+def put_on(b: GraphBuilder, x: Value, head: Head, classes: ClassHead | None) -> None:
     """Appends the Ops from the hidden states x, of all rows or the wanted ones, to the task's output.
 
     classes: the family's own head (None: it has none, and only vectors are possible).
     """
     if isinstance(head, TextVectors):
-        return GraphOutput(_vectors(b, x, head), OutputKind.VECTOR)
-    if classes is None:
+        b.give(_vectors(b, x, head), OutputKind.VECTOR)
+    elif classes is None:
         raise ValueError("the family has no head of classes")
-    return GraphOutput(_scores(b, x, head, classes), OutputKind.SCORES)
+    else:
+        b.give(_scores(b, x, head, classes), OutputKind.SCORES)
 
 
 def vectors_of(graph: Graph, config: ModelConfig, head: Head) -> Graph:
     """Returns a decoder's graph with vectors of the wanted rows in place of its logits."""
     last = _before_logits(graph)
     kept = [op for op in graph.ops if op.out.id <= last.id]
-    b = GraphBuilder(config, graph.ops[: len(kept)])
+    b = GraphBuilder(config, graph.max_positions, graph.ops[: len(kept)])
     b.layer = graph.num_layers
-    output = put_on(b, last, head, None)
-    made = b.finish(graph.name, graph.format, graph.max_positions, outputs=[output])
-    return replace(made, tied={})
+    put_on(b, last, head, None)
+    return b.finish(graph.name, graph.format)
 
 
 def hidden_width(graph: Graph) -> int:

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corepipe.models.config import ModelConfig, common
-from corepipe.models.families.layers import vector
+from corepipe.models.families.layers import GraphBuilder, vector
 from corepipe.models.fields import Fields
 from corepipe.neuron.axes import Axis, fixed
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Concatenate, Convolution, Op, Pixels, Upconvolution, Upsample, WindowPool
 from corepipe.neuron.ops.convolution import ImageFunction, MapSize, PoolKind, Window
-from corepipe.neuron.values import GraphOutput, OutputKind, Value, WeightRole, WeightSpec, pixels
+from corepipe.neuron.values import OutputKind, RowSet, Value, WeightRole, WeightSpec, pixels
 
 MAX_IMAGE = 1 << 13
 """Pixels of a side."""
@@ -92,29 +90,26 @@ class Map:
         return self.value.width
 
 
-class ImageBuilder:
-    """Collects the Ops of one forward pass over images; `layer` labels the next Ops."""
+class ImageBuilder(GraphBuilder):
+    """Collects the Ops of one forward pass over images."""
 
-    def __init__(self, config: ImageConfig) -> None:
-        self.config = config
-        self.layer = -1
-        self._ops: list[Op] = []
+    config: ImageConfig
 
-    def finish(self, name: str, fmt: Format, outputs: Sequence[GraphOutput]) -> Graph:
-        """Returns the Graph of all Ops so far."""
-        inputs = (op.input for op in self._ops if op.input is not None)
-        return Graph(
-            name=name,
-            format=fmt,
-            ops=tuple(self._ops),
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            num_layers=self.layer + 1,
-            vocab_size=self.config.vocab_size,
-            max_positions=1,
-            causal=False,
-            rows=tuple(dict.fromkeys(op.out.rows for op in self._ops)),
-        )
+    @property
+    def causal(self) -> bool:
+        return False
+
+    @property
+    def num_layers(self) -> int:
+        return self.layer + 1
+
+    @property
+    def row_sets(self) -> tuple[RowSet, ...]:
+        return tuple(dict.fromkeys(op.out.rows for op in self._ops))
+
+    def give_map(self, x: Map, kind: OutputKind = OutputKind.VECTOR) -> None:
+        """Makes x an output: one vector an image, or one a pixel."""
+        self.give(x.value, kind)
 
     def image(self) -> Map:
         """Appends the input image."""
@@ -185,8 +180,7 @@ class ImageBuilder:
         return Value(len(self._ops), _channels(channels), pixels(*size))
 
     def _append(self, op: Op, size: MapSize) -> Map:
-        self._ops.append(op)
-        return Map(op.out, size)
+        return Map(self.append(op), size)
 
 
 def _channels(count: int) -> Axis:
@@ -195,13 +189,3 @@ def _channels(count: int) -> Axis:
 
 def _larger(size: MapSize, factor: int) -> MapSize:
     return MapSize(size.height * factor, size.width * factor)
-
-
-def vector_of(x: Map) -> GraphOutput:
-    """Returns an output of one vector an image."""
-    return GraphOutput(x.value, OutputKind.VECTOR)
-
-
-def map_of(x: Map) -> GraphOutput:
-    """Returns an output of one vector a pixel."""
-    return GraphOutput(x.value, OutputKind.MAP)

@@ -42,7 +42,6 @@ from corepipe.neuron.values import (
 )
 
 EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -58,48 +57,60 @@ class ScoreOptions(TypedDict, total=False):
 
 
 class GraphBuilder:
-    """Collects the Ops of one forward pass.
+    """Collects the Ops of one forward pass, for up to `max_positions` positions.
 
-    `layer` labels the next Ops, `rows` is the row set of the embedded inputs. Weights have the checkpoint's
-    names; where a checkpoint keeps several matrices as one, the part's own name follows. `ops`: Ops to begin
-    with. `every_row`: an encoder, whose rows are all wanted.
+    `layer` labels the next Ops, `rows` is the row set of the embedded inputs, `outputs` are those of the
+    graph (none: the last Op makes the logits). Weights have the checkpoint's names; where a checkpoint keeps
+    several matrices as one, the part's own name follows. `ops`: Ops to begin with. `every_row`: an encoder,
+    whose rows are all wanted.
     """
 
-    def __init__(self, config: ModelConfig, ops: Sequence[Op] = (), every_row: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, max_positions: int, ops: Sequence[Op] = (), every_row: bool = False
+    ) -> None:
         self.config = config
-        self._every_row = every_row
-        self._rope_specs: dict[RopeConfig, RopeSpec] = {}
+        self.max_positions = max_positions
         self.layer = -1
         self.rows = TOKENS
+        self.outputs: list[GraphOutput] = []
+        self._every_row = every_row
+        self._rope_specs: dict[RopeConfig, RopeSpec] = {}
         self._ops: list[Op] = list(ops)
+        self._embedding = self._head = ""
 
-    def finish(
-        self,
-        name: str,
-        fmt: Format,
-        max_positions: int,
-        tied: tuple[str, str] = (HEAD, EMBEDDING),
-        causal: bool = True,
-        outputs: Sequence[GraphOutput] = (),
-    ) -> Graph:
-        """Returns the Graph of all Ops so far; the last one makes the logits, unless there are `outputs`.
-
-        `tied`: a head and its embedding.
-        """
-        config = self.config
+    def finish(self, name: str, fmt: Format) -> Graph:
+        """Returns the Graph of all Ops so far; a tied head reads the last embedding."""
+        tied = self.config.tied and self._head
         return Graph(
             name=name,
             format=fmt,
             ops=tuple(self._ops),
             inputs=tuple(dict.fromkeys(op.input for op in self._ops if op.input is not None)),
-            outputs=tuple(outputs) or (GraphOutput(self._ops[-1].out, OutputKind.LOGITS),),
-            num_layers=config.num_layers,
-            vocab_size=config.vocab_size,
-            max_positions=max_positions,
-            tied=dict((tied,)) if config.tied else {},
-            causal=causal,
-            rows=tuple(sorted({TOKENS, WANTED, *(op.out.rows for op in self._ops)})),
+            outputs=tuple(self.outputs) or (GraphOutput(self._ops[-1].out, OutputKind.LOGITS),),
+            num_layers=self.num_layers,
+            vocab_size=self.config.vocab_size,
+            max_positions=self.max_positions,
+            tied={self._head: self._embedding} if tied else {},
+            causal=self.causal,
+            rows=self.row_sets,
         )
+
+    @property
+    def causal(self) -> bool:
+        return not self._every_row
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_layers
+
+    @property
+    def row_sets(self) -> tuple[RowSet, ...]:
+        """The sets of rows of all values."""
+        return tuple(sorted({TOKENS, WANTED, *(op.out.rows for op in self._ops)}))
+
+    def give(self, x: Value, kind: OutputKind) -> None:
+        """Makes x an output of the graph, the first one where there is none yet."""
+        self.outputs.append(GraphOutput(x, kind))
 
     def layers(self, first: int = 0, stop: int | None = None) -> Iterator[int]:
         """Yields numbers of layers; labels the Ops of each, and then those after the last of all."""
@@ -125,6 +136,7 @@ class GraphBuilder:
     def embed(self, name: str = EMBEDDING, width: int | None = None) -> Value:
         """Appends the embedding rows of the tokens."""
         axis = hidden(width or self.config.hidden_size)
+        self._embedding = name
         table = WeightSpec(name, (fixed("tokens", self.config.vocab_size), axis), WeightRole.EMBEDDING)
         return self.append(TokenEmbedding(self.layer, self.value(axis), table))
 
@@ -224,8 +236,9 @@ class GraphBuilder:
             return values
         return [self.select_rows(value) for value in values]
 
-    def head(self, x: Value, name: str = HEAD.removesuffix(".weight"), bias: bool = False) -> Value:
+    def head(self, x: Value, name: str = "lm_head", bias: bool = False) -> Value:
         """Appends the logits of x's rows."""
+        self._head = f"{name}.weight"
         return self.linear(x, name, vocabulary(self.config.vocab_size), bias)
 
 

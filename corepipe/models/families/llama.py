@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from corepipe.models.config import ModelConfig, common
 from corepipe.models.families.blocks import clipped, gated_mlp, output, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 FeedForward = Callable[[GraphBuilder, Value], Value]
@@ -31,17 +30,24 @@ def dense(b: GraphBuilder, x: Value) -> Value:
 
 
 def build(
-    config: ModelConfig,
-    fmt: Format,
-    max_positions: int,
-    name: str,
-    feed_forward: FeedForward = dense,
-    attend: Attend | None = None,
-) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]. attend: `attention`, or another."""
-    b = GraphBuilder(config)
-    decoder(b, b.embed(), feed_forward, attend)
-    return b.finish(name, fmt, max_positions)
+    b: GraphBuilder, _config: ModelConfig, feed_forward: FeedForward = dense, attend: Attend | None = None
+) -> None:
+    """Appends the forward pass. attend: `attention`, or another."""
+    b.head(decoder(b, b.embed(), feed_forward, attend))
+
+
+class Norms(NamedTuple):
+    """The norms of a layer, by their names in it: those of what attention and the feed-forward read, and of
+    what they return (None: there is none); and the name of the last norm."""
+
+    attention: str | None = "input_layernorm"
+    attended: str | None = None
+    feed_forward: str | None = "post_attention_layernorm"
+    fed: str | None = None
+    last: str = "model.norm"
+
+
+USUAL = Norms()
 
 
 def decoder(
@@ -49,24 +55,45 @@ def decoder(
     x: Value,
     feed_forward: FeedForward = dense,
     attend: Attend | None = None,
-    head_bias: bool = False,
-) -> None:
-    """Appends all layers to the embedded x, then the last norm and the head."""
-    for layer in b.layers():
-        attended = (attend or attention)(b, b.norm(x, f"model.layers.{layer}.input_layernorm"))
-        attended, x = b.only_wanted(attended, x)
-        x = b.add(x, output(b, attended, f"model.layers.{layer}.self_attn.o_proj"))
-        x = b.add(x, feed_forward(b, b.norm(x, f"model.layers.{layer}.post_attention_layernorm")))
-    b.head(b.norm(x, "model.norm"), bias=head_bias)
+    norms: Norms = USUAL,
+    factor: float | None = None,
+    project: Attend | None = None,
+) -> Value:
+    """Appends all layers to the embedded x, then the last norm.
+
+    factor: of what a block adds to the residual stream. project: what follows the attention (None: Llama's
+    output projection).
+    """
+    for _ in b.layers():
+        attended, x = b.only_wanted((attend or attention)(b, _normed(b, x, norms.attention)), x)
+        x = _added(b, x, (project or projected)(b, attended), norms.attended, factor)
+        x = _added(b, x, feed_forward(b, _normed(b, x, norms.feed_forward)), norms.fed, factor)
+    return b.norm(x, norms.last)
+
+
+def _normed(b: GraphBuilder, x: Value, norm: str | None) -> Value:
+    return x if norm is None else b.norm(x, f"model.layers.{b.layer}.{norm}")
+
+
+def _added(b: GraphBuilder, x: Value, made: Value, norm: str | None, factor: float | None) -> Value:
+    """Appends x plus the result of a block."""
+    made = _normed(b, made, norm)
+    return b.add(x, made if factor is None else b.scale(made, factor))
+
+
+def projected(b: GraphBuilder, attended: Value) -> Value:
+    """Appends Llama's output projection."""
+    return output(b, attended, f"model.layers.{b.layer}.self_attn.o_proj")
 
 
 def side_by_side(b: GraphBuilder, x: Value, attend: Attend) -> Value:
-    """Appends x plus attention and feed-forward, both of one norm of it."""
-    block = f"model.layers.{b.layer}"
-    normed = b.norm(x, f"{block}.input_layernorm")
-    attended, normed, x = b.only_wanted(attend(b, normed), normed, x)
-    attended = output(b, attended, f"{block}.self_attn.o_proj")
-    return b.add(x, b.add(attended, dense(b, normed)))
+    """Appends all layers to the embedded x, with attention and feed-forward of one norm, and the last
+    norm."""
+    for _ in b.layers():
+        normed = _normed(b, x, USUAL.attention)
+        attended, normed, x = b.only_wanted(attend(b, normed), normed, x)
+        x = b.add(x, b.add(projected(b, attended), dense(b, normed)))
+    return b.norm(x, USUAL.last)
 
 
 def attention(b: GraphBuilder, x: Value) -> Value:

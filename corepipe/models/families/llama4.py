@@ -17,8 +17,6 @@ from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.windows import Windows, rotated
 from corepipe.models.fields import MAX_FFN, MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.weight_map import WeightMap, rotated_pairs
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.numerics.attention import Tempering
 from corepipe.neuron.ops import Scoring
 from corepipe.neuron.values import Value
@@ -120,10 +118,9 @@ def weights(config: Llama4Config) -> WeightMap:
     )
 
 
-def build(config: Llama4Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
+def build(b: GraphBuilder, config: Llama4Config) -> None:
     feed_forward, attend = partial(_feed_forward, config), partial(_attention, config)
-    return llama.build(config, fmt, max_positions, name, feed_forward, attend)
+    llama.build(b, config, feed_forward, attend)
 
 
 def _attention(config: Llama4Config, b: GraphBuilder, x: Value) -> Value:

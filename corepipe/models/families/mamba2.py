@@ -11,8 +11,6 @@ from corepipe.models.fields import MAX_HEAD_DIM, MAX_HEADS, MAX_HIDDEN, MAX_LAYE
 from corepipe.models.rope import RopeConfig
 from corepipe.models.weight_map import TensorRows, WeightMap, in_turn
 from corepipe.neuron.axes import HeadLayout, fixed, hidden
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import CausalConvolution, GatedActivation, RMSNorm, SelectiveScan
 from corepipe.neuron.values import Value, WeightRole, WeightSpec
 
@@ -113,12 +111,9 @@ def mixer_parts(config: Mamba2Config) -> dict[str, TensorRows]:
     )
 
 
-def build(config: Mamba2Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab].
-
-    The residual stream is rounded as in other families, whatever `residual_in_fp32` says.
-    """
-    b = GraphBuilder(config)
+def build(b: GraphBuilder, config: Mamba2Config) -> None:
+    """Appends the forward pass; the residual stream is rounded as in other families, whatever
+    `residual_in_fp32` says."""
     x = b.embed(EMBEDDING)
     for layer in b.layers():
         prefix = f"backbone.layers.{layer}"
@@ -126,7 +121,6 @@ def build(config: Mamba2Config, fmt: Format, max_positions: int, name: str) -> G
         gated, x = b.only_wanted(gated, x)
         x = b.add(x, b.linear(gated, f"{prefix}.mixer.out_proj", hidden(config.hidden_size), config.mlp_bias))
     b.head(b.norm(x, "backbone.norm_f"))
-    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
 
 
 def mixer(b: GraphBuilder, x: Value, prefix: str, config: Mamba2Config) -> Value:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from corepipe.models.families import llama, mistral, moe
+from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import WeightMap
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 
 
 def configure(fields: Fields) -> MoeConfig:
@@ -22,9 +21,8 @@ def described(fields: Fields) -> MoeConfig:
     return moe.in_every_layer(fields, config)
 
 
-def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    return llama.build(config, fmt, max_positions, name, moe.in_layers(config, "block_sparse_moe"))
+def build(b: GraphBuilder, config: MoeConfig) -> None:
+    llama.build(b, config, moe.in_layers(config, "block_sparse_moe"))
 
 
 def weights(config: MoeConfig) -> WeightMap:

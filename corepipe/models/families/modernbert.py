@@ -12,10 +12,9 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.windows import Windows, layer_ropes
 from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
 from corepipe.models.weight_map import WeightMap, heads_in_turn, in_turn
-from corepipe.neuron.formats import Format, Function
-from corepipe.neuron.graph import Graph
+from corepipe.neuron.formats import Function
 from corepipe.neuron.ops import PoolingMode
-from corepipe.neuron.values import GraphOutput, OutputKind, Value
+from corepipe.neuron.values import OutputKind, Value
 
 DEFAULTS: dict[str, object] = {"rope_theta": 160000.0, "tie_word_embeddings": True, "rms_norm_eps": 1e-5}
 WINDOW, EVERY = 128, 3
@@ -104,15 +103,12 @@ def class_head(config: ModernBertConfig) -> ClassHead:
     return ClassHead((config.step,), "classifier", config.pooling, token_steps=(config.step,))
 
 
-def build(config: ModernBertConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to a vector a token, or to the logits of each."""
-    b = GraphBuilder(config, every_row=True)
-    x = trunk(b, config)
+def base(b: GraphBuilder, x: Value, config: ModernBertConfig) -> None:
+    """Makes the hidden states the output, or the logits of each token."""
     if config.masked_lm:
         b.head(config.step.put_on(b, x), "decoder", config.decoder_bias)
-    outputs = [] if config.masked_lm else [GraphOutput(x, OutputKind.HIDDEN)]
-    tied = ("decoder.weight", f"{EMBEDDING}.weight")
-    return b.finish(name, fmt, max_positions, tied, causal=False, outputs=outputs)
+    else:
+        b.give(x, OutputKind.HIDDEN)
 
 
 def weights(config: ModernBertConfig) -> WeightMap:

@@ -7,15 +7,16 @@ from functools import partial
 
 from corepipe.models.families import encoder
 from corepipe.models.families.blocks import Projected
-from corepipe.models.families.encoder import EncoderConfig
+from corepipe.models.families.encoder import EncoderConfig, base
 from corepipe.models.families.heads import ClassHead, HeadStep
 from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import fixed
-from corepipe.neuron.formats import Format, Function
-from corepipe.neuron.graph import Graph
+from corepipe.neuron.formats import Function
 from corepipe.neuron.values import Value, WeightSpec
+
+__all__ = ["base", "class_head", "configure", "trunk", "weights"]
 
 OFFSET = 2
 """The first position's row: after the padding token's id, 1, whatever a config says."""
@@ -48,11 +49,6 @@ def trunk(b: GraphBuilder, config: MpnetConfig) -> Value:
     heads = fixed("head", config.heads.heads)
     table = by_head("mpnet.encoder.relative_attention_bias.weight", config.buckets, heads)
     return encoder.trunk(b, config, attend=partial(_attend, table))
-
-
-def build(config: MpnetConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to a vector a sequence."""
-    return encoder.build(config, fmt, max_positions, name, trunk)
 
 
 def weights(config: MpnetConfig) -> WeightMap:

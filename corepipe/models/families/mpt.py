@@ -10,11 +10,8 @@ from corepipe.models.families.blocks import Projected, clipped, fused
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_FFN, MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap, heads_in_turn
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
-EMBEDDING = "transformer.wte.weight"
 KEYS = {
     "hidden_size": "d_model",
     "num_hidden_layers": "n_layers",
@@ -22,6 +19,15 @@ KEYS = {
     "max_position_embeddings": "max_seq_len",
     "rms_norm_eps": "layer_norm_epsilon",
 }
+NAMES = classic.Names(
+    "transformer.blocks.{}",
+    norms=("norm_1", "norm_2"),
+    attention="attn",
+    qkv=fused("Wqkv"),
+    out="attn.out_proj",
+    up="ffn.up_proj",
+    down="ffn.down_proj",
+)
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -44,26 +50,8 @@ def weights(config: ModelConfig) -> WeightMap:
     return WeightMap("transformer.", parts=heads_in_turn("Wqkv", fused("Wqkv"), config.heads))
 
 
-def _names(layer: int) -> classic.Names:
-    block = f"transformer.blocks.{layer}"
-    return classic.Names(
-        norms=(f"{block}.norm_1", f"{block}.norm_2"),
-        attention=f"{block}.attn",
-        qkv=fused("Wqkv"),
-        out=f"{block}.attn.out_proj",
-        up=f"{block}.ffn.up_proj",
-        down=f"{block}.ffn.down_proj",
-    )
-
-
-def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.embed(EMBEDDING)
-    for layer in b.layers():
-        x = classic.sequential(b, x, _names(layer), _attend)
-    b.head(b.norm(x, "transformer.norm_f"))
-    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
+def build(b: GraphBuilder, _config: ModelConfig) -> None:
+    classic.decoder(b, b.embed("transformer.wte.weight"), NAMES, _attend, "transformer.norm_f")
 
 
 def _attend(b: GraphBuilder, projected: Projected) -> Value:

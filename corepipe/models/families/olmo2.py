@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from corepipe.models.config import ModelConfig
 from corepipe.models.families import llama
-from corepipe.models.families.blocks import clipped, gated_mlp, output, project
+from corepipe.models.families.blocks import clipped, project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
+
+NORMS = llama.Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 
 def configure(fields: Fields) -> ModelConfig:
     return llama.configure(fields.defaulting("rms_norm_eps", 1e-5))
 
 
-def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.embed()
-    for layer in b.layers():
-        block = f"model.layers.{layer}"
-        attended, x = b.only_wanted(normed_attention(b, x), x)
-        attended = output(b, attended, f"{block}.self_attn.o_proj")
-        x = b.add(x, b.norm(attended, f"{block}.post_attention_layernorm"))
-        fed = gated_mlp(b, x, f"{block}.mlp")
-        x = b.add(x, b.norm(fed, f"{block}.post_feedforward_layernorm"))
-    b.head(b.norm(x, "model.norm"))
-    return b.finish(name, fmt, max_positions)
+def build(b: GraphBuilder, _config: ModelConfig) -> None:
+    b.head(llama.decoder(b, b.embed(), attend=normed_attention, norms=NORMS))
 
 
 def normed_attention(b: GraphBuilder, x: Value) -> Value:

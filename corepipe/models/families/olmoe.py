@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from corepipe.models.config import qkv_clip
 from corepipe.models.families import llama, moe, olmo2
+from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig, weights
 from corepipe.models.families.olmo2 import normed_attention
 from corepipe.models.fields import Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 
 __all__ = ["build", "configure", "weights"]
 
@@ -21,6 +20,5 @@ def configure(fields: Fields) -> MoeConfig:
     return moe.in_every_layer(fields, config, moe.normalised(fields), "num_experts")
 
 
-def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    return llama.build(config, fmt, max_positions, name, moe.in_layers(config), normed_attention)
+def build(b: GraphBuilder, config: MoeConfig) -> None:
+    llama.build(b, config, moe.in_layers(config), normed_attention)

@@ -10,14 +10,19 @@ from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import WeightMap
 from corepipe.neuron.axes import hidden
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 
-EMBEDDING = "model.decoder.embed_tokens.weight"
 OFFSET = 2
 """Positions start at the third row of their table."""
 
 KEYS = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
+NAMES = classic.Names(
+    "model.decoder.layers.{}",
+    norms=("self_attn_layer_norm", "final_layer_norm"),
+    attention="self_attn",
+    out="self_attn.out_proj",
+    up="fc1",
+    down="fc2",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +54,18 @@ def weights(_config: OptConfig) -> WeightMap:
     return WeightMap("model.decoder.", ("decoder.", ""))
 
 
-def _names(layer: int) -> classic.Names:
-    block = f"model.decoder.layers.{layer}"
-    return classic.Names(
-        norms=(f"{block}.self_attn_layer_norm", f"{block}.final_layer_norm"),
-        attention=f"{block}.self_attn",
-        qkv=("q_proj", "k_proj", "v_proj"),
-        out=f"{block}.self_attn.out_proj",
-        up=f"{block}.fc1",
-        down=f"{block}.fc2",
-    )
-
-
-def build(config: OptConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
+def build(b: GraphBuilder, config: OptConfig) -> None:
     block = classic.sequential if config.norm_first else classic.norm_last
     projected = config.embedding_size != config.hidden_size
-    x = b.embed(EMBEDDING, config.embedding_size)
+    x = b.embed("model.decoder.embed_tokens.weight", config.embedding_size)
     if projected:
         x = b.linear(x, "model.decoder.project_in", hidden(config.hidden_size))
     table = "model.decoder.embed_positions.weight"
     x = b.add_embedding(x, table, config.max_positions + OFFSET, offset=OFFSET)
-    for layer in b.layers():
-        x = block(b, x, _names(layer), classic.plain)
+    for _ in b.layers():
+        x = block(b, x, NAMES, classic.plain)
     if config.norm_first and config.final_norm:
         x = b.norm(x, "model.decoder.final_layer_norm")
     if projected:
         x = b.linear(x, "model.decoder.project_out", hidden(config.embedding_size))
     b.head(x)
-    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))

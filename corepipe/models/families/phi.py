@@ -9,9 +9,16 @@ from corepipe.models.families import classic
 from corepipe.models.families.blocks import Projected
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
+
+NAMES = classic.Names(
+    "model.layers.{}",
+    norms=("input_layernorm",),
+    attention="self_attn",
+    out="self_attn.dense",
+    up="mlp.fc1",
+    down="mlp.fc2",
+)
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -21,26 +28,8 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(config, head_norms=fields.flag("qk_layernorm"))
 
 
-def _names(layer: int) -> classic.Names:
-    block = f"model.layers.{layer}"
-    return classic.Names(
-        norms=(f"{block}.input_layernorm",),
-        attention=f"{block}.self_attn",
-        qkv=("q_proj", "k_proj", "v_proj"),
-        out=f"{block}.self_attn.dense",
-        up=f"{block}.mlp.fc1",
-        down=f"{block}.mlp.fc2",
-    )
-
-
-def build(config: ModelConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
-    x = b.embed()
-    for layer in b.layers():
-        x = classic.parallel(b, x, _names(layer), _attention)
-    b.head(b.norm(x, "model.final_layernorm"), bias=True)
-    return b.finish(name, fmt, max_positions)
+def build(b: GraphBuilder, _config: ModelConfig) -> None:
+    classic.decoder(b, b.embed(), NAMES, _attention, "model.final_layernorm", classic.parallel, bias=True)
 
 
 def _attention(b: GraphBuilder, qkv: Projected) -> Value:

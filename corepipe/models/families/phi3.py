@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 from corepipe.models.config import ModelConfig, common
 from corepipe.models.families import llama
+from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import MAX_POSITIONS, Fields
 from corepipe.models.rope import RopeConfig
 from corepipe.models.rope_fields import NEW, OLD, OUTSIDE, TRAINED, either, rope_section, rope_type
 from corepipe.models.weight_map import TensorRows, WeightMap, heads_in_turn, in_turn
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.numerics import elementary
 
 LONG_ROPE = ("longrope", "yarn")
@@ -78,16 +77,16 @@ def gate_up(config: ModelConfig) -> dict[str, TensorRows]:
     return in_turn("gate_up_proj", {"gate_proj": config.ffn_size, "up_proj": config.ffn_size})
 
 
-def build(config: Phi3Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab].
+def build(b: GraphBuilder, config: Phi3Config) -> None:
+    set_rope(b, config.long_rope)
+    llama.build(b, config)
 
-    The factors of the frequencies depend on the requested context, not on the length of a sequence: a token's
-    keys must not change with what comes after it.
+
+def set_rope(b: GraphBuilder, long: RopeConfig | None) -> None:
+    """Gives the builder the frequencies of its context, `long` where that is longer than in training.
+
+    They depend on the requested context, not on the length of a sequence: a token's keys must not change with
+    what comes after it.
     """
-    rope = for_positions(config.rope, config.long_rope, max_positions)
-    return llama.build(replace(config, rope=rope), fmt, max_positions, name)
-
-
-def for_positions(short: RopeConfig, long: RopeConfig | None, positions: int) -> RopeConfig:
-    """Returns the frequencies of contexts of `positions` positions."""
-    return short if long is None or positions <= short.original_max_positions else long
+    if long is not None and b.max_positions > b.config.rope.original_max_positions:
+        b.config = replace(b.config, rope=long)

@@ -9,11 +9,9 @@ from corepipe.models.families import llama, mixtral, moe
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.mixtral import weights
 from corepipe.models.families.moe import MoeConfig
-from corepipe.models.families.phi3 import for_positions, long_ropes, without_long_rope
+from corepipe.models.families.phi3 import long_ropes, set_rope, without_long_rope
 from corepipe.models.fields import Fields
 from corepipe.models.rope import RopeConfig
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Scoring
 
 __all__ = ["build", "configure", "weights"]
@@ -47,9 +45,7 @@ TAKEN = 2
 """Experts of a token (transformers, sparsemixer)."""
 
 
-def build(config: PhimoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]. Long contexts as Phi-3's."""
-    rope = for_positions(config.rope, config.long_rope, max_positions)
-    b = GraphBuilder(replace(config, rope=rope))
-    llama.decoder(b, b.embed(), moe.in_layers(config, "block_sparse_moe"), head_bias=config.head_bias)
-    return b.finish(name, fmt, max_positions)
+def build(b: GraphBuilder, config: PhimoeConfig) -> None:
+    """Appends the forward pass; long contexts as Phi-3's."""
+    set_rope(b, config.long_rope)
+    b.head(llama.decoder(b, b.embed(), moe.in_layers(config, "block_sparse_moe")), bias=config.head_bias)

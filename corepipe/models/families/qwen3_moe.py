@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from corepipe.models.families import llama, moe, qwen3
+from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig, weights
 from corepipe.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 
 __all__ = ["build", "configure", "sparse_layers", "weights"]
 
@@ -39,6 +38,5 @@ def configure(fields: Fields) -> MoeConfig:
     )
 
 
-def build(config: MoeConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    return llama.build(config, fmt, max_positions, name, moe.in_layers(config))
+def build(b: GraphBuilder, config: MoeConfig) -> None:
+    llama.build(b, config, moe.in_layers(config))

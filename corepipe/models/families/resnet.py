@@ -7,23 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from corepipe.models.families.images import (
-    MAX_BLOCKS,
-    MAX_CHANNELS,
-    ImageBuilder,
-    ImageConfig,
-    Map,
-    counts,
-    vector_of,
-)
-from corepipe.models.families.images import (
-    configure as images,
-)
+from corepipe.models.families import images
+from corepipe.models.families.images import MAX_BLOCKS, MAX_CHANNELS, ImageBuilder, ImageConfig, Map, counts
 from corepipe.models.fields import Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops.convolution import Window
 
+builder = ImageBuilder
 IMAGE, CLASSES = 224, 1000
 STEM = 64
 """The default number of channels before the first stage."""
@@ -42,13 +31,12 @@ def configure(fields: Fields) -> ImageConfig:
     if len(widths) != len(depths):
         raise fields.error("depths", "must have as many stages as hidden_sizes")
     stem = fields.integer("embedding_size", MAX_CHANNELS, default=STEM)
-    config = images(fields, IMAGE, CLASSES, widths, depths)
+    config = images.configure(fields, IMAGE, CLASSES, widths, depths)
     return replace(config, bottleneck=kind == "bottleneck", stem=stem)
 
 
-def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: an image to its classes."""
-    b = ImageBuilder(config)
+def build(b: ImageBuilder, config: ImageConfig) -> None:
+    """Appends the forward pass: an image to its classes."""
     x = b.convolve(b.image(), "resnet.embedder.embedder.convolution", config.stem, Window.square(7, 2))
     x = b.pool(x, Window.square(3, 2))
     for stage, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
@@ -58,7 +46,7 @@ def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> G
             x = _block(b, x, f"resnet.encoder.stages.{stage}.layers.{block}", width, stride)
     b.layer += 1
     classes = b.convolve(b.average(x), "classifier.1", config.classes, Window.square(1), None)
-    return b.finish(name, fmt, [vector_of(classes)])
+    b.give_map(classes)
 
 
 def _block(b: ImageBuilder, x: Map, prefix: str, width: int, stride: int) -> Map:

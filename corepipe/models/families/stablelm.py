@@ -10,8 +10,6 @@ from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import Stacked, WeightMap
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import Value
 
 
@@ -48,16 +46,11 @@ def weights(config: StableLmConfig) -> WeightMap:
     return WeightMap(stacked=gains if config.head_norms else {})
 
 
-def build(config: StableLmConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: token ids to logits [rows wanted, vocab]."""
-    if not config.parallel:
-        return llama.build(config, fmt, max_positions, name, attend=_attention)
-    b = GraphBuilder(config)
-    x = b.embed()
-    for _ in b.layers():
-        x = llama.side_by_side(b, x, _attention)
-    b.head(b.norm(x, "model.norm"))
-    return b.finish(name, fmt, max_positions)
+def build(b: GraphBuilder, config: StableLmConfig) -> None:
+    if config.parallel:
+        b.head(llama.side_by_side(b, b.embed(), _attention))
+    else:
+        llama.build(b, config, attend=_attention)
 
 
 def _attention(b: GraphBuilder, x: Value) -> Value:

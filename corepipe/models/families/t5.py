@@ -12,8 +12,6 @@ from corepipe.models.families.blocks import gated_mlp, mlp, output, project
 from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.fields import MAX_HIDDEN, MAX_LAYERS, Fields
 from corepipe.neuron.axes import fixed
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import CrossAttention
 from corepipe.neuron.values import SOURCE, TOKENS, Value, WeightSpec
 
@@ -61,9 +59,8 @@ def configure(fields: Fields) -> T5Config:
     )
 
 
-def build(config: T5Config, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: source ids and target ids to logits [rows wanted, vocab]."""
-    b = GraphBuilder(config)
+def build(b: GraphBuilder, config: T5Config) -> None:
+    """Appends the forward pass: source ids and target ids to logits [rows wanted, vocab]."""
     b.rows = SOURCE
     source = _encode(b, config)
     b.rows = TOKENS
@@ -78,7 +75,6 @@ def build(config: T5Config, fmt: Format, max_positions: int, name: str) -> Graph
         x = _feed_forward(b, x, f"{block}.2", config)
     x = b.norm(x, "decoder.final_layer_norm")
     b.head(b.scale(x, config.hidden_size**-0.5) if config.tied else x)
-    return b.finish(name, fmt, max_positions, tied=("lm_head.weight", EMBEDDING))
 
 
 def _encode(b: GraphBuilder, config: T5Config) -> Value:

@@ -3,22 +3,13 @@ convolutions, each stage joined with the map of the same size on the way down.""
 
 from __future__ import annotations
 
-from corepipe.models.families.images import (
-    MAX_CHANNELS,
-    ImageBuilder,
-    ImageConfig,
-    Map,
-    counts,
-    map_of,
-)
-from corepipe.models.families.images import (
-    configure as images,
-)
+from corepipe.models.families import images
+from corepipe.models.families.images import MAX_CHANNELS, ImageBuilder, ImageConfig, Map, counts
 from corepipe.models.fields import Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops.convolution import Window
+from corepipe.neuron.values import OutputKind
 
+builder = ImageBuilder
 IMAGE, CLASSES = 224, 2
 WIDTHS = (64, 128, 256, 512, 1024)
 
@@ -26,15 +17,14 @@ WIDTHS = (64, 128, 256, 512, 1024)
 def configure(fields: Fields) -> ImageConfig:
     """Reads `hidden_sizes`, the channels of each stage; the keys are our own. Each stage halves the image."""
     widths = counts(fields, "hidden_sizes", MAX_CHANNELS, WIDTHS)
-    config = images(fields, IMAGE, CLASSES, widths, (1,) * len(widths))
+    config = images.configure(fields, IMAGE, CLASSES, widths, (1,) * len(widths))
     if config.image % (1 << (len(widths) - 1)):
         raise fields.error("image_size", f"({config.image}) must be a multiple of {1 << (len(widths) - 1)}")
     return config
 
 
-def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: an image to the classes of its pixels."""
-    b = ImageBuilder(config)
+def build(b: ImageBuilder, config: ImageConfig) -> None:
+    """Appends the forward pass: an image to the classes of its pixels."""
     x, beside = b.image(), []
     for stage, width in enumerate(config.widths):
         b.layer += 1
@@ -45,7 +35,7 @@ def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> G
         up = b.convolve_up(x, f"up.{stage}.up", config.widths[stage])
         x = _twice(b, b.join(beside[stage], up), f"up.{stage}", config.widths[stage])
     classes = b.convolve(x, "classes", config.classes, Window.square(1), None)
-    return b.finish(name, fmt, [map_of(classes)])
+    b.give_map(classes, OutputKind.MAP)
 
 
 def _twice(b: ImageBuilder, x: Map, prefix: str, width: int) -> Map:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from corepipe.models.families.images import (
-    MAX_BLOCKS,
-    MAX_CHANNELS,
-    ImageBuilder,
-    ImageConfig,
-    Map,
-    counts,
-    vector_of,
-)
-from corepipe.models.families.images import (
-    configure as images,
-)
+from corepipe.models.families import images
+from corepipe.models.families.images import MAX_BLOCKS, MAX_CHANNELS, ImageBuilder, ImageConfig, Map, counts
 from corepipe.models.fields import Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops.convolution import MapSize, PoolKind, Window
 
+builder = ImageBuilder
 IMAGE, CLASSES = 224, 1000
 LAST = 7
 """Pixels a side that the first matrix reads."""
@@ -33,15 +22,14 @@ def configure(fields: Fields) -> ImageConfig:
     depths = counts(fields, "depths", MAX_BLOCKS, (2, 2, 3, 3, 3))
     if len(widths) != len(depths):
         raise fields.error("depths", "must have as many stages as hidden_sizes")
-    config = images(fields, IMAGE, CLASSES, widths, depths)
+    config = images.configure(fields, IMAGE, CLASSES, widths, depths)
     if config.image % (LAST << len(depths)):
         raise fields.error("image_size", f"({config.image}) must be a multiple of {LAST << len(depths)}")
     return config
 
 
-def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: an image to its classes."""
-    b = ImageBuilder(config)
+def build(b: ImageBuilder, config: ImageConfig) -> None:
+    """Appends the forward pass: an image to its classes."""
     x = b.image()
     for stage, (width, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
         for i in range(depth):
@@ -53,7 +41,7 @@ def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> G
     x = b.convolve(x, "classifier.0", MATRICES, Window(x.size))
     x = b.convolve(x, "classifier.3", MATRICES, Window.square(1))
     x = b.convolve(x, "classifier.6", config.classes, Window.square(1), None)
-    return b.finish(name, fmt, [vector_of(x)])
+    b.give_map(x)
 
 
 def _shrunk(b: ImageBuilder, x: Map) -> Map:

@@ -11,14 +11,21 @@ from corepipe.models.families.layers import GraphBuilder, vector
 from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.models.weight_map import Stacked, WeightMap
 from corepipe.neuron.axes import Axis, AxisKind, fixed, hidden
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Function, PatchEmbed
-from corepipe.neuron.values import GraphOutput, OutputKind, Value, WeightRole, WeightSpec
+from corepipe.neuron.values import OutputKind, Value, WeightRole, WeightSpec
 
 MAX_CHANNELS = 64
 EPS = 1e-12
 """The norms' constant where a config has none."""
+NAMES = classic.Names(
+    "{}",
+    norms=("layernorm_before", "layernorm_after"),
+    attention="attention.attention",
+    out="attention.output.dense",
+    up="intermediate.dense",
+    down="output.dense",
+    qkv=("query", "key", "value"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +80,11 @@ def weights(config: VitConfig) -> WeightMap:
     )
 
 
-def build(config: VitConfig, fmt: Format, max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: patches to a vector an image, as the base model with its pooler does."""
-    b = GraphBuilder(config, every_row=True)
-    x = b.select_rows(trunk(b, config))
+def base(b: GraphBuilder, x: Value, config: VitConfig) -> None:
+    """Appends a vector an image, as the base model with its pooler does."""
+    x = b.select_rows(x)
     pooled = b.linear(x, f"{config.prefix}.pooler.dense", x.axis, bias=True)
-    vector_of_image = GraphOutput(b.activation(pooled, Function.TANH), OutputKind.VECTOR)
-    return b.finish(name, fmt, max_positions, causal=False, outputs=[vector_of_image])
+    b.give(b.activation(pooled, Function.TANH), OutputKind.VECTOR)
 
 
 def trunk(b: GraphBuilder, config: VitConfig) -> Value:
@@ -87,8 +92,9 @@ def trunk(b: GraphBuilder, config: VitConfig) -> Value:
     prefix = f"{config.prefix}.embeddings"
     x = _embed(b, config, prefix)
     x = b.add_embedding(x, f"{prefix}.position_embeddings", config.max_positions)
-    for layer in b.layers():
-        x = classic.sequential(b, x, _names(config.prefix, layer), classic.bidirectional)
+    names = replace(NAMES, block=f"{config.prefix}.encoder.layer.{{}}")
+    for _ in b.layers():
+        x = classic.sequential(b, x, names, classic.bidirectional)
     return b.norm(x, f"{config.prefix}.layernorm")
 
 
@@ -100,18 +106,6 @@ def _embed(b: GraphBuilder, config: VitConfig, prefix: str) -> Value:
     )
     bias = vector(f"{project}.bias", width)
     return b.append(PatchEmbed(b.layer, b.value(width), weight, bias, first))
-
-
-def _names(prefix: str, layer: int) -> classic.Names:
-    block = f"{prefix}.encoder.layer.{layer}"
-    return classic.Names(
-        norms=(f"{block}.layernorm_before", f"{block}.layernorm_after"),
-        attention=f"{block}.attention.attention",
-        qkv=("query", "key", "value"),
-        out=f"{block}.attention.output.dense",
-        up=f"{block}.intermediate.dense",
-        down=f"{block}.output.dense",
-    )
 
 
 def class_head(_config: VitConfig) -> ClassHead:

@@ -5,23 +5,13 @@ The boxes themselves are chosen on the host.
 
 from __future__ import annotations
 
-from corepipe.models.families.images import (
-    MAX_BLOCKS,
-    MAX_CHANNELS,
-    ImageBuilder,
-    ImageConfig,
-    Map,
-    counts,
-    map_of,
-)
-from corepipe.models.families.images import (
-    configure as images,
-)
+from corepipe.models.families import images
+from corepipe.models.families.images import MAX_BLOCKS, MAX_CHANNELS, ImageBuilder, ImageConfig, Map, counts
 from corepipe.models.fields import Fields
-from corepipe.neuron.formats import Format
-from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops.convolution import ImageFunction, Window
+from corepipe.neuron.values import OutputKind
 
+builder = ImageBuilder
 IMAGE, CLASSES = 608, 80
 ANCHORS, BOX = 3, 5
 """Boxes at each pixel; numbers of a box beside its classes."""
@@ -42,22 +32,21 @@ def configure(fields: Fields) -> ImageConfig:
     depths = counts(fields, "depths", MAX_BLOCKS, DEPTHS)
     if len(widths) != len(WIDTHS) or len(depths) != len(DEPTHS):
         raise fields.error("depths", f"and hidden_sizes must have {len(WIDTHS)} stages")
-    config = images(fields, IMAGE, CLASSES, widths, depths)
+    config = images.configure(fields, IMAGE, CLASSES, widths, depths)
     if config.image % STRIDE:
         raise fields.error("image_size", f"({config.image}) must be a multiple of {STRIDE}")
     return config
 
 
-def build(config: ImageConfig, fmt: Format, _max_positions: int, name: str) -> Graph:
-    """Builds the forward pass: an image to its three maps of boxes."""
-    b = ImageBuilder(config)
+def build(b: ImageBuilder, config: ImageConfig) -> None:
+    """Appends the forward pass: an image to its three maps of boxes."""
     maps = _backbone(b)[-SIZES:]
     maps = _up(b, maps)
     maps = _down(b, maps)
     b.layer += 1
     columns = ANCHORS * (BOX + config.classes)
-    boxes = [_boxes(b, x, f"head.{i}", columns) for i, x in enumerate(maps)]
-    return b.finish(name, fmt, [map_of(x) for x in boxes])
+    for i, x in enumerate(maps):
+        b.give_map(_boxes(b, x, f"head.{i}", columns), OutputKind.MAP)
 
 
 def _leaky(b: ImageBuilder, x: Map, name: str, channels: int, kernel: int = 1, stride: int = 1) -> Map:
