@@ -30,6 +30,7 @@ Output = str | Path | Connection
 IMPORTED = (
     "corepipe.cli.app",
     "corepipe.cli.start.launch",
+    "corepipe.cli.run.serve",
     "corepipe.cli.serve",
     "corepipe.cli.run.plan",
     "corepipe.cli.run.profile",

@@ -10,16 +10,21 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from importlib import import_module
+from inspect import cleandoc
 from shutil import get_terminal_size
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from corepipe.cli.flags.options import Given, parameters
 from corepipe.cli.output.plain import broken, open_closed_streams, write_plainly
 from corepipe.errors import UserError, shown
+from corepipe.imports import uncollected
 from corepipe.signals import INTERRUPTED
 from corepipe.version import __version__
 
@@ -41,8 +46,8 @@ COMMANDS = (
 )
 """The commands in the order of the help.
 
-Each is a module here, with a function or a Typer of its own name in it, and with a function `setting_flags`
-where flags are made of the fields of configurations.
+Each is a module here with its help and its flags, and one of its name in `run` that does the work; a group of
+commands is a Typer of its own name in its module.
 """
 
 MAX_LINE = 4096
@@ -78,45 +83,35 @@ class LazyCommands(Mapping[str, Any]):
 def _command(name: str) -> Any:
     """Imports a command and returns click's command, or its group of commands."""
     module = import_module(f"corepipe.cli.{name}")
-    found = getattr(module, name)
+    if hasattr(module, "flags"):
+        return Command(name, module)
     alone = typer.Typer(rich_markup_mode=MARKUP)
-    if isinstance(found, typer.Typer):
-        alone.add_typer(found, name=name)
-        return get_group(alone).commands[name]
-    alone.command(cls=Command)(found)
-    command: Any = get_group(alone).commands[name]
-    command.setting_flags = getattr(module, "setting_flags", None)
-    return command
+    alone.add_typer(getattr(module, name), name=name)
+    return get_group(alone).commands[name]
 
 
 class Command(TyperCommand):
-    """A command, with the flags of its function and those that are fields of configurations.
+    """A command: its module's docstring is the help, the function `flags` there makes its flags.
 
-    The latter are made when the flags are needed: they import pydantic.  The function gets its own; the
-    context has all.  In a narrow terminal the help has no boxes, which would cut its flags there.
+    They are made when they are needed: many are fields of configurations, which import pydantic.  In a narrow
+    terminal the help has no boxes, which would cut its flags there.
     """
 
-    setting_flags: Callable[[], list[Any]] | None = None
-    _own: list[Any]
-    _all: list[Any]
+    def __init__(self, name: str, module: ModuleType) -> None:
+        super().__init__(name, help=cleandoc(module.__doc__ or ""), rich_markup_mode=MARKUP)
+        self._flags: Callable[[], list[Any]] = module.flags
+        del self.params
 
-    @property
-    def params(self) -> list[Any]:
+    @cached_property
+    def params(self) -> list[Any]:  # type: ignore[override]
         """The arguments and then the flags."""
-        if self.setting_flags is not None:
-            self._all = sorted([*self.setting_flags(), *self._own], key=_is_flag)
-            self.setting_flags = None
-        return self._all
+        return parameters(self._flags())
 
-    @params.setter
-    def params(self, own: list[Any]) -> None:
-        self._own = self._all = own
-
-    def invoke(self, ctx: Any) -> Any:
-        """Runs the function with its own flags."""
-        assert self.callback is not None
-        own = {parameter.name for parameter in self._own}
-        return ctx.invoke(self.callback, **{name: value for name, value in ctx.params.items() if name in own})
+    def invoke(self, ctx: Any) -> None:
+        """Does the command's work."""
+        with uncollected():
+            module = import_module(f"corepipe.cli.run.{self.name}")
+        module.run(Given(ctx.params, {one.name: one.get_default(ctx) for one in self.params}))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help; panels are headings where there are no boxes."""
@@ -136,10 +131,6 @@ class Command(TyperCommand):
         for panel, records in panels.items():
             with formatter.section(panel):
                 formatter.write_dl(records)
-
-
-def _is_flag(parameter: Any) -> bool:
-    return bool(parameter.param_type_name != "argument")
 
 
 class CommandGroup(TyperGroup):

@@ -1,64 +1,37 @@
-"""`corepipe profile`: where the time of a prefill and of decode steps goes, and what would help."""
+"""Show where the time of a prefill and of decode steps goes on the emulated device, and what would help.
+
+Reads no weights.  The summary is in neuron-profile's terms; the timeline is a Perfetto trace.
+"""
 
 from __future__ import annotations
 
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
-from corepipe.cli.flags.options import Model
-
-Batch = Annotated[int, typer.Option("--batch", help="Sequences in a decode step.", min=1, max=1024)]
-InputLen = Annotated[int, typer.Option("--input-len", help="Prompt tokens of each sequence.", min=1)]
-Steps = Annotated[int, typer.Option("--output-steps", help="Decode steps after the prefill.", min=0, max=64)]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="File to write the timeline to, for ui.perfetto.dev.")
-]
-LadderOption = Annotated[
-    bool,
-    typer.Option(
-        "--ladder",
-        help="Print what batching, number formats, cores and other optimisations gain, one after the other.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+from corepipe.cli.flags.options import MODEL, as_json, option
 
 
-def setting_flags() -> list[Any]:
-    """Returns the flags that are fields of the engine's configuration."""
+def flags() -> list[Parameter]:
+    """Returns the flags."""
     from corepipe.cli.flags import fields  # noqa: PLC0415 -- heavy: the help of all commands does without
 
-    return fields.parameters(
-        [
-            *fields.of_engine("instance", "mode", *fields.DEGREES),
-            fields.TIMED_FORMAT,
-            *fields.of_engine("profile", "max_model_len"),
-            fields.drafts(
-                "With --ladder: try speculative decoding, with an assumed share of drafts that are "
-                "accepted; JSON as for corepipe simulate."
-            ),
-        ]
-    )
-
-
-def profile(
-    ctx: typer.Context,
-    model: Model,
-    batch: Batch = 4,
-    input_len: InputLen = 512,
-    output_steps: Steps = 3,
-    output: Output = None,
-    ladder: LadderOption = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show where the time of a prefill and of decode steps goes on the emulated device, and what would help.
-
-    Reads no weights.  The summary is in neuron-profile's terms; the timeline is a Perfetto trace.
-    """
-    if ladder:
-        from corepipe.cli.run import ladder as command  # noqa: PLC0415 -- heavy: the others do without
-    else:
-        from corepipe.cli.run import profile as command  # type: ignore[no-redef]  # noqa: PLC0415 -- as above
-
-    command.run(ctx.params)
+    return [
+        MODEL,
+        *fields.of_engine("instance", "mode", *fields.DEGREES),
+        fields.timed_format(),
+        *fields.of_engine("profile", "max_model_len"),
+        fields.drafts(
+            "With --ladder: try speculative decoding, with an assumed share of drafts that are "
+            "accepted; JSON as for corepipe simulate."
+        ),
+        option("--batch", int, "Sequences in a decode step.", 4, min=1, max=1024),
+        option("--input-len", int, "Prompt tokens of each sequence.", 512, min=1),
+        option("--output-steps", int, "Decode steps after the prefill.", 3, min=0, max=64),
+        option("--output -o", Path, "File to write the timeline to, for ui.perfetto.dev."),
+        option(
+            "--ladder",
+            bool,
+            "Print what batching, number formats, cores and other optimisations gain, one after the other.",
+        ),
+        as_json(),
+    ]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_nothing_of_a_fleet_is_imported_without_one() -> None:
     script = (
-        "import sys, corepipe.cli.start.launch, corepipe.cli.serve, corepipe.engine.process.session;"
+        "import sys, corepipe.cli.start.launch, corepipe.cli.run.serve, corepipe.engine.process.session;"
         "print(*(name for name in sys.modules if name.split('.')[0] in ('ray', 'cryptography')"
         " or name.startswith('corepipe.serving.fleet') or name == 'corepipe.cli.run.fleet'))"
     )
@@ -37,7 +37,7 @@ def test_with_the_extra_a_server_without_a_fleet_imports_what_it_does_without_th
         "    def find_spec(self, name, path, target=None):\n"
         "        if name.split('.')[0] in {absent}: raise ModuleNotFoundError(name=name)\n"
         "sys.meta_path.insert(0, Absent())\n"
-        "import corepipe.cli.start.launch, corepipe.cli.serve, corepipe.engine.process.session\n"
+        "import corepipe.cli.start.launch, corepipe.cli.run.serve, corepipe.engine.process.session\n"
         "print(*sorted(name for name in sys.modules))"
     )
 

@@ -76,7 +76,7 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def test_an_engine_is_there_before_anything_large_is_imported() -> None:
-    found = loaded_by("corepipe.cli.app", "corepipe.cli.serve", "corepipe.cli.start.starting")
+    found = loaded_by("corepipe.cli.app", "corepipe.cli.run.serve", "corepipe.cli.start.starting")
     assert found & {"numpy", "asyncio", "ssl", "rich", "prometheus_client", "starlette", "uvicorn"} == set()
 
 

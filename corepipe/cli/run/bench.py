@@ -29,8 +29,8 @@ from corepipe.bench.setup import PromptShape, set_up
 from corepipe.bench.sweep import SWEPT, sweep
 from corepipe.bench.target import Http, Target, find
 from corepipe.bench.transport import TransportError
-from corepipe.cli.flags.defaults import DOCUMENTS, SENT_REQUESTS, STAGE_SECONDS, USERS
-from corepipe.cli.flags.workload import OUTPUT_LEN
+from corepipe.cli.flags.options import Given
+from corepipe.cli.flags.workload import DOCUMENTS, SENT_REQUESTS, STAGE_SECONDS, USERS
 from corepipe.cli.output.common import errors, progress_bar
 from corepipe.cli.run.bench_view import BenchProgress, print_compared, print_report, print_sweep
 from corepipe.cli.run.workload import synthetic, traced
@@ -71,7 +71,7 @@ class Tested:
     notes: list[str]
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(given: Given) -> None:
     """Loads the server and prints what was found.
 
     Raises UserError for flags and servers that cannot be used, Exit where a condition is not met, nothing was
@@ -90,7 +90,7 @@ def run(given: Mapping[str, Any]) -> None:
     _exit(tested, plan, code)
 
 
-async def _test(plan: Prepared, given: Mapping[str, Any]) -> tuple[Tested | None, int]:
+async def _test(plan: Prepared, given: Given) -> tuple[Tested | None, int]:
     """Runs the load test; returns its result, and the exit code of the signal that ended it, or 0.
 
     Without a result where it was ended before a sweep's first stage was measured.
@@ -109,7 +109,7 @@ async def _test(plan: Prepared, given: Mapping[str, Any]) -> tuple[Tested | None
         http.pool.close()
 
 
-async def _prepared(plan: Prepared, given: Mapping[str, Any], http: Http, live: BenchProgress) -> LoadTest:
+async def _prepared(plan: Prepared, given: Given, http: Http, live: BenchProgress) -> LoadTest:
     """Finds the model on the server, and prepares its requests.  Raises UserError where it cannot be used."""
     try:
         found = await find(http, given["model"], given["wait"])
@@ -150,7 +150,7 @@ async def _single(test: LoadTest, plan: Prepared) -> Tested:
     return Tested(report.document(), lambda: run_page(report), [report], lambda: print_report(report), notes)
 
 
-async def _sweep(test: LoadTest, plan: Prepared, given: Mapping[str, Any]) -> Tested | None:
+async def _sweep(test: LoadTest, plan: Prepared, given: Given) -> Tested | None:
     reports: list[LoadReport] = []
 
     async def play(workload: Synthetic, name: str) -> LoadReport | None:
@@ -170,7 +170,7 @@ async def _sweep(test: LoadTest, plan: Prepared, given: Mapping[str, Any]) -> Te
     return Tested(found.document(), page, reports, lambda: print_sweep(found), notes)
 
 
-def _plan(given: Mapping[str, Any]) -> Prepared:
+def _plan(given: Given) -> Prepared:
     """Checks every flag.  Raises UserError."""
     slo = NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
     given = _of_api(given, slo)
@@ -197,32 +197,24 @@ def _plan(given: Mapping[str, Any]) -> Prepared:
     return Prepared(Target.parse(given["url"]), settings, workload, base, rates, assertions, old)
 
 
-NOT_OF_WHOLE_ANSWERS = {"output_len": OUTPUT_LEN, "turns": 1, "cancel": 0.0, "trace": None}
-"""Flags for endpoints that generate tokens, and their defaults."""
-
-
-def _of_api(given: Mapping[str, Any], slo: Slo) -> Mapping[str, Any]:
+def _of_api(given: Given, slo: Slo) -> Given:
     """Returns the flags, with what follows from --api.  Raises UserError for flags that it does not use."""
     api = given["api"].value
     if api != "rerank" and given["documents"] is not None:
         raise UserError("--documents needs --api rerank", "documents")
     if api in GENERATING:
         return given
-    for name, default in NOT_OF_WHOLE_ANSWERS.items():
-        if given[name] != default:
-            flag = name.replace("_", "-")
-            raise UserError(
-                f"--{flag} is not for --api {api}: it generates nothing, answers come whole", name
-            )
+    why = f"is not for --api {api}: it generates nothing, answers come whole"
+    given.refuse(("output_len", "turns", "cancel", "trace"), why)
     if slo.ttft is not None or slo.tpot is not None:
         raise UserError(
             f"--slo: answers of --api {api} come whole; give e2e alone, such as 'e2e:200ms'", "slo"
         )
     documents = (given["documents"] or DOCUMENTS) if api == "rerank" else 1
-    return {**given, "output_len": "1", "documents": documents}
+    return given.replaced(output_len="1", documents=documents)
 
 
-def _workload(given: Mapping[str, Any]) -> Workload:
+def _workload(given: Given) -> Workload:
     if given["trace"] is not None:
         workload = traced(given, "concurrency")
         for _ in workload.sessions():  # a line that is no request is an error before the load, not during it
@@ -236,18 +228,12 @@ def _workload(given: Mapping[str, Any]) -> Workload:
     return synthetic(given, users, requests, "concurrency").workload()
 
 
-def _swept(given: Mapping[str, Any]) -> tuple[Synthetic, tuple[float, ...]]:
+def _swept(given: Given) -> tuple[Synthetic, tuple[float, ...]]:
     """Returns what all stages of a sweep have in common, and the rates that were given."""
-    for name in ("trace", "concurrency", "requests"):
-        if given[name] is not None:
-            raise UserError(f"--sweep sets rates and times itself; leave out --{name}", name)
+    given.refuse(("trace", "concurrency", "requests"), "is set by --sweep itself; leave it out")
     rates = () if given["rate"] is None else _rates(given["rate"])
-    fields = {
-        **given,
-        "rate": str(rates[0] if rates else 1.0),
-        "duration": given["duration"] or STAGE_SECONDS,
-    }
-    return synthetic(fields, None, None, "concurrency"), rates
+    rate, duration = str(rates[0] if rates else 1.0), given["duration"] or STAGE_SECONDS
+    return synthetic(given.replaced(rate=rate, duration=duration), None, None, "concurrency"), rates
 
 
 def _rates(text: str) -> tuple[float, ...]:
@@ -286,14 +272,14 @@ def _tokenizer(name: str | None) -> tuple[str, Tokenizer] | None:
     return name, from_directory(path) if path.is_dir() else registry.load(path).tokenizer()
 
 
-def _show(tested: Tested, plan: Prepared, given: Mapping[str, Any]) -> None:
+def _show(tested: Tested, plan: Prepared, given: Given) -> None:
     """Writes the result to stdout and to files, and notes on it to stderr."""
     document = {**tested.document, "notes": tested.notes}
     if plan.old is not None:
         document["compared"] = compared(document, plan.old)
     if given["output"] is not None:
         _write(tested, document, given["output"])
-    if given["as_json"]:
+    if given["json"]:
         typer.echo(json.dumps(document, indent=2))
     else:
         tested.show()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import print_json, results
 from corepipe.cli.output.tables import Figures, facts
 from corepipe.errors import UserError
@@ -38,20 +39,18 @@ DEFAULT_REQUESTS = 2000
 
 MOST_REQUESTS = 1_000_000
 
-NOT_OF_BUCKETS = {
-    "rate": None, "ttft": None, "tpot": None, "percentile": 99.0, "margin": 0.0, "prices": None,
-    "max_error": None, "emit": None, "time_limit": None, "speculative_config": None,
-}  # fmt: skip
-"""Flags of a search that lengths alone have no use for, and their defaults."""
+UNUSED = (
+    "rate", "ttft", "tpot", "percentile", "margin", "prices", "max_error", "emit", "time_limit",
+    "speculative_config",
+)  # fmt: skip
+"""Flags of a search that lengths alone have no use for."""
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(given: Given) -> None:
     """Chooses with these flags and prints the result.  Raises UserError for what cannot be compiled."""
-    for name, default in NOT_OF_BUCKETS.items():
-        if given[name] != default:
-            raise UserError(f"--{name.replace('_', '-')} has no effect with --buckets; leave it out", name)
+    given.refuse(UNUSED, "has no effect with --buckets; leave it out")
     found = plan_buckets(_asked(given))
-    if given["as_json"]:
+    if given["json"]:
         print_json(document(found, given["model"]))
     else:
         _print(found, given["model"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Column
 
+from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import print_json, results
 from corepipe.cli.output.tables import Figures
 from corepipe.cli.run.assumed_drafts import assumed_drafts
@@ -26,19 +27,16 @@ SCHEMA = "corepipe.ladder/1"
 ANSWER = 64
 """Tokens of an answer: --output-steps' most."""
 
-NOT_OF_A_LADDER = {"mode": "auto", "pipeline": None, "tensor": None, "data": None, "expert": None,
-                   "batch": 4, "output_steps": 3, "output": None}  # fmt: skip
-"""Flags that its rungs set, and their defaults."""
+SET = ("mode", "pipeline", "tensor", "data", "expert", "batch", "output_steps", "output")
+"""Flags that its rungs set."""
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(given: Given) -> None:
     """Tries the optimisations one after the other and prints their gains.  Raises UserError for what does not
     fit a core."""
-    for name, default in NOT_OF_A_LADDER.items():
-        if given[name] != default:
-            raise UserError(f"--{name.replace('_', '-')} is set by --ladder itself; leave it out", name)
+    given.refuse(SET, "is set by --ladder itself; leave it out")
     found = ladder(_work(given))
-    if given["as_json"]:
+    if given["json"]:
         print_json(document(found))
     else:
         _print(found, assumes=given["profile"] is None)

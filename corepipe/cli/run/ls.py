@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import typer
@@ -17,14 +18,15 @@ from corepipe.neuron.timing import ls as devices
 DEFAULT_INSTANCE = "inf2.xlarge"
 
 
-def run(instance: str | None, url: str | None, api_key: str | None, *, as_json: bool) -> None:
-    """Shows the devices of `instance`, or of what a server placed.  Raises UserError."""
-    placement = None if instance else _placement(url, api_key)
+def run(given: Mapping[str, Any]) -> None:
+    """Shows the devices of an instance, or of what a server placed.  Raises UserError."""
+    instance = given["instance"]
+    placement = None if instance else _placement(given["url"], given["api_key"])
     models = [] if placement is None else placement.get("models", [placement])
     if not models and instance is None:
         errors().print(f"no server answers at {LOCAL_SERVER}: showing the devices of {DEFAULT_INSTANCE}")
     shown = catalog.instance(models[0]["instance"] if models else instance or DEFAULT_INSTANCE)
-    if as_json:
+    if given["json"]:
         listed = json.loads(devices.as_json(shown))
         print_json({"devices": listed, "placement": placement} if placement else listed)
         return

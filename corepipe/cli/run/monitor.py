@@ -43,10 +43,10 @@ _FIRST_MODEL = 10_001
 """Number of the first core's model, in the range that neuron-monitor shows."""
 
 
-def run(url: str, api_key: str | None, period: str) -> None:
+def run(given: Mapping[str, Any]) -> None:
     """Prints lines until it is interrupted.  Raises UserError where no server answers at the start."""
-    wait = seconds("--period", period) or 0.0
-    server = MonitoredServer(url, api_key)
+    wait = seconds("--period", given["period"]) or 0.0
+    server = MonitoredServer(given["url"], given["api_key"])
     with contextlib.closing(server), until_interrupted():
         deployments = server.deployments()
         before = _read(server, there=True)

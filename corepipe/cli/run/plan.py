@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from corepipe.cli.flags import options
+from corepipe.cli.flags.options import Given
 from corepipe.cli.flags.settings import configured
 from corepipe.cli.output.common import (
     errors,
@@ -64,15 +65,20 @@ UNDECIDED = 4
 """Exit code where several do, and --confidence tells none of them from another."""
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(given: Given) -> None:
     """Plans with these flags and prints the result.  Raises UserError for what cannot be planned, Exit where
     nothing meets the objectives and where the user interrupted."""
-    _check_alone(given)
+    if given["buckets"]:
+        from corepipe.cli.run import buckets  # noqa: PLC0415 -- most plans do without
+
+        buckets.run(given)
+        return
+    given.refuse(("graphs", "trace", "trace_format", "tensor", "max_num_seqs"), "needs --buckets")
     model = architecture(given["model"])
     if not model.graph(FORMATS["bf16"]).causal:
         _run_once(given, model)
         return
-    emit, as_json = given["emit"], given["as_json"]
+    emit, as_json = given["emit"], given["json"]
     if emit and as_json:
         raise UserError("--emit prints a file and --json a document: give one of them", "emit")
     inquiry = _inquiry(given)
@@ -93,20 +99,13 @@ def run(given: Mapping[str, Any]) -> None:
         raise typer.Exit(UNDECIDED if found.undecided else UNMET)
 
 
-def _run_once(given: Mapping[str, Any], model: Architecture) -> None:
+def _run_once(given: Given, model: Architecture) -> None:
     """Plans for a model that generates nothing."""
     from corepipe.cli.run import plan_once  # noqa: PLC0415 -- most models generate
 
     asked = configured(EngineConfig, {"model": given["model"], "max_model_len": given["max_model_len"]})
     graph = graph_of(asked, model, timed_task("auto", model))
     plan_once.run(given, model, graph, _rate(given["rate"]))
-
-
-def _check_alone(given: Mapping[str, Any]) -> None:
-    """Raises UserError for flags that belong to --buckets."""
-    for name in ("graphs", "trace", "trace_format", "tensor", "max_num_seqs"):
-        if given[name] is not None:
-            raise UserError(f"--{name.replace('_', '-')} needs --buckets", name)
 
 
 def _searched(inquiry: PlanRequest, limit: float | None) -> tuple[Plan, Remedy | None]:

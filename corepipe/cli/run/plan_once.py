@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from rich.table import Column
 
+from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import (
     errors,
     print_json,
@@ -21,6 +22,7 @@ from corepipe.cli.output.common import (
 )
 from corepipe.cli.output.tables import Figures, between
 from corepipe.cli.run.software import ASSUMED, SIMULATE, GraphKind
+from corepipe.cli.run.workload import input_length
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.chips import catalog, profiles
@@ -50,20 +52,16 @@ SCHEMA = "corepipe.plan-once/1"
 UNMET = 3
 """Exit code where nothing meets the objective."""
 
-INPUT_LEN, OUTPUT_LEN = "1024", "256"
-"""Defaults of the flags."""
-
-OF_WHAT_GENERATES = {
-    "tpot": None, "output_len": OUTPUT_LEN, "speculative_config": None, "emit": None, "confidence": None,
-    "next_measurement": False, "max_error": None,
-}  # fmt: skip
-"""Flags of a plan for what generates, and what they are where they are left out."""
+UNUSED = (
+    "tpot", "output_len", "speculative_config", "emit", "confidence", "next_measurement", "max_error",
+)  # fmt: skip
+"""Flags of a plan for what generates."""
 
 FORMATS = ("bf16",)
 """Number formats that are tried without --dtype."""
 
 
-def run(given: Mapping[str, Any], model: Architecture, graph: Graph, rate: float) -> None:
+def run(given: Given, model: Architecture, graph: Graph, rate: float) -> None:
     """Plans with these flags and prints the result; graph: of the model, for as many positions as are asked
     for.  Raises UserError for what cannot be planned, Exit where nothing meets the objective."""
     demand = _demand(given, graph, rate)
@@ -78,7 +76,7 @@ def run(given: Mapping[str, Any], model: Architecture, graph: Graph, rate: float
                 raise SearchStopped(f"--time-limit {limit:g}s")
 
         found = search(model, tightened(demand, given["margin"] / 100), offered, graph.max_positions, watch)
-    if given["as_json"]:
+    if given["json"]:
         print_json(_document(found, demand, given))
     else:
         _print(found, demand, given, graph)
@@ -88,16 +86,9 @@ def run(given: Mapping[str, Any], model: Architecture, graph: Graph, rate: float
         raise typer.Exit(UNMET)
 
 
-def _demand(given: Mapping[str, Any], graph: Graph, rate: float) -> SinglePassDemand:
+def _demand(given: Given, graph: Graph, rate: float) -> SinglePassDemand:
     """Raises UserError for flags of what generates, and for inputs that are too long."""
-    images = GraphKind.of(graph) is GraphKind.IMAGES
-    for name, absent in {**OF_WHAT_GENERATES, **({"input_len": INPUT_LEN} if images else {})}.items():
-        if given[name] != absent:
-            why = "images are all of one size" if name == "input_len" else "it generates no tokens"
-            raise UserError(f"--{name.replace('_', '-')} is not for {graph.name}: {why}", name)
-    spec = given["input_len"]
-    if images or spec == INPUT_LEN:
-        spec = str(graph.max_positions if images else min(int(INPUT_LEN), graph.max_positions))
+    spec = input_length(given, graph, UNUSED)
     demand = SinglePassDemand(
         rate, Lengths.parse(spec, "input-len"), seconds("--ttft", given["ttft"]), given["percentile"],
         given["seed"], given["requests"] or REQUESTS,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from corepipe.cli.output.common import check_writable, errors, progress_bar, write_result
 from corepipe.cli.run.software import software
@@ -24,9 +25,10 @@ ADDED = ("predicted", "low", "high", "reason")
 """Columns that are added to each row; nine of ten measurements would lie between low and high."""
 
 
-def run(rows: Path, output: Path, profile: str | None) -> None:
+def run(given: Mapping[str, Any]) -> None:
     """Predicts the rows.  Raises UserError for files that cannot be read or written, and for one with a
     column that no row has as it must be."""
+    rows, output, profile = (given[name] for name in ("rows", "output", "profile"))
     chosen = find_profile(profile) if profile else None
     table = read(rows)
     if "unit" not in table.columns:

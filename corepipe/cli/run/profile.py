@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column
 
+from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import check_writable, errors, print_json, progress_bar, results
 from corepipe.cli.output.tables import Figures, between
 from corepipe.cli.run.software import ASSUMED, PROFILE, GraphKind, software
@@ -38,14 +39,18 @@ class _Result:
     output: Path | None
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(given: Given) -> None:
     """Profiles with these flags and prints the result.  Raises UserError for what cannot be profiled."""
-    if given["speculative_config"] is not None:
-        raise UserError("--speculative-config needs --ladder", "speculative_config")
+    if given["ladder"]:
+        from corepipe.cli.run import ladder  # noqa: PLC0415 -- most profiles do without
+
+        ladder.run(given)
+        return
+    given.refuse(("speculative_config",), "needs --ladder")
     check_writable("--output", given["output"])
     degrees = modes.RequestedDegrees(given["pipeline"], given["tensor"], given["data"], given["expert"])
     result = _result(_setup(given), given["mode"], degrees, given["output"])
-    if given["as_json"]:
+    if given["json"]:
         print_json(_document(result))
     else:
         _print(results(), result, assumes=given["profile"] is None)

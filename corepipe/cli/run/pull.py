@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from corepipe.cli.output.common import errors, print_json, progress_bar
 from corepipe.errors import UserError
@@ -10,14 +12,15 @@ from corepipe.models import hub
 from corepipe.models.packaged import Terms
 
 
-def run(model: str, *, accept_license: bool, as_json: bool) -> None:
+def run(given: Mapping[str, Any]) -> None:
     """Fetches a model.  Raises UserError."""
+    model = given["model"]
     terms = hub.terms_to_accept(model)
     if terms is not None:
-        _accept(model, terms, by_flag=accept_license)
+        _accept(model, terms, by_flag=given["accept_license"])
     with progress_bar(errors()) as report:
         path = hub.resolve(model, report, accepted=True)
-    if as_json:
+    if given["json"]:
         print_json({"model": model, "path": str(path)})
     else:
         sys.stdout.write(f"{path}\n")  # click's echo forces UTF-8 where there is ASCII alone

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.table import Column
 from rich.text import Text
 
-from corepipe.cli.flags.defaults import SIMULATED_REQUESTS, USERS
+from corepipe.cli.flags.options import Given
 from corepipe.cli.flags.settings import configured
-from corepipe.cli.flags.workload import INPUT_LEN, OUTPUT_LEN, TraceSchema
+from corepipe.cli.flags.workload import SIMULATED_REQUESTS, USERS, TraceSchema
 from corepipe.cli.output.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.output.placement import degrees_of
 from corepipe.cli.output.tables import Figures, between, facts
 from corepipe.cli.run.software import ASSUMED, SIMULATE, GraphKind, software
-from corepipe.cli.run.workload import synthetic, traced
+from corepipe.cli.run.workload import input_length, synthetic, traced
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
@@ -37,7 +36,7 @@ NOTHING_ANSWERED = 1
 """Exit code, as that of `corepipe bench`."""
 
 
-def run(given: Mapping[str, Any]) -> None:
+def run(given: Given) -> None:
     """Simulates with these flags and prints the result.  Raises UserError for what cannot be simulated, Exit
     where no request was answered."""
     model = architecture(given["model"])
@@ -61,7 +60,7 @@ def run(given: Mapping[str, Any]) -> None:
             f"--duration {given['duration']:g}: no request arrives in that time; give a longer one",
             "duration",
         )
-    _show(report, output, plot, as_json=given["as_json"], assumes=given["profile"] is None)
+    _show(report, output, plot, as_json=given["json"], assumes=given["profile"] is None)
     if report.completed == 0:
         errors().print(f"corepipe: no request was answered: {_refusals(report)}", markup=False)
         raise typer.Exit(NOTHING_ANSWERED)
@@ -83,32 +82,20 @@ def _too_long(report: SimulationReport) -> str:
     return f"were refused, as they are longer than the {most} tokens that the model takes"
 
 
-def _run_once(given: Mapping[str, Any], graph: Graph, slo: Slo) -> dict[str, Any]:
+def _run_once(given: Given, graph: Graph, slo: Slo) -> Given:
     """The flags for a model that is run once over its input: a request has one result, an image one length.
 
     Raises UserError for flags of what generates.
     """
-    unused = {"output_len": OUTPUT_LEN, "trace": None, "turns": 1, "prefix_tree": None}
-    images = GraphKind.of(graph) is GraphKind.IMAGES
-    if images:
-        unused["input_len"] = INPUT_LEN
-    for name, absent in unused.items():
-        if given[name] != absent:
-            why = "images are all of one size" if name == "input_len" else "it generates no tokens"
-            raise UserError(f"--{name.replace('_', '-')} is not for {graph.name}: {why}", name)
+    length = input_length(given, graph, ("output_len", "trace", "turns", "prefix_tree"))
     if slo.tpot is not None:
         raise UserError(
             f"--slo tpot is not for {graph.name}, which generates no tokens; give e2e instead", "slo"
         )
-    changes: dict[str, Any] = {"output_len": "1"}
-    if images:
-        changes["input_len"] = str(graph.max_positions)
-    elif given["input_len"] == INPUT_LEN:
-        changes["input_len"] = str(min(int(INPUT_LEN), graph.max_positions))
-    return {**given, **changes}
+    return given.replaced(output_len="1", input_len=length)
 
 
-def _workload(given: Mapping[str, Any]) -> Workload:
+def _workload(given: Given) -> Workload:
     """Returns the workload that the flags describe.  Raises UserError for flags that contradict each
     other."""
     if given["trace"] is not None:

@@ -9,7 +9,8 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Group
 from rich.live import Live
@@ -22,14 +23,14 @@ from corepipe.serving.telemetry.history import History
 QUIT = frozenset("qQ")
 
 
-def run(url: str, api_key: str | None, interval: str) -> None:
+def run(given: Mapping[str, Any]) -> None:
     """Shows the server until q, Ctrl-C or SIGTERM; once, where there is no terminal or a dumb one.
 
     Raises UserError where no server answers at the start.
     """
-    wait = seconds("--interval", interval) or 0.0
+    wait = seconds("--interval", given["interval"]) or 0.0
     console = results()
-    with contextlib.closing(MonitoredServer(url, api_key)) as server, until_interrupted():
+    with contextlib.closing(MonitoredServer(given["url"], given["api_key"])) as server, until_interrupted():
         view = TopView(server)
         view.look()
         if not console.is_interactive:

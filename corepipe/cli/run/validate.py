@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Column
@@ -29,9 +29,10 @@ from corepipe.planning.calibration.score import Cell, cells, pair
 Stored = Mapping[tuple[str, str, str], tuple[float, float]]
 
 
-def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
+def run(given: Mapping[str, Any]) -> None:
     """Scores the rows and prints the cells.  Raises UserError for a file that cannot be read, and for values
     that cannot have been measured."""
+    rows, profile = given["rows"], given["profile"]
     chosen = find_profile(profile) if profile else None
     table, cases = read_measured(rows), Cases(chosen)
     predictor = Predictor(cases=cases)
@@ -49,7 +50,7 @@ def run(rows: Path, profile: str | None, *, as_json: bool) -> None:
     skipped = sum(p.value is None for p in predicted)
     compared = measured(tuple(completed(table.rows)), lambda _: predictor)
     held = _held(compared)
-    if as_json:
+    if given["json"]:
         intervals = {"coverage": [one.as_json() for one in coverage(held)]}
         chosen_by = {"decisions": decisions(compared, held).as_json()}
         print_json({**_document(found, len(table.rows), skipped), "intervals": {**intervals, **chosen_by}})

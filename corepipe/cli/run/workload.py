@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Sequence
 
-from corepipe.cli.flags.workload import INPUT_LEN, OUTPUT_LEN, Arrival
+from corepipe.cli.flags.options import Given
+from corepipe.cli.run.software import GraphKind
 from corepipe.errors import UserError
+from corepipe.neuron.graph import Graph
 from corepipe.workload.arrivals import Arrivals
 from corepipe.workload.lengths import Lengths
 from corepipe.workload.traces import trace_workload
 from corepipe.workload.workload import PrefixTree, Synthetic, Workload
 
 
-def synthetic(
-    given: Mapping[str, Any], users: int | None, requests: int | None, users_name: str
-) -> Synthetic:
+def synthetic(given: Given, users: int | None, requests: int | None, users_name: str) -> Synthetic:
     """Makes a synthetic workload.  users_name: the parameter that `users` comes from.
 
     Raises UserError for flags that contradict each other.
@@ -38,48 +36,49 @@ def synthetic(
     )
 
 
-def _check_loop(given: Mapping[str, Any], users_name: str) -> None:
+def _check_loop(given: Given, users_name: str) -> None:
     """Raises UserError for flags of an open loop and of a closed one, and for one that does nothing alone."""
     rate, users = given["rate"], f"--{users_name}"
     if rate is not None and given[users_name] is not None:
         raise UserError(f"--rate is an open loop and {users} a closed one: give one of them", "rate")
-    if rate is None and given["arrival"] is not Arrival.POISSON:
-        arrival = given["arrival"].value
-        raise UserError(f"--arrival {arrival}: in a closed loop answers set the times; add --rate", "arrival")
-    if rate is None and given["burstiness"] != 1.0:
-        raise UserError("--burstiness: in a closed loop answers set the times; add --rate", "burstiness")
+    why = "in a closed loop answers set the times; add --rate"
+    if rate is None and given.changed("arrival"):
+        raise UserError(f"--arrival {given['arrival'].value}: {why}", "arrival")
+    if rate is None:
+        given.refuse(("burstiness",), f"has no effect: {why}")
     if rate is not None and given["think_time"] and given["turns"] == 1:
         raise UserError(
             f"--think-time: in an open loop it is between --turns; add them, or use {users}", "think_time"
         )
-    if given["trace_speed"] != 1.0:
-        raise UserError("--trace-speed is of a trace; add --trace", "trace_speed")
+    given.refuse(("trace_speed",), "is of a trace; add --trace")
 
 
-NOT_OF_A_TRACE: Mapping[str, object] = MappingProxyType(
-    {
-        "rate": None,
-        "arrival": Arrival.POISSON,
-        "burstiness": 1.0,
-        "think_time": 0.0,
-        "input_len": INPUT_LEN,
-        "output_len": OUTPUT_LEN,
-        "prefix_tree": None,
-        "turns": 1,
-    }
-)
-"""Flags that a trace leaves nothing to do, and what they are where they are not given."""
+OF_NO_TRACE = (
+    "rate", "arrival", "burstiness", "think_time", "input_len", "output_len", "prefix_tree", "turns",
+)  # fmt: skip
+"""Flags that a trace leaves nothing to do."""
 
 
-def traced(given: Mapping[str, Any], users_name: str) -> Workload:
+def traced(given: Given, users_name: str) -> Workload:
     """Reads a workload from a file.  Raises UserError for flags that have no effect with it."""
-    for name, absent in {**NOT_OF_A_TRACE, users_name: None}.items():
-        if given[name] != absent:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{flag}: a trace has its own requests and times; leave out {flag} or --trace", name
-            )
+    why = "has no effect with --trace, which has its own requests and times; leave it out"
+    given.refuse((*OF_NO_TRACE, users_name), why)
     schema = given["trace_format"]
     return trace_workload(
         given["trace"], schema and schema.value, given["requests"], given["duration"], given["trace_speed"]
     )
+
+
+def input_length(given: Given, graph: Graph, unused: Sequence[str]) -> str:
+    """Returns `--input-len` for a model that runs once over its input; an image has one length.
+
+    Where the flag is left out, the default is cut to what the model takes.
+
+    unused: flags of what generates.  Raises UserError for one of them, and for a length of images.
+    """
+    given.refuse(unused, f"is not for {graph.name}: it generates no tokens")
+    if GraphKind.of(graph) is GraphKind.IMAGES:
+        given.refuse(("input_len",), f"is not for {graph.name}: images are all of one size")
+        return str(graph.max_positions)
+    length: str = given["input_len"]
+    return length if given.changed("input_len") else str(min(int(length), graph.max_positions))
