@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Column
 
 from corepipe.cli.output.common import results
 from corepipe.cli.output.tables import Figures
@@ -86,7 +85,7 @@ def kind_of_row(row: Raw) -> str:
 def show(console: Console, found: Mapping[str, list[Scored]]) -> None:
     """Prints the errors on all instances, and on those with enough rows."""
     names = ("rows", "median / p90", "wanted", "", "inf2 and trn1", "")
-    table = Figures("errors in %", *(Column(name, justify="right") for name in names))
+    table = Figures("errors in %", *(f">{name}" for name in names))
     for kind, scored in found.items():
         alike = [one for one in scored if text(one.row, "instance").startswith(VALIDATED)]
         wanted = " / ".join(f"{100 * most:g}" for most in WANTED[kind])

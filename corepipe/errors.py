@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -32,8 +33,10 @@ def shown(value: object, most: int = 80) -> str:
 
 
 def why(error: Exception) -> str:
-    """Returns why a file could not be read, without number and path: the message names the file."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    """Returns why a file could not be read, or a server not be reached: without the error's number and the
+    path, as the message names the file."""
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return strerror or re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def no_room(what: str, folder: Path, needed: int, reason: int = errno.ENOSPC) -> UserError:

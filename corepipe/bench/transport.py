@@ -15,6 +15,8 @@ from typing import Protocol, cast
 
 import httptools
 
+from corepipe.errors import why
+
 INFORMATIONAL = 200
 """Status below which an answer is informational and precedes the final one."""
 
@@ -177,5 +179,5 @@ class ConnectionPool:
         except ssl.SSLError as error:
             raise TransportError("tls", str(error)) from error
         except OSError as error:
-            raise TransportError("connect", error.strerror or str(error) or type(error).__name__) from error
+            raise TransportError("connect", why(error)) from error
         return connection

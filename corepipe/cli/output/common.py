@@ -192,7 +192,7 @@ class _Log:
 
     def tell(self, line: str) -> None:
         self._lines += 1
-        self._console.print(line, markup=False)
+        self._console.print(line)
 
     def go_on(self, ended: Event) -> None:
         """Prints how far the work is whenever nothing else was printed for SILENT_SECONDS."""

@@ -18,12 +18,12 @@ PIPE_WIDTH = 4096
 class Lines(Console):
     """A console on stdout or, with `stderr`, on stderr.
 
-    In a terminal, and where `COLUMNS` says how wide, texts break between words; elsewhere lines are as long
-    as they need to be.
+    Texts are printed as they are: brackets are no markup.  In a terminal, and where `COLUMNS` says how wide,
+    they break between words; elsewhere lines are as long as they need to be.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+        super().__init__(stderr=stderr, markup=False, highlight=False, soft_wrap=True, emoji=False)
         self._breaks = self.is_terminal or "COLUMNS" in os.environ
         if not self.is_terminal:
             stream = cast("TextIO", self.file)

@@ -7,11 +7,10 @@ from itertools import groupby
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column
 
-from corepipe.cli.output.tables import Figures
+from corepipe.cli.output.tables import Figures, size
 
-CORE_COLUMNS = ("core", "stage", "rank", "layers", "heads", "kv heads", "weights", "KV a token")
+CORE_COLUMNS = (">core", ">stage", ">rank", ">layers", ">heads", ">kv heads", ">weights", ">KV a token")
 
 
 DEGREES = ("pipeline", "tensor", "data", "expert")
@@ -22,31 +21,30 @@ USELESS = 10.0
 
 def print_placement(console: Console, placement: Mapping[str, Any]) -> None:
     """Prints the deployment and a table of a replica's cores; neighbours with equal shares are one row."""
-    console.print(deployment_line(placement), markup=False)
+    console.print(deployment_line(placement))
     if why := placement.get("hypothetical"):
-        console.print(f"hypothetical: {why}", style="yellow", markup=False)
-    console.print(placement["reason"], style="dim", markup=False)
+        console.print(f"hypothetical: {why}", style="yellow")
+    console.print(placement["reason"], style="dim")
     if placement.get("intervals"):
-        console.print(_sure(placement["intervals"]), style="dim", markup=False)
+        console.print(_sure(placement["intervals"]), style="dim")
     for whose in _whose(placement):
-        console.print(whose, markup=False)
+        console.print(whose)
     if placement["time_scale"] != 1.0:
         console.print(f"one second on the device clock takes {placement['time_scale']:g} s (--time-scale)")
     for assumed in _assumed(placement):
-        console.print(assumed, style="yellow", markup=False)
+        console.print(assumed, style="yellow")
     if draft := placement.get("draft_model"):
         where = f"on core {span(draft['cores'])} of each replica"
-        console.print(f"draft model {draft['model']} {where}", markup=False)
+        console.print(f"draft model {draft['model']} {where}")
     if kept := placement.get("kv_cache_dtype"):
         on_device = placement["kv_cache_dtype_on_device"]
         console.print(
             f"the host keeps keys and values as {kept} (emulation only: {on_device} on the device), "
-            f"{placement['kv_cache_bytes_per_token'] / 1e3:.2f} kB a token",
-            markup=False,
+            f"{placement['kv_cache_bytes_per_token'] / 1e3:.2f} kB a token"
         )
     for limit in placement["host_limits"]:
-        console.print(limit, style="yellow", markup=False)
-    cores = Figures(*(Column(name, justify="right") for name in CORE_COLUMNS))
+        console.print(limit, style="yellow")
+    cores = Figures(*CORE_COLUMNS)
     for (stage, *held), run in groupby(placement["cores"], key=_held):
         alike = list(run)
         numbers, ranks = (span([core[name] for core in alike]) for name in ("core", "rank"))
@@ -67,7 +65,7 @@ def deployment_line(placement: Mapping[str, Any]) -> str:
 def memory_line(placement: Mapping[str, Any]) -> str:
     """Returns a line on the memory of the fullest core."""
     fullest = max((core["memory_bytes"] for core in placement["cores"]), key=lambda held: sum(held.values()))
-    parts = (f"{_size(count)} of {name.replace('kv_', 'KV ')}" for name, count in fullest.items() if count)
+    parts = (f"{size(count)} of {name.replace('kv_', 'KV ')}" for name, count in fullest.items() if count)
     return f"memory of the fullest core (emulated): {', '.join(parts)}"
 
 
@@ -124,13 +122,9 @@ def _held(core: Mapping[str, Any]) -> tuple[str, ...]:
         str(core["stage"]),
         span(core["layers"]),
         *(str(core[name]) for name in ("heads", "kv_heads")),
-        _size(sum(core["weight_bytes"].values())),
+        size(sum(core["weight_bytes"].values())),
         f"{core['kv_bytes_per_token'] / 1e3:.2f} kB",
     )
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def span(numbers: Sequence[int]) -> str:

@@ -21,8 +21,13 @@ class Figures(Table):
     Columns to the right hold figures and stay whole; the others are wrapped between words.
     """
 
-    def __init__(self, *headers: str | Column, **more: Any) -> None:
-        super().__init__(*headers, **{"box": None, **more})
+    def __init__(self, *headings: str, rows: Iterable[Iterable[Any]] = (), **more: Any) -> None:
+        """Makes a table; a heading after ">" is that of a column to the right."""
+        super().__init__(**{"box": None, **more})
+        for heading in headings:
+            self.add_column(heading.removeprefix(">"), justify="right" if heading[:1] == ">" else "left")
+        for row in rows:
+            self.add_row(*row)
 
     def add_row(self, *cells: Any, style: Any = None, end_section: bool = False) -> None:
         """Adds a row; a str is shown as it is, without markup."""
@@ -47,12 +52,13 @@ class Figures(Table):
 
 def facts(rows: Iterable[tuple[str, str]], style: str = "", **more: Any) -> Figures:
     """Returns a table of labels, in `style`, and their texts, which are wrapped between words."""
-    table = Figures(show_header=False, **more)
-    table.add_column(style=style)
-    table.add_column()
-    for label, text in rows:
-        table.add_row(f"{label:<{LABEL_WIDTH}}", text)
-    return table
+    shown = ((Text(f"{label:<{LABEL_WIDTH}}", style), text) for label, text in rows)
+    return Figures("", "", rows=shown, show_header=False, **more)
+
+
+def size(count: int) -> str:
+    """Returns a number of bytes in GB or MB."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def between(bounds: tuple[float, float]) -> str:

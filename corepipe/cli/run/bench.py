@@ -286,7 +286,7 @@ def _show(tested: Tested, plan: Prepared, given: Given) -> None:
         if plan.old is not None:
             print_compared(document, plan.old)
     for note in tested.notes:
-        errors().print(f"corepipe: {note}", markup=False)
+        errors().print(f"corepipe: {note}")
 
 
 def _write(tested: Tested, document: Mapping[str, Any], path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Column
 from rich.text import Text
 
 from corepipe.bench.compare import compared, differences
@@ -71,7 +70,7 @@ class BenchProgress:
     async def _logged(self) -> None:
         while True:
             await asyncio.sleep(LOG_SECONDS)
-            self._console.print(self._line(), markup=False)
+            self._console.print(self._line())
 
 
 def _progress(run: LoadRun, recorder: Recorder, workload: Workload, name: str) -> str:
@@ -99,7 +98,7 @@ def print_report(report: LoadReport) -> None:
     """Prints the tables of one run."""
     console = results()
     conditions, document = report.conditions, report.document()
-    console.print(_asked(conditions), markup=False)
+    console.print(_asked(conditions))
     console.print(_latencies(document))
     console.print(facts(_facts(report, document)))
 
@@ -109,7 +108,7 @@ def _asked(conditions: Conditions) -> str:
 
 
 def _latencies(document: Mapping[str, Any]) -> Figures:
-    table = Figures("milliseconds", *_columns(COLUMNS))
+    table = Figures("milliseconds", *(f">{column}" for column in COLUMNS))
     for name in METRICS:
         if document[f"max_{name}_ms"]:
             table.add_row(LABELS[name], *_cells(document, name))
@@ -125,10 +124,6 @@ def _cells(figures: Mapping[str, Any], name: str, parts: Iterable[str] = COLUMNS
     """Milliseconds; a dash where nothing was measured."""
     values = (figures[f"{part}_{name}_ms"] for part in parts)
     return ("–" if value is None else f"{value:,.1f}" for value in values)
-
-
-def _columns(heads: Iterable[str]) -> Iterator[Column]:
-    return (Column(head, justify="right") for head in heads)
 
 
 def _facts(report: LoadReport, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -174,10 +169,10 @@ def _load(document: Mapping[str, Any]) -> str:
 def print_sweep(sweep: Sweep) -> None:
     """Prints a line for each stage, and where the server saturates."""
     console = results()
-    console.print(_asked(sweep.sustained.report.conditions), markup=False)
+    console.print(_asked(sweep.sustained.report.conditions))
     names = ("ttft", "tpot") if sweep.sustained.report.generates else ("e2el",)
-    heads = [head for name in names for head in (f"{SHORT[name]} p50", "p99")]
-    table = Figures(*_columns(("rate", "done", *heads, "tokens/s", "good", "failed")))
+    heads = [head for name in names for head in (f">{SHORT[name]} p50", ">p99")]
+    table = Figures(">rate", ">done", *heads, ">tokens/s", ">good", ">failed")
     for stage in sweep.stages:
         table.add_row(*_row(stage, names), style="dim" if stage.saturated else "")
     console.print(table)
@@ -210,11 +205,11 @@ def print_compared(document: Mapping[str, Any], old: Mapping[str, Any]) -> None:
     """Prints the ratios that matter, and which settings differ."""
     console = results()
     pairs = compared(document, old)
-    table = Figures("", *_columns(("then", "now", "now / then")))
+    table = Figures("", ">then", ">now", ">now / then")
     for name in SHOWN_RATIOS:
         if name in pairs:
             pair = pairs[name]
             table.add_row(name, f"{pair['old']:,.2f}", f"{pair['new']:,.2f}", f"{pair['ratio']:.3f}")
     console.print(table)
     for line in differences(document, old):
-        console.print(f"different settings: {line}", markup=False)
+        console.print(f"different settings: {line}")

@@ -225,28 +225,20 @@ def _print(found: BucketPlan, model: str) -> None:
     console.print(
         f"{asked.architecture.name}, {asked.format.name}, on {asked.instance.name} "
         f"({asked.instance.standing}, profile {asked.profile.name}): tensor {asked.tensor}, "
-        f"{len(asked.prompts)} requests of up to {asked.longest} tokens, decode steps of {asked.batch}",
-        markup=False,
+        f"{len(asked.prompts)} requests of up to {asked.longest} tokens, decode steps of {asked.batch}"
     )
     if asked.instance.hypothetical:
-        console.print(f"hypothetical: {asked.instance.hypothetical}", style="yellow", markup=False)
+        console.print(f"hypothetical: {asked.instance.hypothetical}", style="yellow")
     console.print(_table(found))
     console.print(facts(_facts(found)))
     for warning in found.warnings:
-        console.print(f"- {warning}", markup=False)
-    console.print(f"vllm serve {shlex.join(flags(found, model))}", markup=False, soft_wrap=True)
+        console.print(f"- {warning}")
+    console.print(f"vllm serve {shlex.join(flags(found, model))}", soft_wrap=True)
 
 
 def _table(found: BucketPlan) -> Figures:
-    table = Figures(pad_edge=False)
-    table.add_column("padding")
-    for heading in ("graphs", "of prompts", "of contexts", "seconds", "of that padding"):
-        table.add_column(heading, justify="right")
-    for name, graphs, padding in (
-        ("default", found.default, found.default_padding),
-        ("chosen", found.chosen, found.padding),
-    ):
-        table.add_row(
+    rows = (
+        (
             name,
             str(graphs.number),
             _share(padding.prompt_waste, padding.prompt_tokens),
@@ -254,7 +246,13 @@ def _table(found: BucketPlan) -> Figures:
             f"{padding.seconds:,.1f}",
             f"{padding.wasted_seconds / padding.seconds:.0%}",
         )
-    return table
+        for name, graphs, padding in (
+            ("default", found.default, found.default_padding),
+            ("chosen", found.chosen, found.padding),
+        )
+    )
+    figures = (">graphs", ">of prompts", ">of contexts", ">seconds", ">of that padding")
+    return Figures("padding", *figures, rows=rows, pad_edge=False)
 
 
 def _share(wasted: float, there: float) -> str:

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from rich.table import Column
-
 from corepipe.cli.output.common import errors, print_json, results
-from corepipe.cli.output.tables import Figures
+from corepipe.cli.output.tables import Figures, size
 from corepipe.engine.sizes import BYTES
 from corepipe.errors import UserError
 from corepipe.models.cache import CacheEntry, RemovalRule, choose, holdings, remove
@@ -27,7 +25,7 @@ def show(*, as_json: bool) -> None:
         print_json({"cache": str(cache_dir()), **_document(held)})
         return
     _print(held)
-    results().print(f"{_size(_total(held))} in {cache_dir()}", markup=False)
+    results().print(f"{size(_total(held))} in {cache_dir()}")
 
 
 def run(
@@ -47,22 +45,20 @@ def run(
     else:
         _print(gone)
         freed = "would be freed" if dry_run else "freed"
-        results().print(f"{_size(_total(gone))} {freed} in {cache_dir()}", markup=False)
+        results().print(f"{size(_total(gone))} {freed} in {cache_dir()}")
     for one in chosen:
         if one not in gone:
-            errors().print(f"corepipe: kept, as a process uses it: {one.path}", markup=False)
+            errors().print(f"corepipe: kept, as a process uses it: {one.path}")
 
 
 def _print(held: Sequence[CacheEntry]) -> None:
     if not held:
         return
-    table = Figures(
-        "what", "model", "format", Column("size", justify="right"), Column("used", justify="right"), ""
-    )
+    table = Figures("what", "model", "format", ">size", ">used", "")
     now = time.time()
     for one in held:
         state = "in use" if one.in_use else ""
-        table.add_row(one.kind, one.model, one.format, _size(one.nbytes), _ago(now - one.used), state)
+        table.add_row(one.kind, one.model, one.format, size(one.nbytes), _ago(now - one.used), state)
     results().print(table)
 
 
@@ -96,10 +92,6 @@ def _read(flag: str, text: str | None, units: Mapping[str, float], example: str)
             f"{flag} {text}: give a number with its unit ({', '.join(units)}), as {example}", flag.lstrip("-")
         )
     return float(match[1]) * units[match[2]]
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 
 def _ago(seconds: float) -> str:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Column
-
 from corepipe.cli.output.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.output.tables import Figures, between
 from corepipe.errors import UserError
@@ -50,7 +48,7 @@ def run(given: Mapping[str, Any]) -> None:
     cases = Cases(PROFILES[base] if given["profile"] else None)
     known = _read(given, base, cases)
     for line in known.refused[:SHOWN]:
-        errors().print(f"refused: {line}", markup=False, highlight=False)
+        errors().print(f"refused: {line}")
     if len(known.refused) > SHOWN:
         errors().print(f"{len(known.refused) - SHOWN} more rows are refused")
     before = _usable(known.rows, cases)
@@ -116,27 +114,23 @@ def _show(before: Sequence[MeasuredRow], found: Refined, refined: RuntimeProfile
     """Prints each measured figure beside its predictions before and after, with their intervals."""
     predictor = found.predictor(cases)
     after = measured([one.row for one in before], lambda _: predictor)
-    names = ("measured", "before", "90 % interval", "after", "90 % interval")
-    table = Figures("figure", *(Column(name, justify="right") for name in names))
+    table = Figures("figure", ">measured", ">before", ">90 % interval", ">after", ">90 % interval")
     for one, other in list(zip(before, after, strict=True))[:SHOWN]:
         label = f"{text(one.row, 'metric')}, {text(one.row, 'unit')}"
-        old, new = interval(one.point, PROFILES[refined.stack]), interval(other.point, refined)
-        rate = is_rate(one.row)
-        table.add_row(
-            label,
-            f"{one.value:.4g}",
-            f"{one.predicted:.4g}",
-            between(old.around(one.predicted, rate=rate)),
-            f"{other.predicted:.4g}",
-            between(new.around(other.predicted, rate=rate)),
-        )
+        cells = (*_cells(one, PROFILES[refined.stack]), *_cells(other, refined))
+        table.add_row(label, f"{one.value:.4g}", *cells)
     results().print(table)
     shares = ", ".join(f"{kind} {share:.0%}" for kind, share in refined.narrowed)
     learnt = "; ".join(filter(None, (_learnt(found.scales, decodes) for decodes in (False, True))))
     results().print(
-        f"{learnt or 'steps take as long as predicted'}; intervals are narrower than before, to {shares}",
-        markup=False,
+        f"{learnt or 'steps take as long as predicted'}; intervals are narrower than before, to {shares}"
     )
+
+
+def _cells(one: MeasuredRow, profile: RuntimeProfile) -> tuple[str, str]:
+    """Returns a prediction and the interval of its measurement."""
+    bounds = interval(one.point, profile).around(one.predicted, rate=is_rate(one.row))
+    return f"{one.predicted:.4g}", between(bounds)
 
 
 def _learnt(scales: Scales, decodes: bool) -> str:

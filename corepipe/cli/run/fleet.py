@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import typer
-from rich.table import Column
 
 from corepipe.cli.output.common import errors, print_json, results, until_interrupted
 from corepipe.cli.output.tables import Figures
@@ -53,8 +52,7 @@ def run_head(host: str | None, port: int) -> None:
     _check_free(host, port)
     said = f"{host or socket.gethostname()}:{port}"
     errors().print(
-        f"started a fleet at {said} (token: {token}); on each machine, run: corepipe fleet join {said}",
-        markup=False,
+        f"started a fleet at {said} (token: {token}); on each machine, run: corepipe fleet join {said}"
     )
     with until_interrupted():
         code = _run(command, partial(_store_unauthenticated, said, HEAD))
@@ -77,11 +75,11 @@ def run_join(address: str, host: str | None, name: str | None, *, computes: bool
         f"--resources={json.dumps({HOST: 1} if computes else {})}",
     )
     _check_name(Cluster(address), called)
-    errors().print(f"{called} joins the fleet at {address}; Ctrl-C leaves it", markup=False)
+    errors().print(f"{called} joins the fleet at {address}; Ctrl-C leaves it")
     with until_interrupted():
         while True:
             code = _run(command, partial(_store_unauthenticated, address, called))
-            errors().print(f"{called}: Ray ended with code {code}; joining again", markup=False)
+            errors().print(f"{called}: Ray ended with code {code}; joining again")
             time.sleep(PAUSE_SECONDS)
 
 
@@ -107,10 +105,8 @@ def show_status(address: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"nodes": rows})
         return
-    table = Figures(*map(Column, ("node", "address", "state", "model", "open requests")))
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    results().print(table)
+    shown = (map(str, row.values()) for row in rows)
+    results().print(Figures("node", "address", "state", "model", "open requests", rows=shown))
 
 
 def drain_node(address: str, name: str) -> None:
@@ -120,9 +116,7 @@ def drain_node(address: str, name: str) -> None:
     if not node.takes_host:
         raise UserError(f"NODE {name}: this machine computes nothing, so there is nothing to drain")
     cluster.drain(node)
-    errors().print(
-        f"{name} gets no more requests; corepipe fleet status {address} shows when it is free", markup=False
-    )
+    errors().print(f"{name} gets no more requests; corepipe fleet status {address} shows when it is free")
 
 
 def _ray(*arguments: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
-from rich.table import Column
 
 from corepipe.cli.output.tables import Figures
 from corepipe.planning.calibration.coverage import Coverage
@@ -16,27 +15,17 @@ LEFT_OUT = "left-out runs within their {level:.0%} intervals"
 
 def show_coverage(console: Console, found: Sequence[Coverage], level: float, title: str = LEFT_OUT) -> None:
     """Prints how many runs lie in their intervals, by kind of figure."""
-    names = ("runs", "within", "19 times of 20", "width", "")
-    table = Figures(
-        "kind of figure", *(Column(name, justify="right") for name in names), title=title.format(level=level)
-    )
+    names = ("kind of figure", ">runs", ">within", ">19 times of 20", ">width", ">")
+    table = Figures(*names, title=title.format(level=level))
     for one in found:
-        bound = f"{one.least:.0%} to {one.most:.0%}"
-        table.add_row(
-            one.kind,
-            str(one.runs),
-            f"{one.share:.1%}",
-            bound,
-            f"x {one.width:.2f}",
-            "" if one.sound else "off",
-        )
+        bound, off = f"{one.least:.0%} to {one.most:.0%}", "" if one.sound else "off"
+        table.add_row(one.kind, str(one.runs), f"{one.share:.1%}", bound, f"x {one.width:.2f}", off)
     console.print(table)
 
 
 def show_steps(console: Console, found: Mapping[int, tuple[int, float, float, float]]) -> None:
     """Prints whether intervals are wider, and errors larger, for runs farther from what was measured."""
-    names = ("runs", "within", "width", "mean |log error|")
-    table = Figures("steps away", *(Column(name, justify="right") for name in names))
+    table = Figures("steps away", ">runs", ">within", ">width", ">mean |log error|")
     for steps, (runs, share, width, error) in found.items():
         table.add_row(str(steps), str(runs), f"{share:.1%}", f"x {width:.2f}", f"{error:.2f}")
     console.print(table)
@@ -44,8 +33,7 @@ def show_steps(console: Console, found: Mapping[int, tuple[int, float, float, fl
 
 def show_decisions(console: Console, found: Decisions) -> None:
     """Prints how often the predicted order of two configurations is the measured one."""
-    names = ("intervals apart", "right", "overlapping", "right")
-    table = Figures("two", *(Column(name, justify="right") for name in names))
+    table = Figures("two", ">intervals apart", ">right", ">overlapping", ">right")
     for name, (apart, overlapping) in {**found.by, "all": (found.apart, found.overlapping)}.items():
         table.add_row(name, *_order(apart), *_order(overlapping))
     console.print(table)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Column
-
 from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import print_json, results
 from corepipe.cli.output.tables import Figures
@@ -135,16 +133,12 @@ def _print(found: Ladder, *, assumes: bool) -> None:
     answer = f", {work.output_len} answered" if work.output_len else ""
     console.print(
         f"{work.architecture.name} on {work.instance.name} ({work.instance.standing}, profile "
-        f"{work.profile.name}): {what}{answer}",
-        markup=False,
+        f"{work.profile.name}): {what}{answer}"
     )
-    console.print(software(work.profile, graph if assumes else None), style="dim", markup=False)
+    console.print(software(work.profile, graph if assumes else None), style="dim")
     if work.instance.hypothetical:
-        console.print(f"hypothetical: {work.instance.hypothetical}", style="yellow", markup=False)
+        console.print(f"hypothetical: {work.instance.hypothetical}", style="yellow")
     name, *figures, why = headings(found)
-    table = Figures(name, *(Column(figure, justify="right") for figure in figures), why)
-    for row in rows(found):
-        table.add_row(*row)
-    console.print(table)
+    console.print(Figures(name, *(f">{figure}" for figure in figures), why, rows=rows(found)))
     for name, why in found.without:
-        console.print(f"- {name}: {why}", markup=False)
+        console.print(f"- {name}: {why}")

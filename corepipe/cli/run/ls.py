@@ -11,7 +11,7 @@ import typer
 from corepipe.cli.flags.options import LOCAL_SERVER
 from corepipe.cli.output.common import errors, print_json, results
 from corepipe.cli.output.placement import print_placement
-from corepipe.errors import UserError
+from corepipe.errors import UserError, why
 from corepipe.neuron.chips import catalog
 from corepipe.neuron.timing import ls as devices
 
@@ -33,7 +33,7 @@ def run(given: Mapping[str, Any]) -> None:
     typer.echo(devices.table(shown))
     for placed in models:
         if "name" in placed:
-            results().print(f"{placed['name']}:", markup=False)
+            results().print(f"{placed['name']}:")
         print_placement(results(), placed)
 
 
@@ -49,5 +49,5 @@ def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
     except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
         if url is None:
             return None
-        raise UserError(f"--url {url}: no corepipe server answers there ({error})", "url") from error
+        raise UserError(f"--url {url}: no corepipe server answers there ({why(error)})", "url") from error
     return placement

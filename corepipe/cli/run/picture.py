@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.table import Column
 from rich.text import Text
 
 from corepipe.cli.output.tables import Figures, facts
@@ -165,9 +164,9 @@ def _lines(console: Console, options: ConsoleOptions, part: RenderableType) -> i
 
 
 def _core_table(cores: Sequence[CoreUse]) -> Figures:
-    heads = ("core", "busy", *(engine[:6] for engine in ENGINES), "TFLOPS", "GB/s", "memory")
-    columns = (Column(head, justify="right") for head in heads)
-    table = Figures(*columns, header_style="dim", **MARGINS)
+    engines = (f">{engine[:6]}" for engine in ENGINES)
+    heads = (">core", ">busy", *engines, ">TFLOPS", ">GB/s", ">memory")
+    table = Figures(*heads, header_style="dim", **MARGINS)
     for core in cores:
         table.add_row(
             str(core.core),

@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 import typer
-from rich.table import Column
 
 from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import (
@@ -191,22 +190,22 @@ def _print(found: SinglePassResult, demand: SinglePassDemand, given: Mapping[str
     elif not found.options:
         console.print("Nothing meets the objective.", style="bold")
     for line in _summary(found.options[0], demand, graph) if found.options else []:
-        console.print(line, style="bold", markup=False)
+        console.print(line, style="bold")
     console.print()
     for shape, why in found.failed.items():
-        console.print(f"not chosen: {shape}: {why}", markup=False)
+        console.print(f"not chosen: {shape}: {why}")
     if not found.options:
         return
     best = found.options[0]
     bounds = best.report.intervals.latencies("e2e", best.report.e2e, 1e3)
     if bounds is not None:
         told = f"end to end p50 {between(bounds['p50'])}, p99 {between(bounds['p99'])} ms"
-        console.print(f"{LEVEL:.0%} interval: {told}", markup=False)
+        console.print(f"{LEVEL:.0%} interval: {told}")
     console.print(_table(found, demand))
     if (serve := _serve(best, given)) is not None:
-        console.print(f"to serve it emulated, on each instance:\n{wrapped(serve)}", markup=False)
+        console.print(f"to serve it emulated, on each instance:\n{wrapped(serve)}")
     again = _simulate(best, demand, given, images=GraphKind.of(graph) is GraphKind.IMAGES)
-    console.print(f"to simulate one instance again:\n{wrapped(again)}", markup=False)
+    console.print(f"to simulate one instance again:\n{wrapped(again)}")
 
 
 def _summary(best: SinglePassOption, demand: SinglePassDemand, graph: Graph) -> Iterator[str]:
@@ -230,14 +229,9 @@ def _lengths(demand: SinglePassDemand) -> str:
 
 
 def _table(found: SinglePassResult, demand: SinglePassDemand) -> Figures:
-    heads = (Column(head, justify="right") for head in ("$/h", "$/M requests", "e2e ms"))
-    table = Figures(
-        *heads,
-        "deployment",
-        title="deployments that meet the objective (emulated)",
-        title_justify="left",
-        pad_edge=False,
-    )
+    title = "deployments that meet the objective (emulated)"
+    headings = (">$/h", ">$/M requests", ">e2e ms", "deployment")
+    table = Figures(*headings, title=title, title_justify="left", pad_edge=False)
     for option in found.options:
         figures = (option.price, _million(option, demand), option.seconds * 1e3)
         table.add_row(*(f"{figure:.4g}" for figure in figures), str(option.deployment))

@@ -179,10 +179,12 @@ def _ms(seconds: float) -> str:
 
 
 def _options(plan: Plan, options: Sequence[PlanOption], title: str) -> Figures:
-    table = Figures(title=title, title_justify="left", pad_edge=False)
-    for heading in ("$/h", "$/M tokens", "TTFT ms", "TPOT ms", "e2e ms"):
-        table.add_column(heading, justify="right")
-    table.add_column("deployment")
+    table = Figures(
+        *(">$/h", ">$/M tokens", ">TTFT ms", ">TPOT ms", ">e2e ms", "deployment"),
+        title=title,
+        title_justify="left",
+        pad_edge=False,
+    )
     for option in options:
         outcome = option.outcome
         latencies = (outcome.ttft, outcome.tpot, outcome.latency)
@@ -220,13 +222,10 @@ def _unpriced(plan: Plan, instance: str) -> str:
 
 
 def _print_failures(console: Console, plan: Plan) -> None:
-    table = Figures(title="what does not meet them", title_justify="left", pad_edge=False)
-    for heading in ("instance", "fails by"):
-        table.add_column(heading)
-    table.add_column("of", justify="right")
-    table.add_column("nearest")
-    for instance, reason, count, nearest in reasons(plan):
-        table.add_row(instance, reason, str(count), nearest)
+    failures = ((instance, why, str(count), nearest) for instance, why, count, nearest in reasons(plan))
+    title = "what does not meet them"
+    headings = ("instance", "fails by", ">of", "nearest")
+    table = Figures(*headings, rows=failures, title=title, title_justify="left", pad_edge=False)
     if table.row_count:
         console.print(table)
     market = plan.inquiry.market

@@ -65,14 +65,14 @@ def _tell(output: Path, found: Sequence[RowPrediction], by: Counter[str]) -> Non
     done = sum(one.value is not None for one in found)
     errors().print(f"{done} of {len(found)} rows are predicted; wrote them to {output}")
     for around, count in by.most_common():
-        errors().print(f"  {count} with {around}", markup=False, highlight=False)
+        errors().print(f"  {count} with {around}")
     bad = Counter(one.column for one in found if one.column)
     if bad:
         named = ", ".join(f"{column} ({count})" for column, count in bad.most_common())
-        errors().print(f"{bad.total()} rows have a cell that cannot be used: {named}", highlight=False)
+        errors().print(f"{bad.total()} rows have a cell that cannot be used: {named}")
     why = Counter(one.reason for one in found if one.value is None)
     for reason, count in why.most_common(SHOWN):
-        errors().print(f"  {count} not predicted: {reason}", markup=False, highlight=False)
+        errors().print(f"  {count} not predicted: {reason}")
     if len(why) > SHOWN:
         errors().print(f"  {len(why) - SHOWN} more reasons are in the column `reason`")
 

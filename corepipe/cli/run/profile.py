@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column
 
 from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import check_writable, errors, print_json, progress_bar, results
@@ -149,23 +148,22 @@ def _print(console: Console, result: _Result, *, assumes: bool) -> None:
     console.print(
         f"{result.run.graph.name}, {setup.format.name}, on {setup.instance.name} "
         f"({setup.instance.standing}), profile {setup.profile.name}: {setup.batch} sequences of "
-        f"{setup.input_len} tokens",
-        markup=False,
+        f"{setup.input_len} tokens"
     )
     if setup.instance.hypothetical:
-        console.print(f"hypothetical: {setup.instance.hypothetical}", style="yellow", markup=False)
-    console.print(result.reason, style="dim", markup=False)
+        console.print(f"hypothetical: {setup.instance.hypothetical}", style="yellow")
+    console.print(result.reason, style="dim")
     around = software(setup.profile, result.run.graph if assumes else None)
-    console.print(around, style="dim", markup=False)
-    table = Figures("a step", *(Column(part.phase.value, justify="right") for part in result.measured))
+    console.print(around, style="dim")
+    table = Figures("a step", *(f">{part.phase}" for part in result.measured))
     for field in fields(Summary):
         table.add_row(field.name, *(_figure(getattr(part.summary, field.name)) for part in result.measured))
     table.add_row(f"{LEVEL:.0%} interval", *(_sure(result.run, part.phase) for part in result.measured))
     console.print(table)
     for bottleneck in result.bottlenecks:
-        console.print(f"- {bottleneck}", markup=False)
+        console.print(f"- {bottleneck}")
     if result.output is not None:
-        console.print(f"{result.output}: open it at https://ui.perfetto.dev", markup=False)
+        console.print(f"{result.output}: open it at https://ui.perfetto.dev")
 
 
 def _sure(run: ProfileRun, phase: Phase) -> str:

@@ -34,12 +34,12 @@ def _accept(model: str, terms: Terms, by_flag: bool) -> None:
             f"{model}: {terms.name} ({terms.address}) must be accepted first: --accept-license does it",
             "accept_license",
         )
-    errors().print(f"{model}: {terms.notice}", markup=False)
+    errors().print(f"{model}: {terms.notice}")
     if asked and not _yes(f"Do you accept {terms.name}?"):
         raise UserError(f"{model}: {terms.name} are not accepted; nothing was fetched", "accept_license")
 
 
 def _yes(question: str) -> bool:
     """Tells whether the user types yes; the end of the input, and anything else, is a no."""
-    errors().print(f"{question} [y/N] ", end="", markup=False)
+    errors().print(f"{question} [y/N] ", end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

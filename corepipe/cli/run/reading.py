@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from corepipe.errors import UserError
+from corepipe.errors import UserError, why
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import ENGINES, Instance
 
@@ -93,7 +93,7 @@ class MonitoredServer:
         try:
             answer = self._client.get(self.url + path)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UnreachableError(str(error) or type(error).__name__) from error
+            raise UnreachableError(why(error)) from error
         if answer.status_code == 401:
             raise UnreachableError("it wants an API key: --api-key, or COREPIPE_API_KEY")
         if answer.status_code != 200:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import typer
-from rich.table import Column
 from rich.text import Text
 
 from corepipe.cli.flags.options import Given
@@ -62,7 +61,7 @@ def run(given: Given) -> None:
         )
     _show(report, output, plot, as_json=given["json"], assumes=given["profile"] is None)
     if report.completed == 0:
-        errors().print(f"corepipe: no request was answered: {_refusals(report)}", markup=False)
+        errors().print(f"corepipe: no request was answered: {_refusals(report)}")
         raise typer.Exit(NOTHING_ANSWERED)
 
 
@@ -138,7 +137,7 @@ def _show(
         return
     console, graph = results(), report.device.graph
     for line in _headline(report, software(report.device.profile, graph if assumes else None)):
-        console.print(line, markup=False)
+        console.print(line)
     console.print(_latencies(report, LATENCIES if graph.generates else ONCE))
     device = (fact for fact in _device(report) if graph.generates or fact[0] != KEPT)
     console.print(facts((*(_rates if graph.generates else _results)(report), *device)))
@@ -206,8 +205,7 @@ ONCE = ("e2e", "queue")
 
 
 def _latencies(report: SimulationReport, names: Sequence[str]) -> Figures:
-    columns = ("mean", "p50", "p90", "p95", "p99", "max")
-    table = Figures("milliseconds", *(Column(column, justify="right") for column in columns))
+    table = Figures("milliseconds", ">mean", ">p50", ">p90", ">p95", ">p99", ">max")
     for name in names:
         quantiles = getattr(report, name)
         if quantiles is not None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column
 from rich.text import Text
 
 from corepipe.cli.output.common import errors, print_json, progress_bar, results
@@ -108,8 +107,7 @@ def show(console: Console, found: Sequence[Cell], stored: Stored | None = None) 
 
     It fits a terminal of 100 columns.
     """
-    names = ("n", "|error|", "bias", *(["left out"] if stored else []), "roofline", "noise")
-    figures = (Column(name, justify="right") for name in names)
+    figures = (">n", ">|error|", ">bias", *([">left out"] if stored else []), ">roofline", ">noise")
     table = Figures("metric and profile", "instance", *figures, header_style="bold", pad_edge=False)
     above: tuple[bool, str] = (True, "")
     for cell in found:

@@ -112,7 +112,7 @@ class LoadingDisplay:
         if self._said.verbose:
             print_placement(console, ready.placement)
         for line in self._in_full(ready) if self._said.verbose else self._said.in_short(ready, self.notes):
-            console.print(line, markup=False)
+            console.print(line)
         return ready
 
     def _in_full(self, ready: Ready) -> list[str]:

@@ -32,5 +32,5 @@ def replay(engine: EngineConfig, server: ServerConfig) -> None:
     recorded = f"{len(cassettes.library)} recorded exchanges from {server.replay}"
     ready = f"ready to replay {recorded}: {url}/v1; Ctrl-C stops it"
     for line in [*warnings_of(server), ready, *other_ports(urls)]:
-        errors().print(line, markup=False)
+        errors().print(line)
     uvloop.run(serve(app, server, listeners))

@@ -77,8 +77,7 @@ def _warn_of_memory(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     if wanted > there and asked[0][1].fleet is None:
         errors().print(
             f"corepipe: --kv-cache-memory-bytes: {wanted / 2**30:,.1f} GiB are more "
-            f"than the {there / 2**30:,.1f} GiB of this machine: it may run out of memory as the cache fills",
-            markup=False,
+            f"than the {there / 2**30:,.1f} GiB of this machine: it may run out of memory as the cache fills"
         )
 
 
