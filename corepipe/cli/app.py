@@ -10,18 +10,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
-from inspect import cleandoc
+from inspect import Parameter, cleandoc
 from shutil import get_terminal_size
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_group
 
-from corepipe.cli.flags.options import Given, parameters
+from corepipe.cli.flags.options import Given, escaped, parameters
 from corepipe.cli.output.plain import broken, open_closed_streams, write_plainly
 from corepipe.errors import UserError, shown
 from corepipe.imports import uncollected
@@ -46,8 +44,8 @@ COMMANDS = (
 )
 """The commands in the order of the help.
 
-Each is a module here with its help and its flags, and one of its name in `run` that does the work; a group of
-commands is a Typer of its own name in its module.
+Each is a module here, whose docstring is the help and whose function `flags` makes its flags; or a group of
+commands, whose helps and flags are in its COMMANDS.  The module of its name in `run` does the work.
 """
 
 MAX_LINE = 4096
@@ -83,23 +81,30 @@ class LazyCommands(Mapping[str, Any]):
 def _command(name: str) -> Any:
     """Imports a command and returns click's command, or its group of commands."""
     module = import_module(f"corepipe.cli.{name}")
+    about = cleandoc(module.__doc__ or "")
     if hasattr(module, "flags"):
-        return Command(name, module)
-    alone = typer.Typer(rich_markup_mode=MARKUP)
-    alone.add_typer(getattr(module, name), name=name)
-    return get_group(alone).commands[name]
+        return Command(name, about, module.flags, (name, "run"))
+    parts: dict[str, Any] = {
+        part: Command(part, told, partial(list, flags), (name, part))
+        for part, (told, flags) in module.COMMANDS.items()
+    }
+    return TyperGroup(name=name, help=escaped(about), commands=parts, rich_markup_mode=MARKUP)
 
 
 class Command(TyperCommand):
-    """A command: its module's docstring is the help, the function `flags` there makes its flags.
+    """A command, whose flags are made when they are needed: many are fields of configurations, which import
+    pydantic.
 
-    They are made when they are needed: many are fields of configurations, which import pydantic.  In a narrow
-    terminal the help has no boxes, which would cut its flags there.
+    work: the module in `run` and its function that does the work.  In a narrow terminal the help has no
+    boxes, which would cut its flags there.
     """
 
-    def __init__(self, name: str, module: ModuleType) -> None:
-        super().__init__(name, help=cleandoc(module.__doc__ or ""), rich_markup_mode=MARKUP)
-        self._flags: Callable[[], list[Any]] = module.flags
+    def __init__(
+        self, name: str, about: str, flags: Callable[[], list[Parameter]], work: tuple[str, str]
+    ) -> None:
+        super().__init__(name, help=about, rich_markup_mode=MARKUP)
+        self._flags = flags
+        self._work = work
         del self.params
 
     @cached_property
@@ -109,9 +114,10 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> None:
         """Does the command's work."""
+        module, function = self._work
         with uncollected():
-            module = import_module(f"corepipe.cli.run.{self.name}")
-        module.run(Given(ctx.params, {one.name: one.get_default(ctx) for one in self.params}))
+            found = import_module(f"corepipe.cli.run.{module}")
+        getattr(found, function)(Given(ctx.params, {one.name: one.get_default(ctx) for one in self.params}))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help; panels are headings where there are no boxes."""

@@ -40,17 +40,17 @@ def option(
     default = False if kind is bool and default is None else default
     own = name or spelled[0].partition("/")[0].removeprefix("--").replace("-", "_")
     return _parameter(
-        own, kind, default, typer.Option(*spelled, help=_shown(text), rich_help_panel=panel, **more)
+        own, kind, default, typer.Option(*spelled, help=escaped(text), rich_help_panel=panel, **more)
     )
 
 
 def argument(name: str, kind: Any, text: str, default: Any = REQUIRED, **more: Any) -> Parameter:
     """Returns an argument; its settings are those of `option`."""
-    return _parameter(name, kind, default, typer.Argument(help=_shown(text), **more))
+    return _parameter(name, kind, default, typer.Argument(help=escaped(text), **more))
 
 
-def _shown(text: str) -> str:
-    """Returns a help in which rich takes nothing for markup."""
+def escaped(text: str) -> str:
+    """Returns a help in which rich takes no bracket for markup."""
     return re.sub(r"\[(?=\w)", r"\\[", text)
 
 

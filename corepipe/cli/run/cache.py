@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
+from typing import Any
 
 from corepipe.cli.output.common import errors, print_json, results
 from corepipe.cli.output.tables import Figures, size
@@ -18,29 +19,26 @@ from corepipe.models.hub import cache_dir
 SECONDS: Mapping[str, float] = MappingProxyType({"d": 86400, "h": 3600, "min": 60, "s": 1})
 
 
-def show(*, as_json: bool) -> None:
+def ls(given: Mapping[str, Any]) -> None:
     """Prints what the cache holds."""
     held = holdings(cache_dir())
-    if as_json:
+    if given["json"]:
         print_json({"cache": str(cache_dir()), **_document(held)})
         return
     _print(held)
     results().print(f"{size(_total(held))} in {cache_dir()}")
 
 
-def run(
-    older_than: str | None, max_size: str | None, *, everything: bool, dry_run: bool, as_json: bool
-) -> None:
+def prune(given: Mapping[str, Any]) -> None:
     """Removes what the flags name and prints it.  Raises UserError for flags that name nothing."""
-    limit = _read("--max-size", max_size, BYTES, "2GB")
-    wanted = RemovalRule(
-        _read("--older-than", older_than, SECONDS, "30d"), None if limit is None else int(limit), everything
-    )
+    dry_run, limit = given["dry_run"], _read("--max-size", given["max_size"], BYTES, "2GB")
+    age = _read("--older-than", given["older_than"], SECONDS, "30d")
+    wanted = RemovalRule(age, None if limit is None else int(limit), given["all"])
     if wanted == RemovalRule():
         raise UserError("say what to remove: --older-than 30d, --max-size 2GB or --all", "all")
     chosen = choose(holdings(cache_dir()), wanted, time.time())
     gone = [one for one in chosen if not one.in_use and (dry_run or remove(one))]
-    if as_json:
+    if given["json"]:
         print_json({"cache": str(cache_dir()), "dry_run": dry_run, **_document(gone)})
     else:
         _print(gone)

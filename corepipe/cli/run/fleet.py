@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -42,9 +43,10 @@ PAUSE_SECONDS = 3.0
 END_SECONDS = 20.0
 
 
-def run_head(host: str | None, port: int) -> None:
+def head(given: Mapping[str, Any]) -> None:
     """Runs the head until it is interrupted.  Raises UserError where the port is in use, or Ray does not
     start."""
+    host, port = given["host"], given["port"]
     command = _ray(
         "--head", f"--node-name={HEAD}", f"--port={port}", *_address(host), "--include-dashboard=false"
     )
@@ -60,20 +62,16 @@ def run_head(host: str | None, port: int) -> None:
         raise typer.Exit(1)
 
 
-def run_join(address: str, host: str | None, name: str | None, *, computes: bool = True) -> None:
+def join(given: Mapping[str, Any]) -> None:
     """Joins a fleet until it is interrupted; where Ray ends on this machine, or the head is gone, it joins
     again.
 
-    `computes`: whether an engine may be put here.
     Raises UserError where there is no such fleet, or the name is taken.
     """
-    called = name or socket.gethostname()
-    command = _ray(
-        f"--address={address}",
-        *_address(host),
-        f"--node-name={called}",
-        f"--resources={json.dumps({HOST: 1} if computes else {})}",
-    )
+    address, called = given["address"], given["name"] or socket.gethostname()
+    resources = json.dumps({} if given["front"] else {HOST: 1})
+    names = (f"--node-name={called}", f"--resources={resources}")
+    command = _ray(f"--address={address}", *_address(given["host"]), *names)
     _check_name(Cluster(address), called)
     errors().print(f"{called} joins the fleet at {address}; Ctrl-C leaves it")
     with until_interrupted():
@@ -83,9 +81,9 @@ def run_join(address: str, host: str | None, name: str | None, *, computes: bool
             time.sleep(PAUSE_SECONDS)
 
 
-def show_status(address: str, *, as_json: bool) -> None:
+def status(given: Mapping[str, Any]) -> None:
     """Prints the machines, and what the servers reported of their hosts.  Raises UserError."""
-    cluster = Cluster(address)
+    cluster = Cluster(given["address"])
     nodes, notes = cluster.nodes(), cluster.notes()
     hosts = {host.node: (note.told.model, host) for note in notes for host in note.told.hosts}
     rows = []
@@ -102,15 +100,16 @@ def show_status(address: str, *, as_json: bool) -> None:
                 "open_requests": host.open if host is not None else 0,
             }
         )
-    if as_json:
+    if given["json"]:
         print_json({"nodes": rows})
         return
     shown = (map(str, row.values()) for row in rows)
     results().print(Figures("node", "address", "state", "model", "open requests", rows=shown))
 
 
-def drain_node(address: str, name: str) -> None:
+def drain(given: Mapping[str, Any]) -> None:
     """Raises UserError."""
+    address, name = given["address"], given["node"]
     cluster = Cluster(address)
     node = cluster.node(name)
     if not node.takes_host:
