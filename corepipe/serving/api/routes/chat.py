@@ -53,7 +53,7 @@ from corepipe.serving.api.bodies.reading import Chosen, Nested
 from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape, UnreasonedRenderer
-from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
+from corepipe.serving.api.routes.route import EVENTS, Route
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -376,7 +376,6 @@ ROUTE = Route(
     "by the model's chat template",
     request=ChatRequest,
     answer=ChatCompletion,
-    statuses=NO_MODEL,
     others=(EVENTS,),
     generates=True,
 )

@@ -21,7 +21,7 @@ from corepipe.serving.api.answering.pooled import (
 )
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
 from corepipe.serving.api.answering.values import array
-from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.route import Route
 
 encode = msgspec.json.encode
 
@@ -120,7 +120,6 @@ _CLASSIFY = Route(
     request=ClassifyRequest,
     example={"input": ["a cat sat", "a dog ran"]},
     answer=Classification,
-    statuses=NO_MODEL,
     generates=True,
 )
 ROUTES = (_CLASSIFY, replace(_CLASSIFY, path="/v1/classify", summary="The same", details=""))

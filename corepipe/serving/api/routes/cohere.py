@@ -18,7 +18,7 @@ from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.routes.embeddings import InputType, VectorRequest, named_prompt, vector
 from corepipe.serving.api.routes.rerank import ApiVersion
-from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.route import Route
 
 CohereTruncate = Literal["NONE", "START", "END"]
 
@@ -135,7 +135,6 @@ _EMBED = Route(
     request=EmbedRequest,
     example={"texts": ["a cat sat", "a dog ran"], "input_type": "search_document"},
     answer=Embedded,
-    statuses=NO_MODEL,
     generates=True,
 )
 ROUTES = (

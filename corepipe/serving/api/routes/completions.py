@@ -25,7 +25,7 @@ from corepipe.serving.api.bodies.protocol import (
     Limit,
 )
 from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.routes.route import EVENTS, NO_MODEL, Route
+from corepipe.serving.api.routes.route import EVENTS, Route
 
 DEFAULT_TOKENS = 16
 
@@ -225,7 +225,6 @@ ROUTE = Route(
     "`n`, several prompts, `echo`, streams",
     request=CompletionRequest,
     answer=Completion,
-    statuses=NO_MODEL,
     others=(EVENTS,),
     generates=True,
 )

@@ -28,7 +28,7 @@ from corepipe.serving.api.answering.texts import (
 )
 from corepipe.serving.api.answering.values import VectorEncoding, array, to_json
 from corepipe.serving.api.http.errors import echo, invalid
-from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.route import Route
 
 InputType = Literal[
     "query", "document", "passage", "search_query", "search_document", "classification", "clustering"
@@ -179,7 +179,6 @@ ROUTE = Route(
     request=EmbeddingRequest,
     example={"input": ["a cat sat", "a dog ran"]},
     answer=Embeddings,
-    statuses=NO_MODEL,
     generates=True,
 )
 ROUTES = (

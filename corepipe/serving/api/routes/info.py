@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.routes.route import NO_MODEL, ForAllModels, Route, plain
+from corepipe.serving.api.routes.route import ForAllModels, Route, plain
 
 
 class ModelCard(Strict):
@@ -78,7 +78,6 @@ ROUTES = (
         "One of the served names",
         plain(_model),
         answer=ModelCard,
-        statuses=NO_MODEL,
         of_model=True,
     ),
     Route(

@@ -33,6 +33,7 @@ _ANYWHERE: dict[int, str] = {
     503: "The engine is loading or has stopped, or there are too many connections.",
 }
 _WITH_KEYS: dict[int, str] = {401: "No API key, or not one of the server's."}
+_WITH_MODEL: dict[int, str] = {404: "No such model."}
 _WITH_BODY: dict[int, str] = {
     403: "A web page of an origin that is not allowed.",
     413: "The body is too large.",
@@ -102,7 +103,11 @@ def _nested(fields: Mapping[str, Nested | Chosen]) -> Iterator[Nested]:
 
 
 def _operation(one: Route, models: Sequence[str], *, keys: bool, strict: bool) -> dict[str, Any]:
-    statuses = {**_ANYWHERE, **one.statuses, **(_WITH_BODY if one.method == "POST" else {})}
+    statuses = {**_ANYWHERE, **(_WITH_BODY if one.method == "POST" else {})}
+    if one.answer is Health:
+        statuses[503] = "The server is not ready."
+    if one.request is not None or "{model}" in one.path:
+        statuses |= _WITH_MODEL
     if keys and not one.keyless:
         statuses |= _WITH_KEYS
     operation: dict[str, Any] = {

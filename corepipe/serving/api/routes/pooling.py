@@ -17,7 +17,7 @@ from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions,
 from corepipe.serving.api.answering.values import array, to_json
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import VectorRequest, vector
-from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.route import Route
 
 PoolingTask = Literal["embed", "classify", "score", "token_classify"]
 
@@ -99,6 +99,5 @@ ROUTE = Route(
     request=PoolingRequest,
     example={"input": ["a cat sat", "a dog ran"]},
     answer=PooledList,
-    statuses=NO_MODEL,
     generates=True,
 )

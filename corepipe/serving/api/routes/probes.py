@@ -58,7 +58,6 @@ def _probe(
         details,
         Audience.ALL,
         answer=Health,
-        statuses={503: "The server is not ready."},
         keyless=True,
         counted=False,
     )

@@ -17,7 +17,7 @@ from corepipe.serving.api.answering.generation import Generation, GenerationJob
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.routes import chat, completions
-from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.route import Route
 
 
 class Drawing(Strict):
@@ -139,7 +139,6 @@ ROUTES = (
         request=completions.CompletionRequest,
         answer=Rendered,
         listed=True,
-        statuses=NO_MODEL,
         of_model=True,
     ),
     Route(
@@ -150,7 +149,6 @@ ROUTES = (
         "by the chat template; nothing is generated",
         request=chat.ChatRequest,
         answer=Rendered,
-        statuses=NO_MODEL,
         of_model=True,
     ),
 )

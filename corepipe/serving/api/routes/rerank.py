@@ -19,7 +19,7 @@ from corepipe.serving.api.answering.pooled import (
 )
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.bodies.protocol import NaturalNumber
-from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.route import Route
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 DOCUMENTS_A_UNIT = 100
@@ -143,7 +143,6 @@ RERANK = Route(
     request=RerankRequest,
     example={"query": "pets", "documents": ["a cat sat", "shares fell"], "top_n": 1},
     answer=Ranking,
-    statuses=NO_MODEL,
     generates=True,
 )
 """The route /rerank, which accepts another form, too: `tei`."""

@@ -20,7 +20,6 @@ from corepipe.serving.api.bodies.reading import Body
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
-NO_MODEL: Mapping[int, str] = {404: "No such model."}
 
 RouteHandler = Callable[[Service, Request], Awaitable[Response]]
 Answerer = ASGIApp | Callable[[Request], Awaitable[Response]]
@@ -53,8 +52,8 @@ class Route:
     make: makes the ASGI application of a service; each of several models has its own.  summary: what the
     route does, in the OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, if
     they are JSON.  listed: the answer is a list of that type.  example: a body without its model.  failures:
-    types of errors, in place of the usual one.  statuses: further statuses.  others: further content types of
-    a 200.
+    types of errors, in place of the usual one.  others: further content types
+    of a 200.
 
     scraped: the route is on the port of metrics, too.  keyless: it needs no API key.  counted: it is in the
     metrics of HTTP.  generates: the model answers, so that the route is traced and gets injected faults.
@@ -71,7 +70,6 @@ class Route:
     request: type[Body] | None = None
     listed: bool = False
     example: Mapping[str, Any] = field(default_factory=dict)
-    statuses: Mapping[int, str] = field(default_factory=dict)
     others: Sequence[str] = ()
     failures: Sequence[type[msgspec.Struct]] = ()
     scraped: bool = False

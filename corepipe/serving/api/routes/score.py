@@ -18,7 +18,7 @@ from corepipe.serving.api.answering.pooled import (
 )
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.route import Route
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 OneOrMoreTexts = str | list[str]
@@ -99,7 +99,6 @@ _SCORE = Route(
     request=ScoreRequest,
     example={"text_1": "pets", "text_2": ["a cat sat", "shares fell"]},
     answer=Scores,
-    statuses=NO_MODEL,
     generates=True,
 )
 ROUTES = (_SCORE, replace(_SCORE, path="/v1/score", summary="The same", details=""))

@@ -28,7 +28,7 @@ from corepipe.serving.api.http.errors import ApiError, invalid
 from corepipe.serving.api.http.limits import read_again, read_body
 from corepipe.serving.api.routes.embeddings import EmbeddingRequest, vector
 from corepipe.serving.api.routes.rerank import RERANK, Rerank, RerankRequest
-from corepipe.serving.api.routes.route import JSON, NO_MODEL, Route
+from corepipe.serving.api.routes.route import JSON, Route
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 Direction = Annotated[
@@ -186,7 +186,6 @@ _EMBED = Route(
     "a list of vectors of `inputs`",
     request=TeiEmbedRequest,
     example={"inputs": ["a cat sat", "a dog ran"]},
-    statuses=NO_MODEL,
     others=(JSON,),
     generates=True,
 )

@@ -27,7 +27,7 @@ from corepipe.serving.api.routes.chat import (
     TemplateVariables,
     encode_chat,
 )
-from corepipe.serving.api.routes.route import NO_MODEL, Route, plain
+from corepipe.serving.api.routes.route import Route, plain
 
 MAX_TOKENIZED = 16_384
 """The most tokens of a text here, if the context is not larger."""
@@ -186,7 +186,6 @@ ROUTES = (
         plain(_tokenize),
         request=TokenizeRequest,
         answer=Tokens,
-        statuses=NO_MODEL,
         of_model=True,
     ),
     Route(
@@ -196,7 +195,6 @@ ROUTES = (
         plain(_detokenize),
         request=DetokenizeRequest,
         answer=Text,
-        statuses=NO_MODEL,
         of_model=True,
     ),
     Route(

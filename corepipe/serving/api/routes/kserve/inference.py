@@ -52,7 +52,7 @@ from corepipe.serving.api.routes.kserve.metadata import (
     outputs_of,
 )
 from corepipe.serving.api.routes.kserve.tensors import NamedTensor, TensorInput, TensorOutput
-from corepipe.serving.api.routes.route import NO_MODEL, Route
+from corepipe.serving.api.routes.route import Route
 
 BINARY = (b"content-type", b"application/octet-stream")
 
@@ -303,7 +303,6 @@ ROUTE = Route(
     },
     answer=InferAnswer,
     failures=(Outcome,),
-    statuses=NO_MODEL,
     others=("application/octet-stream",),
     generates=True,
 )

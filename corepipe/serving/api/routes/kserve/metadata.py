@@ -14,7 +14,7 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import ApiError, wrong_method
 from corepipe.serving.api.routes.kserve.tensors import Datatype
 from corepipe.serving.api.routes.missing import extension_at
-from corepipe.serving.api.routes.route import NO_MODEL, Audience, ForAllModels, Route, plain
+from corepipe.serving.api.routes.route import Audience, ForAllModels, Route, plain
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 PIXELS = "pixel_values"
@@ -174,7 +174,6 @@ ROUTES = (
         plain(_model_ready),
         answer=ModelReady,
         failures=(Outcome, ModelReady),
-        statuses=NO_MODEL,
         of_model=True,
     ),
     Route(
@@ -184,7 +183,6 @@ ROUTES = (
         plain(_model),
         answer=ModelMetadata,
         failures=(Outcome,),
-        statuses=NO_MODEL,
         of_model=True,
     ),
 )
