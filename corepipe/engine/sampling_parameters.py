@@ -1,8 +1,8 @@
 """The sampling parameters of a request: each is defined once, with its type, default, bounds and column.
 
 The bounds of the library (`params`) and of the engine (`batch.requests`), and the arrays of a batch
-(`batch.sampling`), are made from the fields of `TokenSampling`. HTTP has bounds of its own, within these
-(`api.bodies.protocol`); a test compares them.
+(`batch.sampling`), are made from the fields of `TokenSampling`; so are the fields of bodies over HTTP, which
+has bounds of its own within these (`fields_over_http`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 
 T = TypeVar("T")
 
@@ -61,6 +62,14 @@ class NumberBounds(NamedTuple):
         return f"{what} {least}{most}{' or None' if self.optional else ''}"
 
 
+class HttpField(NamedTuple):
+    """The bounds of a number in bodies over HTTP, and its description there, as metadata of its field."""
+
+    least: float
+    most: float
+    description: str | None = None
+
+
 ANY_NUMBER = NumberBounds(-FLOAT32_MAX, FLOAT32_MAX)
 COUNT = NumberBounds(0, MAX_TOKENS)
 
@@ -69,17 +78,26 @@ class TokenSampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The parameters by which a request's tokens are drawn, as they cross to the engine. Defaults are those
     of vLLM (facts of the OpenAI API docs)."""
 
-    temperature: Annotated[float, NumberBounds(0, FLOAT32_MAX), Column("f")] = 1.0
-    top_p: Annotated[float, NumberBounds(0, 1), Column("f")] = 1.0
-    top_k: Annotated[int, NumberBounds(-1, MAX_TOKENS), Column("i")] = 0
-    """Most likely tokens to draw from; 0 or -1: all."""
-    min_p: Annotated[float, NumberBounds(0, 1), Column("f")] = 0.0
-    repetition_penalty: Annotated[
-        float, NumberBounds(FLOAT32_TINY, FLOAT32_MAX), Column("f", "repetition")
+    temperature: Annotated[
+        float, NumberBounds(0, FLOAT32_MAX), HttpField(0, 2, "0 = greedy"), Column("f")
     ] = 1.0
-    presence_penalty: Annotated[float, ANY_NUMBER, Column("f", "presence")] = 0.0
-    frequency_penalty: Annotated[float, ANY_NUMBER, Column("f", "frequency")] = 0.0
-    seed: Annotated[int | None, NumberBounds(MIN_SEED, MAX_SEED), Column("Q")] = None
+    top_p: Annotated[float, NumberBounds(0, 1), HttpField(0, 1, "0 = greedy"), Column("f")] = 1.0
+    top_k: Annotated[
+        int, NumberBounds(-1, MAX_TOKENS), HttpField(-1, MAX_TOKENS, "0 or -1 = all"), Column("i")
+    ] = 0
+    """Most likely tokens to draw from; 0 or -1: all."""
+    min_p: Annotated[float, NumberBounds(0, 1), HttpField(0, 1), Column("f")] = 0.0
+    repetition_penalty: Annotated[
+        float, NumberBounds(FLOAT32_TINY, FLOAT32_MAX), HttpField(0.01, 10), Column("f", "repetition")
+    ] = 1.0
+    presence_penalty: Annotated[float, ANY_NUMBER, HttpField(-2, 2), Column("f", "presence")] = 0.0
+    frequency_penalty: Annotated[float, ANY_NUMBER, HttpField(-2, 2), Column("f", "frequency")] = 0.0
+    seed: Annotated[
+        int | None,
+        NumberBounds(MIN_SEED, MAX_SEED),
+        HttpField(MIN_SEED, MAX_SEED, "choice i is sampled with seed + i"),
+        Column("Q"),
+    ] = None
     logit_bias: dict[int, float] = {}
     logprobs: Annotated[int | None, COUNT, Column("i", "top_logprobs")] = None
     """Alternatives to report for each token: None = no logprobs, 0 = of the chosen token only."""
@@ -96,6 +114,15 @@ class TokenSampling(msgspec.Struct, frozen=True, omit_defaults=True):
         if values["top_p"] == 0:
             values["temperature"] = 0.0
         return TokenSampling(**values)
+
+
+def fields_over_http() -> Iterator[tuple[str, Any, Any]]:
+    """Yields the name, type and default of the sampling parameters that every body for tokens has."""
+    defaults = TokenSampling()
+    for name, kind, field in _metadata(TokenSampling, HttpField):
+        number: Any = Annotated[(get_args(kind) or (kind,))[0], Meta(ge=field.least, le=field.most)]
+        whole: Any = number | None if NoneType in get_args(kind) else number
+        yield name, Annotated[whole, Meta(description=field.description)], getattr(defaults, name)
 
 
 def bounds_of(struct: type[msgspec.Struct]) -> Mapping[str, NumberBounds]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
-from corepipe.engine.sampling_parameters import MAX_SEED, MAX_TOKENS, MIN_SEED, TokenSampling
+from corepipe.engine.sampling_parameters import MAX_SEED, MAX_TOKENS, TokenSampling, fields_over_http
 from corepipe.serving.api.bodies.reading import Body, Chosen, Nested
 from corepipe.serving.api.bodies.structured import JsonSchemaFormat, ResponseFormat, requested
 from corepipe.serving.api.bodies.values import Neutral, ShortText
@@ -35,7 +35,6 @@ NaturalNumber = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 NO_LIMIT = -1
 """The value of `max_tokens` for as many as the context has room for."""
 Limit = Annotated[int, Meta(ge=NO_LIMIT, le=MAX_TOKENS)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
@@ -109,11 +108,8 @@ NESTED: Mapping[str, Nested | Chosen] = {
 }
 
 
-class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
-    """The fields that completions and chat completions share.  Null stands for the default everywhere."""
-
-    neutral: ClassVar[Mapping[str, Neutral]] = NEUTRAL_EVERYWHERE
-    nested: ClassVar[Mapping[str, Nested | Chosen]] = NESTED
+class StreamedRequest(ModelRequest, frozen=True, kw_only=True):
+    """The first fields of bodies for tokens."""
 
     model: Annotated[str, Meta(description="a name listed by `/v1/models`")]
     stream: Annotated[
@@ -126,17 +122,29 @@ class GenerationRequest(ModelRequest, frozen=True, kw_only=True):
     n: Annotated[
         int, Meta(ge=1, le=MAX_CHOICES, description="number of choices for each prompt, at most max_num_seqs")
     ] = 1
-    temperature: Annotated[float, Meta(ge=0, le=2, description="0 = greedy")] = 1.0
-    top_p: Annotated[float, Meta(ge=0, le=1, description="0 = greedy")] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOKENS, description="0 or -1 = all")] = 0
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] = 1.0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    seed: Annotated[
-        Annotated[int, Meta(ge=MIN_SEED, le=MAX_SEED)] | None,
-        Meta(description="choice i is sampled with seed + i"),
-    ] = None
+
+
+if TYPE_CHECKING:
+
+    class SampledRequest(StreamedRequest, TokenSampling, frozen=True, kw_only=True):
+        """The fields of TokenSampling, for checkers of types; bodies have other types of these."""
+
+        logit_bias: Any
+        logprobs: Any
+
+else:
+    SampledRequest = msgspec.defstruct(
+        "SampledRequest", fields_over_http(), bases=(StreamedRequest,), frozen=True, kw_only=True
+    )
+    """The fields of bodies up to the sampling parameters."""
+
+
+class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
+    """The fields that completions and chat completions share.  Null stands for the default everywhere."""
+
+    neutral: ClassVar[Mapping[str, Neutral]] = NEUTRAL_EVERYWHERE
+    nested: ClassVar[Mapping[str, Nested | Chosen]] = NESTED
+
     logit_bias: Annotated[
         dict[str, Bias], Meta(max_length=MAX_LOGIT_BIAS, description="token id to a bias of -100 to 100")
     ] = msgspec.field(default_factory=dict)

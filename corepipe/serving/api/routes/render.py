@@ -5,12 +5,13 @@ A gateway that routes by prefix requests the token ids of a prompt here before i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from corepipe.engine.messages import Submit
+from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.endpoint import Endpoint, naming
 from corepipe.serving.api.answering.generation import Generation, GenerationJob
@@ -20,25 +21,23 @@ from corepipe.serving.api.routes import chat, completions
 from corepipe.serving.api.routes.route import Route
 
 
-class Drawing(Strict):
+class _Counted(Strict):
+    n: int
+
+
+if TYPE_CHECKING:
+    _Sampled = _Counted
+else:  # logit_bias: by token id as text, as in the body
+    _kinds = get_type_hints(TokenSampling) | {"logit_bias": dict[str, float]}
+    _Sampled = msgspec.defstruct("_Sampled", _kinds.items(), bases=(_Counted,))
+
+
+class Drawing(_Sampled):
     """The sampling parameters and the stop conditions of an answer, under the names of the body.
 
     `seed` is that of the first choice; `max_tokens` is what fits the context if the body has none.
     """
 
-    n: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int | None
-    logit_bias: dict[str, float]
-    logprobs: int | None
-    prompt_logprobs: int | None
-    allowed_token_ids: list[int] | None
     bad_words: list[str]
     stop: list[str]
     stop_token_ids: list[int]
