@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from corepipe.engine.sampling_parameters import TokenSampling
+from corepipe.scheduler.request import FinishReason
 
 MAX_FRAME = 64 * 1024 * 1024
 
@@ -170,6 +171,14 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: int = 1
     predicted: Predicted | None = None
     speculated: Speculated | None = None
+
+
+def failed_output(
+    request_id: str, error: str, kind: str = "unavailable", retry_seconds: int | None = None
+) -> Output:
+    """Returns the last Output of a request that is refused or has failed; see `Output` for the kinds."""
+    reason = FinishReason.ERROR.value
+    return Output(request_id, finish_reason=reason, error=error, error_kind=kind, retry_seconds=retry_seconds)
 
 
 class FleetOutput(Output, frozen=True):

@@ -19,7 +19,7 @@ from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.serving.api.answering.rendering import ChoicesRenderer, Envelope, TokenUsage
 from corepipe.serving.api.routes.chat import ChatShape
 from corepipe.serving.api.routes.completions import CompletionShape
-from corepipe.serving.supervision.streams import merge_outputs
+from corepipe.serving.supervision.client import merge_outputs
 from tests.serving.http_support import tokenizer
 
 PIECES = Pieces(tokenizer(), skip_special_tokens=True)

@@ -35,7 +35,7 @@ from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
 from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
 from corepipe.serving.api.http.listeners import listen_all
 from corepipe.serving.config import ServerConfig
-from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.supervision.client import OutputStream
 from corepipe.structured import grammar_checker
 from tests.servers import PATIENCE_SECONDS
 

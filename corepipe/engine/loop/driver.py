@@ -19,7 +19,7 @@ from corepipe.engine.loop.loop import LEAD_SECONDS, Loop, ReplicaRouter, Request
 from corepipe.engine.loop.replica import BatchRunner, Completed, InFlight, Replica, ReplicaStats
 from corepipe.engine.loop.reporter import Reporter
 from corepipe.engine.loop.synthetic_acceptance import SyntheticAcceptanceRunner
-from corepipe.engine.messages import Abort, Output, Started, Stats, Submit
+from corepipe.engine.messages import Abort, Output, Started, Stats, Submit, failed_output
 from corepipe.scheduler.kv_cache import CacheListener
 from corepipe.scheduler.request import FinishReason, Status
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
@@ -207,9 +207,9 @@ class Driver:
                 raise ValueError(f"request {submit.id} already exists")
             self._add(submit)
         except QueueFull as error:
-            self._refuse(submit.id, str(error), "overloaded")
+            self._outputs.append(failed_output(submit.id, str(error), "overloaded"))
         except ValueError as error:
-            self._refuse(submit.id, str(error), "invalid")
+            self._outputs.append(failed_output(submit.id, str(error), "invalid"))
 
     def _add(self, submit: Submit) -> None:
         seed = derive_seed(self._deployment.seed, self._accepted)
@@ -237,10 +237,6 @@ class Driver:
         while self._deployment.clock.virtual and len(self._grammars):
             self._grammars.wait()
             self.release()
-
-    def _refuse(self, request_id: str, error: str, kind: str) -> None:
-        ended = FinishReason.ERROR.value
-        self._outputs.append(Output(request_id, finish_reason=ended, error=error, error_kind=kind))
 
     def _abort(self, ids: Iterable[str]) -> None:
         self._collect()  # outputs of a completed step come before the abort

@@ -26,10 +26,9 @@ from corepipe.serving.fleet.scaler import FleetLoad, Scaler
 from corepipe.serving.fleet.scaling import scale
 from corepipe.serving.fleet.slo_share import SloShare
 from corepipe.serving.fleet.wire import Beat, FromHost, Gone, Loaded
+from corepipe.serving.supervision.client import ENGINE_DIED, JournaledClient, OutputStream
 from corepipe.serving.supervision.engine_process import EngineError
-from corepipe.serving.supervision.journaled import JournaledClient
 from corepipe.serving.supervision.stats import idle
-from corepipe.serving.supervision.streams import OutputStream
 
 UNREACHABLE_SECONDS = 5.0
 """The time after which a host that cannot be reached is replaced."""
@@ -140,7 +139,7 @@ class FleetClient(JournaledClient):
         await self._fleet.close()
         if self._links is not None:
             await self._links.close()
-        self._die()
+        self._streams.fail(ENGINE_DIED)
 
     def add(self, at: HostAddress) -> None:
         """Connects to a host of the fleet, which loads."""

@@ -21,7 +21,7 @@ from corepipe.serving.fleet.link import FleetLink
 from corepipe.serving.fleet.wire import Beat, EngineOrder, FromFront, Gone, Hello, Loaded
 from corepipe.serving.supervision.child import EngineEnd
 from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineError
-from corepipe.serving.supervision.succession import Succession
+from corepipe.serving.supervision.supervisor import Succession
 from corepipe.version import __version__
 
 HANDSHAKES = 16
@@ -84,7 +84,7 @@ class Host:
         self.ended.set()
 
     def take(self, news: Outputs) -> None:
-        """Implements `succession.EngineOwner`."""
+        """Implements `EngineOwner`."""
         if news.outputs and self._engines is not None:
             self._engines.prove()
         if news.prefixes is not None:
@@ -97,7 +97,7 @@ class Host:
             self._tell_loaded()
 
     def lost(self, end: EngineEnd) -> None:
-        """Implements `succession.EngineOwner`."""
+        """Implements `EngineOwner`."""
         assert self._engines is not None
         self._ready = None
         self._open.clear()
@@ -108,15 +108,15 @@ class Host:
         _log().warning("the engine %s; this host starts another one", end.words)
 
     def not_loaded(self) -> None:
-        """Implements `succession.EngineOwner`."""
+        """Implements `EngineOwner`."""
 
     def replaced(self, ready: Ready) -> None:
-        """Implements `succession.EngineOwner`."""
+        """Implements `EngineOwner`."""
         self._ready = ready
         self._tell_loaded()
 
     def gave_up(self, error: Exception) -> None:
-        """Implements `succession.EngineOwner`."""
+        """Implements `EngineOwner`."""
         user_error = isinstance(error, UserError)
         self._failure = Failed(str(error), user_error)
         if self._front is not None:

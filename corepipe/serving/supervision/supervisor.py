@@ -1,18 +1,185 @@
-"""An engine in a child process, which is replaced when it is lost; its requests continue on the next one."""
+"""Engines in child processes, one after the other: where one is lost the next is started, until that makes no
+sense, and its requests continue there.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Protocol
 
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Command, LoadProgress, Outputs, Ready, Stats
-from corepipe.serving.supervision.child import EngineEnd
-from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineProcess
-from corepipe.serving.supervision.journaled import JournaledClient
+from corepipe.errors import UserError
+from corepipe.serving.supervision.child import EngineChild, EngineEnd, HangLimits
+from corepipe.serving.supervision.client import ENGINE_DIED, JournaledClient
+from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineError, EngineProcess
 from corepipe.serving.supervision.stats import idle, total
-from corepipe.serving.supervision.succession import Succession
+
+MOST_FAILED_LOADS = 10
+"""Engines in a row that may fail to load; after them another one would fail, too.  One that was killed while
+it loaded does not count."""
+
+PROVEN_SECONDS = 2.0
+"""An engine that has lived for this time, or has computed for a request, counts as one that works."""
+
+FIRST_PAUSE, MOST_PAUSE = 0.1, 3.0
+"""Seconds before the third engine in a row after engines that did not work, and the most; twice as long
+before each further one."""
+
+LEAST_LOAD_SECONDS = 10.0
+"""A new engine may load for this time without reporting progress, or for `LOAD_RATIO` times as long as
+the first one needed: see `HangLimits`."""
+
+LOAD_RATIO = 3.0
+
+
+class EngineOwner(Protocol):
+    """The owner of the engines, which is notified of their losses and replacements."""
+
+    def take(self, news: Outputs) -> None:
+        """Takes Outputs of the current engine."""
+
+    def lost(self, end: EngineEnd) -> None:
+        """Takes the loss of the engine; another one will be started."""
+
+    def not_loaded(self) -> None:
+        """Takes the failure of a replacement; another one is tried."""
+
+    def replaced(self, ready: Ready) -> None:
+        """Takes the success of a replacement for a lost engine."""
+
+    def gave_up(self, error: Exception) -> None:
+        """Takes the error after which no other engine is started."""
+
+
+class Succession:
+    """The current engine and a spare one, ready to be started.
+
+    `command`, `tells_prefixes`: see `EngineChild`.  `called`: the name of the engine in the log.  `first`:
+    the process of the first engine, where it has been made.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        command: Sequence[str],
+        owner: EngineOwner,
+        called: str,
+        *,
+        tells_prefixes: bool = False,
+        first: EngineProcess | None = None,
+    ) -> None:
+        self.command = command
+        self.spare: EngineChild | None = None
+        self._config = config
+        self._owner = owner
+        self._called = called
+        self._tells_prefixes = tells_prefixes
+        self._child = self._engine(0, first)
+        self._epoch = 0
+        self._fruitless = 0
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The number of the current engine."""
+        return self._epoch
+
+    @property
+    def child(self) -> EngineChild:
+        """The current engine."""
+        return self._child
+
+    async def start(self, progress: Callable[[LoadProgress], None]) -> Ready:
+        """Loads the first engine.  Raises UserError or EngineError, whichever is at fault."""
+        began = monotonic()
+        ready = await self._child.start(self._config, progress)
+        self.prepare()
+        load_seconds = max(LEAST_LOAD_SECONDS, LOAD_RATIO * (monotonic() - began))
+        self._task = asyncio.create_task(self._supervise(HangLimits(load_seconds, load_seconds)))
+        return ready
+
+    def send(self, command: Command) -> None:
+        """Sends a command to the current engine."""
+        self._child.send(command)
+
+    def prove(self) -> None:
+        """Notes that the engine works: it has computed something."""
+        self._fruitless = 0
+
+    async def close(self) -> None:
+        """Ends the spare and the engine, which first sends its last Outputs."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self.spare is not None:
+            await self.spare.kill()
+        await self._child.close()
+
+    def prepare(self) -> None:
+        """Starts a spare engine: its imports are more than half of the time until a lost one is replaced."""
+        with contextlib.suppress(EngineError):  # it is made when it is needed; an error is reported then
+            self.spare = self._engine(self._epoch + 1)
+            self.spare.spawn()
+
+    async def _supervise(self, loading: HangLimits) -> None:
+        """Replaces each engine that is lost, until a replacement fails for good."""
+        try:
+            while True:
+                born = monotonic()
+                end = await self._child.ended()
+                if monotonic() - born >= PROVEN_SECONDS:
+                    self._fruitless = 0
+                self._owner.lost(end)
+                await self._replace(loading)
+        except Exception as error:  # whatever the error is: without an engine there is nothing to serve
+            self._owner.gave_up(error)
+
+    async def _replace(self, loading: HangLimits) -> None:
+        """Starts engines until one has loaded.  Raises UserError or EngineError where none does."""
+        failed = 0
+        while True:
+            await self._pause()
+            self._child = self._next()
+            try:
+                ready = await self._child.start(self._config, _ignore, loading)
+                break
+            except (UserError, EngineError) as error:
+                await self._child.kill()
+                self._owner.not_loaded()
+                _log().warning("the replacement of %s did not load: %s", self._called, error)
+                failed += not self._child.killed
+                if failed >= MOST_FAILED_LOADS and isinstance(error, EngineError):
+                    words = f"{failed} engines in a row did not load; the last: {error}"
+                    raise EngineError(words) from error
+                if failed >= MOST_FAILED_LOADS:
+                    raise
+                self.prepare()
+        self.prepare()
+        self._owner.replaced(ready)
+        _log().warning("%s is back, loaded in %.1f s", self._called, ready.load_seconds)
+
+    def _next(self) -> EngineChild:
+        """Returns the spare engine, or a new one where that is gone."""
+        self._epoch += 1
+        spare, self.spare = self.spare, None
+        return spare if spare is not None and spare.waits else self._engine(self._epoch)
+
+    def _engine(self, epoch: int, made: EngineProcess | None = None) -> EngineChild:
+        return EngineChild(
+            self.command, epoch, self._owner.take, tells_prefixes=self._tells_prefixes, engine=made
+        )
+
+    async def _pause(self) -> None:
+        """Waits before a replacement, longer with each engine in a row that did not work."""
+        self._fruitless += 1
+        if self._fruitless > 2:
+            await asyncio.sleep(min(FIRST_PAUSE * 2 ** min(self._fruitless - 3, 10), MOST_PAUSE))
 
 
 class ProcessClient(JournaledClient):
@@ -32,6 +199,7 @@ class ProcessClient(JournaledClient):
         first: EngineProcess | None = None,
     ) -> None:
         super().__init__(config, queue_seconds)
+        self._alive = False
         self._called = called
         self._engines = Succession(config, command, self, called, first=first)
         self._restarts: Counter[str] = Counter()
@@ -39,8 +207,16 @@ class ProcessClient(JournaledClient):
         self._restarting = False
 
     @property
+    def alive(self) -> bool:
+        return self._alive
+
+    @property
     def restarting(self) -> bool:
         return self._restarting
+
+    @property
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        return {}
 
     @property
     def restarts(self) -> Mapping[str, int]:
@@ -60,17 +236,17 @@ class ProcessClient(JournaledClient):
     async def close(self) -> None:
         await self._leave_queue()
         await self._engines.close()
-        self._restarting = False
-        self._die()
+        self._alive = self._restarting = False
+        self._streams.fail(ENGINE_DIED)
 
     def take(self, news: Outputs) -> None:
-        """Implements `succession.EngineOwner`."""
+        """Implements `EngineOwner`."""
         if news.outputs:
             self._engines.prove()
         self._take(news)
 
     def lost(self, end: EngineEnd) -> None:
-        """Implements `succession.EngineOwner`."""
+        """Implements `EngineOwner`."""
         self._alive, self._restarting = False, True
         self._restarts[end.reason] += 1
         self._before = dict(self._stats)
@@ -81,20 +257,20 @@ class ProcessClient(JournaledClient):
         _log().warning("%s %s; %d open requests continue on its replacement", self._called, end.words, kept)
 
     def not_loaded(self) -> None:
-        """Implements `succession.EngineOwner`."""
+        """Implements `EngineOwner`."""
         self._restarts["load"] += 1
 
     def replaced(self, ready: Ready) -> None:
-        """Implements `succession.EngineOwner`."""
+        """Implements `EngineOwner`."""
         self._alive, self._restarting = True, False
         self.on_ready(ready)
         for submit in self._journal.submits():
             self._command(submit)
 
     def gave_up(self, error: Exception) -> None:
-        """Implements `succession.EngineOwner`."""
-        self._restarting = False
-        self._die()
+        """Implements `EngineOwner`."""
+        self._alive = self._restarting = False
+        self._streams.fail(ENGINE_DIED)
         self.on_failure(error)
 
     def _command(self, command: Command) -> None:

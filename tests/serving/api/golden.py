@@ -15,8 +15,7 @@ from typing import Any
 
 import httpx
 
-from corepipe.engine.messages import Output
-from corepipe.serving.supervision.client import failed_output
+from corepipe.engine.messages import Output, failed_output
 from tests.serving.http_support import FakeEngine, Script, running, saying, tokenizer
 
 TEXT = {"model": "tiny", "prompt": "Hi there", "max_tokens": 6}

@@ -16,13 +16,13 @@ import httpx
 import pytest
 
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.messages import failed_output
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, run_server
 from corepipe.serving.api.http.listeners import listen
 from corepipe.serving.api.http.port_router import ServerPort
 from corepipe.serving.api.routes.table import ROUTES, admin_routes, public_routes
 from corepipe.serving.config import ServerConfig
-from corepipe.serving.supervision.streams import failed_output
 from tests.api_page import PAGE, page
 from tests.servers import PATIENCE_SECONDS, until
 from tests.serving.http_support import READY, FakeEngine, begun, running, tokenizer

@@ -31,8 +31,7 @@ from corepipe.serving.fleet.identity import PEER, Identity
 from corepipe.serving.fleet.remote import RemoteHost
 from corepipe.serving.fleet.scaler import Scaler
 from corepipe.serving.fleet.wire import Beat, EngineOrder, FromHost, Hello
-from corepipe.serving.supervision.client import EngineClient
-from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.supervision.client import EngineClient, OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
 from corepipe.version import __version__
 from tests.engine.engine_support import GREEDY, HELD_AT, submit

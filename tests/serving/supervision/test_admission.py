@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.serving.supervision.admission import (
+from corepipe.serving.supervision.journal import (
     LEAST_SECONDS,
     MOST_SECONDS,
     WINDOW_SECONDS,

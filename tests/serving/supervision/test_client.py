@@ -10,18 +10,14 @@ import pytest
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Output, Stats
 from corepipe.errors import UserError
-from corepipe.neuron.inputs import StepOutput
+from corepipe.serving.supervision.client import OutputStream
 from corepipe.serving.supervision.engine_process import EngineError
-from corepipe.serving.supervision.in_process import InProcessClient
-from corepipe.serving.supervision.streams import OutputStream
 from corepipe.serving.supervision.supervisor import ProcessClient
-from tests.engine.engine_support import VOCAB, deployment, submit
-from tests.null_executor import NullExecutor
+from tests.engine.engine_support import VOCAB, submit
 from tests.servers import PATIENCE_SECONDS
 
 CONFIG = EngineConfig(model="none", seed=3)
 ROOT = Path(__file__).parents[3]
-Client = ProcessClient | InProcessClient
 
 
 def child(assemble: str, begin: str = "") -> tuple[str, ...]:
@@ -41,20 +37,13 @@ def process_client(assemble: str = "assemble_null") -> ProcessClient:
     return ProcessClient(CONFIG, child(assemble))
 
 
-def thread_client() -> InProcessClient:
-    return InProcessClient(deployment(seed=3, max_num_seqs=32))
-
-
-MAKERS: dict[str, Callable[[], Client]] = {"process": process_client, "thread": thread_client}
-both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-
-
 async def collect(stream: OutputStream) -> list[Output]:
     return [output async for output in stream]
 
 
-def with_client(client: Client, body: Callable[[Client], Awaitable[None]]) -> None:
+def with_client(body: Callable[[ProcessClient], Awaitable[None]]) -> None:
     async def main() -> None:
+        client = process_client()
         await client.start()
         try:
             await body(client)
@@ -65,9 +54,8 @@ def with_client(client: Client, body: Callable[[Client], Awaitable[None]]) -> No
     asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
 
 
-@both
-def test_answers_come_as_streams(make: Callable[[], Client]) -> None:
-    async def body(client: Client) -> None:
+def test_answers_come_as_streams() -> None:
+    async def body(client: ProcessClient) -> None:
         assert client.alive
         streams = [client.submit(submit(f"r{i}", prompt=i + 1, max_tokens=20)) for i in range(12)]
         for outputs in await asyncio.gather(*map(collect, streams)):
@@ -75,44 +63,29 @@ def test_answers_come_as_streams(make: Callable[[], Client]) -> None:
             assert outputs[-1].finish_reason == "length"
             assert outputs[-1].device is not None
 
-    with_client(make(), body)
+    with_client(body)
 
 
-def test_both_clients_give_the_same_tokens() -> None:
-    answers: list[list[int]] = []
-
-    async def body(client: Client) -> None:
-        outputs = await collect(client.submit(submit("a", prompt=50, max_tokens=30)))
-        answers.append([token for output in outputs for token in output.tokens])
-
-    for make in MAKERS.values():
-        with_client(make(), body)
-    assert answers[0] == answers[1]
-
-
-@both
-def test_refusals_come_as_the_only_news(make: Callable[[], Client]) -> None:
-    async def body(client: Client) -> None:
+def test_refusals_come_as_the_only_news() -> None:
+    async def body(client: ProcessClient) -> None:
         (output,) = await collect(client.submit(submit("a", prompt=[VOCAB])))
         assert (output.finish_reason, output.error_kind) == ("error", "invalid")
 
-    with_client(make(), body)
+    with_client(body)
 
 
-@both
-def test_an_abort_ends_the_stream(make: Callable[[], Client]) -> None:
-    async def body(client: Client) -> None:
+def test_an_abort_ends_the_stream() -> None:
+    async def body(client: ProcessClient) -> None:
         stream = client.submit(submit("a", max_tokens=250))
         client.abort(["a", "unknown"])
         outputs = await collect(stream)
         assert outputs[-1].finish_reason in {"abort", "length"}
 
-    with_client(make(), body)
+    with_client(body)
 
 
-@both
-def test_closing_a_stream_frees_its_request(make: Callable[[], Client]) -> None:
-    async def body(client: Client) -> None:
+def test_closing_a_stream_frees_its_request() -> None:
+    async def body(client: ProcessClient) -> None:
         stream = client.submit(submit("a", max_tokens=250))
         await anext(stream)
         await stream.aclose()
@@ -121,12 +94,11 @@ def test_closing_a_stream_frees_its_request(make: Callable[[], Client]) -> None:
             await asyncio.sleep(0.001)  # the very first stats are of an engine that has done nothing
         assert client.stats[0].blocks_held == 0
 
-    with_client(make(), body)
+    with_client(body)
 
 
-@both
-def test_stats_are_told_once_and_the_latest_kept(make: Callable[[], Client]) -> None:
-    async def body(client: Client) -> None:
+def test_stats_are_told_once_and_the_latest_kept() -> None:
+    async def body(client: ProcessClient) -> None:
         told: list[Stats] = []
         client.on_stats = told.append
         await collect(client.submit(submit("a", prompt=5, max_tokens=8)))
@@ -136,13 +108,12 @@ def test_stats_are_told_once_and_the_latest_kept(make: Callable[[], Client]) -> 
         assert client.stats == [told[-1]]
         assert (told[-1].steps, told[-1].generation_tokens, told[-1].prompt_tokens) == (8, 8, 5)
 
-    with_client(make(), body)
+    with_client(body)
 
 
-@both
-def test_closing_the_client_ends_open_streams(make: Callable[[], Client]) -> None:
+def test_closing_the_client_ends_open_streams() -> None:
     async def main() -> None:
-        client = make()
+        client = process_client()
         await client.start()
         stream = client.submit(submit("a", max_tokens=250))
         await client.close()
@@ -182,27 +153,5 @@ def test_a_failed_start_says_why(
             await client.start()
         await client.close()
         assert client._engines.child.returncode == code
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
-
-
-class Breaks(NullExecutor):
-    """An executor that fails at the third batch."""
-
-    def wait(self, ticket: int) -> StepOutput:
-        if ticket == 2:
-            raise RuntimeError("the device is on fire")
-        return super().wait(ticket)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_when_the_thread_fails_every_stream_ends() -> None:
-    async def main() -> None:
-        client = InProcessClient(deployment(executor=lambda: Breaks(VOCAB)))
-        await client.start()
-        outputs = await collect(client.submit(submit("a", max_tokens=100)))
-        assert (outputs[-1].finish_reason, outputs[-1].error) == ("error", "engine died")
-        assert not client.alive
-        await client.close()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))

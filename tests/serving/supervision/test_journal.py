@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 
 from corepipe.engine.messages import Output, Outputs, Started
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.serving.supervision.admission import QueuedRequests
 from corepipe.serving.supervision.journal import (
     BREAKS_IN_A_ROW,
     BREAKS_WAITING,
     KILLS_IN_A_ROW,
     MOST_BREAKS,
     Journal,
+    QueuedRequests,
 )
 from tests.engine.engine_support import submit
 

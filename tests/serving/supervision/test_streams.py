@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.engine.messages import Output, TokenLogprobs
-from corepipe.serving.supervision.streams import MAX_PENDING, OutputStream, Streams, merge_outputs
+from corepipe.serving.supervision.client import MAX_PENDING, OutputStream, Streams, merge_outputs
 
 news = st.builds(
     Output,

@@ -20,11 +20,10 @@ from corepipe.engine.channel import encode_frame
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Output, Outputs, Ready
 from corepipe.serving.supervision import child as child_module
-from corepipe.serving.supervision import succession
-from corepipe.serving.supervision.child import EngineChild
+from corepipe.serving.supervision import supervisor
+from corepipe.serving.supervision.child import EngineChild, HangLimits, ThreadStates
 from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
-from corepipe.serving.supervision.watchdog import HangLimits, ThreadStates
 from corepipe.signals import SHARED
 from tests.bench.virtual_time import VirtualTimeLoop
 from tests.engine.engine_support import DEADLY, ENDLESS, FAULTY, LOAD_CPU_SECONDS, floats, submit
@@ -44,13 +43,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes the pauses before an engine is started."""
-    monkeypatch.setattr(succession, "MOST_PAUSE", 0.0)
+    monkeypatch.setattr(supervisor, "MOST_PAUSE", 0.0)
 
 
 def loads_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Limits the time of a load without work, or without a report of progress."""
-    monkeypatch.setattr(succession, "LEAST_LOAD_SECONDS", seconds)
-    monkeypatch.setattr(succession, "LOAD_RATIO", 0.0)
+    monkeypatch.setattr(supervisor, "LEAST_LOAD_SECONDS", seconds)
+    monkeypatch.setattr(supervisor, "LOAD_RATIO", 0.0)
 
 
 PATIENT = HangLimits(still=1e9, busy=1e9)
@@ -196,7 +195,7 @@ def test_engines_that_were_well_are_replaced_however_often_they_are_lost(
     hurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are lost as soon as they have loaded, more often than engines in a row may fail to load."""
-    monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 2)
+    monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 2)
     times = 3
 
     async def body(client: ProcessClient) -> None:
@@ -302,7 +301,7 @@ def test_what_nobody_awaits_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) 
 def test_engines_that_do_not_load_any_more_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 3)
+    monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 3)
 
     async def body(client: ProcessClient) -> None:
         failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -325,7 +324,7 @@ def test_engines_that_do_not_load_any_more_end_it(
 
 def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     loads_within(monkeypatch, 0.6)
-    monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 2)
+    monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 2)
 
     async def body(client: ProcessClient) -> None:
         failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -382,7 +381,7 @@ def test_an_engine_that_reports_does_not_hang_however_still_its_heartbeat(
 
 def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each but the first, whose spare is gone, has a spare with its imports done or under way."""
-    monkeypatch.setattr(succession, "MOST_FAILED_LOADS", 2)
+    monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 2)
     spares: list[bool] = []
     start = EngineChild.start
 

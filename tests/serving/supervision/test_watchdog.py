@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corepipe.engine.channel import Heartbeat, make_heartbeat
-from corepipe.serving.supervision.watchdog import (
+from corepipe.serving.supervision.child import (
     SERVING,
     SUSPICIOUS_SECONDS,
     TICK_SECONDS,

@@ -22,7 +22,7 @@ from corepipe.serving.api.http.errors import (
     unavailable,
     unconstrained,
 )
-from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.supervision.client import OutputStream
 from corepipe.serving.telemetry.requests import FinishedSequence, RequestMetrics
 
 AnswerPart = Said | PromptTokens | Tokens

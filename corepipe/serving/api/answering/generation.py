@@ -21,7 +21,7 @@ from corepipe.serving.api.answering.submission import AnswerObserver, charged, f
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.http.errors import ApiError, internal, invalid
 from corepipe.serving.api.http.tenants import ANYONE, Tenant
-from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.supervision.client import OutputStream
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from corepipe.engine.messages import Output
 from corepipe.serving.api.http.errors import unavailable
-from corepipe.serving.supervision.streams import MAX_PENDING, OutputStream
+from corepipe.serving.supervision.client import MAX_PENDING, OutputStream
 
 
 class AnswerOutputs(Protocol):

@@ -30,7 +30,7 @@ from corepipe.serving.api.bodies.protocol import REQUEST_ID, ModelRequest
 from corepipe.serving.api.bodies.values import Neutral, ShortText
 from corepipe.serving.api.http.errors import invalid, unavailable
 from corepipe.serving.api.http.tenants import Tenant, tenant_of
-from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.supervision.client import OutputStream
 from corepipe.serving.telemetry.requests import FinishedSequence
 
 MOST_AT_ONCE = 256

@@ -11,7 +11,7 @@ from starlette.types import Receive
 from corepipe.serving.api.answering.output_streams import while_connected
 from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.http.tenants import Quota
-from corepipe.serving.supervision.streams import OutputStream
+from corepipe.serving.supervision.client import OutputStream
 from corepipe.serving.telemetry.requests import FinishedSequence
 
 TRACE = "corepipe.trace"

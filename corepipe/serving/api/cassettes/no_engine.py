@@ -10,7 +10,7 @@ from corepipe.serving.api.answering.service import NO_MODEL_LOADED
 from corepipe.serving.api.http.errors import unavailable
 
 if TYPE_CHECKING:  # its module imports those of the engine
-    from corepipe.serving.supervision.streams import OutputStream
+    from corepipe.serving.supervision.client import OutputStream
 
 NOTHING_LOADED = Ready(
     placement={}, blocks=0, block_size=0, max_model_len=0, isa="no", load_seconds=0.0, threads="no model"

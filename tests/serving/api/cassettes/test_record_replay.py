@@ -14,10 +14,9 @@ import httpx
 import pytest
 import yaml
 
-from corepipe.engine.messages import Output
+from corepipe.engine.messages import Output, failed_output
 from corepipe.serving.api.cassettes.file_format import from_text
 from corepipe.serving.api.cassettes.library import MAX_FILE
-from corepipe.serving.supervision.client import failed_output
 from tests.servers import metric_of, until
 from tests.serving.api.golden import CHAT, CHATS, COMPLETIONS, SCRIPTS, STREAM, TEXT, cases
 from tests.serving.http_support import DEVICE, FakeEngine, begun, replaying, running, saying
