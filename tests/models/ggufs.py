@@ -1,74 +1,94 @@
-"""Writes GGUF files as llama.cpp's converter does, from a tiny Hugging Face checkpoint."""
+"""Writes GGUF files as llama.cpp's converter does, from the directory of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
+from safetensors.numpy import load_file
 
 from corepipe.models import registry
-from corepipe.models.checkpoints.gguf_families import GGUF_FAMILIES
 from corepipe.models.registry import Model
+from tests.models.gguf_conversion import ARCHITECTURES, Config, factors, metadata, take_mxfp4, tensors
+from tests.parity.families import TINY
 
 
-def gguf_name(name: str, arch: str = "llama") -> str:
-    """Returns the name that llama.cpp's converter gives a tensor of a Hugging Face checkpoint."""
-    family = GGUF_FAMILIES[arch]
-    stem, suffix = name.rsplit(".", 1)
-    if not stem.startswith(family.layers):
-        return f"{ {hf: ours for ours, hf in family.top.items()}[stem] }.{suffix}"
-    layer, rest = stem.removeprefix(family.layers).split(".", 1)
-    return f"blk.{layer}.{ {hf: ours for ours, hf in family.layer.items()}[rest] }.{suffix}"
+def write(
+    folder: Path,
+    target: Path,
+    encoding: Type = Type.F32,
+    latents: bool = True,
+    keys: Config | None = None,
+    instead: Mapping[str, np.ndarray | None] | None = None,
+    speaks: Model | None = None,
+    **split: Any,
+) -> Path:
+    """Writes matrices in an encoding, where rows fit it; with a tokenizer, or none.
 
-
-def interleave_halves(values: np.ndarray, heads: int) -> np.ndarray:
-    """Permutes q and k as the converter does for architecture llama."""
-    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
-    return halves.swapaxes(1, 2).reshape(values.shape)
-
-
-def convert(source: Path, target: Path, encoding: Type = Type.F32, arch: str = "llama") -> None:
-    """Writes a file: matrices whose rows fit the encoding's blocks are quantised, the rest stays F32."""
-    model = registry.load(source)
-    writer = gguf.GGUFWriter(target, arch)
-    add_config(writer, model, arch)
-    add_tokenizer(writer, model)
-    for name in sorted(model.checkpoint.names()):
-        values = model.checkpoint.read(name)
-        if arch == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
-            heads = model.config.heads
-            values = interleave_halves(values, heads.heads if "q_proj" in name else heads.kv_heads)
-        add_tensor(writer, gguf_name(name, arch), values, encoding)
+    latents: DeepSeek's keys and values are separate, as since 2025, or in one tensor. keys, instead:
+    replacements of metadata and tensors; None removes one. split: options of the library's writer.
+    """
+    config = read_config(folder)
+    arch = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(target, arch, **split)
+    add_metadata(writer, {**metadata(arch, config, latents), **(keys or {})})
+    if speaks is not None:
+        add_tokenizer(writer, speaks)
+    else:
+        writer.add_bos_token_id(config["bos_token_id"])
+        writer.add_eos_token_id(config["eos_token_id"])
+    for name, values in factors(config):
+        writer.add_tensor(name, values)
+    original = load_file(folder / "model.safetensors")
+    for name, blocks in take_mxfp4(original):
+        writer.add_tensor(name, blocks, raw_dtype=Type.MXFP4)
+    original = {name: values.astype(np.float32) for name, values in original.items()}
+    made = {**dict(tensors(arch, config, original, latents)), **(instead or {})}
+    for name, values in made.items():
+        if values is None:
+            continue
+        fits = name.endswith(".weight") and not name.endswith(("_norm.weight", "ssm_conv1d.weight"))
+        add_tensor(writer, name, np.ascontiguousarray(values), encoding if fits else Type.F32)
     close(writer)
+    return target
 
 
-def add_config(writer: gguf.GGUFWriter, model: Model, arch: str) -> None:
-    config = model.config
-    writer.add_block_count(config.num_layers)
-    writer.add_context_length(config.max_positions)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.ffn_size)
-    writer.add_head_count(config.heads.heads)
-    writer.add_head_count_kv(config.heads.kv_heads)
-    writer.add_key_length(config.heads.head_dim)
-    writer.add_value_length(config.heads.head_dim)
-    writer.add_rope_dimension_count(config.heads.head_dim)
-    writer.add_rope_freq_base(config.rope.theta)
-    writer.add_layer_norm_rms_eps(config.eps)
-    writer.add_vocab_size(config.vocab_size)
-    if config.rope.kind in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(config.rope.kind))
-        writer.add_rope_scaling_factor(config.rope.factor)
-        writer.add_rope_scaling_orig_ctx_len(config.rope.original_max_positions)
-    if config.rope.kind == "llama3":
-        plain = config.rope.theta ** -(np.arange(0, config.heads.head_dim, 2) / config.heads.head_dim)
-        scaled = np.array(config.rope.spec(config.heads.head_dim).inv_freq)
-        writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
-    if arch == "llama" and config.windows[0] is not None:
-        writer.add_sliding_window(config.windows[0])
+def convert(source: Path, target: Path, encoding: Type = Type.F32, **split: Any) -> None:
+    """Writes a file of a tiny model with its tokenizer."""
+    write(source, target, encoding, speaks=registry.load(source), **split)
+
+
+def begun(path: Path) -> gguf.GGUFWriter:
+    """Returns the writer of a file with the metadata of the tiny llama2, and no tokenizer yet."""
+    writer = gguf.GGUFWriter(path, "llama")
+    add_metadata(writer, metadata("llama", read_config(TINY / "llama2"), latents=True))
+    return writer
+
+
+def read_config(folder: Path) -> Config:
+    config: Config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def add_metadata(writer: gguf.GGUFWriter, values: Config) -> None:
+    """Adds keys of the writer's architecture, of the type of each value; None adds nothing."""
+    for name, value in values.items():
+        key = f"{writer.arch}.{name}"
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif value is not None:
+            writer.add_string(key, str(value))
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, model: Model, pre: str = "smollm") -> None:

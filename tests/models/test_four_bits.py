@@ -57,8 +57,8 @@ def test_blocks_stand_for_what_the_gguf_library_says(name: str) -> None:
         np.testing.assert_array_equal(found.dense(), want)
 
 
-def converted(folder: Path, encoding: Type, family: str = "llama2", arch: str = "llama") -> Model:
-    ggufs.convert(TINY / family, folder / "m.gguf", encoding, arch)
+def converted(folder: Path, encoding: Type) -> Model:
+    ggufs.convert(TINY / "llama2", folder / "m.gguf", encoding)
     return registry.load(folder / "m.gguf")
 
 

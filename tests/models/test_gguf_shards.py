@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
@@ -19,17 +18,7 @@ from tests.parity.families import TINY
 
 def written(folder: Path, name: str = "m", **split: object) -> list[Path]:
     """Writes a tiny Llama to files of up to eight tensors, or as `split` says."""
-    model = registry.load(TINY / "llama2")
-    writer = gguf.GGUFWriter(folder / f"{name}.gguf", "llama", **(split or {"split_max_tensors": 8}))
-    ggufs.add_config(writer, model, "llama")
-    ggufs.add_tokenizer(writer, model)
-    for tensor in sorted(model.checkpoint.names()):
-        values = model.checkpoint.read(tensor)
-        if tensor.split(".")[-2] in ("q_proj", "k_proj"):
-            heads = model.config.heads
-            values = ggufs.interleave_halves(values, heads.heads if "q_proj" in tensor else heads.kv_heads)
-        ggufs.add_tensor(writer, ggufs.gguf_name(tensor), values, gguf.GGMLQuantizationType.F32)
-    ggufs.close(writer)
+    ggufs.convert(TINY / "llama2", folder / f"{name}.gguf", **(split or {"split_max_tensors": 8}))
     return sorted(folder.glob(f"{name}-*.gguf"))
 
 

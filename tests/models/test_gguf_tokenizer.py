@@ -7,7 +7,6 @@ import json
 import random
 from pathlib import Path
 
-import gguf
 import pytest
 from tokenizers import pre_tokenizers
 
@@ -31,18 +30,15 @@ CUTS = json.loads((DATA / "cuts" / "deepseek.json").read_text(encoding="utf-8"))
 
 
 def byte_level_file(path: Path, pre: str) -> GgufFile:
-    model = registry.load(TINY / "llama2")
-    writer = gguf.GGUFWriter(path, "llama")
-    ggufs.add_config(writer, model, "llama")
-    ggufs.add_tokenizer(writer, model, pre)
+    writer = ggufs.begun(path)
+    ggufs.add_tokenizer(writer, registry.load(TINY / "llama2"), pre)
     ggufs.close(writer)
     return GgufFile(path)
 
 
 def sentencepiece_file(path: Path) -> GgufFile:
     """Writes unknown, bos, eos, the 256 bytes, and a few pieces with scores instead of merges."""
-    writer = gguf.GGUFWriter(path, "llama")
-    ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
+    writer = ggufs.begun(path)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *PIECES])
     writer.add_token_scores([0.0] * 259 + list(SCORES))
@@ -108,8 +104,7 @@ def gemma_like_file(path: Path) -> tuple[GgufFile, dict[str, list[int]]]:
     """Writes a sentencepiece model as llama.cpp's converter writes Gemma's; returns it and ids of texts."""
     made = json.loads((DATA / "sentencepiece" / "tiny.json").read_text(encoding="utf-8"))
     pieces = made["pieces"]
-    writer = gguf.GGUFWriter(path, "llama")
-    ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
+    writer = ggufs.begun(path)
     writer.add_tokenizer_model("llama")
     # The converter does not change the spaces of user-defined tokens.
     writer.add_token_list([piece.replace("\u2581", " ") if kind == 4 else piece for piece, _, kind in pieces])
@@ -182,9 +177,7 @@ def test_scores_must_match_the_tokens(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "bare.gguf", "llama")
-    ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
-    ggufs.close(writer)
+    ggufs.close(ggufs.begun(tmp_path / "bare.gguf"))
     with pytest.raises(UserError, match=r"bare\.gguf: tokenizer\.ggml\.tokens is missing"):
         registry.load(tmp_path / "bare.gguf").tokenizer()
 
@@ -221,11 +214,9 @@ def test_what_deepseek_cuts(tmp_path: Path, pre: str, text: str, pieces: list[st
 
 def test_added_tokens_are_texts_as_they_stand(tmp_path: Path) -> None:
     """DeepSeek's bos has characters outside the byte alphabet, MPT's runs of spaces are spaces."""
-    model = registry.load(TINY / "llama2")
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer = ggufs.begun(tmp_path / "m.gguf")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bos = "<\uff5cbegin\u2581of\u2581sentence\uff5c>"
-    ggufs.add_config(writer, model, "llama")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("deepseek-v3")
     writer.add_token_list([*alphabet, bos, "   ", "ab"])
@@ -244,8 +235,7 @@ def test_added_tokens_are_texts_as_they_stand(tmp_path: Path) -> None:
 
 def with_ids(path: Path, ids: dict[str, int], **flags: bool) -> GgufFile:
     """Writes a file of bytes with the given ids of special tokens, signed where they are negative."""
-    writer = gguf.GGUFWriter(path, "llama")
-    ggufs.add_config(writer, registry.load(TINY / "llama2"), "llama")
+    writer = ggufs.begun(path)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

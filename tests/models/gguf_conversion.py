@@ -1,4 +1,4 @@
-"""Writes GGUF files of mixtures and of Mamba-2 as llama.cpp's converter does, from a directory.
+"""Metadata and tensors of GGUF files as llama.cpp's converter writes them, by the keys of a config.json.
 
 Names are looked up in the gguf library's tables; changes of keys and tensors follow llama.cpp's `conversion`,
 class by class, and share no code with the reader of the files.
@@ -6,25 +6,33 @@ class by class, and share no code with the reader of the files.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from math import log
-from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType as Type
-from safetensors.numpy import load_file
-
-from corepipe.models.registry import Model
-from tests.models import ggufs
 
 Config = dict[str, Any]
 Named = Iterator[tuple[str, np.ndarray]]
 
 ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "smollm3": "smollm3",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
+    "phi3": "phi3",
+    "gpt2": "gpt2",
     "mixtral": "llama",
     "olmoe": "olmoe",
     "qwen2_moe": "qwen2moe",
@@ -52,78 +60,38 @@ USUAL = {
     "attention.value_length": "head_dim",
     "vocab_size": "vocab_size",
 }
-YARN = {
+SCALING = {
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
 }
 
 
-def write(
-    folder: Path,
-    target: Path,
-    encoding: Type = Type.F32,
-    latents: bool = True,
-    keys: Config | None = None,
-    instead: Mapping[str, np.ndarray | None] | None = None,
-    speaks: Model | None = None,
-) -> Path:
-    """Writes matrices in an encoding, where rows fit it, as `ggufs` does; with a tokenizer, or none.
-
-    latents: DeepSeek's keys and values are separate, as since 2025, or in one tensor. keys, instead:
-    replacements of metadata and tensors; None removes one.
-    """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    arch = ARCHITECTURES[config["model_type"]]
-    writer = gguf.GGUFWriter(target, arch)
-    for key, value in {**metadata(arch, config, latents), **(keys or {})}.items():
-        _add(writer, f"{arch}.{key}", value)
-    if speaks is not None:
-        ggufs.add_tokenizer(writer, speaks)
-    else:
-        writer.add_bos_token_id(config["bos_token_id"])
-        writer.add_eos_token_id(config["eos_token_id"])
-    for name, values in _long_factors(config):
-        writer.add_tensor(name, values)
-    original = load_file(folder / "model.safetensors")
-    for name, blocks in _mxfp4(original):
-        writer.add_tensor(name, blocks, raw_dtype=Type.MXFP4)
-    made = {**dict(tensors(arch, config, original, latents)), **(instead or {})}
-    for name, values in made.items():
-        if values is None:
-            continue
-        fits = name.endswith(".weight") and not name.endswith(("_norm.weight", "ssm_conv1d.weight"))
-        ggufs.add_tensor(writer, name, np.ascontiguousarray(values), encoding if fits else Type.F32)
-    ggufs.close(writer)
-    return target
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif value is not None:
-        writer.add_string(key, str(value))
+def interleave_halves(values: np.ndarray, heads: int) -> np.ndarray:
+    """Permutes q and k as LlamaModel does."""
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
 
 
 def metadata(arch: str, config: Config, latents: bool) -> Config:
     """Returns TextModel.set_gguf_parameters, and what the classes add."""
-    of_blocks = config.get("n_layers") or config["num_hidden_layers"]
-    found: Config = {"block_count": of_blocks}
-    if arch not in ("dbrx", "mamba2"):
+    found: Config = {"block_count": layers_of(config)}
+    if arch not in ("dbrx", "mamba2", "gpt2"):
         rope = config["rope_parameters"]
+        rope = rope.get("full_attention", rope)
         found |= {ours: config.get(theirs) for ours, theirs in USUAL.items()}
         found["expert_count"] = config.get("num_local_experts") or config.get("num_experts")
         found["rope.freq_base"] = rope["rope_theta"]
-        if rope["rope_type"] == "yarn":
-            found |= {"rope.scaling.type": "yarn", **{ours: rope.get(key) for ours, key in YARN.items()}}
+        if rope["rope_type"] in ("linear", "yarn"):
+            found["rope.scaling.type"] = rope["rope_type"]
+            found |= {ours: rope.get(key) for ours, key in SCALING.items()}
     return found | MORE.get(arch, _nothing)(config, latents)
+
+
+def layers_of(config: Config) -> int:
+    return int(config.get("n_layers") or config.get("n_layer") or config["num_hidden_layers"])
 
 
 def _nothing(_config: Config, _latents: bool) -> Config:
@@ -131,8 +99,51 @@ def _nothing(_config: Config, _latents: bool) -> Config:
 
 
 def _heads(config: Config, _latents: bool) -> Config:
-    """Returns LlamaModel's keys."""
-    return {"rope.dimension_count": config["hidden_size"] // config["num_attention_heads"]}
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rotated = config["rope_parameters"].get("partial_rotary_factor", 1)
+    return {"rope.dimension_count": int(width * rotated)}
+
+
+def _llama(config: Config, latents: bool) -> Config:
+    return _heads(config, latents) | {"attention.sliding_window": config.get("sliding_window")}
+
+
+def _gemma2(config: Config, _latents: bool) -> Config:
+    return {
+        "attention.sliding_window": config["sliding_window"],
+        "attn_logit_softcapping": config["attn_logit_softcapping"],
+        "final_logit_softcapping": config["final_logit_softcapping"],
+    }
+
+
+def _windows(config: Config, _latents: bool) -> Config:
+    """Returns Gemma3Model's and Olmo2Model's keys: an entry for each layer that has a window."""
+    if config.get("sliding_window") is None:
+        return {}
+    pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+    window = config["sliding_window"]
+    return {"attention.sliding_window": window, "attention.sliding_window_pattern": pattern}
+
+
+def _stablelm(config: Config, latents: bool) -> Config:
+    return _heads(config, latents) | {
+        "attention.layer_norm_epsilon": config["layer_norm_eps"],
+        "use_parallel_residual": config["use_parallel_residual"],
+    }
+
+
+def _starcoder2(config: Config, _latents: bool) -> Config:
+    return {"attention.layer_norm_epsilon": config["norm_epsilon"]}
+
+
+def _gpt2(config: Config, _latents: bool) -> Config:
+    return {
+        "context_length": config["n_positions"],
+        "embedding_length": config["n_embd"],
+        "feed_forward_length": config["n_inner"],
+        "attention.head_count": config["n_head"],
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+    }
 
 
 def _granite(config: Config, latents: bool) -> Config:
@@ -161,7 +172,7 @@ def _granite_hybrid(config: Config, latents: bool) -> Config:
     }
 
 
-def _phimoe(config: Config, latents: bool) -> Config:
+def _phi3(config: Config, latents: bool) -> Config:
     """Returns Phi3MiniModel's keys: a window of 0 is none; the attention's factor is computed."""
     trained, longest = config["original_max_position_embeddings"], config["max_position_embeddings"]
     stretch = longest / trained
@@ -248,12 +259,20 @@ def _qwen_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
 
 
 MORE: dict[str, Callable[[Config, bool], Config]] = {
-    "llama": _heads,
+    "llama": _llama,
+    "gemma2": _gemma2,
+    "gemma3": _windows,
+    "granite": _granite,
+    "olmo2": _windows,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+    "phi3": _phi3,
+    "gpt2": _gpt2,
     "qwen2moe": _qwen,
     "qwen3moe": _qwen,
     "granitemoe": _granite,
     "granitehybrid": _granite_hybrid,
-    "phimoe": _phimoe,
+    "phimoe": _phi3,
     "gpt-oss": _gpt_oss,
     "dbrx": _dbrx,
     "deepseek2": _deepseek,
@@ -261,17 +280,25 @@ MORE: dict[str, Callable[[Config, bool], Config]] = {
 }
 
 
-def _long_factors(config: Config) -> Named:
+def factors(config: Config) -> Named:
+    """Yields the divisors of rotary frequencies that a file has as tensors."""
     rope = config.get("rope_parameters") or {}
     for length in ("long", "short"):
         if f"{length}_factor" in rope:
             yield f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32)
+    if rope.get("rope_type") == "llama3":
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        frequencies = rope["rope_theta"] ** -(np.arange(0, width, 2) / width)
+        turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = np.clip((turns - low) / (high - low), 0, 1)
+        yield "rope_freqs.weight", (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
 
 
 def tensors(arch: str, config: Config, original: dict[str, np.ndarray], latents: bool) -> Named:
     """Returns the tensors of a file, under its names, for every tensor of a directory."""
     number = next(one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    blocks = config.get("n_layers") or config["num_hidden_layers"]
+    blocks = layers_of(config)
     table = gguf.get_tensor_name_map(number, blocks)
     change = CHANGES.get(arch, _as_it_is)
     for name, values in _stacked(original):
@@ -287,7 +314,7 @@ def tensors(arch: str, config: Config, original: dict[str, np.ndarray], latents:
             yield ours, new
 
 
-def _mxfp4(original: dict[str, np.ndarray]) -> Named:
+def take_mxfp4(original: dict[str, np.ndarray]) -> Named:
     """Takes out gpt-oss's packed experts: of 32 values the first 16 are lower halves of bytes."""
     for name in [name for name in original if name.endswith("_blocks")]:
         blocks, scales = original.pop(name), original.pop(name.replace("_blocks", "_scales"))
@@ -322,7 +349,16 @@ def _as_it_is(_config: Config, name: str, values: np.ndarray) -> Named:
 def _llama_tensor(config: Config, name: str, values: np.ndarray) -> Named:
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     found = heads.get(name.split(".")[-2])
-    yield name, values if found is None else ggufs.interleave_halves(values, found)
+    yield name, values if found is None else interleave_halves(values, found)
+
+
+def _gemma_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
+    yield name, values + np.float32(name.endswith("norm.weight"))
+
+
+def _gpt2_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
+    turned = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+    yield name, values.T if turned else values
 
 
 def _granite_tensor(config: Config, name: str, values: np.ndarray) -> Named:
@@ -403,6 +439,10 @@ def _mamba_tensor(config: Config, name: str, values: np.ndarray) -> Named:
 
 CHANGES: dict[str, Callable[[Config, str, np.ndarray], Named]] = {
     "llama": _llama_tensor,
+    "granite": _llama_tensor,
+    "smollm3": _llama_tensor,
+    **dict.fromkeys(("gemma", "gemma2", "gemma3"), _gemma_tensor),
+    "gpt2": _gpt2_tensor,
     "qwen2moe": _qwen_tensor,
     "granitemoe": _granite_tensor,
     "granitehybrid": _granite_hybrid_tensor,
