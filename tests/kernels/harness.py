@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -32,6 +32,22 @@ def i32(*values: int) -> np.ndarray:
 def value(program: _native.Program, index: int) -> np.ndarray:
     """Returns the program's value as fp32 [max_rows, width]; writing to it changes the program's memory."""
     return program.memory()[index].view(np.float32)
+
+
+def one_step(
+    programs: Sequence[_native.Program], rows: int, out: int = 0, threads: int = 2
+) -> dict[str, Any]:
+    """Runs the programs of a replica over one sequence, in a pool of its own; returns what the step told.
+
+    Tokens are their positions.  `values` are those of the last program's value `out`, of all rows.
+    """
+    pool = _native.Pool(threads)
+    executor = _native.Executor(pool, list(programs), out, value(programs[-1], out).shape[1])
+    every = np.arange(rows, dtype=np.int32)
+    tables = np.arange(-(-rows // 16), dtype=np.int32)[None]
+    told = executor.wait(executor.submit(every, every, i32(0, rows), tables, every, None))
+    pool.close()
+    return told
 
 
 T = TypeVar("T")

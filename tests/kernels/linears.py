@@ -16,6 +16,7 @@ import numpy.typing as npt
 from corepipe.kernels import native, packing
 from corepipe.neuron.host import packed_int4
 from corepipe.neuron.numerics.int4 import Int4
+from tests.kernels.harness import one_step
 
 F32 = npt.NDArray[np.float32]
 INT8_GROUP = 64
@@ -119,7 +120,7 @@ def converted(kind: packing.Kind, x: F32) -> npt.NDArray[np.float64]:
 def run(case: Case, threads: int = 1) -> list[F32]:
     """Returns the outputs [M, n] of the fused Linear."""
     program, outputs = _program(case)
-    _execute(program, len(case.x), threads)
+    one_step([program], len(case.x), threads=threads)
     return [_read(program, value, len(case.x)) for value in outputs]
 
 
@@ -127,7 +128,7 @@ def run_rms_norm(x: F32, gain: F32, eps: float, *, rounded: bool) -> F32:
     program = native().Program([x.shape[1], x.shape[1]], len(x), rounded)
     program.embed(0, x)
     program.rms_norm(0, 1, gain, eps)
-    _execute(program, len(x), 1)
+    one_step([program], len(x), threads=1)
     return _read(program, 1, len(x))
 
 
@@ -137,7 +138,7 @@ def run_pairwise(op: str, a: F32, b: F32, *, rounded: bool) -> F32:
     program.embed(0, a)
     program.embed(1, b)
     getattr(program, op)(0, 1, 2)
-    _execute(program, len(a), 1)
+    one_step([program], len(a), threads=1)
     return _read(program, 2, len(a))
 
 
@@ -161,16 +162,6 @@ def _program(case: Case) -> tuple[Any, list[int]]:
     function = "silu" if case.glu else None
     program.linear(0, segments, norm=case.norm, function=function, glu=case.glu, residual=residual)
     return program, [1] if case.glu else list(range(1, len(matrices) + 1))
-
-
-def _execute(program: Any, rows: int, threads: int) -> None:
-    pool = native().Pool(threads)
-    executor = native().Executor(pool, [program], 0, program.memory()[0].shape[1] // 4)
-    every = np.arange(rows, dtype=np.int32)
-    starts = np.array([0, rows], np.int32)
-    ticket = executor.submit(every, every, starts, np.zeros((1, 1), np.int32), every[:1], None)
-    executor.wait(ticket)
-    pool.close()
 
 
 def _read(program: Any, value: int, rows: int) -> F32:
@@ -213,7 +204,7 @@ def run_chain(chain: Chain, rows: slice, threads: int = 1) -> list[F32]:
     program.linear(1, pair, norm=norm, function="silu", glu=True)
     program.linear(2, [(chain.down.matrix(), None, 3)], residual=1)
     program.linear(3, heads, norm=norm)
-    _execute(program, len(x), threads)
+    one_step([program], len(x), threads=threads)
     return [_read(program, value, len(x)) for value in range(1, 6)]
 
 
@@ -245,6 +236,6 @@ def run_in_place(x: F32, base: F32, weights: Weights, threads: int, times: int) 
     program.linear(0, [(weights.matrix(), None, 1)], residual=1)
     results = []
     for _ in range(times):
-        _execute(program, len(x), threads)
+        one_step([program], len(x), threads=threads)
         results.append(_read(program, 1, len(x)).copy())
     return results

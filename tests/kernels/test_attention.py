@@ -1,11 +1,17 @@
+"""Attention over a cache equals numpy, and a row's bits depend on its sequence alone."""
+
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
 
 from corepipe.kernels import _native
 from corepipe.neuron.numerics.attention import HeadVectors
-from tests.kernels.harness import AttentionRig, bf16, crossed, elsewhere, i32, in_turn, once, value
+from tests.kernels.harness import AttentionRig, bf16, crossed, elsewhere, i32, in_turn, one_step, value
 
 SHAPES = [  # heads, kv_heads, head_dim
     (6, 2, 64),
@@ -39,49 +45,62 @@ def test_equals_numpy(heads: int, kv_heads: int, head_dim: int, dtype: str, rng:
     assert np.all(error <= magnitude * ROUNDING[dtype])
 
 
-@once
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_long_context_equals_numpy(dtype: str, rng: np.random.Generator) -> None:
-    rig = AttentionRig(2, 1, 32, dtype, max_rows=1100)
-    seq = rig.sequence(rng, 1100, range(11, 80))
-    expected, magnitude = rig.expected(seq)
-    error = np.abs(rig.run(seq, 1100) - expected)
-    assert np.all(error <= magnitude * (2.0**-8 + 2e-5))
-
-
 def test_results_are_rounded(rng: np.random.Generator) -> None:
     plain, rounded = AttentionRig(), AttentionRig(round_bf16=True)
     seq = plain.sequence(rng, 70, range(5))
     assert np.array_equal(rounded.run(seq, 70), bf16(plain.run(seq, 70)))
 
 
+NEAR = 2.0**-8 + 2e-5
+CUTS = ([512], [64], [1, 1, 7, 33, 2, 63], [5, 130, 1, 1, 1])
+OTHERS = ((1, 16), (3, 48))
+"""Threads, and positions of a block."""
+
+
+def check(
+    make: Callable[..., AttentionRig],
+    lengths: Sequence[int],
+    cuts: Sequence[Sequence[int]] = CUTS,
+    near: float = NEAR,
+    others: Sequence[tuple[int, int]] = OTHERS,
+) -> list[np.ndarray]:
+    """Checks sequences of these lengths against numpy, and that a row has the same bits in any chunks, in any
+    company and place, with any number of threads, and as the only row of a step; returns the results."""
+    rng, blocks = np.random.default_rng(7), sum(-(-n // 16) for n in lengths)
+    rig = make(blocks=blocks, max_rows=sum(lengths))
+    order = iter(rng.permutation(blocks).tolist())
+    seqs = [rig.sequence(rng, n, list(islice(order, -(-n // 16)))) for n in lengths]
+    alone = [rig.run(seq, len(seq.q)) for seq in seqs]
+    for seq, whole in zip(seqs, alone, strict=True):
+        expected, magnitude = rig.expected(seq)
+        assert np.all(np.abs(whole - expected) <= magnitude * near)
+        for chunks in cuts:
+            assert np.array_equal(rig.run(seq, *chunks), whole), chunks
+    for threads, block_size in others:
+        other = make(blocks=blocks, max_rows=sum(lengths), threads=threads, block_size=block_size)
+        together = other.step(*[(seq, 0, len(seq.q)) for seq in seqs])
+        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+        decoded = other.step(*[(seq, len(seq.q) - 1, len(seq.q)) for seq in seqs])
+        assert all(np.array_equal(a[-1:], b) for a, b in zip(alone, decoded, strict=True))
+    return alone
+
+
 @pytest.mark.parametrize(
     ("dtype", "window"), crossed(DTYPES, elsewhere([None, 1, 33, 64, 200, 700], [33, 700]))
 )
-def test_chunking_changes_no_bit(dtype: str, window: int | None, rng: np.random.Generator) -> None:
-    rig = AttentionRig(3, 1, dtype=dtype, window=window)
-    seq = rig.sequence(rng, 540, rng.permutation(80)[:34])
-    expected, magnitude = rig.expected(seq)
-    whole = rig.run(seq, 540)
-    assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5))
-    for chunks in ([512], [64], [1, 1, 7, 33, 2, 63], [5, 130, 1, 1, 1]):
-        assert np.array_equal(rig.run(seq, *chunks), whole), chunks
+def test_chunking_changes_no_bit(dtype: str, window: int | None) -> None:
+    check(partial(AttentionRig, 3, 1, dtype=dtype, window=window), [540])
 
 
 @pytest.mark.parametrize(
     ("dtype", "size"), crossed(DTYPES, elsewhere([1, 33, 64, 96, 130, 512, 700], [33, 512]))
 )
-def test_chunks_of_positions_equal_numpy_in_any_cut(dtype: str, size: int, rng: np.random.Generator) -> None:
+def test_chunks_of_positions_equal_numpy_in_any_cut(dtype: str, size: int) -> None:
     """The chunks end within a block of keys and at its end, within a segment, after it and at its end."""
-    rigs = [AttentionRig(3, 1, dtype=dtype, window=size, chunked=True, threads=n) for n in (2, 1)]
-    seq = rigs[0].sequence(rng, 540, rng.permutation(80)[:34])
-    expected, magnitude = rigs[0].expected(seq)
-    whole = rigs[0].run(seq, 540)
-    assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5))
-    for chunks in ([512], [64], [1, 1, 7, 33, 2, 63], [5, 130, 1, 1, 1]):
-        assert np.array_equal(rigs[1].run(seq, *chunks), whole), chunks
-    plain = AttentionRig(3, 1, dtype=dtype)
-    assert np.array_equal(plain.run(seq, 540)[:size], whole[:size])
+    make = partial(AttentionRig, 3, 1, dtype=dtype)
+    (whole,) = check(partial(make, window=size, chunked=True), [540])
+    (plain,) = check(make, [540], [])
+    assert np.array_equal(plain[:size], whole[:size])
 
 
 @pytest.mark.parametrize(
@@ -93,42 +112,19 @@ def test_chunks_of_positions_equal_numpy_in_any_cut(dtype: str, size: int, rng: 
         ),
     ),
 )
-def test_other_head_sizes_in_groups_of_seven(
-    dtype: str, shape: tuple[int, int, int], rng: np.random.Generator
-) -> None:
-    """Chunking, batch, threads and blocks; a group of seven fills no tile."""
-    rig = AttentionRig(*shape, dtype)
-    seqs = [rig.sequence(rng, n, rng.permutation(40)[:9] + 40 * i) for i, n in enumerate([131, 70])]
-    alone = [rig.run(seq, 640) for seq in seqs]
-    for seq, whole in zip(seqs, alone, strict=True):
-        expected, magnitude = rig.expected(seq)
-        assert np.all(np.abs(whole - expected) <= magnitude * ROUNDING[dtype])
-        for chunks in ([64], [1, 7, 33, 2, 63]):
-            assert np.array_equal(rig.run(seq, *chunks), whole), chunks
-    for threads, block_size in [(1, 16), (3, 48)]:
-        other = AttentionRig(*shape, dtype, threads=threads, block_size=block_size)
-        together = other.step(*[(seq, 0, len(seq.q)) for seq in seqs])
-        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
-        decoded = other.step(*[(seq, len(seq.q) - 1, len(seq.q)) for seq in seqs])
-        assert all(np.array_equal(a[-1:], b) for a, b in zip(alone, decoded, strict=True))
+def test_other_head_sizes_in_groups_of_seven(dtype: str, shape: tuple[int, int, int]) -> None:
+    """A group of seven fills no tile."""
+    check(partial(AttentionRig, *shape, dtype), [131, 70], [[64], [1, 7, 33, 2, 63]], ROUNDING[dtype])
 
 
 @pytest.mark.parametrize(("dtype", "window"), in_turn(DTYPES, elsewhere([1025, 1100, 1537], [1100])))
-def test_windows_over_three_segments(dtype: str, window: int, rng: np.random.Generator) -> None:
+def test_windows_over_three_segments(dtype: str, window: int) -> None:
     """Sums of 512 keys are computed apart; a window may begin and end anywhere in the first and the last."""
     length = elsewhere([1700, 1300], [1300])[0]
-    rig = AttentionRig(2, 1, 16, dtype, window=window, blocks=120, max_rows=length)
-    seq = rig.sequence(rng, length, rng.permutation(120)[: -(-length // 16)])
-    whole = rig.run(seq, length)
-    expected, magnitude = rig.expected(seq)
-    assert np.all(np.abs(whole - expected) <= magnitude * (2.0**-8 + 2e-5))
-    assert np.array_equal(rig.run(seq, 512), whole)
-    assert np.array_equal(rig.run(seq, 700, 1, 63, 300), whole)
-    for threads in (1, 5):
-        other = AttentionRig(2, 1, 16, dtype, window=window, blocks=120, max_rows=length, threads=threads)
-        assert np.array_equal(other.run(seq, length), whole)
-        for end in (length, 1200, 1025):  # storing a position clears the one after it
-            assert np.array_equal(other.step((seq, end - 1, end))[0], whole[end - 1 : end])
+    make = partial(AttentionRig, 2, 1, 16, dtype, window=window)
+    others = [(1, 16), (5, 16), *OTHERS]
+    for size in (length, 1200, 1025):
+        check(make, [size], [[512], [700, 1, 63, 300]] if size == length else [], others=others)
 
 
 SLOPES = np.float32([1, 0.25, 2.0**-8, 0.3, 0.01, 0, 2.0**-3])
@@ -152,32 +148,21 @@ BENDS = {
     ),
 )
 def test_caps_slopes_and_sinks_equal_numpy_in_any_chunks(
-    bend: str, dtype: str, shape: tuple[int, int, int, int | None], rng: np.random.Generator
+    bend: str, dtype: str, shape: tuple[int, int, int, int | None]
 ) -> None:
     """A prompt of 220 tokens and one of two segments; positions are the sequence's, whatever the chunk."""
-    heads, kv_heads, head_dim, window = shape
-    rigs = [
-        AttentionRig(heads, kv_heads, head_dim, dtype, window=window, threads=n, **BENDS[bend])
-        for n in (2, 1)
-    ]
-    seqs = [
-        rigs[0].sequence(rng, n, rng.permutation(40)[: -(-n // 16)] + 40 * i)
-        for i, n in enumerate((220, 540))
-    ]
-    alone = [rigs[0].run(seq, 640) for seq in seqs]
-    for seq, whole in zip(seqs, alone, strict=True):
-        expected, magnitude = rigs[0].expected(seq)
-        assert np.all(np.abs(whole - expected) <= magnitude * 2 * ROUNDING[dtype])
-        assert np.array_equal(rigs[0].run(seq, 64), whole)
-        assert np.array_equal(rigs[1].run(seq, 1, 7, 133, 2, 63), whole)
-    decoded = rigs[1].step(*[(seq, len(seq.q) - 1, len(seq.q)) for seq in seqs])
-    assert all(np.array_equal(a[-1:], b) for a, b in zip(alone, decoded, strict=True))
+    *sizes, window = shape
+    make = partial(AttentionRig, *sizes, dtype, window=window, **BENDS[bend])
+    check(make, [220, 540], [[64], [1, 7, 133, 2, 63]], 2 * ROUNDING[dtype])
 
 
-def test_one_token_at_a_time_changes_no_bit(rng: np.random.Generator) -> None:
-    rig = AttentionRig()
-    seq = rig.sequence(rng, 580, range(37))
-    assert np.array_equal(rig.run(seq, 490, *[1] * 90), rig.run(seq, 580))
+def test_batch_threads_and_blocks_change_no_bit() -> None:
+    check(AttentionRig, [1, 15, 64, 65, 300, 620], [], others=[(1, 16), (2, 16), (2, 48), (3, 64)])
+
+
+def test_single_rows_and_keys_split_over_threads_change_no_bit() -> None:
+    check(AttentionRig, [580], [[490, *[1] * 90]])
+    check(partial(AttentionRig, 3, 1), [1600], [], others=[(1, 16), (2, 16)])
 
 
 @pytest.mark.parametrize("head_dim", elsewhere([64, 256], [64]))
@@ -189,33 +174,6 @@ def test_chunks_of_one_row_equal_many_at_any_magnitude(head_dim: int, rng: np.ra
         for array, exponent in ((seq.q, q), (seq.k, k), (seq.v, v)):
             np.ldexp(array, exponent + rng.integers(-6, 7, array.shape), out=array)
         assert np.array_equal(rig.run(seq, 1), rig.run(seq, 70)), (q, k, v)
-
-
-def test_batch_threads_and_blocks_change_no_bit(rng: np.random.Generator) -> None:
-    rig = AttentionRig(blocks=200)
-    lengths = [1, 15, 64, 65, 300, 620]
-    blocks = iter(rng.permutation(200))
-    seqs = [rig.sequence(rng, n, [int(next(blocks)) for _ in range(-(-n // 16))]) for n in lengths]
-    alone = [rig.run(seq, 640) for seq in seqs]
-    for threads, block_size in [(1, 16), (2, 16), (2, 48), (3, 64)]:
-        other = AttentionRig(blocks=200, threads=threads, block_size=block_size, max_rows=1200)
-        order = iter(rng.permutation(200))
-        for seq in seqs:
-            seq.blocks = [int(next(order)) for _ in range(-(-len(seq.q) // block_size))]
-        together = other.step(*[(seq, 0, len(seq.q)) for seq in seqs])
-        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
-        decoded = other.step(*[(seq, len(seq.q) - 1, len(seq.q)) for seq in seqs])
-        assert all(np.array_equal(a[-1:], b) for a, b in zip(alone, decoded, strict=True))
-
-
-def test_keys_split_over_threads_change_no_bit(rng: np.random.Generator) -> None:
-    length = 1600
-    one, two = (AttentionRig(3, 1, blocks=200, max_rows=length, threads=n) for n in (1, 2))
-    seq = one.sequence(rng, length, range(100))
-    prompt = one.run(seq, length)
-    assert np.array_equal(two.run(seq, length), prompt)
-    assert np.array_equal(two.step((seq, length - 1, length))[0], prompt[-1:])
-    assert np.array_equal(one.step((seq, length - 1, length))[0], prompt[-1:])
 
 
 def test_prefix_computed_in_the_same_batch(rng: np.random.Generator) -> None:
@@ -302,13 +260,9 @@ def test_norms_after_rotation_and_tempers_equal_separate_ops(
         program.rms_norm(x, x, *norm)
     program.scale(0, 1.0, 0, 4)
     program.attention(0, 1, 2, 3, cache, 0, heads, d**-0.5)
-    executor = _native.Executor(_native.Pool(1), [program], 3, heads * d)
-    for i, x in enumerate((seq.q, seq.k, seq.v, None, tempers[:, None])):
-        if x is not None:
-            value(program, i)[:, : widths[i]] = x
-    positions = np.arange(rows, dtype=np.int32)
-    starts, tables = np.array([0, rows], np.int32), np.arange(5, dtype=np.int32)[None]
-    executor.wait(executor.submit(0 * positions, positions, starts, tables, positions[:0], None))
+    for i, x in {0: seq.q, 1: seq.k, 2: seq.v, 4: tempers[:, None]}.items():
+        value(program, i)[:, : widths[i]] = x
+    one_step([program], rows, 3)
     whole = fused.run(seq, rows)
     assert np.array_equal(whole, value(program, 3)[:, : heads * d])
     assert np.array_equal(fused.run(seq, 1), whole)
@@ -334,12 +288,9 @@ def test_fused_front_equals_separate_ops(round_bf16: bool, rng: np.random.Genera
     program.rope(0, 0, d, cos, sin)
     program.rope(1, 1, d, cos, sin)
     program.attention(0, 1, 2, 3, cache, 0, heads, d**-0.5)
-    executor = _native.Executor(_native.Pool(1), [program], 3, heads * d)
     for i, x in enumerate((seq.q, seq.k, seq.v)):
         value(program, i)[:] = x
-    positions = np.arange(rows, dtype=np.int32)
-    starts, tables = np.array([0, rows], np.int32), np.arange(5, dtype=np.int32)[None]
-    executor.wait(executor.submit(0 * positions, positions, starts, tables, positions[:0], None))
+    one_step([program], rows, 3)
     assert np.array_equal(fused.run(seq, rows), value(program, 3))
 
     x = seq.q.reshape(rows, heads, d)

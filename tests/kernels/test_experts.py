@@ -21,7 +21,7 @@ from corepipe.neuron.numerics.arithmetic import Matrix, round_to
 from corepipe.neuron.numerics.int4 import Int4
 from corepipe.neuron.ops import Experts, Function, Groups, Scoring
 from corepipe.neuron.values import Value, WeightRole, WeightSpec
-from tests.kernels.harness import elsewhere, i32, in_turn, once, value
+from tests.kernels.harness import elsewhere, in_turn, once, one_step, value
 from tests.kernels.linears import Weights, random_weights
 
 F32 = npt.NDArray[np.float32]
@@ -92,36 +92,11 @@ class Rig:
         return x, scores
 
     def native(self, x: F32, scores: F32, threads: int = 2) -> F32:
-        return run(self.program(x, scores), x, scores, threads)
+        return run([self.program(x, scores)], x, scores, threads=threads)[0]
 
-    def program(self, x: F32, scores: F32) -> _native.Program:
-        program = _native.Program(
-            [x.shape[1], scores.shape[1], x.shape[1]], MOST, round_bf16=self.format.compute.value == "bf16"
-        )
-        program.experts(
-            0,
-            1,
-            2,
-            *zip(*self.matrices, strict=True),
-            self.op.top_k,
-            self.op.scoring.value,
-            self.op.function.value,
-            biases=self.biases,
-            nearness=self.op.nearness or 0.0,
-            correction=self.correction,
-            groups=self.op.groups or (1, 1),
-            factor=self.op.factor or 1.0,
-        )
-        return program
-
-    def scratch_bytes(self, x: F32, scores: F32) -> int:
-        """Returns the working memory of one step, in a pool that ran no other step."""
-        return int(one_step([self.program(x, scores)], x, scores, 2, 2)["scratch_bytes"])
-
-    def divided(self, x: F32, scores: F32, bounds: Sequence[int], threads: int = 2) -> list[F32]:
-        """Returns the final results of several programs; each has the experts between two bounds."""
-        op, width = self.op, x.shape[1]
-        routing = {
+    def routing(self) -> dict[str, Any]:
+        op = self.op
+        return {
             "top_k": op.top_k,
             "scoring": op.scoring.value,
             "nearness": op.nearness or 0.0,
@@ -129,20 +104,32 @@ class Rig:
             "groups": op.groups or (1, 1),
             "factor": op.factor or 1.0,
         }
-        widths, rounds = (
-            [width, scores.shape[1], op.top_k * width, width],
-            self.format.compute.value == "bf16",
-        )
-        programs = []
+
+    def made(self, *widths: int) -> _native.Program:
+        return _native.Program(list(widths), MOST, round_bf16=self.format.compute.value == "bf16")
+
+    def program(self, x: F32, scores: F32) -> _native.Program:
+        program, function = self.made(x.shape[1], scores.shape[1], x.shape[1]), self.op.function.value
+        matrices = zip(*self.matrices, strict=True)
+        program.experts(0, 1, 2, *matrices, function=function, biases=self.biases, **self.routing())
+        return program
+
+    def scratch_bytes(self, x: F32, scores: F32) -> int:
+        """Returns the working memory of one step, in a pool that ran no other step."""
+        return int(step([self.program(x, scores)], x, scores, 2, 2)["scratch_bytes"])
+
+    def divided(self, x: F32, scores: F32, bounds: Sequence[int], threads: int = 2) -> list[F32]:
+        """Returns the final results of several programs; each has the experts between two bounds."""
+        programs, routing, width = [], self.routing(), x.shape[1]
         for first, end in pairwise(bounds):
-            program = _native.Program(widths, MOST, round_bf16=rounds)
+            program = self.made(width, scores.shape[1], self.op.top_k * width, width)
             own, biases = self.matrices[first:end], [bias[first:end].copy() for bias in self.biases]
-            shared = {"function": op.function.value, "biases": biases, "first": first, **routing}
+            shared = {"function": self.op.function.value, "biases": biases, "first": first, **routing}
             program.experts(0, 1, 2, *zip(*own, strict=True), **shared)
             program.gather_slots(2, 1, 3, list(range(len(bounds) - 1)), list(bounds), **routing)
             value(program, 2)[:] = np.nan  # places of other cores' experts
             programs.append(program)
-        return run_all(programs, x, scores, 3, threads)
+        return run(programs, x, scores, 3, threads)
 
     def reference(self, x: F32, scores: F32) -> F32:
         return self.op.reference(_Context(self, {0: x, 1: scores}))
@@ -151,30 +138,19 @@ class Rig:
 NAMES = ("gate", "up", "down")
 
 
-def run(program: _native.Program, x: F32, scores: F32, threads: int = 2) -> F32:
-    return run_all([program], x, scores, 2, threads)[0]
-
-
-def run_all(programs: Sequence[_native.Program], x: F32, scores: F32, out: int, threads: int) -> list[F32]:
+def run(
+    programs: Sequence[_native.Program], x: F32, scores: F32, out: int = 2, threads: int = 2
+) -> list[F32]:
     """Returns a buffer of each of the programs of one replica."""
-    one_step(programs, x, scores, out, threads)
+    step(programs, x, scores, out, threads)
     return [value(program, out)[: len(x), : x.shape[1]].copy() for program in programs]
 
 
-def one_step(
-    programs: Sequence[_native.Program], x: F32, scores: F32, out: int, threads: int
-) -> dict[str, Any]:
-    """Returns the result of one step in a pool of its own."""
+def step(programs: Sequence[_native.Program], x: F32, scores: F32, out: int, threads: int) -> dict[str, Any]:
     for program in programs:
         for number, rows in enumerate((x, scores)):
             value(program, number)[: len(rows), : rows.shape[1]] = rows
-    pool = _native.Pool(threads)
-    executor = _native.Executor(pool, list(programs), out, x.shape[1])
-    every = np.arange(len(x), dtype=np.int32)
-    ticket = executor.submit(0 * every, every, i32(0, len(x)), np.zeros((1, 1), np.int32), every, None)
-    told = executor.wait(ticket)
-    pool.close()
-    return told
+    return one_step(programs, len(x), out, threads)
 
 
 class _Context:
@@ -406,7 +382,7 @@ def test_weights_are_shares_of_all_scores_or_of_the_chosen_ones() -> None:
         scores = np.float32([[0.5, 2.0, -1.0, 1.5]])
         shares = np.exp(scores[0]) / np.exp(scores[0, whole]).sum()
         np.testing.assert_allclose(
-            run(program, np.ones((1, 64), np.float32), scores), 2 * shares[1] + 4 * shares[3], rtol=1e-5
+            run([program], np.ones((1, 64), np.float32), scores)[0], 2 * shares[1] + 4 * shares[3], rtol=1e-5
         )
 
 
@@ -463,7 +439,7 @@ def test_what_is_read_are_the_experts_that_are_taken(tmp_path: Path) -> None:
     program = _native.Program([width, count, width], 1, round_bf16=False)
     program.experts(0, 1, 2, *zip(*experts, strict=True), top_k, "of_all", "silu")
     scores = np.arange(count, dtype=np.float32)[None, :] % 7
-    run(program, np.ones((1, width), np.float32), scores)
+    run([program], np.ones((1, width), np.float32), scores)
     taken = top_k * 3 * matrix
     assert 0.99 * taken <= _resident(file) <= 1.1 * taken  # the system may have evicted some
 

@@ -12,7 +12,7 @@ from corepipe.kernels import _native, packing
 from corepipe.neuron.formats import DType
 from corepipe.neuron.numerics import arithmetic
 from corepipe.neuron.ops import Function
-from tests.kernels.harness import i32, in_turn, value
+from tests.kernels.harness import in_turn, one_step, value
 
 Append = Callable[[_native.Program], None]
 WIDTHS = [1, 15, 16, 33, 80, 256, 577]
@@ -27,13 +27,7 @@ def program(append: Append, values: list[np.ndarray | int], rounded: bool = Fals
     for i, x in enumerate(values):
         if isinstance(x, np.ndarray):
             value(made, i)[:, : widths[i]] = x
-    pool = _native.Pool(2)
-    executor = _native.Executor(pool, [made], 0, widths[0])
-    every = np.arange(rows, dtype=np.int32)
-    executor.wait(
-        executor.submit(0 * every, every, i32(0, rows), np.zeros((1, 1), np.int32), every[:1], None)
-    )
-    pool.close()
+    one_step([made], rows)
     return made
 
 

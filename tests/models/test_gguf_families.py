@@ -29,7 +29,10 @@ def fields_of(name: str, folder: Path, **keys: object) -> Fields:
 @pytest.mark.parametrize(("name", "layers"), [("gemma2", 46), ("gemma3_text", 62)])
 def test_gemmas_largest_models_have_another_scale(name: str, layers: int, tmp_path: Path) -> None:
     """llama.cpp recognises them by the number of layers: 46 of Gemma 2 27B, 62 of Gemma 3 27B."""
-    assert fields_of(name, tmp_path, block_count=layers).integer("query_pre_attn_scalar", 1000) == 96 // 4
+    wide = {"attention__key_length": 80, "attention__value_length": 80}
+    for count, scale in ((layers, 96 // 4), (layers - 1, 80)):
+        fields = fields_of(name, tmp_path, block_count=count, **wide)
+        assert fields.integer("query_pre_attn_scalar", 1000) == scale
 
 
 def test_a_file_without_a_window_has_none_anywhere(tmp_path: Path) -> None:

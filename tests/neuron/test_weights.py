@@ -34,6 +34,7 @@ from corepipe.neuron.host.weights import (
 from corepipe.neuron.numerics.arithmetic import Matrix, linear, round_to
 from corepipe.neuron.numerics.int4 import ALL
 from corepipe.neuron.values import WeightRole, WeightSpec
+from tests.kernels.harness import one_step
 
 FEATURES = Features(layers=1, hidden=64, heads=HeadLayout(4, 2, 64), ffn=128, vocab=160, qkv_bias=True)
 
@@ -313,10 +314,5 @@ def product(matrix: Any, x: np.ndarray, fmt: str) -> np.ndarray:
     program.embed(0, x)
     program.linear(0, [(matrix, None, 1)])
     program.select_rows(1, 2)
-    rows = np.arange(len(x), dtype=np.int32)
-    pool = native().Pool(1)
-    executor = native().Executor(pool, [program], 2, matrix.n)
-    starts, table = np.array([0, len(x)], np.int32), np.zeros((1, 1), np.int32)
-    found: np.ndarray = executor.wait(executor.submit(rows, rows, starts, table, rows, None))["values"]
-    pool.close()
+    found: np.ndarray = one_step([program], len(x), 2, threads=1)["values"]
     return found
