@@ -8,10 +8,11 @@ import math
 import pytest
 
 from corepipe.neuron.ops import attention
-from tests.digest import cases, check, times
+from tests.digest import check, times
 from tests.digest.compare import Comparison
 from tests.digest.forms import Json, canonical
 from tests.digest.parts import Part
+from tests.digest.write import timed
 
 MODEL = "qwen3-0.6b"
 
@@ -29,7 +30,7 @@ def test_all_take_as_long_as_they_did(number: int) -> None:
 
 @pytest.fixture(scope="module")
 def entry() -> Json:
-    return times.read(MODEL, cases.timed(MODEL))
+    return times.read(MODEL, timed(MODEL))
 
 
 def compared(entry: Json) -> Comparison:
