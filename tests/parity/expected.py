@@ -1,4 +1,4 @@
-"""The outputs of transformers for the models of `cases`: kept in tests/data/families, at most 20 kB each."""
+"""Small models of every family and transformers' outputs: kept in tests/data/families, at most 20 kB each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.parity import formula
-from tests.parity.cases import VOCAB
 from tests.parity.checkpoints import BOUND, Checkpoint
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "families"
+VOCAB = 131
 CLEAR = 0.9
 """At least so many greedy choices have a lead that exceeds the bound."""
 KEPT = (40, 128, -1)
@@ -60,8 +60,12 @@ def answered(name: str, model: Checkpoint, logits: np.ndarray) -> Expected:
     return Expected(model.config, model.shapes, name, every, logits, spread, choices, leads)
 
 
+def stored(name: str) -> Checkpoint:
+    return Checkpoint.of((DATA / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def load(name: str) -> Expected:
-    model = Checkpoint.of((DATA / f"{name}.json").read_text(encoding="utf-8"))
+    model = stored(name)
     with np.load(DATA / f"{name}.npz") as kept:
         return Expected(
             model.config,

@@ -50,7 +50,7 @@ class Golden:
 def make_model(family: TinyFamily) -> torch.nn.Module:
     """Returns a model with random weights, wide enough that greedy choices are no near ties, rounded to the
     stored dtype."""
-    config = getattr(transformers, family.config_class)(**family.options())
+    config = transformers.AutoConfig.from_pretrained(family.path, dtype=torch.float32)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(sum(map(ord, family.name)))
     with torch.no_grad():
@@ -60,8 +60,15 @@ def make_model(family: TinyFamily) -> torch.nn.Module:
                 scaled = noise * (WIDTH / parameter.shape[1] ** 0.5)
             else:
                 scaled = 1 + 0.2 * noise if parameter.mean() > 0.5 else 0.3 * noise
-            parameter.copy_(scaled.to(getattr(torch, family.dtype)).float())
+            parameter.copy_(scaled.to(dtype_of(family)).float())
     return model
+
+
+def dtype_of(family: TinyFamily) -> torch.dtype:
+    """Returns the dtype in which the checkpoint is stored."""
+    config = json.loads((family.path / "config.json").read_text(encoding="utf-8"))
+    found: torch.dtype = getattr(torch, config["dtype"])
+    return found
 
 
 @torch.no_grad()
@@ -136,7 +143,7 @@ def save_checkpoint(family: TinyFamily) -> None:
     family.path.mkdir(parents=True, exist_ok=True)
     for old in family.path.glob("model*.safetensors*"):
         old.unlink()
-    stored = make_model(family).to(getattr(torch, family.dtype))
+    stored = make_model(family).to(dtype_of(family))
     size = sum(p.nbytes for p in stored.parameters())
     stored.save_pretrained(
         family.path, max_shard_size=size // family.shards + 1 if family.shards > 1 else "1GB"
