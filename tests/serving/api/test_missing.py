@@ -9,7 +9,7 @@ import msgspec
 import openai
 import pytest
 
-from corepipe.serving.api.routes.root import Root
+from corepipe.serving.api.routes.info import Root
 from tests.serving.http_support import FakeEngine, running
 
 CHATS = "/v1/chat/completions"

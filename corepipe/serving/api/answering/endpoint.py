@@ -12,11 +12,11 @@ from typing import ClassVar, Generic, TypeVar
 from starlette.types import Message, Receive, Scope, Send
 
 from corepipe.models.tasks import Task
+from corepipe.serving.api.answering.answers import NamedById, TokenTexts
 from corepipe.serving.api.answering.generation import Generation, GenerationJob, GenerationPlan
 from corepipe.serving.api.answering.rendering import ChoiceShape, ChoicesRenderer, Envelope, Renderer
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import TRACE
-from corepipe.serving.api.answering.token_details import NamedById, TokenTexts
 from corepipe.serving.api.bodies.client_settings import IGNORED
 from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest
 from corepipe.serving.api.bodies.reading import decode, read

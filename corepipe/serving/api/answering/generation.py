@@ -14,10 +14,15 @@ from corepipe.answers.parts import PromptTokens
 from corepipe.answers.text_answer import Echo, TextAnswer
 from corepipe.engine.messages import Predicted, Submit
 from corepipe.serving.api.answering.choice import GeneratedChoice, RequestedDetails
-from corepipe.serving.api.answering.output_streams import AnswerOutputs, answer_outputs
 from corepipe.serving.api.answering.rendering import EmulatedTimes, Renderer, ResponsePart, TokenUsage
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.answering.submission import AnswerObserver, charged, followed
+from corepipe.serving.api.answering.submission import (
+    AnswerObserver,
+    AnswerOutputs,
+    answer_outputs,
+    charged,
+    followed,
+)
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.http.errors import ApiError, internal, invalid
 from corepipe.serving.api.http.tenants import ANYONE, Tenant

@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from time import perf_counter
 from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
+from corepipe.answers.values import F32
 from corepipe.engine.messages import Output, Submit
 from corepipe.engine.sampling_parameters import MAX_TOKENS
 from corepipe.models.tasks import Task, TaskInfo
@@ -24,11 +27,10 @@ from corepipe.serving.api.answering.endpoint import asks_device, naming, read_re
 from corepipe.serving.api.answering.rendering import EmulatedTimes
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import TRACE, AnswerObserver, charged, followed
-from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
-from corepipe.serving.api.answering.truncation import Truncation
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Truncation
 from corepipe.serving.api.bodies.protocol import REQUEST_ID, ModelRequest
 from corepipe.serving.api.bodies.values import Neutral, ShortText
-from corepipe.serving.api.http.errors import invalid, unavailable
+from corepipe.serving.api.http.errors import invalid, overflowed, unavailable
 from corepipe.serving.api.http.tenants import Tenant, tenant_of
 from corepipe.serving.supervision.client import OutputStream
 from corepipe.serving.telemetry.requests import FinishedSequence
@@ -76,8 +78,6 @@ class PooledRequest(ModelRequest, frozen=True, kw_only=True):
             raise invalid(
                 "truncate_prompt_tokens is for texts; this model reads images.", "truncate_prompt_tokens"
             )
-        if self.truncate_prompt_tokens == 0:
-            raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "truncate_prompt_tokens")
         if self.request_id is not None and self.request_id.endswith("\n"):  # which a pattern's end lets pass
             raise invalid("request_id must not end with a line break.", "request_id")
 
@@ -338,3 +338,21 @@ async def answer(send: Send, body: bytes, *others: tuple[bytes, bytes]) -> None:
 
 def _encode(fields: Mapping[str, Any]) -> bytes:
     return msgspec.json.encode(fields)
+
+
+VectorEncoding = Literal["float", "base64"]
+
+
+def array(output: Output) -> F32:
+    """Returns values, [rows, width].  Raises ApiError (500) for infinity or NaN, which JSON does not have."""
+    found = np.frombuffer(output.values, "<f4")
+    if not np.isfinite(found).all():
+        raise overflowed("The model computed infinity or NaN.")
+    return found.reshape(output.rows, -1)
+
+
+def to_json(values: F32, encoding: VectorEncoding) -> bytes:
+    """Returns JSON: a (nested) list of numbers, or a base64 string of their bytes, little-endian fp32."""
+    if encoding == "base64":
+        return b'"' + b64encode(values.astype("<f4", copy=False).tobytes()) + b'"'
+    return msgspec.json.encode(values.tolist())

@@ -23,8 +23,8 @@ from corepipe.answers.parts import (
     joined_text,
 )
 from corepipe.engine.messages import DeviceTimes, Predicted, Speculated
+from corepipe.serving.api.answering.answers import TokenTexts, prompt_fields
 from corepipe.serving.api.answering.choice import AnswerPart
-from corepipe.serving.api.answering.token_details import TokenTexts, prompt_fields
 from corepipe.serving.telemetry.lateness import LatenessVerdict
 
 encode = msgspec.json.encode

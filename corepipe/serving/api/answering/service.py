@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,10 +21,11 @@ from corepipe.answers.parsing.formats import CallFormat, ReasoningFormat
 from corepipe.answers.parsing.reading import AnswerFormat
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Ready, Stats
+from corepipe.errors import UserError
 from corepipe.models.tasks import Task, TaskInfo
+from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.vision.reader import ImageReader, ImageSetting
 from corepipe.serving.api.bodies.protocol import GenerationRequest
-from corepipe.serving.api.bodies.request_templates import RequestTemplates
 from corepipe.serving.api.http.errors import ApiError, echo, invalid, overloaded, unavailable
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.telemetry.lateness import Lateness
@@ -33,6 +36,35 @@ from corepipe.structured.grammar_checker import GrammarChecker
 from corepipe.structured.grammars import schema_of
 from corepipe.structured.schemas import Schema
 from corepipe.structured.spelling import ANY_TEXT, Spelling
+
+MOST_TEMPLATES = 4
+"""The most templates that are kept: each has a process that renders."""
+
+
+class RequestTemplates:
+    """Copies of a server's tokenizer with chat templates from requests.  Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._own = tokenizer
+        self._known: OrderedDict[str, Tokenizer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def tokenizer(self, template: str) -> Tokenizer:
+        """Returns the tokenizer with this template.  Raises UserError for an invalid or malicious one."""
+        with self._lock:
+            found = self._known.get(template) or self._made(template)
+            self._known[template] = found
+            self._known.move_to_end(template)
+            if len(self._known) > MOST_TEMPLATES:
+                self._known.popitem(last=False)
+            return found
+
+    def _made(self, template: str) -> Tokenizer:
+        try:
+            return self._own.with_chat_template(template)
+        except UserError as error:
+            raise UserError(error.message, "chat_template") from error
+
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
     from corepipe.models.text.tokenizer import Tokenizer

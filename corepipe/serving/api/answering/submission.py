@@ -1,17 +1,19 @@
-"""Steps that all requests to a model share: the key's quota, the connection to the client, and the end."""
+"""Steps that all requests to a model share: the key's quota, the outputs while the client stays, the end."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 from starlette.types import Receive
 
-from corepipe.serving.api.answering.output_streams import while_connected
+from corepipe.engine.messages import Output
 from corepipe.serving.api.bodies.protocol import ModelRequest
+from corepipe.serving.api.http.errors import unavailable
 from corepipe.serving.api.http.tenants import Quota
-from corepipe.serving.supervision.client import OutputStream
+from corepipe.serving.supervision.client import MAX_PENDING, OutputStream
 from corepipe.serving.telemetry.requests import FinishedSequence
 
 TRACE = "corepipe.trace"
@@ -63,3 +65,96 @@ async def followed(
         for stream in streams:
             await stream.aclose()
         report()
+
+
+class SingleOutputs:
+    """The outputs of one sequence, as (0, output), without a task or a queue."""
+
+    def __init__(self, stream: OutputStream) -> None:
+        self._stream = stream
+
+    async def next(self) -> tuple[int, Output]:
+        return 0, await _next_output(self._stream)
+
+    async def drop(self, index: int) -> None:  # noqa: ARG002
+        """Aborts one sequence, unless it has ended."""
+        await self._stream.aclose()
+
+    async def close(self) -> None:
+        await self._stream.aclose()
+
+
+class MergedOutputs:
+    """The outputs of several sequences, as (index of it, output), in the order they come; first those
+    that were refused at once."""
+
+    def __init__(self, streams: Sequence[OutputStream]) -> None:
+        self._streams = streams
+        self._queue: asyncio.Queue[tuple[int, Output] | Exception] = asyncio.Queue(MAX_PENDING)
+        refused_first = sorted(enumerate(streams), key=lambda item: not item[1].has_news)
+        self._tasks = [asyncio.create_task(self._pump(*item)) for item in refused_first]
+
+    async def next(self) -> tuple[int, Output]:
+        item = await self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def drop(self, index: int) -> None:
+        await self._streams[index].aclose()
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            await stream.aclose()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _pump(self, index: int, stream: OutputStream) -> None:
+        try:
+            finish_reason = None
+            while finish_reason is None:
+                output = await _next_output(stream)
+                finish_reason = output.finish_reason
+                await self._queue.put((index, output))
+        except Exception as error:  # raised again in `next`
+            await self._queue.put(error)
+
+
+AnswerOutputs = SingleOutputs | MergedOutputs
+"""The outputs of all sequences of an answer; `close` aborts those that have not ended."""
+
+
+def answer_outputs(streams: Sequence[OutputStream]) -> AnswerOutputs:
+    """Returns the outputs of these streams as one."""
+    return SingleOutputs(streams[0]) if len(streams) == 1 else MergedOutputs(streams)
+
+
+async def _next_output(stream: OutputStream) -> Output:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        raise unavailable("The engine stopped before the end of the answer.") from None
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Runs the body of `async with` while the client is connected; leaves it without error when it goes."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone or task.uncancel() > 0:
+            raise
+    finally:
+        watcher.cancel()

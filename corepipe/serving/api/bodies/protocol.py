@@ -248,8 +248,6 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
         if self.usage_everywhere and not self.usage_chunk:
             name = "stream_options.continuous_usage_stats"
             raise invalid(f"{name} needs include_usage: true.", name)
-        if self.truncate_prompt_tokens == 0:
-            raise invalid("truncate_prompt_tokens must be at least 1, or -1.", "truncate_prompt_tokens")
         if self.request_id is not None and self.request_id.endswith("\n"):  # `$` of a pattern allows it
             raise invalid("request_id must not end with a line break.", "request_id")
         if self.n > max_num_seqs:

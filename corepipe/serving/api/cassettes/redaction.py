@@ -32,13 +32,13 @@ from corepipe.serving.api.cassettes.exchange import (
     RecordedRequest,
     events_of,
 )
-from corepipe.serving.api.cassettes.json_path import parse_path
 from corepipe.serving.api.cassettes.replacement import (
     DEFAULT,
     RedactablePart,
     RedactionRule,
     blank,
     echoes,
+    parse_path,
     redact,
     redacted_text,
 )

@@ -9,8 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.errors import shown
 from corepipe.serving.api.answering.models import Models
-from corepipe.serving.api.answering.output_streams import while_connected
 from corepipe.serving.api.answering.service import STATES
+from corepipe.serving.api.answering.submission import while_connected
 from corepipe.serving.api.cassettes.exchange import RecordedAnswer, RecordedRequest
 from corepipe.serving.api.cassettes.library import CassetteLibrary
 from corepipe.serving.api.cassettes.writer import CountOutcome

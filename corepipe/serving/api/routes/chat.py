@@ -25,13 +25,19 @@ from corepipe.answers.parsing.tools import MAX_TOOLS, OfferedTools, Tool, ToolCh
 from corepipe.answers.text_answer import Echo
 from corepipe.models.text.chat import TemplateRefusalError
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.api.answering.answers import ApiFinishReason, DeviceTimes, Strict, Usage
+from corepipe.serving.api.answering.answers import (
+    ApiFinishReason,
+    DeviceTimes,
+    PromptDetails,
+    Strict,
+    TokenTexts,
+    Usage,
+)
 from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
 from corepipe.serving.api.answering.generation import GenerationPlan
 from corepipe.serving.api.answering.rendering import ChoiceShape, ChoicesRenderer
 from corepipe.serving.api.answering.service import LONG_TEXT, Service
-from corepipe.serving.api.answering.token_details import PromptDetails, TokenTexts
-from corepipe.serving.api.answering.truncation import Truncation
+from corepipe.serving.api.answering.texts import Truncation
 from corepipe.serving.api.bodies.messages import (
     CHAT_OBJECTS,
     MAX_TEMPLATE,

@@ -15,6 +15,7 @@ from corepipe.answers.parts import (
     joined_calls,
     joined_reasoning,
 )
+from corepipe.serving.api.answering.answers import TokenTexts
 from corepipe.serving.api.answering.rendering import (
     ChoiceParts,
     ChoicesRenderer,
@@ -22,7 +23,6 @@ from corepipe.serving.api.answering.rendering import (
     TokenUsage,
     rest_of,
 )
-from corepipe.serving.api.answering.token_details import TokenTexts
 
 
 class ChatShape:

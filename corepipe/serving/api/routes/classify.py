@@ -18,9 +18,9 @@ from corepipe.serving.api.answering.pooled import (
     PooledEnvelope,
     PooledRequest,
     PooledResult,
+    array,
 )
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
-from corepipe.serving.api.answering.values import array
 from corepipe.serving.api.routes.route import Route
 
 encode = msgspec.json.encode

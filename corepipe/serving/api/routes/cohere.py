@@ -11,9 +11,14 @@ from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.models.tasks import Task
 from corepipe.serving.api.answering.answers import DeviceTimes, Strict
-from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult
+from corepipe.serving.api.answering.pooled import (
+    PooledEndpoint,
+    PooledEnvelope,
+    PooledResult,
+    VectorEncoding,
+    to_json,
+)
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, check_not_empty, read_entries
-from corepipe.serving.api.answering.values import VectorEncoding, to_json
 from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.routes.embeddings import InputType, VectorRequest, named_prompt, vector

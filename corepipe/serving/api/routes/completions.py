@@ -10,13 +10,18 @@ from msgspec import UNSET, Meta, UnsetType
 from corepipe.answers.parts import Finish, Logprobs
 from corepipe.answers.text_answer import Echo
 from corepipe.engine.messages import TokenLogprobs
-from corepipe.serving.api.answering.answers import ApiFinishReason, DeviceTimes, Strict, Usage
+from corepipe.serving.api.answering.answers import (
+    ApiFinishReason,
+    DeviceTimes,
+    PromptDetails,
+    Strict,
+    TokenTexts,
+    Usage,
+)
 from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
 from corepipe.serving.api.answering.generation import GenerationPlan
 from corepipe.serving.api.answering.rendering import ChoiceShape
-from corepipe.serving.api.answering.texts import check_ids, entries
-from corepipe.serving.api.answering.token_details import PromptDetails, TokenTexts
-from corepipe.serving.api.answering.truncation import Truncation
+from corepipe.serving.api.answering.texts import Truncation, check_ids, entries
 from corepipe.serving.api.bodies.protocol import (
     MAX_CHOICES,
     MAX_LOGPROBS,

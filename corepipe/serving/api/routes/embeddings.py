@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from corepipe.answers.values import F32, normalized
 from corepipe.engine.messages import Output
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.answering.answers import Listing, Strict
 from corepipe.serving.api.answering.pooled import (
     PooledEndpoint,
     PooledEnvelope,
     PooledRequest,
     PooledResult,
+    VectorEncoding,
+    array,
+    to_json,
 )
 from corepipe.serving.api.answering.texts import (
     EncodedPrompt,
@@ -26,7 +29,6 @@ from corepipe.serving.api.answering.texts import (
     entries,
     read_entries,
 )
-from corepipe.serving.api.answering.values import VectorEncoding, array, to_json
 from corepipe.serving.api.http.errors import echo, invalid
 from corepipe.serving.api.routes.route import Route
 
@@ -137,14 +139,8 @@ class Embedding(Strict):
     embedding: list[float] | str
 
 
-class Embeddings(Strict):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[Embedding]
-    usage: PooledUsage
-    corepipe: DeviceTimes | UnsetType = UNSET
+class Embeddings(Listing[Embedding]):
+    pass
 
 
 class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):

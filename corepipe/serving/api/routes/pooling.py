@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from corepipe.answers.values import F32, activated
 from corepipe.engine.messages import Output
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.answering.answers import Listing, Strict
 from corepipe.serving.api.answering.images import read_input
-from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult
+from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult, array, to_json
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
-from corepipe.serving.api.answering.values import array, to_json
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import VectorRequest, vector
 from corepipe.serving.api.routes.route import Route
@@ -49,14 +48,8 @@ class Pooled(Strict):
     data: list[float | list[float]] | str
 
 
-class PooledList(Strict):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[Pooled]
-    usage: PooledUsage
-    corepipe: DeviceTimes | UnsetType = UNSET
+class PooledList(Listing[Pooled]):
+    pass
 
 
 class PoolingEndpoint(PooledEndpoint[PoolingRequest]):

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
-from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
+from corepipe.serving.api.answering.answers import Listing, Strict
 from corepipe.serving.api.answering.pooled import (
     PooledEndpoint,
     PooledEnvelope,
@@ -62,14 +62,8 @@ class Score(Strict):
     score: float
 
 
-class Scores(Strict):
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[Score]
-    usage: PooledUsage
-    corepipe: DeviceTimes | UnsetType = UNSET
+class Scores(Listing[Score]):
+    pass
 
 
 class ScoreEndpoint(PooledEndpoint[ScoreRequest]):

@@ -9,17 +9,16 @@ import numpy as np
 
 from corepipe.answers.values import activated, normalized
 from corepipe.models.tasks import ScoreActivation, Task
-from corepipe.serving.api.answering.pooled import PooledResult
+from corepipe.serving.api.answering.pooled import PooledResult, array
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.texts import (
     EncodedPrompt,
     EncodingOptions,
     TextPair,
+    Truncation,
     read_entries,
     read_pairs,
 )
-from corepipe.serving.api.answering.truncation import Truncation
-from corepipe.serving.api.answering.values import array
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import InputType, named_prompt
 

@@ -18,7 +18,6 @@ from corepipe.serving.api.routes import (
     probes,
     render,
     rerank,
-    root,
     score,
     tei,
     tokens,
@@ -46,7 +45,7 @@ ROUTES: Sequence[Route] = (
     *probes.ROUTES,
     *admin.ROUTES,
     openapi.ROUTE,
-    root.ROUTE,
+    info.ROOT,
 )
 
 KEYLESS_PATHS = frozenset(route.path for route in ROUTES if route.keyless)

@@ -20,9 +20,8 @@ from corepipe.serving.api.cassettes.exchange import (
     RecordedRequest,
 )
 from corepipe.serving.api.cassettes.file_format import to_text
-from corepipe.serving.api.cassettes.json_path import parse_path, places
 from corepipe.serving.api.cassettes.redaction import Redaction, read_redaction
-from corepipe.serving.api.cassettes.replacement import RedactionRule
+from corepipe.serving.api.cassettes.replacement import RedactionRule, parse_path, places
 
 SECRET = "sk-4f9a8b7c6d5e"
 JSON = {"content-type": "application/json"}

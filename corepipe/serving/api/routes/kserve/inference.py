@@ -20,12 +20,20 @@ from corepipe.models.tasks import Images, Task, TaskInfo
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.images import of_pixels
 from corepipe.serving.api.answering.models import VERSION, named_in_path
-from corepipe.serving.api.answering.pooled import JobNaming, PooledJob, PooledResult, PooledRunner, answer
+from corepipe.serving.api.answering.pooled import (
+    JobNaming,
+    PooledJob,
+    PooledResult,
+    PooledRunner,
+    answer,
+    array,
+)
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.texts import (
     EncodedPrompt,
     EncodingOptions,
     TextPair,
+    Truncation,
     check_count,
     check_ids,
     check_total,
@@ -33,8 +41,6 @@ from corepipe.serving.api.answering.texts import (
     read_pairs,
     too_long,
 )
-from corepipe.serving.api.answering.truncation import Truncation
-from corepipe.serving.api.answering.values import array
 from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.bodies.reading import Body, parse
 from corepipe.serving.api.http.errors import invalid
