@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Submit
+from corepipe.engine.messages import Stats, Submit
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.kernels import native
 from corepipe.models import registry
@@ -25,6 +25,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.weights import InMemoryWeights
 from tests.parity import expected
+from tests.support import Answer, answers
 
 BLOCK, POSITIONS = 16, 96
 PROMPT = 60
@@ -51,6 +52,28 @@ def settings(path: Path, fmt: str = "bf16", **options: Any) -> EngineConfig:
 
 def engine(path: Path, fmt: str = "bf16", **options: Any) -> Driver:
     return Driver(assemble(settings(path, fmt, **options), lambda _what, _done: None))
+
+
+def answered(
+    path: Path, asked: Sequence[Submit], fmt: str = "bf16", **options: Any
+) -> tuple[dict[str, Answer], list[Stats]]:
+    """Returns the answers to these requests, all at once, and the figures of their engine."""
+    with closing(engine(path, fmt, **options)) as driver:
+        return answers(driver, asked), driver.stats()
+
+
+def each_alone(path: Path, asked: Sequence[Submit], fmt: str = "bf16", **options: Any) -> dict[str, Answer]:
+    """Returns the answers to these requests, one after the other."""
+    with closing(engine(path, fmt, prefix_cache=False, **options)) as driver:
+        return {one.id: answers(driver, [one])[one.id] for one in asked}
+
+
+def check_same(found: Mapping[str, Answer], wanted: Mapping[str, Answer]) -> None:
+    """Asserts that the tokens and logprobs of answers are the same."""
+    assert found.keys() == wanted.keys()
+    for name, answer in wanted.items():
+        assert found[name].tokens == answer.tokens, name
+        assert found[name].logprobs == answer.logprobs, name
 
 
 def submits(prompt: list[int]) -> list[Submit]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Submit, TokenLogprobs
+from corepipe.engine.messages import Output, Submit, TokenLogprobs
 from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.models import hub, registry
@@ -25,6 +29,8 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeCore, NativeExecutor, Weights
 from corepipe.neuron.host.weights import PackedTensor, PackedWeights, packed_weights
 from corepipe.neuron.inputs import StepInputs
+from corepipe.serving.supervision.supervisor import ProcessClient
+from tests.servers import PATIENCE_SECONDS
 
 F32 = npt.NDArray[np.float32]
 BLOCK_SIZE = 32
@@ -187,3 +193,40 @@ def answers(driver: Driver, submits: Sequence[Submit]) -> dict[str, Answer]:
             answer.cached = max(answer.cached, output.cached)
             answer.preemptions = max(answer.preemptions, output.preemptions)
     return found
+
+
+def killed(
+    config: EngineConfig, asked: Sequence[Submit], kills: int, apart: int = 60
+) -> dict[str, list[Output]]:
+    """Returns the outputs of a server's engine, which is killed after each `apart` tokens."""
+    return asyncio.run(
+        asyncio.wait_for(_killed(ProcessClient(config), asked, kills, apart), PATIENCE_SECONDS)
+    )
+
+
+async def _killed(
+    client: ProcessClient, asked: Sequence[Submit], kills: int, apart: int
+) -> dict[str, list[Output]]:
+    await client.start()
+    found: dict[str, list[Output]] = {submit.id: [] for submit in asked}
+    heard = asyncio.Event()
+
+    async def follow(submit: Submit) -> None:
+        async for output in client.submit(submit):
+            found[submit.id].append(output)
+            heard.set()
+
+    try:
+        following = [asyncio.create_task(follow(submit)) for submit in asked]
+        for number in range(kills):
+            while sum(len(o.tokens) for outputs in found.values() for o in outputs) < apart * (number + 1):
+                heard.clear()
+                await heard.wait()
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGKILL)
+            while client.restarts.get("killed", 0) == number or client.restarting:
+                await asyncio.sleep(0.01)
+        await asyncio.gather(*following)
+        return found
+    finally:
+        await client.close()

@@ -3,7 +3,6 @@ device's pace and in a simulation."""
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import pairwise
 from typing import Any
@@ -19,8 +18,7 @@ from corepipe.simulation.report import SimulationReport
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.workload import Segment, Session, Turn, Workload
 from tests.engine.engine_support import by_request, run
-from tests.servers import run as corepipe
-from tests.test_speculation import BESIDE, engine, plain, submits
+from tests.test_speculation import BESIDE, engine, plain, played, submits
 from tests.test_speculation import told as without_speed
 
 RATES = (0.8, 0.6, 0.4, 0.1)
@@ -46,14 +44,8 @@ TIMED: dict[str, Any] = {"timing_model": "llama-3.1-8b", "instance": "inf2.xlarg
 )
 def test_answers_are_those_without(options: dict[str, Any]) -> None:
     """Answers are greedy, drawn, with penalties, biases, logprobs and grammars; one ends with an error."""
-    driver = engine(speculative_config=GUESSES, **{"clock": "virtual", **options})
-    for submit in submits():
-        driver.handle(submit)
-    news = by_request(run(driver))
-    found = without_speed(news)
-    stats = driver.stats()
-    driver.close()
-    assert found == plain()
+    news, stats = played(submits(), speculative_config=GUESSES, **{"clock": "virtual", **options})
+    assert without_speed(news) == plain()
     assert sum(s.accepted_tokens for s in stats) > 100
     told = [outputs[-1].speculated for outputs in news.values()]
     assert all(one is not None and one.assumed for one in told)
@@ -187,22 +179,6 @@ def test_what_cannot_be_assumed_is_told_in_a_line(changes: dict[str, Any], named
     with pytest.raises(ValueError, match=re.escape(named)) as caught:
         read_speculation({**GUESSES, **changes})
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "guesses", "named"),
-    [
-        ("mamba2-130m", GUESSES, "keeps one state a sequence"),
-        ("bert", GUESSES, "generates nothing"),
-        ("llama-3.1-8b", {"method": "ngram", "num_speculative_tokens": 4}, "no texts to draft from"),
-        ("llama-3.1-8b", {**GUESSES, "num_speculative_tokens": 3}, "4 rates for 3 num_speculative_tokens"),
-    ],
-)
-def test_who_is_not_guessed_for_is_named(model: str, guesses: dict[str, Any], named: str) -> None:
-    result = corepipe("simulate", model, "--speculative-config", json.dumps(guesses))
-    assert result.returncode == 2
-    (line,) = result.stderr.strip().splitlines()
-    assert named in line
 
 
 def test_the_host_is_no_faster_for_what_is_assumed() -> None:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -182,18 +183,10 @@ def test_one_name_for_two_requests(watch: Watch) -> None:
 def test_a_crowd_of_idle_connections(watch: Watch) -> None:
     """Opens three times the allowed number of connections: the rest get an error."""
     with contextlib.ExitStack() as held:
-        crowd = [
-            held.enter_context(socket.create_connection(address(watch.server), timeout=60))
-            for _ in range(300)
-        ]
+        crowd = [held.enter_context(connected(watch.server.url)) for _ in range(300)]
         heard = [everything(one) for one in crowd]  # who has a place is hung up on for saying nothing
     told = [replies(words)[0] for words in heard if words]
     assert {(one.status, one.headers["retry-after"]) for one in told} == {(503, "1")}
-
-
-def address(server: Served) -> tuple[str, int]:
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    return host, int(port)
 
 
 # B. JSON
@@ -240,7 +233,7 @@ for _ in range(400):
     NESTED = [NESTED]
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    *[(TEXT, {"n": value}, "n") for value in (0, -1, 129, 10**9, "2", 1.5, True)],
+    *[(TEXT, {"n": value}, "n") for value in (0, -1, 33, 129, 10**9, "2", 1.5, True)],
     *[(TEXT, {"best_of": value}, "best_of") for value in (10**6, 3, -1, "1")],
     *[(TEXT, {"max_tokens": value}, "max_tokens") for value in (0, -2, 2**63, 10**12, "1", 1.5)],
     *[(CHAT, {"max_completion_tokens": value}, "max_completion_tokens") for value in (0, -2, 10**12)],
@@ -506,7 +499,7 @@ def test_the_engine_has_no_door(watch: Watch) -> None:
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
-    assert listening == [address(watch.server)[1]]
+    assert listening == [urlsplit(watch.server.url).port]
     for process in (server, *server.children(recursive=True)):
         assert not [one for one in process.net_connections("unix") if one.laddr]
 
@@ -522,7 +515,7 @@ def slow_start(body: dict[str, Any]) -> bytes:
 
 def leave(server: Served, body: dict[str, Any], pause: float, *, reset: bool) -> None:
     """Sends a request, waits, and closes the connection."""
-    with socket.create_connection(address(server)) as client:
+    with connected(server.url) as client:
         client.sendall(slow_start(body))
         time.sleep(pause)
         if reset:
@@ -567,7 +560,7 @@ def test_a_client_that_leaves_a_plain_answer_ends_it(paced: Watch) -> None:
     def leaves() -> bool:
         """Returns whether a client left during the answer, which may be done before on a busy machine."""
         aborted_before, before = aborted(), metric(ended)
-        with socket.create_connection(address(paced.server)) as client:
+        with connected(paced.server.url) as client:
             client.sendall(slow_start({}))
             assert until(lambda: metric("vllm:num_requests_running") == 1 or metric(ended) > before)
         assert until(lambda: metric(ended) == before + 1)
@@ -629,7 +622,7 @@ def test_ten_thousand_idle_connections() -> None:
     ):
         with contextlib.ExitStack() as held:
             for _ in range(min(10_000, wanted - 500)):
-                held.enter_context(socket.create_connection(address(running), timeout=30))
+                held.enter_context(connected(running.url))
             assert until(lambda: watch.http.get("/health").status_code == 200, 60)
             assert sum_of(watch.metrics(), "corepipe_connections") <= 4096
         watch.check()

@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,7 +15,7 @@ from tests.engine.encoder_support import LABELS
 from tests.servers import Served, served
 from tests.test_attacks import NO_OBJECTS
 from tests.tiny_encoders import write_bert
-from tests.wires import exchange, post
+from tests.wires import connected, exchange, post
 
 GOLDEN = ("/v1/embeddings", {"model": "tiny", "input": "the golden cat"})
 INFER = "/v2/models/tiny/infer"
@@ -199,10 +198,9 @@ def test_tensors_that_are_bombs(watch: Watch) -> None:
 def test_clients_that_do_not_read(watch: Watch) -> None:
     """Their answers wait in bounded buffers; other clients are answered meanwhile."""
     body = json.dumps({**FINE["/v1/embeddings"], "input": ["the cat"] * 2048}).encode()
-    where = urlsplit(watch.server.url)
     with contextlib.ExitStack() as held:
         for _ in range(4):
-            deaf = held.enter_context(socket.create_connection((where.hostname, where.port), timeout=60))
+            deaf = held.enter_context(connected(watch.server.url))
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.sendall(post("/v1/embeddings", body))
         for path, one in FINE.items():
@@ -212,7 +210,6 @@ def test_clients_that_do_not_read(watch: Watch) -> None:
 def test_clients_that_do_not_wait(watch: Watch) -> None:
     """The rest of their requests is cancelled: the server becomes idle."""
     body = json.dumps({"model": "tiny", "input": ["the cat " * 20] * 2048}).encode()
-    where = urlsplit(watch.server.url)
     for _ in range(8):
-        with socket.create_connection((where.hostname, where.port), timeout=60) as left:
+        with connected(watch.server.url) as left:
             left.sendall(post("/v1/embeddings", body))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
@@ -13,7 +11,7 @@ from PIL import Image
 from tests.attacks import Watch
 from tests.pictures import data_uri, encoded, hostile, picture, write_vit
 from tests.servers import Served, served
-from tests.wires import post
+from tests.wires import connected, post
 
 GOOD = data_uri(encoded(picture()))
 GOLDEN = ("/classify", {"model": "tiny", "input": GOOD})
@@ -58,7 +56,6 @@ def test_more_than_a_body_may_have(watch: Watch) -> None:
 
 def test_clients_that_do_not_wait(watch: Watch) -> None:
     body = json.dumps({"model": "tiny", "input": [GOOD] * 64}).encode()
-    where = urlsplit(watch.server.url)
     for _ in range(4):
-        with socket.create_connection((where.hostname, where.port), timeout=60) as left:
+        with connected(watch.server.url) as left:
             left.sendall(post("/classify", body))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
-import os
 import re
-import signal
 from typing import Any
 
 import jsonschema
@@ -24,9 +21,9 @@ from corepipe.engine.messages import Output, Submit
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.models import registry
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.serving.supervision.supervisor import ProcessClient
 from tests.engine.engine_support import by_request, deployment, run, tokens_of
-from tests.servers import PATIENCE_SECONDS, TINY
+from tests.servers import TINY
+from tests.support import killed
 
 SCHEMA = {
     "type": "object",
@@ -262,45 +259,10 @@ def test_an_engine_without_a_tokenizer_refuses_by_name() -> None:
     assert found["b"][-1].finish_reason == "length"
 
 
-async def _killed(signals: int) -> dict[str, list[Output]]:
-    """Answers of a server's engine that is killed as soon as some tokens of each of the others have come."""
-    config = EngineConfig(model=str(TINY), threads=1, max_model_len=256, max_num_seqs=4)
-    client = ProcessClient(config)
-    await client.start()
-    try:
-        found: dict[str, list[Output]] = {submit.id: [] for submit in everyone()}
-        heard = asyncio.Event()
-
-        async def follow(submit: Submit) -> None:
-            async for output in client.submit(submit):
-                found[submit.id].append(output)
-                heard.set()
-            heard.set()
-
-        def told_tokens() -> int:
-            return sum(len(output.tokens) for outputs in found.values() for output in outputs)
-
-        following = [asyncio.create_task(follow(submit)) for submit in everyone()]
-        for number in range(signals):
-            wanted = told_tokens() + 20 + 30 * number
-            while told_tokens() < wanted and not all(one.done() for one in following):
-                heard.clear()
-                await heard.wait()
-            assert client.engine_pid is not None
-            os.kill(client.engine_pid, signal.SIGKILL)
-            while client.restarts.get("killed", 0) == number or client.restarting:
-                await asyncio.sleep(0.01)
-        await asyncio.gather(*following)
-        assert client.restarts["killed"] == signals
-        return found
-    finally:
-        await client.close()
-
-
 def test_engines_that_are_killed_change_no_answer() -> None:
     """Some had begun, some waited, for a seat or until their grammar was compiled."""
-    found = asyncio.run(asyncio.wait_for(_killed(2), PATIENCE_SECONDS))
-    assert told(found) == told(undisturbed())
+    config = EngineConfig(model=str(TINY), threads=1, max_model_len=256, max_num_seqs=4)
+    assert told(killed(config, everyone(), 2, apart=30)) == told(undisturbed())
 
 
 def test_allowed_tokens_and_a_grammar_hold_together() -> None:

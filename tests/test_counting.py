@@ -383,10 +383,6 @@ def done(server: Served) -> tuple[list[Known], list[int]]:
         return requests, [play(client, known) for known in requests]
 
 
-def test_what_300_requests_of_all_kinds_leave() -> None:
-    assert sum(KINDS.values()) + sum(UNENDED.values()) + LEFT == 300
-
-
 def test_each_counter_and_histogram_is_exact(server: Served, done: tuple[list[Known], list[int]]) -> None:
     requests, sizes = done
     told = Told.of(server)

@@ -19,7 +19,10 @@ from tests.computed import (
     BLOCK,
     POSITIONS,
     PROMPT,
+    answered,
+    check_same,
     chosen,
+    each_alone,
     engine,
     executor,
     in_formats,
@@ -27,24 +30,14 @@ from tests.computed import (
     two_threads,
 )
 from tests.parity import expected
-from tests.support import answers, chunk_inputs, logits
+from tests.support import chunk_inputs, logits
 from tests.test_tiny import AGREEMENT
 
 MIXTURES = [
-    *("dbrx", "deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "deepseek_v3-plain", "gpt_oss"),
-    *(
-        "gpt_oss-clamped",
-        "granitemoe",
-        "granitemoehybrid",
-        "llama4_text",
-        "llama4_text-plain",
-        "mixtral",
-        "olmoe",
-        "phimoe",
-        "qwen2_moe",
-        "qwen3_moe",
-    ),
-]
+    "dbrx", "deepseek_v2", "deepseek_v2-groups", "deepseek_v3", "deepseek_v3-plain", "gpt_oss",
+    "gpt_oss-clamped", "granitemoe", "granitemoehybrid", "llama4_text", "llama4_text-plain", "mixtral",
+    "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+]  # fmt: skip
 """Families with 4 to 21 experts, some with biases, shared experts, latents, groups and sinks."""
 CROWDED = {"max_num_batched_tokens": 48, "num_blocks": 14}
 EVERYWHERE = [
@@ -169,20 +162,12 @@ def test_an_answer_is_the_same_wherever_its_experts_are(
     fmt, kept = chosen(name)
     asked = submits(expected.load(name).prompt)
     hybrid = registry.load(folder(name)).graph(FORMATS[fmt]).is_hybrid
-    alone = engine(folder(name), fmt, prefix_cache=False, kv_cache_dtype=kept)
-    wanted = {s.id: answers(alone, [s])[s.id] for s in asked}
-    alone.close()
+    wanted = each_alone(folder(name), asked, fmt, kv_cache_dtype=kept)
     for where, options in places.items():
         few = {"num_blocks": UNSHARED} if hybrid and "num_blocks" in options else {}
-        driver = engine(
-            folder(name), fmt, kv_cache_dtype=kept, instance="inf2.24xlarge", **{**options, **few}
-        )
-        found = answers(driver, asked)
-        stats = driver.stats()
-        driver.close()
-        for s in asked:
-            assert found[s.id].tokens == wanted[s.id].tokens, (where, s.id)
-            assert found[s.id].logprobs == wanted[s.id].logprobs, (where, s.id)
+        placed = {"kv_cache_dtype": kept, "instance": "inf2.24xlarge", **options, **few}
+        found, stats = answered(folder(name), asked, fmt, **placed)
+        check_same(found, wanted)
         if where == "crowded":
             assert stats[0].preemptions > 0
             assert (stats[0].prefix_hits > 0) is not hybrid

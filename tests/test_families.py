@@ -23,8 +23,10 @@ from tests.computed import (
     BLOCK,
     POSITIONS,
     PROMPT,
+    answered,
+    check_same,
     chosen,
-    engine,
+    each_alone,
     executor,
     in_formats,
     submits,
@@ -35,7 +37,7 @@ from tests.parity.evaluate import Evaluator
 from tests.parity.families import TINY
 from tests.parity.families import VOCAB as TINY_VOCAB
 from tests.routing import Routers
-from tests.support import answers, chunk_inputs, logits
+from tests.support import chunk_inputs, logits
 from tests.test_tiny import AGREEMENT
 
 MODELS = expected.names()
@@ -72,20 +74,13 @@ def test_an_answer_is_the_same_wherever_and_with_whom(
     fmt, kept = chosen(name)
     asked = submits(expected.load(name).prompt)
     graph = registry.load(folder(name)).graph(FORMATS[fmt])
-    alone = engine(folder(name), fmt, prefix_cache=False, kv_cache_dtype=kept)
-    wanted = {s.id: answers(alone, [s])[s.id] for s in asked}
-    alone.close()
+    wanted = each_alone(folder(name), asked, fmt, kv_cache_dtype=kept)
     for where, options in places.items():
         states_alone = graph.is_recurrent and not graph.is_hybrid
         fewer = STATES if states_alone else UNSHARED
         few = {"num_blocks": fewer} if graph.is_recurrent and "num_blocks" in options else {}
-        driver = engine(folder(name), fmt, kv_cache_dtype=kept, **{**options, **few})
-        found = answers(driver, asked)
-        stats = driver.stats()
-        driver.close()
-        for s in asked:
-            assert found[s.id].tokens == wanted[s.id].tokens, (where, s.id)
-            assert found[s.id].logprobs == wanted[s.id].logprobs, (where, s.id)
+        found, stats = answered(folder(name), asked, fmt, kv_cache_dtype=kept, **{**options, **few})
+        check_same(found, wanted)
         if where == "crowded":
             assert (stats[0].preemptions > 0) is not states_alone
             assert (stats[0].prefix_hits > 0) is not graph.is_recurrent

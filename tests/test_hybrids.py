@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from corepipe.engine.assembly.device_plan import plan_device
 from corepipe.engine.config import EngineConfig
@@ -19,7 +18,6 @@ from corepipe.models.fields import Fields
 from corepipe.neuron.formats import FORMATS
 from tests import computed
 from tests.parity import expected
-from tests.support import answers
 
 NAME = "bamba"
 INNER, GROUPS, STATES, TAPS = 192, 2, 27, 4
@@ -90,15 +88,11 @@ def test_who_finds_no_room_waits_or_comes_again_and_nothing_leaks(
 ) -> None:
     """Few blocks, few states, and as many of both as a device would have; ranks have other bits."""
     asked = submits(8, tokens=70)
-    free = engine(folder(NAME), prefix_cache=False, tensor=options.get("tensor", 1))
-    wanted = answers(free, asked)
-    free.close()
-    driver = engine(folder(NAME), max_num_batched_tokens=48, **options)
-    found = answers(driver, asked)
-    (stats,) = driver.stats()
-    driver.close()
-    assert {name: one.tokens for name, one in found.items()} == {n: one.tokens for n, one in wanted.items()}
-    assert {name: one.logprobs for name, one in found.items()} == {n: o.logprobs for n, o in wanted.items()}
+    room: dict[str, Any] = {"max_model_len": POSITIONS}
+    free = {**room, "prefix_cache": False, "tensor": options.get("tensor", 1)}
+    wanted, _ = computed.answered(folder(NAME), asked, **free)
+    found, (stats,) = computed.answered(folder(NAME), asked, max_num_batched_tokens=48, **room, **options)
+    computed.check_same(found, wanted)
     assert stats.blocks_held == 0
     assert stats.preemptions > 0 or "num_blocks" not in options
 
@@ -117,18 +111,6 @@ def test_states_that_are_few_are_told_and_are_all_that_run(folder: Any) -> None:
     (stats,) = driver.stats()
     driver.close()
     assert (stats.blocks_held, stats.running, stats.waiting) == (0, 0, 0)
-
-
-def test_an_answer_goes_on_where_another_engine_was_lost(folder: Any) -> None:
-    """The other engine recomputes the answer's state, in other chunks."""
-    (asked,) = submits(3)[2:]
-    driver = engine(folder(NAME))
-    whole = answers(driver, [asked])[asked.id]
-    driver.close()
-    other = engine(folder(NAME), max_num_batched_tokens=48)
-    rest = replace(asked, generated=whole.tokens[:7])
-    assert answers(other, [rest])[asked.id].tokens == whole.tokens[7:]
-    other.close()
 
 
 @pytest.mark.parametrize(

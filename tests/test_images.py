@@ -20,7 +20,7 @@ from corepipe.errors import UserError
 from corepipe.library.llm import LLM
 from corepipe.models.registry import load
 from tests.parity.encode import Encoder, Picture
-from tests.pictures import LABELS, SIZE, data_uri, encoded, picture, readable, write_vit
+from tests.pictures import LABELS, SIZE, data_uri, readable, write_vit
 from tests.servers import Served, run, served
 
 ROWS = (SIZE // 8) ** 2 + 1
@@ -205,14 +205,6 @@ def test_the_library_takes_paths_bytes_and_pillows_images(folder: Path, tmp_path
     assert [one.prompt for one in found] == [str(file), str(file), None, None]
     assert set(alone[0].prompt_token_ids) == {0}
     assert alone[0].label in LABELS
-
-
-@pytest.mark.parametrize("options", [{"pipeline": 2}, {"data": 2}])
-def test_pipelines_and_replicas_give_the_same_bits(folder: Path, options: dict[str, int]) -> None:
-    images = [encoded(picture(seed=seed)) for seed in range(5)]
-    with LLM(folder, threads=1) as one, LLM(folder, threads=1, **options) as other:
-        whole, cut = one.classify(images), other.classify(images)
-    assert all(np.array_equal(a.scores, b.scores) for a, b in zip(whole, cut, strict=True))
 
 
 def start(folder: Path, *flags: str) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import zmq
 
 from tests.engine.kv_reader import AllBlocksCleared, BlockStored, Reader
-from tests.servers import PATIENCE_SECONDS, TINY, Served, metric_of, run, served, until
+from tests.servers import PATIENCE_SECONDS, TINY, Served, metric_of, served, until
 
 SIZE = 16
 KEY = {"authorization": "Bearer k1"}
@@ -171,33 +170,3 @@ def test_preemption_and_eviction_remove_what_they_take(tmp_path: Path) -> None:
         found = len(one.reader.found())
         assert until(lambda: one.metric("corepipe_kv_blocks_cached") == found)  # told now and then
         assert one.metric("corepipe_kv_blocks_held") == 0
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("{", "Invalid JSON"),
-        ('{"enable_kv_cache_event": true}', "enable_kv_cache_event: Extra inputs are not permitted"),
-        ('{"endpoint": "5557"}', "endpoint: String should match pattern"),
-        ('{"publisher": "kafka"}', "publisher: Input should be 'null' or 'zmq'"),
-        ('{"buffer_steps": 0}', "buffer_steps: Input should be greater than or equal to 1"),
-        ("[]", "Input should be an object"),
-    ],
-)
-def test_what_is_wrong_is_told_in_a_line(given: str, message: str) -> None:
-    assert_refused(message, "--kv-events-config", given)
-
-
-def test_where_nothing_could_be_told_it_is_refused() -> None:
-    asked = '{"enable_kv_cache_events": true}'
-    assert_refused("no prefix cache", "--no-enable-prefix-caching", "--kv-events-config", asked)
-    fleet = ("--fleet", "127.0.0.1:1", "--replicas", 1)
-    assert_refused("not for a fleet", *fleet, "--kv-events-config", asked)
-
-
-def assert_refused(message: str, *flags: object) -> None:
-    done = run("serve", TINY, *flags)
-    assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
-    assert "--kv-events-config: " in line
-    assert message in line

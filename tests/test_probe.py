@@ -25,15 +25,12 @@ def answer(url: str, **more: object) -> tuple[int, str]:
     return told.returncode, told.stderr
 
 
-def test_a_server_that_takes_requests_is_healthy() -> None:
+def test_a_server_that_takes_requests_is_healthy_and_no_proxy_is_asked() -> None:
     with served(TINY) as server:
         for path in ("/health", "/health/live", "/health/ready"):
             assert until(lambda path=path: answer(server.url + path) == (0, ""))
         assert until(lambda: "/nothing: 404 " in answer(f"{server.url}/nothing")[1])
 
-
-def test_a_proxy_is_not_asked() -> None:
-    with served(TINY) as server:
         proxy = {"http_proxy": "http://127.0.0.1:9"}
         assert until(lambda: answer(f"{server.url}/health", env=proxy) == (0, ""))
 

@@ -65,17 +65,6 @@ def test_a_streamed_chat_names_paris(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens > 1
 
 
-def test_a_completion(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=8, logprobs=2
-    )
-    assert "Paris" in answer.choices[0].text
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 8
-    assert answer.choices[0].logprobs is not None
-    assert len(answer.choices[0].logprobs.tokens or []) == 8
-
-
 def test_a_bad_word_is_not_said(client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 16}
     for words in (["Paris"], ["Paris", "Par", "PARIS"], [" Paris is"]):
@@ -229,14 +218,6 @@ def test_an_api_key_is_asked_for(keyed: Served) -> None:
     assert json.loads(shown.stdout)["placement"]["model"] == "llama3"
 
 
-def test_beyond_loopback_wants_a_key_or_insecure() -> None:
-    refused = run("serve", TINY, "--host", "0.0.0.0", "--port", 0)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    (line,) = refused.stderr.splitlines()
-    assert "--api-key" in line
-    assert "--insecure" in line
-
-
 @pytest.mark.parametrize("kept", [pytest.param("auto", marks=pytest.mark.slow), "int8"])
 def test_preemption_changes_no_answer(kept: str) -> None:
     """The cache holds one full sequence: eight at once must preempt each other."""
@@ -300,15 +281,6 @@ def test_every_placement_serves_and_is_shown(
         replicas = int(degrees[-1])
         assert server.metric("corepipe_core_busy_seconds_total") > 0
         assert server.get("/metrics").text.count("\ncorepipe_kv_blocks{") == replicas
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "flags", [("--pipeline", 2), ("--data", 2), ("--tensor", 3, "--instance", "inf1.6xlarge")]
-)
-def test_every_placement_knows_paris(flags: tuple[object, ...]) -> None:
-    with served(default_model(), *flags) as server:
-        assert "Paris" in greedy(server)
 
 
 def test_the_device_clock_holds_tokens_back() -> None:

@@ -39,7 +39,7 @@ def engine(path: Path, **options: Any) -> Driver:
     return computed.engine(path, **{"max_model_len": POSITIONS, "block_size": 32, **options})
 
 
-def submits(name: str, kind: str = "r") -> list[Submit]:
+def submits(name: str) -> list[Submit]:
     """Every other one is drawn."""
     words = expected.load(name).prompt
     prompt = (words * (SHARED // len(words) + 1))[:SHARED]
@@ -48,8 +48,7 @@ def submits(name: str, kind: str = "r") -> list[Submit]:
         TokenSampling(temperature=0.0, logprobs=3),
     )
     return [
-        Submit(f"{kind}{i}", prompt + words[: 40 * i + 1], ANSWERS, drawn if i % 2 else plain)
-        for i in range(4)
+        Submit(f"r{i}", prompt + words[: 40 * i + 1], ANSWERS, drawn if i % 2 else plain) for i in range(4)
     ]
 
 
@@ -58,29 +57,19 @@ def wanted(folder: Any) -> Any:
     """The answers of a server that keeps nothing but the latest states."""
 
     @cache
-    def of(name: str) -> list[Any]:
-        plain = engine(folder(name), prefix_cache=False)
-        found = [answers(plain, [s])[s.id] for s in submits(name)]
-        assert plain.stats()[0].prefix_queries == 0
-        plain.close()
-        return found
+    def of(name: str) -> dict[str, Any]:
+        room = {"max_model_len": POSITIONS, "block_size": 32}
+        return computed.each_alone(folder(name), submits(name), **room)
 
     return of
-
-
-def check(found: dict[str, Any], asked: list[Submit], wanted: list[Any]) -> None:
-    for s, answer in zip(asked, wanted, strict=True):
-        assert found[s.id].tokens == answer.tokens, s.id
-        assert found[s.id].logprobs == answer.logprobs, s.id
 
 
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_bits_are_those_without(name: str, where: str, folder: Any, wanted: Any) -> None:
     driver = engine(folder(name), **PLACES[where])
-    for kind in ("first", "again"):
-        asked = submits(name, kind)
-        check(answers(driver, asked), asked, wanted(name))
+    for _ in range(2):
+        computed.check_same(answers(driver, submits(name)), wanted(name))
     stats = driver.stats()
     driver.close()
     assert sum(one.prefix_hits for one in stats) >= 4 * 2 * CLOSEST, "all of those that came again"
@@ -106,8 +95,7 @@ def test_a_prefix_ends_at_the_last_snapshot_and_is_counted(folder: Any) -> None:
 def test_one_state_is_enough_for_a_sequence_of_any_length(folder: Any, wanted: Any) -> None:
     """It takes its own along, and leaves nothing."""
     driver = engine(folder("mamba2"), num_blocks=1)
-    asked = submits("mamba2")
-    check(answers(driver, asked), asked, wanted("mamba2"))
+    computed.check_same(answers(driver, submits("mamba2")), wanted("mamba2"))
     (stats,) = driver.stats()
     driver.close()
     assert (stats.blocks_total, stats.blocks_held, stats.preemptions) == (1, 0, 0)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
-import os
 import random
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,16 +19,16 @@ from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Output, Submit
+from corepipe.engine.messages import Output, Stats, Submit
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.errors import UserError
 from corepipe.scheduler.request import Drafter, Request
-from corepipe.serving.supervision.supervisor import ProcessClient
 from tests import tiny_encoders
-from tests.engine.engine_support import by_request, run, tokens_of
+from tests.engine.engine_support import by_request, run
 from tests.parity import expected
-from tests.servers import PATIENCE_SECONDS, TINY, Served, served, until
+from tests.servers import TINY, Served, served, until
+from tests.support import killed
 from tests.test_constrained import GRAMMARS, tokenizer
 
 PROMPT = [7 + 11 * i % 200 for i in range(40)]
@@ -109,38 +106,42 @@ def told(news: dict[str, list[Output]]) -> dict[str, Any]:
     }
 
 
-@functools.cache
-def plain(model: Path = TINY, **options: Any) -> dict[str, Any]:
-    """Runs each request alone, and without drafts."""
-    driver = engine(model=model, **options)
-    found = {}
-    for submit in submits():
-        driver.handle(submit)
-        found |= told(by_request(run(driver)))
-    driver.close()
-    return found
-
-
-def drafted(
-    asked: Sequence[Submit], model: Path = TINY, **options: Any
-) -> tuple[dict[str, Any], list[Knows], Driver]:
-    """Returns the outputs of these requests, all at once, with drafts; and the drafters."""
-    answers = {
-        name: [token for output in outputs for token in output.tokens]
-        for name, outputs in plain(
-            model, **{k: v for k, v in options.items() if k == "kv_cache_dtype"}
-        ).items()
-    }
-    guessers: list[Knows] = []
-
-    def drafter(request: SampledRequest) -> Drafter:
-        guessers.append(Knows(answers[request.id], random.Random(request.id)))
-        return guessers[-1]
-
-    driver = engine(drafter, model, **options)
+def answered(driver: Driver, asked: Sequence[Submit]) -> dict[str, list[Output]]:
     for submit in asked:
         driver.handle(submit)
-    return told(by_request(run(driver))), guessers, driver
+    return by_request(run(driver))
+
+
+def played(
+    asked: Sequence[Submit], drafter: Any = None, model: Path = TINY, **options: Any
+) -> tuple[dict[str, list[Output]], list[Stats]]:
+    """Returns the outputs of these requests, all at once, and the figures of their engine."""
+    with closing(engine(drafter, model, **options)) as driver:
+        return answered(driver, asked), driver.stats()
+
+
+def tokens_in(outputs: Sequence[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]
+
+
+@functools.cache
+def plain(**options: Any) -> dict[str, Any]:
+    """Runs each request alone, and without drafts; of the options only a cache's type changes answers."""
+    own = {name: value for name, value in options.items() if name == "kv_cache_dtype"}
+    with closing(engine(**own)) as driver:
+        return {submit.id: told(answered(driver, [submit]))[submit.id] for submit in submits()}
+
+
+def drafted(asked: Sequence[Submit], **options: Any) -> tuple[dict[str, Any], list[Knows], list[Stats]]:
+    """Returns the outputs of these requests with drafts, the drafters, and the engine's figures."""
+    wanted, guessers = plain(**options), list[Knows]()
+
+    def drafter(request: SampledRequest) -> Drafter:
+        guessers.append(Knows(tokens_in(wanted[request.id]), random.Random(request.id)))
+        return guessers[-1]
+
+    news, stats = played(asked, drafter, **options)
+    return told(news), guessers, stats
 
 
 @pytest.mark.parametrize(
@@ -155,10 +156,8 @@ def drafted(
     ids=["roomy", "preempted", "pipeline", "replicas", "int8 cache"],
 )
 def test_answers_are_those_without_drafts(options: dict[str, Any]) -> None:
-    found, guessers, driver = drafted(submits(), **options)
-    stats = driver.stats()
-    driver.close()
-    assert found == plain(**{k: v for k, v in options.items() if k == "kv_cache_dtype"})
+    found, guessers, stats = drafted(submits(), **options)
+    assert found == plain(**options)
     accepted, drafts = sum(g.accepted for g in guessers), sum(g.drafts for g in guessers)
     assert drafts > accepted + 20 > 60
     assert sum(s.blocks_held for s in stats) == 0
@@ -170,65 +169,52 @@ def test_the_last_token_of_all_comes_with_an_error() -> None:
     assert len(plain()["nothing"]) > 1
 
 
-def test_tensor_parallel_answers_are_those_without_drafts(tmp_path: Path) -> None:
+def test_tensor_parallel_answers_are_those_without_drafts() -> None:
     """Both run beside each other, as sums of several cores have their own order."""
-    driver = engine(tensor=2, threads=2)
-    for submit in submits():
-        driver.handle(submit)
-    wanted = told(by_request(run(driver)))
-    driver.close()
-    found, _, driver = drafted(submits(), tensor=2, threads=2)
-    driver.close()
-    assert found == wanted
+    wanted, _ = played(submits(), tensor=2, threads=2)
+    assert drafted(submits(), tensor=2, threads=2)[0] == told(wanted)
+
+
+def windowed(name: str, folder: Path) -> tuple[list[Submit], dict[str, Any]]:
+    """Returns requests to a model with windows, and its options."""
+    small = expected.load(name)
+    drawn = [TokenSampling(temperature=0.0), SEEDED]
+    asked = [Submit(str(n), small.prompt[:n], 70, drawn[n % 2]) for n in (20, 61, 130)]
+    return asked, {"model": small.write(folder), "format": "bf16", "block_size": 16, "cache_dir": folder}
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text", "llama4_text"])
 def test_layers_with_windows(name: str, tmp_path: Path) -> None:
     """Windows have 40 positions, whose blocks are given back while drafts come and go."""
-    model = expected.load(name).write(tmp_path)
-    plain_, drafting = {}, {}
-    asked = [
-        Submit(
-            f"{n}", expected.load(name).prompt[:n], 70, SEEDED if n % 2 else TokenSampling(temperature=0.0)
-        )
-        for n in (20, 61, 130)
-    ]
-    options: dict[str, Any] = {
-        "format": "bf16",
-        "block_size": 16,
-        "max_num_batched_tokens": 48,
-        "cache_dir": tmp_path,
-    }
-    driver = engine(model=model, **options)
-    for submit in asked:
-        driver.handle(submit)
-    plain_ = told(by_request(run(driver)))
-    driver.close()
-    answers = {k: [t for o in v for t in o.tokens] for k, v in plain_.items()}
-    driver = engine(lambda r: Knows(answers[r.id], random.Random(r.id)), model, **options)
-    for submit in asked:
-        driver.handle(submit)
-    drafting = told(by_request(run(driver)))
-    driver.close()
-    assert drafting == plain_
+    asked, options = windowed(name, tmp_path)
+    wanted, _ = played(asked, max_num_batched_tokens=48, **options)
+    found, _ = played(
+        asked,
+        lambda r: Knows(tokens_in(wanted[r.id]), random.Random(r.id)),
+        max_num_batched_tokens=48,
+        **options,
+    )
+    assert told(found) == told(wanted)
+
+
+def begun() -> tuple[list[Submit], dict[str, Any]]:
+    """Returns requests that another engine goes on with after some tokens, and the rest of their answers."""
+    rng, again, rest = random.Random(1), [], {}
+    for submit in submits():
+        if submit.id != "nothing":
+            tokens = tokens_in(plain()[submit.id])
+            cut = rng.randrange(1, len(tokens) - 1)
+            sampling = changed(submit.sampling, prompt_logprobs=None)
+            again.append(changed(submit, generated=tokens[:cut], replay=True, sampling=sampling))
+            rest[submit.id] = plain()[submit.id][cut:]
+    return again, rest
 
 
 def test_an_answer_goes_on_in_another_engine() -> None:
     """The other engine goes on after some tokens, with drafts before and behind."""
-    rng = random.Random(1)
-    wanted = plain()
-    again, whole = [], {}
-    for submit in submits():
-        if submit.id == "nothing":
-            continue
-        tokens = [token for output in wanted[submit.id] for token in output.tokens]
-        cut = rng.randrange(1, len(tokens) - 1)
-        sampling = changed(submit.sampling, prompt_logprobs=None)
-        again.append(changed(submit, generated=tokens[:cut], replay=True, sampling=sampling))
-        whole[submit.id] = wanted[submit.id][cut:]
-    found, guessers, driver = drafted(again)
-    driver.close()
-    assert found == whole
+    again, rest = begun()
+    found, guessers, _ = drafted(again)
+    assert found == rest
     assert sum(g.accepted for g in guessers) > 20
 
 
@@ -239,16 +225,12 @@ def test_what_guesses_by_itself_changes_nothing() -> None:
     """Drafts come from n-grams, and from predictions: of the answer, of a part of it, and of something
     else."""
     wanted = plain()
-    driver = engine(speculative_config=NGRAM, clock="virtual")  # as many guesses as they like
     asked = []
     for at, submit in enumerate(submits()):
-        tokens = [token for output in wanted[submit.id] for token in output.tokens]
+        tokens = tokens_in(wanted[submit.id])
         predicted = [tokens, tokens[9:] + tokens[:9], [], PROMPT][at % 4]
         asked.append(changed(submit, prediction=predicted))
-        driver.handle(asked[-1])
-    news = by_request(run(driver))
-    (stats,) = driver.stats()
-    driver.close()
+    news, (stats,) = played(asked, speculative_config=NGRAM, clock="virtual")  # as many guesses as they like
     found = {name: [changed(o, predicted=None) for o in outputs] for name, outputs in told(news).items()}
     assert found == wanted
     assert 40 < stats.accepted_tokens < stats.draft_tokens
@@ -264,14 +246,9 @@ def test_what_guesses_by_itself_changes_nothing() -> None:
 
 def test_what_a_grammar_forces_comes_at_once() -> None:
     """No part of the text has occurred before: only the grammar drafts."""
-    driver = engine(speculative_config={**NGRAM, "prompt_lookup_min": 60})
-    for submit in submits():
-        if submit.id in ("json", "words"):
-            driver.handle(submit)
-    found = told(by_request(run(driver)))
-    (stats,) = driver.stats()
-    driver.close()
-    assert found == {name: plain()[name] for name in ("json", "words")}
+    asked = [submit for submit in submits() if submit.id in ("json", "words")]
+    found, (stats,) = played(asked, speculative_config={**NGRAM, "prompt_lookup_min": 60})
+    assert told(found) == {name: plain()[name] for name in ("json", "words")}
     assert stats.accepted_tokens > stats.draft_tokens / 2 > 5
 
 
@@ -342,47 +319,18 @@ def test_a_server_tells_what_became_of_a_prediction(server: Served) -> None:
     assert 0 < first <= server.metric("vllm:spec_decode_num_drafts_total")
 
 
-async def killed(asked: Sequence[Submit], kills: int, guesses: dict[str, Any]) -> dict[str, list[int]]:
-    """Returns the tokens of a server's engine that is killed each time that some more have come."""
-    config = EngineConfig(
-        model=str(TINY),
-        threads=1,
-        max_model_len=256,
-        speculative_config=SpeculativeConfig(**guesses),
-    )
-    client = ProcessClient(config)
-    await client.start()
-    found: dict[str, list[int]] = {submit.id: [] for submit in asked}
-    heard = asyncio.Event()
-
-    async def follow(submit: Submit) -> None:
-        async for output in client.submit(submit):
-            found[submit.id] += output.tokens
-            heard.set()
-
-    try:
-        following = [asyncio.create_task(follow(submit)) for submit in asked]
-        for number in range(kills):
-            while sum(map(len, found.values())) < 60 * (number + 1):
-                heard.clear()
-                await heard.wait()
-            assert client.engine_pid is not None
-            os.kill(client.engine_pid, signal.SIGKILL)
-            while client.restarts.get("killed", 0) == number or client.restarting:
-                await asyncio.sleep(0.01)
-        await asyncio.gather(*following)
-        return found
-    finally:
-        await client.close()
-
-
 def long_answers() -> tuple[list[Submit], dict[str, list[int]]]:
     """Requests whose engines have time to be killed, and their answers without drafts."""
     asked = [changed(s, max_tokens=150, stop_ids=[], min_tokens=0) for s in submits()[:4]]
-    with closing(engine()) as driver:
-        for submit in asked:
-            driver.handle(submit)
-        return asked, tokens_of(run(driver))
+    return asked, {name: tokens_in(outputs) for name, outputs in played(asked)[0].items()}
+
+
+def tokens_of_killed(asked: Sequence[Submit], kills: int, guesses: dict[str, Any]) -> dict[str, list[int]]:
+    """Returns the tokens of a server whose engine is killed each time that some more have come."""
+    config = EngineConfig(
+        model=str(TINY), threads=1, max_model_len=256, speculative_config=SpeculativeConfig(**guesses)
+    )
+    return {name: tokens_in(outputs) for name, outputs in killed(config, asked, kills).items()}
 
 
 def test_engines_that_are_killed_change_no_answer() -> None:
@@ -391,7 +339,7 @@ def test_engines_that_are_killed_change_no_answer() -> None:
     asked, wanted = long_answers()
     guesses = {name: [t if at % 7 else 3 for at, t in enumerate(tokens)] for name, tokens in wanted.items()}
     predicted = [changed(submit, prediction=guesses[submit.id]) for submit in asked]
-    assert asyncio.run(asyncio.wait_for(killed(predicted, 2, NGRAM), PATIENCE_SECONDS)) == wanted
+    assert tokens_of_killed(predicted, 2, NGRAM) == wanted
 
 
 def test_who_generates_nothing_guesses_nothing(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.messages import Submit
 from corepipe.scheduler.request import Drafter
 from tests.drafting import guesses_of
-from tests.engine.engine_support import by_request, run
 from tests.servers import TINY
-from tests.test_speculation import BESIDE, KINDS, NGRAM, PROMPT, Knows, engine, told
+from tests.test_speculation import BESIDE, KINDS, NGRAM, PROMPT, Knows, played, tokens_in, told
 
 pytestmark = pytest.mark.slow
 
@@ -40,17 +39,13 @@ def submits() -> list[Submit]:
 
 def answers(asked: Sequence[Submit], drafter: Any = None, **options: Any) -> tuple[dict[str, Any], Any]:
     """Returns the outputs of the requests, and the engine's figures."""
-    driver = engine(drafter, **ROOM, **options)
-    for submit in asked:
-        driver.handle(submit)
-    found, stats = told(by_request(run(driver))), driver.stats()
-    driver.close()
-    heard = {name: [changed(o, predicted=None) for o in outputs] for name, outputs in found.items()}
+    news, stats = played(asked, drafter, **ROOM, **options)
+    heard = {name: [changed(o, predicted=None) for o in outputs] for name, outputs in told(news).items()}
     return heard, stats
 
 
 def tokens_of(found: dict[str, Any]) -> dict[str, list[int]]:
-    return {name: [token for output in outputs for token in output.tokens] for name, outputs in found.items()}
+    return {name: tokens_in(outputs) for name, outputs in found.items()}
 
 
 @pytest.mark.parametrize(

@@ -64,18 +64,11 @@ def test_a_published_model_keeps_what_it_is_known_for() -> None:
 @pytest.mark.parametrize("options", [{}, {"tensor": 2}, {"pipeline": 2}, {"data": 2}])
 def test_who_finds_no_state_waits_and_nothing_leaks(options: dict[str, int], folder: Any) -> None:
     asked = submits()
-    free = engine(folder(NAME), **options)
-    wanted = answers(free, asked)
-    free.close()
-    driver = engine(folder(NAME), num_blocks=1, max_num_batched_tokens=48, **options)
-    found = answers(driver, asked)
-    stats = driver.stats()
-    driver.close()
-    assert {name: one.tokens for name, one in found.items()} == {n: one.tokens for n, one in wanted.items()}
-    assert {name: one.logprobs for name, one in found.items()} == {n: o.logprobs for n, o in wanted.items()}
-    assert [(one.blocks_held, one.blocks_cached, one.preemptions) for one in stats] == [(0, 0, 0)] * len(
-        stats
-    )
+    room: dict[str, Any] = {"max_model_len": 512, "block_size": 32, **options}
+    wanted, _ = computed.answered(folder(NAME), asked, **room)
+    found, stats = computed.answered(folder(NAME), asked, num_blocks=1, max_num_batched_tokens=48, **room)
+    computed.check_same(found, wanted)
+    assert {(one.blocks_held, one.blocks_cached, one.preemptions) for one in stats} == {(0, 0, 0)}
 
 
 def test_an_aborted_request_gives_its_state_back(folder: Any) -> None:
@@ -92,16 +85,15 @@ def test_an_aborted_request_gives_its_state_back(folder: Any) -> None:
     driver.close()
 
 
-def test_an_answer_goes_on_where_another_engine_was_lost(folder: Any) -> None:
+@pytest.mark.parametrize("name", [NAME, "bamba"])
+def test_an_answer_goes_on_where_another_engine_was_lost(name: str, folder: Any) -> None:
     """The other engine recomputes the answer's state, in other chunks."""
-    (asked,) = submits(3)[2:]
-    driver = engine(folder(NAME))
-    whole = answers(driver, [asked])[asked.id]
-    driver.close()
-    rest = replace(asked, generated=whole.tokens[:7])
-    other = engine(folder(NAME), max_num_batched_tokens=48)
-    assert answers(other, [rest])[asked.id].tokens == whole.tokens[7:]
-    other.close()
+    asked = computed.drawn(expected.load(name).prompt, 3)[2]
+    room: dict[str, Any] = {"max_model_len": 512, "block_size": 16}
+    whole = computed.answered(folder(name), [asked], **room)[0][asked.id].tokens
+    rest = replace(asked, generated=whole[:7])
+    found, _ = computed.answered(folder(name), [rest], max_num_batched_tokens=48, **room)
+    assert found[asked.id].tokens == whole[7:]
 
 
 def test_a_state_that_does_not_fit_is_refused_in_a_line() -> None:

@@ -10,7 +10,6 @@ from corepipe.cli.flags.also import COMMON, OWN, also_configs
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.serving.config import ServerConfig
-from tests.servers import TINY, run
 
 ENGINE = EngineConfig(
     model="m", instance="trn1.32xlarge", clock="device", time_scale=3.0, seed=7, format="bf16", threads=5
@@ -84,20 +83,3 @@ def test_what_is_wrong_is_named(text: str) -> None:
 def test_two_of_a_name_are_refused() -> None:
     with pytest.raises(UserError, match="--also b=/n: there is a model of the name b already"):
         also_configs(["b=/m", "b=/n"], ENGINE, SERVER)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--also", "b"), "--also b: give NAME=PATH"),
-        (("--also", f"b={TINY}", "--also", f"c={TINY}"), "3 models need 3 NeuronCores"),
-        (("--also", f"b={TINY},tensor=2"), "2 models need 3 NeuronCores"),
-        (("--also", "b=/nowhere/at/all"), "/nowhere/at/all"),
-    ],
-)
-def test_the_command_ends_with_2_and_a_line(flags: tuple[str, ...], words: str) -> None:
-    ended = run("serve", TINY, "--port", 0, *flags)
-    assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("corepipe: ")
-    assert words in line

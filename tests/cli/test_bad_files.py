@@ -81,11 +81,3 @@ def test_a_file_that_cannot_be_right_is_refused_by_its_name_and_place(kind: str,
     (line,) = shown.stderr.splitlines()
     assert str(path) in line
     assert says in line
-
-
-def test_an_unknown_profile_is_told_the_known_ones() -> None:
-    shown = run("simulate", "llama-3.2-1b", "--profile", "no-such")
-    assert shown.returncode == 2
-    (line,) = shown.stderr.splitlines()
-    assert line.startswith("corepipe: --profile no-such: no such file, nor one of ideal, ")
-    assert "vllm-neuron-native" in line

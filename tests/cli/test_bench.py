@@ -136,45 +136,6 @@ def test_nobody_is_answered() -> None:
     assert "does not answer a first request: timeout" in refused.exception.message
 
 
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        (["http://127.0.0.1:1"], ["127.0.0.1:1", "no server answers", "--wait"]),
-        (["ftp://x"], ["ftp://x", "http://HOST:PORT"]),
-        (["--rate", "1", "--concurrency", "2"], ["--rate", "--concurrency"]),
-        (["--rate", "inf", "--duration", "5"], ["--rate inf", "--requests"]),
-        (["--rate", "1..5"], ["--rate 1..5", "--duration"]),
-        (["--rate", "1,2"], ["--rate 1,2"]),
-        (["--sweep", "--requests", "3"], ["--sweep", "--requests"]),
-        (["--sweep", "--rate", "1..2"], ["--rate 1..2", "1,2,4"]),
-        (["--sweep", "--trace", "x"], ["--sweep", "--trace"]),
-        (["--trace", "nowhere.csv", "--concurrency", "2"], ["--concurrency", "--trace"]),
-        (["--trace-speed", "2"], ["--trace-speed", "--trace"]),
-        (["--arrival", "gamma"], ["--arrival gamma", "--rate"]),
-        (["--slo", "p99:5"], ["--slo", "ttft:500ms"]),
-        (["--assert", "p99_ttf_ms<5"], ["p99_ttf_ms", "p99_ttft_ms"]),
-        (["--extra-body", "{"], ["--extra-body", "JSON"]),
-        (["--compare", "/nowhere.json"], ["/nowhere.json"]),
-        (["--tokenizer", "/nowhere"], ["/nowhere"]),
-        (["--output", "/dev/null/x"], ["--output /dev/null/x"]),
-        (["--documents", "3"], ["--documents", "--api rerank"]),
-        (["--api", "embeddings", "--documents", "3"], ["--documents", "--api rerank"]),
-        (["--api", "embeddings", "--output-len", "5"], ["--output-len", "--api embeddings"]),
-        (["--api", "classify", "--turns", "2"], ["--turns", "--api classify"]),
-        (["--api", "rerank", "--cancel", "0.5"], ["--cancel", "--api rerank"]),
-        (["--api", "embeddings", "--trace", "x"], ["--trace", "--api embeddings"]),
-        (["--api", "embeddings", "--slo", "ttft:1s"], ["--slo", "e2e:200ms"]),
-        (["--api", "rerank", "--slo", "tpot:1s e2e:1s"], ["--slo", "e2e:200ms"]),
-    ],
-)
-def test_what_is_wrong_is_told_with_what_works(arguments: list[str], names: list[str]) -> None:
-    shown = CliRunner().invoke(app, ["bench", *arguments])
-    assert isinstance(shown.exception, UserError)
-    assert shown.stdout == ""
-    assert [name for name in names if name not in shown.exception.message] == []
-    assert "\n" not in shown.exception.message
-
-
 def test_fields_that_a_server_does_not_take(corepipe: Served) -> None:
     shown = bench(corepipe.url, *SMALL, "--extra-body", '{"no_such_field": 1}')
     assert isinstance(shown.exception, UserError)

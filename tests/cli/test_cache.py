@@ -120,30 +120,9 @@ def test_a_fetch_under_way_is_kept(cache: Path) -> None:
         assert scratch.is_dir()
 
 
-def test_an_empty_cache_and_one_that_is_not_there(cache: Path) -> None:
-    shutil.rmtree(cache)
-    assert told("ls")["entries"] == []
-    assert told("prune", "--all")["bytes"] == 0
-
-
 def test_a_broken_file_is_shown_as_unknown(cache: Path) -> None:
     (cache / "packed" / "int8-abc.packed").write_bytes(b"nonsense")
     assert ("packed weights", "unknown", "int8") in kinds(told("ls"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "--older-than 30d, --max-size 2GB or --all"),
-        (["--older-than", "3"], "--older-than 3: give a number with its unit"),
-        (["--max-size", "2G"], "--max-size 2G: give a number with its unit (kB, MB, GB, TB, KiB,"),
-    ],
-)
-def test_what_is_wrong_is_named(arguments: list[str], named: str, cache: Path) -> None:
-    refused = run("cache", "prune", *arguments)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert named in refused.stderr
-    assert (cache / "packed" / ".packing-left").exists()
 
 
 def test_only_fetched_models_are_held(cache: Path, tmp_path: Path) -> None:

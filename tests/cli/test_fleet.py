@@ -12,7 +12,6 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.serving.fleet.cluster import parse
-from tests.servers import TINY, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,34 +64,5 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
         parse(address, "--fleet")
 
 
-def test_a_server_says_so_with_ray_and_without() -> None:
-    done = run("serve", TINY, "--port", 0, "--fleet", "nowhere", "--replicas", 2)
-    assert done.returncode == 2
-    assert "--fleet nowhere: give the head's HOST:PORT" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_addresses_in_brackets_are_of_ipv6() -> None:
     assert parse("[::1]:6379", "--fleet") == ("::1", 6379)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--replicas", "2"], "--replicas"),
-        (["--fleet", "127.0.0.1:6379"], "--replicas"),
-        (["--fleet", "127.0.0.1:6379", "--replicas", "3", "--max-replicas", "2"], "--max-replicas"),
-        (["--fleet", "127.0.0.1:6379", "--replicas", "0"], "--replicas"),
-        (["--fleet", "127.0.0.1:6379", "--replicas", "2", "--slo", "ttft:1s"], "--slo"),
-        (
-            ["--fleet", "127.0.0.1:6379", "--replicas", "2", "--max-replicas", "3", "--slo", "ttft:1"],
-            "ttft:1: give a time with its unit",
-        ),
-        (["--fleet", "127.0.0.1:6379", "--replicas", "2", "--also", f"other={TINY}"], "--also"),
-    ],
-)
-def test_wrong_flags_are_one_line(arguments: list[str], named: str) -> None:
-    done = run("serve", TINY, *arguments)
-    assert done.returncode == 2
-    assert named in done.stderr
-    assert done.stderr.count("\n") == 1

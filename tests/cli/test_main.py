@@ -123,33 +123,6 @@ def test_a_help_has_each_flag_whole_at_any_width(
     assert "\\[" not in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["sevre"], "sevre"),
-        (["serve", "--prot", "1"], "--prot"),
-        (["cache"], "Missing command"),
-        (["fleet"], "Missing command"),
-        (["serve", "--port", "x"], "--port"),
-        (["serve", "--dtype", "int4"], "int4-weights"),
-        (["serve", "--pipeline", "0"], "--pipeline"),
-        (["serve", "--threads", "100000"], "--threads"),
-        (["serve", "--block-size", "17"], "--block-size"),
-        (["serve", "--chat-template", "nowhere.jinja"], "nowhere.jinja"),
-        (["ls", "--instance", "inf2.2xlarge"], "inf2.xlarge"),
-        (["ls", "--url", "http://127.0.0.1:9"], "--url"),
-        (["pull", "no/such/model"], "no/such/model"),
-    ],
-)
-def test_what_the_user_got_wrong_is_named(arguments: list[str], named: str) -> None:
-    refused = run(*arguments)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    (line,) = refused.stderr.splitlines()
-    assert line.startswith("corepipe: ")
-    assert named in line
-    assert "Traceback" not in line
-
-
 def test_without_a_command_it_helps() -> None:
     shown = run()
     assert (shown.returncode, shown.stderr) == (0, "")

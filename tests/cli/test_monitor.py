@@ -13,146 +13,74 @@ import pytest
 from corepipe.cli.run.monitor import document
 from corepipe.cli.run.reading import MetricsDelta, MetricsSample, ServedDeployment
 from tests.cli.test_reading import PLACED, PLACEMENT
-from tests.servers import PATIENCE_SECONDS, TINY, Served, command, run, served
+from tests.servers import PATIENCE_SECONDS, TINY, Served, command, served
 from tests.serving.http_support import FakeEngine, running
 
-USAGE = dict.fromkeys(("user", "nice", "system", "idle", "io_wait", "irq", "soft_irq"), 0.0)
-PERCENTILES = dict.fromkeys(("p0", "p1", "p25", "p50", "p75", "p99", "p100"), 0.0)
-CORE_MEMORY = dict.fromkeys(
-    ("constants", "model_code", "model_shared_scratchpad", "runtime_memory", "tensors"), 0
+
+def each(names: str, value: object = 0) -> dict[str, object]:
+    return dict.fromkeys(names.split(), value)
+
+
+TIMED = {"period": 0.0, "error": ""}
+USAGE = each("user nice system idle io_wait irq soft_irq", 0.0)
+PERCENTILES = each("p0 p1 p25 p50 p75 p99 p100", 0.0)
+RUNTIME_MEMORY = {
+    "host": each("application_memory constants dma_buffers tensors"),
+    "neuroncore_memory_usage": {
+        "0": each("constants model_code model_shared_scratchpad runtime_memory tensors")
+    },
+}
+SUBGRAPH_MEMORY = {"host": {}, "neuron_device": each("constants model_code runtime_memory tensors")}
+SUBGRAPH = {
+    "memory_used_bytes": {**each("host neuron_device"), "usage_breakdown": SUBGRAPH_MEMORY},
+    **each("neuroncore_index neuron_device_index"),
+}
+MODEL = {**each("name uuid", ""), "model_id": 0, "is_running": True, "subgraphs": {"sg_00": SUBGRAPH}}
+EXECUTED = "completed completed_with_err completed_with_num_err timed_out incorrect_input failed_to_queue"
+REPORT = {
+    "neuroncore_counters": {
+        **TIMED,
+        "neuroncores_in_use": {"0": {"neuroncore_utilization": 0.0, "flops": 0}},
+    },
+    "execution_stats": {
+        **TIMED,
+        "error_summary": each("generic numerical transient model runtime hardware"),
+        "execution_summary": each(EXECUTED),
+        "latency_stats": each("total_latency device_latency", PERCENTILES),
+    },
+    "memory_used": {
+        **TIMED,
+        "neuron_runtime_used_bytes": {**each("host neuron_device"), "usage_breakdown": RUNTIME_MEMORY},
+        "loaded_models": [MODEL],
+    },
+    "neuron_runtime_vcpu_usage": {**TIMED, "vcpu_usage": each("user system", 0.0)},
+}
+DEVICE = each(
+    "neuron_device_index mem_ecc_corrected mem_ecc_uncorrected sram_ecc_uncorrected sram_ecc_corrected"
 )
+MEMORY = "memory_total_bytes memory_used_bytes swap_total_bytes swap_used_bytes"
 SCHEMA = {
     "emulated": True,
-    "neuron_runtime_data": [
-        {
-            "pid": 0,
-            "address": "",
-            "neuron_runtime_tag": "",
-            "error": "",
-            "report": {
-                "neuroncore_counters": {
-                    "period": 0.0,
-                    "neuroncores_in_use": {"0": {"neuroncore_utilization": 0.0, "flops": 0}},
-                    "error": "",
-                },
-                "execution_stats": {
-                    "period": 0.0,
-                    "error_summary": dict.fromkeys(
-                        ("generic", "numerical", "transient", "model", "runtime", "hardware"), 0
-                    ),
-                    "execution_summary": dict.fromkeys(
-                        (
-                            "completed",
-                            "completed_with_err",
-                            "completed_with_num_err",
-                            "timed_out",
-                            "incorrect_input",
-                            "failed_to_queue",
-                        ),
-                        0,
-                    ),
-                    "latency_stats": {"total_latency": PERCENTILES, "device_latency": PERCENTILES},
-                    "error": "",
-                },
-                "memory_used": {
-                    "period": 0.0,
-                    "neuron_runtime_used_bytes": {
-                        "host": 0,
-                        "neuron_device": 0,
-                        "usage_breakdown": {
-                            "host": dict.fromkeys(
-                                ("application_memory", "constants", "dma_buffers", "tensors"), 0
-                            ),
-                            "neuroncore_memory_usage": {"0": CORE_MEMORY},
-                        },
-                    },
-                    "loaded_models": [
-                        {
-                            "name": "",
-                            "uuid": "",
-                            "model_id": 0,
-                            "is_running": True,
-                            "subgraphs": {
-                                "sg_00": {
-                                    "memory_used_bytes": {
-                                        "host": 0,
-                                        "neuron_device": 0,
-                                        "usage_breakdown": {
-                                            "host": {},
-                                            "neuron_device": dict.fromkeys(
-                                                ("constants", "model_code", "runtime_memory", "tensors"), 0
-                                            ),
-                                        },
-                                    },
-                                    "neuroncore_index": 0,
-                                    "neuron_device_index": 0,
-                                }
-                            },
-                        }
-                    ],
-                    "error": "",
-                },
-                "neuron_runtime_vcpu_usage": {
-                    "period": 0.0,
-                    "vcpu_usage": {"user": 0.0, "system": 0.0},
-                    "error": "",
-                },
-            },
-        }
-    ],
+    "neuron_runtime_data": [{"pid": 0, **each("address neuron_runtime_tag error", ""), "report": REPORT}],
     "system_data": {
-        "neuron_hw_counters": {
-            "period": 0.0,
-            "neuron_devices": [
-                {
-                    "neuron_device_index": 0,
-                    "mem_ecc_corrected": 0,
-                    "mem_ecc_uncorrected": 0,
-                    "sram_ecc_uncorrected": 0,
-                    "sram_ecc_corrected": 0,
-                }
-            ],
-            "error": "",
-        },
+        "neuron_hw_counters": {**TIMED, "neuron_devices": [DEVICE]},
         "vcpu_usage": {
-            "period": 0.0,
+            **TIMED,
             "average_usage": USAGE,
             "usage_data": {"0": USAGE},
             "context_switch_count": 0,
-            "error": "",
         },
-        "memory_info": {
-            "period": 0.0,
-            "memory_total_bytes": 0,
-            "memory_used_bytes": 0,
-            "swap_total_bytes": 0,
-            "swap_used_bytes": 0,
-            "error": "",
-        },
+        "memory_info": {**TIMED, **each(MEMORY)},
     },
-    "instance_info": dict.fromkeys(
-        (
-            "instance_name",
-            "instance_id",
-            "instance_type",
-            "instance_availability_zone",
-            "instance_availability_zone_id",
-            "instance_region",
-            "ami_id",
-            "subnet_id",
-            "error",
-        ),
+    "instance_info": each(
+        "instance_name instance_id instance_type instance_availability_zone instance_availability_zone_id "
+        "instance_region ami_id subnet_id error",
         "",
     ),
     "neuron_hardware_info": {
-        "neuron_device_type": "",
-        "neuron_device_version": "",
-        "neuroncore_version": "",
-        "neuron_device_count": 0,
-        "neuron_device_memory_size": 0,
-        "neuroncore_per_device_count": 0,
+        **each("neuron_device_type neuron_device_version neuroncore_version error", ""),
+        **each("neuron_device_count neuron_device_memory_size neuroncore_per_device_count"),
         "logical_neuroncore_config": 0,
-        "error": "",
     },
 }
 """The user guide's document (neuron-monitor-user-guide.rst), by the types of its values; the optional
@@ -276,10 +204,3 @@ def test_a_server_that_ends_is_no_end() -> None:
         assert monitor.wait(PATIENCE_SECONDS) == 0
         assert monitor.stderr is not None
         assert len(monitor.stderr.read().splitlines()) == 1
-
-
-def test_wrong_input_is_one_line() -> None:
-    done = run("monitor", "--period", "5")
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert "give a time with its unit" in line

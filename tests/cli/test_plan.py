@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shlex
@@ -16,15 +15,9 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
-from rich.console import Console
 
 from corepipe.cli.app import app
-from corepipe.cli.output.common import seconds as seconds_of
-from corepipe.cli.run.plan import _inquiry
-from corepipe.cli.run.plan_view import print_plan
-from corepipe.errors import UserError
 from corepipe.neuron.chips.profiles import PROFILES, as_text
-from corepipe.planning.planner.planner import plan as make_plan
 from tests.planning.planner.test_planner import CONFIG
 from tests.servers import TINY, command, run
 
@@ -206,26 +199,6 @@ def test_what_generates_nothing_is_planned_and_simulated_again(
     assert again["e2e_ms"]["p99"] == pytest.approx(choice["predicted"]["e2e_ms"], rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("bert-base",), "give --rate"),
-        (("bert-base", "--rate", "1", "--tpot", "5ms"), "--tpot is not for bert-base"),
-        (("bert-base", "--rate", "1", "--output-len", "5"), "--output-len is not for bert-base"),
-        (("bert-base", "--rate", "1", "--emit", "helm"), "--emit is not for bert-base"),
-        (("bert-base", "--rate", "1", "--next-measurement"), "--next-measurement is not for bert-base"),
-        (("resnet-50", "--rate", "1", "--input-len", "5"), "images are all of one size"),
-        (("bert-base", "--rate", "1", "--input-len", "600"), "--input-len 600: bert-base takes 512 tokens"),
-        (("bert-base", "--rate", "1", "--instance", "trn2.48xlarge"), "no on-demand price"),
-        (("bert-base", "--rate", "1", "--region", "mars"), "--region mars"),
-    ],
-)
-def test_what_is_wrong_with_a_plan_for_an_encoder_is_one_line(flags: tuple[str, ...], says: str) -> None:
-    shown = run("plan", *flags)
-    assert (shown.returncode, shown.stdout) == (2, "")
-    assert says in shown.stderr.splitlines()[-1]
-
-
 def test_where_no_encoder_is_quick_enough_the_code_is_3() -> None:
     shown = run("plan", "bert-base", "--rate", "10", "--ttft", "1ms", "--instance", "inf2.xlarge")
     assert shown.returncode == 3
@@ -260,52 +233,6 @@ def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str)
     assert workload["kind"] == "Deployment"
     selector = workload["spec"]["template"]["spec"]["nodeSelector"]
     assert selector == {"node.kubernetes.io/instance-type": "inf2.xlarge"}
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("--instance", "inf2.xlarg"), "unknown instance 'inf2.xlarg'; did you mean inf2.xlarge"),
-        (("--ttft", "500"), "--ttft 500: give a time with its unit, as 500ms or 0.5s"),
-        (("--region", "mars"), "--region mars: the price list has no prices there; use --region"),
-        (
-            ("--instance", "trn2.48xlarge"),
-            "no on-demand price in us-east-1; it has --purchase capacity-block",
-        ),
-        (("--prices", "nowhere.csv"), "--prices nowhere.csv: cannot be read"),
-        (("--input-len", "9000"), "--input-len 9000: with --output-len 10 requests have up to 9010 tokens"),
-        (("--emit", "helm", "--json"), "give one of them"),
-        (("--rate", "0"), "--rate must be a number of requests a second above 0"),
-        (("--profile", "nvidia"), "--profile nvidia: no such file"),
-        (
-            ("--emit", "vllm-neuron", "--dtype", "int8", "--instance", "inf2.xlarge"),
-            "has no int8; use --dtype",
-        ),
-        (("--emit", "vllm-neuron", "--instance", "inf1.xlarge"), "vLLM does not run on inf1.xlarge"),
-        (("--max-model-len", "999999999"), "--max-model-len 999999999: "),
-        (
-            ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
-            "no texts to draft from",
-        ),
-        (("--speculative-config", GUESSES.replace("0.9", "1.1")), "synthetic_acceptance_rates: 0: "),
-        (("--speculative-config", GUESSES, "--emit", "vllm-neuron"), "no such drafts to --emit"),
-    ],
-)
-def test_what_is_wrong_is_one_line(model: str, flags: tuple[str, ...], says: str) -> None:
-    shown = run("plan", model, *ASKED, *flags)
-    assert shown.returncode == 2
-    assert says in shown.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("0.5s", 0.5), (".5s", 0.5), (None, None)])
-def test_times(text: str | None, seconds: float | None) -> None:
-    assert seconds_of("--ttft", text) == seconds
-
-
-@pytest.mark.parametrize("text", ["500", "5 m", "-1s", "0ms", "nan", "1e3ms", ""])
-def test_times_that_are_none(text: str) -> None:
-    with pytest.raises(UserError, match="--ttft"):
-        seconds_of("--ttft", text)
 
 
 def planned(model: str, *flags: str) -> dict[str, Any]:
@@ -415,30 +342,6 @@ def test_what_has_no_price_is_named_with_the_flag_that_prices_it(model: str) -> 
     shown = run("plan", model, *ASKED, *wanted)
     (line,) = (line for line in shown.stdout.splitlines() if line.strip().startswith("trn2.48xlarge: "))
     assert "--purchase capacity-block --region us-east-1 (44.7 $/h)" in line
-
-
-def test_tables_fit_a_terminal_and_cut_no_digit(model: str) -> None:
-    found = make_plan(_inquiry(given(model)), lambda _: None)
-    assert found.best is not None
-    screen = io.StringIO()
-    print_plan(Console(file=screen, width=80, highlight=False), found, None, None)
-    shown = screen.getvalue()
-    table = shown[shown.index("cheaper or faster") :]
-    assert "\u2026" not in shown
-    for option in found.front:
-        assert f"{option.price:.4g}" in table
-        for figure in (1e3 * option.outcome.ttft, 1e3 * option.outcome.tpot):
-            assert f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}" in table
-    assert max(map(len, table.splitlines()[: 1 + len(found.front)])) <= 80
-    assert shown.isascii()
-
-
-def given(model: str) -> dict[str, Any]:
-    """The flags as they are where nothing is given, but for the objectives and the load."""
-    flags = ["--ttft", "100ms", "--instance", "inf2.48xlarge", *ASKED]
-    command = typer.main.get_command(app).commands["plan"]  # type: ignore[attr-defined]
-    params: dict[str, Any] = command.make_context("plan", [model, *flags]).params
-    return params
 
 
 def test_a_plan_whose_intervals_all_overlap_says_so_instead_of_choosing(model: str) -> None:

@@ -43,25 +43,3 @@ def test_the_table_is_labelled_as_emulated() -> None:
 def test_an_encoder_needs_no_room_for_answers() -> None:
     shown = run("profile", "bert-base", "--input-len", "512", "--batch", "1", "--json")
     assert [step["phase"] for step in json.loads(shown.stdout)["steps"]] == ["prefill"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["smollm2-135m", "--instance", "inf3.xlarge"], "unknown instance 'inf3.xlarge'; did you mean"),
-        (["smollm2-153m"], "smollm2-135m"),
-        (["smollm2-135m", "--pipeline", "31", "--instance", "inf1.24xlarge"], "choose at most 30"),
-        (["llama-3.1-70b"], "does not fit the memory of inf2.xlarge; use --instance"),
-        (["smollm2-135m", "--profile", "nothing"], "--profile nothing: no such file"),
-        (["smollm2-135m", "--max-model-len", "100"], "use --max-model-len 515"),
-        (["smollm2-135m", "--batch", "1", "-o", "/nowhere/trace"], "--output /nowhere/trace: there is no"),
-        (["smollm2-135m", "--input-len", "8192"], "takes 8192 tokens; use --input-len 8189"),
-        (["vit-base"], "takes 197 tokens; use --input-len 197"),
-    ],
-)
-def test_what_is_wrong_is_one_line_with_what_works(flags: list[str], said: str) -> None:
-    refused = run("profile", *flags)
-    assert refused.returncode == 2
-    message = next(line for line in refused.stderr.splitlines() if line.startswith("corepipe: "))
-    assert said in message
-    assert "Traceback" not in refused.stderr

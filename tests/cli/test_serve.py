@@ -84,20 +84,6 @@ def one_line(text: str) -> str:
     return line
 
 
-def test_an_unknown_model(tmp_path: Path) -> None:
-    line = one_line(refused("no-such-model", cache=tmp_path))
-    assert "no such file or directory" in line
-    assert "smollm2-135m-instruct" in line
-
-
-def test_a_truncated_file(model: Path, tmp_path: Path) -> None:
-    weights = model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    line = one_line(refused_by_the_engine(model, tmp_path))
-    assert str(weights) in line
-    assert "truncated" in line or "ends" in line
-
-
 def test_a_pickle(model: Path, tmp_path: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     for path in (model, model / "pytorch_model.bin"):
@@ -124,10 +110,6 @@ def test_a_config_that_contradicts_its_weights(model: Path, tmp_path: Path) -> N
     configure(model, intermediate_size=128)
     line = one_line(refused(model, cache=tmp_path))
     assert f"{model / 'model.safetensors'}: tensor model.layers.0.mlp.gate_proj.weight has shape" in line
-
-
-def test_a_directory_that_holds_no_model(tmp_path: Path) -> None:
-    assert "config.json" in one_line(refused_by_the_engine(tmp_path, tmp_path))
 
 
 def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_needed(
@@ -163,10 +145,6 @@ def test_the_instance_that_is_suggested_holds_it(model: Path, tmp_path: Path) ->
 )
 def test_a_deployment_that_cannot_be(settings: dict[str, object], named: str, tmp_path: Path) -> None:
     assert named in refused_by_the_engine(TINY, tmp_path, **settings).splitlines()[0]
-
-
-def test_an_empty_name_is_not_the_default_model(tmp_path: Path) -> None:
-    assert "no such file" in one_line(refused("", cache=tmp_path))
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3"])

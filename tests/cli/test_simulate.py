@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 
 from corepipe.cli.app import app
 from corepipe.cli.run.software import ASSUMED, PROFILE, SIMULATE, GraphKind
-from corepipe.engine.assembly.device_plan import DEVICE_PROFILE, ONCE_PROFILE
-from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips.padding import in_words
 from corepipe.neuron.chips.profiles import profile
@@ -30,17 +28,6 @@ def test_a_table_for_people() -> None:
     assert shown.returncode == 0
     for words in ("(emulated", "40 of 40", "time to first token", "goodput", "bottleneck", "$ per million"):
         assert words in shown.stdout
-
-
-def test_json_is_one_document_the_same_each_time(tmp_path: Path) -> None:
-    arguments = [*SMALL, "--rate", "20", "--seed", "3", "--json"]
-    written = tmp_path / "report.json"
-    first, again = run(*arguments), run(*arguments, "--output", str(written))
-    assert first.stdout == again.stdout == written.read_text()
-    document = json.loads(first.stdout)
-    assert document["emulated"] is True
-    assert document["workload"]["rate"] == 20.0
-    assert document["requests"]["completed"] == 40
 
 
 @pytest.mark.parametrize(
@@ -199,12 +186,6 @@ def test_each_command_says_which_software_it_assumed_and_what_that_pads(command:
     assert "profile traced pads prompts to powers of two, batches to powers of two\n" in named
 
 
-def test_the_software_that_is_assumed_is_the_servers() -> None:
-    """At the device's pace, but for images."""
-    assumed = ASSUMED[SIMULATE]
-    assert (assumed[GraphKind.DECODER], assumed[GraphKind.ENCODER]) == (DEVICE_PROFILE, ONCE_PROFILE)
-
-
 @pytest.mark.parametrize(
     ("stack", "words"),
     [
@@ -216,54 +197,6 @@ def test_the_software_that_is_assumed_is_the_servers() -> None:
 )
 def test_what_is_padded_in_words(stack: str, words: str) -> None:
     assert words in in_words(profile(stack))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        (["bert-base", "--slo", "tpot:9ms"], ["--slo tpot", "bert-base", "generates no tokens"]),
-        (["qwen3-0.6b", "--task", "embed", "--output-len", "9"], ["--output-len", "generates no tokens"]),
-        (["llama-3.2-1b", "--instance", "inf3.xlarge"], ["inf3.xlarge", "inf2.xlarge"]),
-        (["llama-3.1-70b"], ["does not fit", "use --instance"]),
-        (["llama-3.2-1b", "--tensor", "64"], ["--tensor 64", "at most 32"]),
-        (["llama-3.2-1b", "--lnc", "2"], ["inf2.xlarge has 1"]),
-        (["llama-3.2-1b", "--rate", "1", "--users", "2"], ["--rate", "--users"]),
-        (["llama-3.2-1b", "--rate", "0"], ["--rate", "inf"]),
-        (["llama-3.2-1b", "--burstiness", "2", "--rate", "1"], ["--arrival gamma"]),
-        (["llama-3.2-1b", "--input-len", "much"], ["--input-len much", "uniform:LOW:HIGH"]),
-        (["llama-3.2-1b", "--slo", "fast"], ["--slo", "ttft:500"]),
-        (["llama-3.2-1b", "--slo", "ttft:500"], ["--slo", "ttft:500", "with its unit"]),
-        (["llama-3.2-1b", "--prefix-tree", "8"], ["--prefix-tree 8", "1x512"]),
-        (["llama-3.2-1b", "--plot", "x.png"], ["--plot x.png", "x.html"]),
-        (["llama-3.2-1b", "--output", "/nowhere/x.json"], ["--output", "/nowhere"]),
-        (["llama-3.2-1b", "--trace", "nowhere.csv"], ["nowhere.csv"]),
-        (["llama-3.2-1b", "--trace", "nowhere.csv", "--rate", "2"], ["--rate", "--trace"]),
-        (["llama-3.2-1b", "--trace", "nowhere.csv", "--input-len", "9"], ["--input-len", "--trace"]),
-        (["llama-3.2-1b", "--write-trace", "x"], ["--trace-format"]),
-        (["llama-3.2-1b", "--slo", ""], ["--slo", "ttft:500"]),
-        (["llama-3.2-1b", "--rate", "1", "--duration", "inf"], ["finite --duration"]),
-        (["llama-3.2-1b", "--rate", "1", "--duration", "0"], ["--duration 0", "no request"]),
-        (["llama-3.2-1b", "--arrival", "gamma"], ["--arrival gamma", "--rate"]),
-        (["llama-3.2-1b", "--rate", "1", "--think-time", "2"], ["--think-time", "--users"]),
-        (["bert-base", "--output-len", "9"], ["--output-len", "bert-base", "generates no tokens"]),
-        (["resnet-50", "--turns", "2"], ["--turns", "resnet-50", "generates no tokens"]),
-        (["resnet-50", "--input-len", "9"], ["--input-len", "resnet-50", "one size"]),
-        (["resnet-50", "--tensor", "2"], ["--tensor", "resnet-50", "Convolution is not cut"]),
-    ],
-)
-def test_what_is_wrong_is_told_with_what_works(arguments: list[str], names: list[str]) -> None:
-    shown = CliRunner().invoke(app, ["simulate", *arguments])
-    assert isinstance(shown.exception, UserError)
-    assert shown.stdout == ""
-    line = shown.exception.message.splitlines()[0]
-    assert [name for name in names if name not in line] == []
-
-
-def test_what_is_wrong_is_one_line_and_exit_code_2() -> None:
-    shown = run("simulate", "llama-3.2-1b", "--rate", "0")
-    assert (shown.returncode, shown.stdout) == (2, "")
-    assert shown.stderr.startswith("corepipe: --rate")
-    assert shown.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -203,10 +203,3 @@ def test_without_a_terminal_it_is_one_picture(server: Served) -> None:
     assert done.stdout.count("corepipe top") == 1
     assert "\x1b" not in done.stdout
     assert "1 of 2 cores are not used by this deployment" in done.stdout
-
-
-def test_wrong_input_is_one_line() -> None:
-    done = run("top", "127.0.0.1:9")
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert "no corepipe server answers there" in line

@@ -8,7 +8,7 @@ from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Output, Submit
 from corepipe.neuron.timing.clock import Clock, HostClock, PacedClock
-from tests.engine.test_driver_time import ManualTime
+from tests.engine.engine_support import ManualTime
 
 
 class Clocked:

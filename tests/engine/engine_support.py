@@ -32,6 +32,7 @@ from tests.null_executor import NullExecutor
 
 VOCAB = 5000
 GREEDY = TokenSampling(temperature=0.0)
+Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,7 @@ def floats(output: Output) -> list[list[float]]:
     return np.frombuffer(output.values, "<f4").reshape(output.rows, -1).tolist()
 
 
-def assemble_null(
-    config: EngineConfig, progress: Callable[[str, float], None], _beats: Counter
-) -> Deployment:
+def assemble_null(config: EngineConfig, progress: Progress, _beats: Counter) -> Deployment:
     """A Deployment for tests of the child process, as `assembly.assemble` would make one."""
     progress("loading", 0.5)
     progress("loading", 1.0)
@@ -198,6 +197,32 @@ def tokens_of(outputs: list[Output]) -> dict[str, list[int]]:
     return {name: [t for o in news for t in o.tokens] for name, news in by_request(outputs).items()}
 
 
+class ManualTime:
+    """Time that passes only during sleeps and work."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def read(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-6)
+
+
+class SlowExecutor(NullExecutor):
+    """A host that takes `seconds` for each batch."""
+
+    def __init__(self, time: ManualTime, seconds: float) -> None:
+        super().__init__(VOCAB)
+        self._time = time
+        self._seconds = seconds
+
+    def wait(self, ticket: int) -> StepOutput:
+        self._time.sleep(self._seconds)
+        return super().wait(ticket)
+
+
 class PoliteExecutor(NullExecutor):
     """Sleeps a millisecond for each batch, the time that a model would take."""
 
@@ -206,9 +231,7 @@ class PoliteExecutor(NullExecutor):
         return super().wait(ticket)
 
 
-def assemble_slow(
-    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
-) -> Deployment:
+def assemble_slow(_config: EngineConfig, _progress: Progress, _beats: Counter) -> Deployment:
     return deployment(executor=lambda: PoliteExecutor(VOCAB), clock=HostClock())
 
 
@@ -231,34 +254,24 @@ class HeldExecutor(PoliteExecutor):
         return super().submit(inputs, sampling)
 
 
-def assemble_held(
-    config: EngineConfig, _progress: Callable[[str, float], None], beats: Counter
-) -> Deployment:
+def assemble_held(config: EngineConfig, _progress: Progress, beats: Counter) -> Deployment:
     """Makes a deployment whose gate is the file that the model's name names."""
     return deployment(executor=lambda: HeldExecutor(VOCAB, Path(config.model), beats), clock=HostClock())
 
 
-def assemble_refused(
-    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
-) -> Deployment:
+def assemble_refused(_config: EngineConfig, _progress: Progress, _beats: Counter) -> Deployment:
     raise UserError("no such model; name one that exists")
 
 
-def assemble_broken(
-    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
-) -> Deployment:
+def assemble_broken(_config: EngineConfig, _progress: Progress, _beats: Counter) -> Deployment:
     raise ZeroDivisionError("a fault of ours")
 
 
-def assemble_gone(
-    _config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
-) -> Deployment:
+def assemble_gone(_config: EngineConfig, _progress: Progress, _beats: Counter) -> Deployment:
     os._exit(9)
 
 
-def assemble_forever(
-    _config: EngineConfig, progress: Callable[[str, float], None], _beats: Counter
-) -> Deployment:
+def assemble_forever(_config: EngineConfig, progress: Progress, _beats: Counter) -> Deployment:
     progress("loading", 0.0)
     time.sleep(3600)
     raise AssertionError("nobody waits so long")
@@ -267,9 +280,7 @@ def assemble_forever(
 LOAD_CPU_SECONDS = 1.0
 
 
-def assemble_busily(
-    config: EngineConfig, progress: Callable[[str, float], None], beats: Counter
-) -> Deployment:
+def assemble_busily(config: EngineConfig, progress: Progress, beats: Counter) -> Deployment:
     """Works for `LOAD_CPU_SECONDS` of processor time, and reports its progress twenty times."""
     began = time.process_time()
     for done in range(20):
@@ -305,9 +316,7 @@ class FragileExecutor(PoliteExecutor):
         return super().submit(inputs, sampling)
 
 
-def assemble_fragile(
-    config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
-) -> Deployment:
+def assemble_fragile(config: EngineConfig, _progress: Progress, _beats: Counter) -> Deployment:
     return deployment(
         executor=lambda: FragileExecutor(ENDLESS, config.model),  # it draws none of the tokens it breaks at
         clock=HostClock(),
@@ -330,9 +339,7 @@ class FragileEncoder(SummingExecutor):
         return super().submit(inputs, sampling)
 
 
-def assemble_fragile_encoder(
-    config: EngineConfig, _progress: Callable[[str, float], None], _beats: Counter
-) -> Deployment:
+def assemble_fragile_encoder(config: EngineConfig, _progress: Progress, _beats: Counter) -> Deployment:
     assert config.cache_dir is not None
     whole = encoder(clock=HostClock(), max_num_seqs=config.max_num_seqs)
     executor = FragileEncoder(config.cache_dir / "killed")

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +19,6 @@ from tests.engine.engine_support import (
     deployment,
     run,
     submit,
-    tokens_of,
 )
 from tests.null_executor import NullExecutor
 
@@ -59,33 +56,6 @@ def check_one_end_each(outputs: list[Output], names: set[str]) -> None:
         assert [o.finish_reason is not None for o in of_request] == [False] * (len(of_request) - 1) + [True]
 
 
-def test_requests_run_to_their_ends() -> None:
-    driver = Driver(deployment())
-    for i in range(3):
-        driver.handle(submit(f"r{i}", prompt=5 + i, max_tokens=4 + i))
-    outputs = run(driver)
-    check_one_end_each(outputs, {"r0", "r1", "r2"})
-    assert [len(tokens) for tokens in tokens_of(outputs).values()] == [4, 5, 6]
-    assert {o.finish_reason for o in outputs} == {None, "length"}
-    check_at_rest(driver)
-
-
-def test_the_earliest_event_over_all_replicas_comes_first() -> None:
-    slow, fast = FlatCost(fixed=0.05), FlatCost(fixed=0.03)
-    parts = deployment()
-    replicas = [deployment(cost=cost).replicas[0] for cost in (slow, fast)]
-    driver = Driver(replace(parts, replicas=tuple(replicas)))
-    driver.handle(submit("slow", max_tokens=2))
-    driver.handle(submit("fast", max_tokens=4))
-    ends, order = [], []
-    while driver.busy:
-        for output in driver.turn():
-            order.append(output.id)
-            ends.append(parts.clock.now())
-    assert order == ["fast", "slow", "fast", "fast", "slow", "fast"]
-    assert ends == pytest.approx([0.03, 0.05, 0.06, 0.09, 0.1, 0.12])
-
-
 def test_a_pipeline_stays_full() -> None:
     parts = deployment(stages=4, cost=FlatCost(4, row=1e-3))
     driver = Driver(parts)
@@ -97,32 +67,6 @@ def test_a_pipeline_stays_full() -> None:
         in_flight.append(len(driver.replicas[0].in_flight))
     assert max(in_flight) == 4
     assert parts.replicas[0].timeline.occupancy > 0.95
-
-
-def test_two_replicas_overlap() -> None:
-    ends = []
-    for replicas in (1, 2):
-        parts = deployment(replicas=replicas, max_num_seqs=2)
-        driver = Driver(parts)
-        for i in range(8):
-            driver.handle(submit(f"r{i}", max_tokens=10))
-        run(driver)
-        ends.append(parts.clock.now())
-    assert ends == pytest.approx([0.4, 0.2])
-
-
-PLACEMENTS = [(1, 1, 64), (2, 1, 64), (1, 3, 64), (2, 2, 7)]
-
-
-@pytest.mark.parametrize(("replicas", "stages", "chunk"), PLACEMENTS)
-def test_tokens_do_not_depend_on_the_placement_or_the_chunks(replicas: int, stages: int, chunk: int) -> None:
-    def tokens(*shape: int) -> dict[str, list[int]]:
-        driver = Driver(deployment(shape[0], shape[1], max_num_batched_tokens=shape[2]))
-        for i in range(10):
-            driver.handle(submit(f"r{i}", prompt=3 + 5 * i, max_tokens=6))
-        return tokens_of(run(driver))
-
-    assert tokens(replicas, stages, chunk) == tokens(1, 1, 64)
 
 
 def test_the_same_input_gives_the_same_news() -> None:
@@ -181,45 +125,6 @@ def test_news_of_a_step_come_before_an_abort_that_follows_it() -> None:
     assert [(len(o.tokens), o.finish_reason) for o in driver.outputs()] == [(1, None), (0, "abort")]
 
 
-def test_abort_all_leaves_nothing() -> None:
-    driver = Driver(deployment(replicas=2))
-    for i in range(20):
-        driver.handle(submit(f"r{i}"))
-    outputs = driver.turn() + driver.turn()
-    driver.abort_all()
-    check_one_end_each(outputs + run(driver), {f"r{i}" for i in range(20)})
-    check_at_rest(driver)
-
-
-def test_a_full_queue_refuses_as_overloaded() -> None:
-    driver = Driver(deployment(max_queued_requests=2))
-    for i in range(3):
-        driver.handle(submit(f"r{i}"))
-    (refused,) = driver.outputs()
-    assert (refused.id, refused.finish_reason, refused.error_kind) == ("r2", "error", "overloaded")
-    assert refused.error
-    check_one_end_each(run(driver), {"r0", "r1"})
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": [VOCAB]},
-        {"prompt": []},
-        {"prompt": 256},
-        {"max_tokens": 0},
-        {"sampling": TokenSampling(top_p=-0.1)},
-    ],
-)
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_what_cannot_run_is_refused_as_invalid(fields: dict[str, Any], replicas: int) -> None:
-    driver = Driver(deployment(replicas=replicas))
-    driver.handle(submit("a", **fields))
-    (refused,) = driver.outputs()
-    assert (refused.id, refused.finish_reason, refused.error_kind) == ("a", "error", "invalid")
-    check_at_rest(driver)
-
-
 def test_a_second_request_of_the_same_id_is_refused() -> None:
     driver = Driver(deployment(replicas=2))
     driver.handle(submit("a"))
@@ -235,17 +140,6 @@ def test_the_router_finds_the_replica_with_the_cached_prefix() -> None:
     run(driver)
     driver.handle(submit("second", prompt=list(range(100))))
     assert run(driver)[0].cached == 96
-
-
-def test_the_next_batch_is_submitted_before_the_news_are_told() -> None:
-    executor = Recorder()
-    driver = Driver(deployment(clock=HostClock(), executor=lambda: executor))
-    driver.handle(submit("a"))
-    driver.submit()
-    driver.complete()
-    driver.submit()
-    assert executor.submitted == 2
-    assert len(driver.outputs()) == 1
 
 
 moves = st.lists(

@@ -125,15 +125,6 @@ class TestDriver:
         assert [floats(found[name]) for name in ("good", "fine")] == [[[3.0, 0.0, 2.0]], [[3.0, 0.0, 1.0]]]
         assert driver.stats()[0].overflows == 1
 
-    def test_what_is_told_of_the_device(self) -> None:
-        driver = Driver(encoder(max_num_seqs=1))
-        found = answers(driver, text("a", [1, 2]), text("b", [3]))
-        times = [found[name].device for name in "ab"]
-        assert [t.total_ms for t in times if t] == pytest.approx([10.0, 20.0])
-        assert [t.time_in_queue_ms for t in times if t] == pytest.approx([0.0, 10.0])
-        assert [t.time_to_first_token_ms for t in times if t] == pytest.approx([10.0, 20.0])
-        assert [t.time_per_output_token_ms for t in times if t] == [None, None]
-
     def test_what_is_counted(self) -> None:
         driver = Driver(encoder())
         answers(driver, text("a", [1, 2]), text("b", [3, 4, 5]))
@@ -161,10 +152,6 @@ class TestDriver:
         (refused,) = answers(Driver(encoder()), wrong).values()
         assert (refused.finish_reason, refused.error_kind) == ("error", "invalid")
         assert message in str(refused.error)
-
-    def test_a_text_may_be_as_long_as_the_model(self) -> None:
-        (found,) = answers(Driver(encoder()), text("a", [1] * 64)).values()
-        assert floats(found) == [[64.0, 0.0, 64.0]]
 
     def test_a_full_queue_and_an_abort(self) -> None:
         driver = Driver(encoder(max_queued_requests=1))

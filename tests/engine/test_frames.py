@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,6 @@ from corepipe.engine.messages import (
     Abort,
     Command,
     DeviceTimes,
-    Event,
     Failed,
     LoadProgress,
     Output,
@@ -72,22 +73,17 @@ def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
     return [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
 
 
+@pytest.mark.parametrize(("messages", "kind"), [(commands, Command), (events, Event)])
 @settings(deadline=None)
-@given(st.lists(commands, max_size=6), st.lists(st.integers(0, 10_000), max_size=8))
-def test_commands_survive_however_the_stream_is_cut(sent: list[Command], cuts: list[int]) -> None:
-    decoder = FrameDecoder[Command](Command)
-    stream = b"".join(encode_frame(command) for command in sent)
-    received = [command for piece in pieces(stream, cuts) for command in decoder.feed(piece)]
-    assert decoder.missing == HEADER, "the stream ends within a frame"
-    assert received == sent
-
-
-@settings(deadline=None)
-@given(st.lists(events, max_size=6), st.lists(st.integers(0, 10_000), max_size=8))
-def test_events_survive_however_the_stream_is_cut(sent: list[Event], cuts: list[int]) -> None:
-    decoder = FrameDecoder[Event](Event)
-    stream = b"".join(encode_frame(event) for event in sent)
-    received = [event for piece in pieces(stream, cuts) for event in decoder.feed(piece)]
+@given(data=st.data())
+def test_messages_survive_however_the_stream_is_cut(
+    messages: st.SearchStrategy[object], kind: Any, data: st.DataObject
+) -> None:
+    sent = data.draw(st.lists(messages, max_size=6))
+    cuts = data.draw(st.lists(st.integers(0, 10_000), max_size=8))
+    decoder = FrameDecoder[Any](kind)
+    stream = b"".join(encode_frame(message) for message in sent)
+    received = [message for piece in pieces(stream, cuts) for message in decoder.feed(piece)]
     assert decoder.missing == HEADER, "the stream ends within a frame"
     assert received == sent
 
@@ -151,11 +147,3 @@ def test_what_was_not_computed_takes_no_byte() -> None:
     news = Output("a", [5])
     assert msgspec.msgpack.encode(news) == msgspec.msgpack.encode({"id": "a", "tokens": [5]})
     assert msgspec.msgpack.encode(Output("a")) == msgspec.msgpack.encode({"id": "a"})
-
-
-def test_parameters_are_taken_by_their_names() -> None:
-    asked = TokenSampling(temperature=0.5, top_p=0.9, seed=7, logit_bias={1: 2.0}, logprobs=3)
-    assert TokenSampling.of(asked) == asked
-    assert TokenSampling.of(asked, seed=None, logprobs=None) == msgspec.structs.replace(
-        asked, seed=None, logprobs=None
-    )

@@ -141,18 +141,6 @@ def test_a_wait_ends_a_little_before_the_event() -> None:
     assert diary.behind == [0.0]
 
 
-def test_what_comes_while_batches_are_late_comes_before_them() -> None:
-    now = [0.0]
-    loop, _ = make(PacedClock(1.0, lambda: now[0], lambda s: None), 0.01)
-    loop.add(asked("a"))
-    loop.submit()
-    now[0] = 0.5
-    assert 0.01 - 1e-9 < loop.moment() < 0.01
-    loop.submit()
-    now[0] = 0.6
-    assert 0.01 - 1e-9 < loop.moment() < 0.01
-
-
 def test_the_host_never_waits() -> None:
     loop, diary = make(HostClock(), 10.0)
     loop.add(asked("a", tokens=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,8 @@ from hypothesis import strategies as st
 
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import DeviceTimes, Output, Submit
-from corepipe.neuron.timing.clock import PacedClock, VirtualClock
-from tests.engine.engine_support import FlatCost, deployment, submit
-from tests.engine.test_driver_time import ManualTime, SlowExecutor
+from corepipe.neuron.timing.clock import HostClock, PacedClock, VirtualClock
+from tests.engine.engine_support import FlatCost, ManualTime, SlowExecutor, deployment, run, submit
 
 
 @dataclass(frozen=True)
@@ -144,3 +144,30 @@ def test_a_step_is_late_where_the_host_falls_behind(seconds: float, late: int) -
     while driver.busy:
         driver.turn()
     assert driver.stats()[0].late_steps == late
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_paced_results_come_when_the_device_has_them(scale: float) -> None:
+    time = ManualTime()
+    driver = Driver(deployment(clock=PacedClock(scale, time.read, time.sleep)))
+    driver.handle(submit("a", max_tokens=5))
+    told = []
+    while driver.busy:
+        told += [time.now / scale for _ in driver.turn()]
+    assert told == pytest.approx([0.01 * i for i in range(1, 6)], abs=1e-4)
+    assert all(at >= 0.01 * i - 1e-12 for i, at in enumerate(told, 1))
+    assert driver.stats()[0].late_steps == 0
+
+
+def load(driver: Driver) -> dict[str, Any]:
+    for i in range(6):
+        driver.handle(submit(f"r{i}", prompt=20 * i + 1, max_tokens=3 + i))
+    return {o.id: o.device for o in run(driver) if o.device is not None}
+
+
+def test_device_times_do_not_depend_on_how_fast_the_host_is() -> None:
+    """With one stage, both hosts schedule at the same moments: when a result has come."""
+    cost = FlatCost(row=0.001)
+    virtual = Driver(deployment(cost=cost))
+    host = Driver(deployment(cost=cost, clock=HostClock()))
+    assert load(virtual) == load(host)

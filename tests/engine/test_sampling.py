@@ -30,11 +30,6 @@ def test_seen_tokens_counts_what_was_generated(prompt: list[int], steps: list[li
         assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == expected
 
 
-def test_requests_without_lists_have_none() -> None:
-    request = Request("a", [1, 2], 4, stop_ids=frozenset({9}))
-    assert RowLists.of(request, TokenSampling()) is None
-
-
 def test_stop_ids_are_banned_until_min_tokens() -> None:
     request = Request("a", [1, 2], 4, stop_ids=frozenset({9, 7}), min_tokens=2)
     lists = RowLists.of(request, TokenSampling(logit_bias={5: 1.5}))
@@ -97,25 +92,6 @@ def test_rows_become_arrays_with_lists_where_they_were_asked_for() -> None:
     assert batch.seen_offsets.tolist() == [0, 0, 3, 3]
     seen = dict(zip(batch.seen_ids.tolist(), batch.seen_counts.tolist(), strict=True))
     assert seen == {4: 0, 6: 1, 8: 1}
-
-
-def test_arrays_have_the_types_and_the_layout_of_the_contract() -> None:
-    wanted = LogitRows()
-    wanted.draw(0, pack_scalars(TokenSampling(), 1), 1, None)
-    batch = wanted.sampling()
-    types = {name: getattr(batch, name).dtype for name in batch.__slots__}
-    floats = {"temperature", "top_p", "min_p", "repetition", "presence", "frequency", "bias_values"}
-    for name, dtype in types.items():
-        wide = {"seed": np.uint64, "position": np.int64}.get(name, np.int32)
-        assert dtype == (np.float32 if name in floats else wide), name
-        assert getattr(batch, name).flags["C_CONTIGUOUS"]
-        assert getattr(batch, name).flags["WRITEABLE"]
-
-
-def test_no_rows_make_empty_arrays() -> None:
-    batch = LogitRows().sampling()
-    assert batch.temperature.shape == (0,)
-    assert batch.bias_offsets.tolist() == [0]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1, -5])

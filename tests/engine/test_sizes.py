@@ -7,7 +7,7 @@ import pytest
 from corepipe.engine.config import EngineConfig, validated
 from corepipe.engine.sizes import bytes_of
 from corepipe.errors import UserError
-from tests.servers import TINY, run
+from tests.servers import run
 
 
 @pytest.mark.parametrize(
@@ -50,15 +50,6 @@ def test_a_setting_takes_either() -> None:
     for wrong in ("1 parsec", 0, "0", -1, 1.5):
         with pytest.raises(UserError, match="kv_cache_bytes: "):
             validated(EngineConfig, {"model": "m", "kv_cache_bytes": wrong})
-
-
-def test_what_is_no_amount_is_refused_by_the_flag() -> None:
-    for flags in (["--kv-cache-memory-bytes", "1Gig"], ["--also", f"b={TINY},kv-cache-memory-bytes=1Gig"]):
-        refused = run("serve", TINY, *flags)
-        assert refused.returncode == 2
-        (line,) = refused.stderr.splitlines()
-        assert "kv-cache-memory-bytes" in line
-        assert "1Gig: give bytes, as 1073741824, 1GiB or 500MB" in line
 
 
 def test_more_than_the_machine_has_is_warned_of() -> None:

@@ -134,7 +134,7 @@ OF_SIMULATION = tuple(
             for one in ("native_fleet", "frozen_records", "recurrent", "memory", "report", "simulate")
         ),
         *("simulation/test_pipelines", "simulation/test_encoders"),
-        *("planning/planner/test_planner", "planning/planner/test_bounds", "test_spans"),
+        *("planning/planner/test_planner", "planning/planner/test_bounds", "workload/test_spans"),
     )
 )
 """Tests that play simulations, whose native twins are sources with this word in their paths."""

@@ -38,10 +38,7 @@ def main() -> int:
     if args.list:
         _print(wanted, Limits(args.short_seconds, args.long_seconds))
         return 0
-    rows = {row.number: row for row in table.read()}
-    rows = {
-        number: rows[number] for number, some in chosen if number in rows and _is_same(rows[number], some)
-    }
+    rows = _known(chosen)
     todo = [one for one in wanted if args.again or _is_open(rows.get(one[0]), args)]
     before = {row.key: row.test for row in table.read() if "::" in row.test}
     for row in _results(todo, args, before):

@@ -9,27 +9,6 @@ def counts(pool: BlockPool) -> tuple[int, int, int]:
     return pool.free, pool.cached, pool.held
 
 
-def test_blocks_are_free_or_held():
-    pool = BlockPool(4)
-    blocks = pool.allocate(3)
-    assert len(set(blocks)) == 3
-    assert counts(pool) == (1, 0, 3)
-    pool.release(blocks)
-    assert counts(pool) == (4, 0, 0)
-
-
-def test_published_blocks_stay_findable_until_evicted():
-    pool = BlockPool(2)
-    (block,) = pool.allocate(1)
-    pool.publish(block, b"key")
-    pool.release([block])
-    assert counts(pool) == (1, 1, 0)
-    assert pool.find(b"key") == block
-    pool.allocate(2)
-    assert pool.find(b"key") is None
-    assert counts(pool) == (0, 0, 2)
-
-
 def test_the_last_block_of_the_least_recently_held_goes_first():
     pool = BlockPool(4)
     blocks = pool.allocate(4)
@@ -44,19 +23,6 @@ def test_the_last_block_of_the_least_recently_held_goes_first():
         pool.allocate(1)
         gone += [key for key in (b"a0", b"a1", b"b0", b"b1") if pool.find(key) is None and key not in gone]
     assert gone == [b"a1", b"b1", b"b0", b"a0"]
-
-
-def test_shared_blocks_are_held_until_the_last_release():
-    pool = BlockPool(1)
-    (block,) = pool.allocate(1)
-    pool.publish(block, b"key")
-    pool.share([block])
-    pool.release([block])
-    assert counts(pool) == (0, 0, 1)
-    pool.release([block])
-    assert counts(pool) == (0, 1, 0)
-    pool.share([block])
-    assert counts(pool) == (0, 0, 1)
 
 
 def test_of_two_blocks_with_a_key_the_first_is_kept():

@@ -122,16 +122,6 @@ def test_nobody_is_preempted_for_drafts():
     assert scheduler.preemptions == 0
 
 
-def test_who_is_aborted_in_flight_gives_all_blocks_back():
-    a = request("a", 4, *range(9))
-    scheduler = generating(a)
-    batch = scheduler.schedule()
-    scheduler.abort("a")
-    assert scheduler.update(batch, [[0, 1, 2]]) == []
-    assert not scheduler.has_unfinished()
-    assert scheduler.blocks_held == 0
-
-
 def test_a_chunk_takes_no_more_tokens_than_it_has_rows():
     a = request("a", 4, 5, 5)
     scheduler = generating(a)

@@ -42,46 +42,6 @@ def test_a_block_is_found_once_it_is_full_and_done():
     assert kv.cached_prefix(request(prompt)) == 8
 
 
-def test_a_chunk_that_comes_back_does_not_publish_the_next_one_in_flight():
-    kv = KVCache(config(num_blocks=8, block_size=4))
-    owner = request(list(range(12)))
-    owner.num_computed = 12
-    kv.grow(owner, 3)
-    owner.num_done = 5
-    kv.commit(owner, 5)
-    assert kv.cached_prefix(request(owner.prompt)) == 4
-    owner.num_done = 12
-    kv.commit(owner, 7)
-    assert kv.cached_prefix(request([*owner.prompt, 0])) == 12
-
-
-def test_a_token_is_left_to_compute():
-    kv = KVCache(config(num_blocks=8, block_size=4))
-    compute(kv, request(list(range(8))), 8)
-    assert kv.cached_prefix(request(list(range(8)))) == 4
-    assert kv.cached_prefix(request(list(range(9)))) == 8
-    assert kv.cached_prefix(request([0])) == 0
-
-
-def test_another_salt_or_another_past_is_another_block():
-    kv = KVCache(config(num_blocks=8, block_size=2))
-    compute(kv, request([1, 2, 3, 4, 5], cache_salt="a"), 5)
-    assert kv.cached_prefix(request([1, 2, 3, 4, 5], cache_salt="a")) == 4
-    assert kv.cached_prefix(request([1, 2, 3, 4, 5], cache_salt="")) == 0
-    assert kv.cached_prefix(request([9, 9, 3, 4, 5], cache_salt="a")) == 0
-
-
-def test_taken_blocks_are_shared_and_survive_their_first_owner():
-    kv = KVCache(config(num_blocks=8, block_size=4))
-    first, second = request(list(range(10))), request(list(range(10)))
-    compute(kv, first, 10)
-    assert kv.take_prefix(second) == 8
-    assert second.block_ids == first.block_ids[:2]
-    kv.release(first)
-    assert (kv.pool.held, kv.pool.free) == (2, 6)
-    kv.pool.check([second.block_ids])
-
-
 def test_who_wants_prompt_logits_takes_nothing_but_gives():
     kv = KVCache(config(num_blocks=8, block_size=4))
     first, second = (request(list(range(10)), prompt_logits=True) for _ in range(2))
@@ -90,15 +50,6 @@ def test_who_wants_prompt_logits_takes_nothing_but_gives():
     assert kv.take_prefix(request(list(range(10)))) == 8
     kv.count_prefix(second, 0)
     assert kv.prefix_queries == 0
-
-
-def test_without_a_prefix_cache_nothing_is_found():
-    kv = KVCache(config(num_blocks=8, block_size=4, prefix_cache=False))
-    owner = request(list(range(10)))
-    compute(kv, owner, 10)
-    assert kv.take_prefix(request(list(range(10)))) == kv.cached_prefix(request(list(range(10)))) == 0
-    kv.release(owner)
-    assert (kv.pool.free, kv.pool.cached) == (8, 0)
 
 
 def test_keys_are_computed_once_a_request(monkeypatch):

@@ -37,16 +37,6 @@ def test_order_is_priority_then_preempted_then_arrival_then_number(entries, rng)
     assert (queue.peek().id if pushed else queue.peek()) == (str(min(pushed)[-1]) if pushed else None)
 
 
-def test_remove_takes_that_request_alone():
-    queue = WaitingQueue(10, 100)
-    requests = [make(str(n), n + 1) for n in range(4)]
-    for n, request in enumerate(requests):
-        push(queue, request, Rank(0, 0.0, n))
-    queue.remove(requests[2])
-    assert order(queue) == ["0", "1", "3"]
-    assert (len(queue), queue.num_tokens) == (3, 7)
-
-
 def test_bound_by_requests_spares_the_preempted():
     queue = WaitingQueue(1, 100)
     push(queue, make("a"), Rank(0, 0.0, 0))
@@ -65,13 +55,6 @@ def test_bound_by_tokens():
         push(queue, make("b", 3), Rank(0, 0.0, 1))
     push(queue, make("c", 2), Rank(0, 0.0, 2))
     assert (len(queue), queue.num_tokens) == (2, 5)
-
-
-def test_owners_take_turns():
-    queue = WaitingQueue(100, 1000)
-    for n, owner in enumerate("aaaaabbcaa"):
-        push(queue, make(f"{owner}{n}", owner=owner), Rank(0, 0.0, n))
-    assert order(queue) == ["a0", "b5", "c7", "a1", "b6", "a2", "a3", "a4", "a8", "a9"]
 
 
 def test_who_has_waited_for_nothing_goes_before_who_has_just_had_a_turn():

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.scheduler.request import FinishReason, Request, Status
-from corepipe.scheduler.scheduler import QueueFull, Scheduler
+from corepipe.scheduler.request import Request, Status
+from corepipe.scheduler.scheduler import Scheduler
 from tests.scheduler.world import config, run, spans
 
 
@@ -43,12 +43,6 @@ class TestLimits:
             scheduler.add(bad)
         assert not scheduler.has_unfinished()
 
-    def test_what_just_fits_runs_to_its_end(self):
-        scheduler = Scheduler(config(num_blocks=10))
-        scheduler.add(request("a", 30, 11))
-        drive(scheduler)
-        assert scheduler.blocks_held == 0
-
     def test_an_id_is_taken_until_its_request_ends(self):
         scheduler = Scheduler(config())
         scheduler.add(request("a", 4))
@@ -56,14 +50,6 @@ class TestLimits:
             scheduler.add(request("a", 4))
         scheduler.abort("a")
         scheduler.add(request("a", 4))
-
-    def test_a_full_queue_takes_nothing(self):
-        scheduler = Scheduler(config(max_queued_requests=1))
-        scheduler.add(request("a", 4))
-        with pytest.raises(QueueFull):
-            scheduler.add(request("b", 4))
-        assert (scheduler.waiting, scheduler.waiting_tokens) == (1, 4)
-        assert scheduler.abort("b") is None
 
     @pytest.mark.parametrize("limit", ["num_blocks", "max_num_seqs", "stages"])
     def test_limits_are_positive(self, limit):
@@ -78,43 +64,10 @@ def of_whole_prompts(**limits) -> Scheduler:
 
 
 class TestRequestsThatGenerateNothing:
-    def test_one_ends_when_its_prompt_is_computed(self):
-        scheduler = Scheduler(config(max_num_batched_tokens=5))
-        scheduler.add(request("a", 12, 0))
-        events = [run(scheduler, scheduler.schedule()) for _ in range(3)]
-        assert [(e.token, e.finish_reason) for (e,) in events] == [(None, None)] * 2 + [(None, "stop")]
-        assert not scheduler.has_unfinished()
-        assert scheduler.blocks_held == 0
-
-    def test_those_and_others_share_batches(self):
-        scheduler = Scheduler(config())
-        for r in (request("a", 4, 2), request("b", 5, 0), request("c", 3, 0)):
-            scheduler.add(r)
-        first, second = (run(scheduler, scheduler.schedule()) for _ in range(2))
-        assert [(e.request.id, e.token, e.finish_reason) for e in first] == [
-            ("a", 1, None), ("b", None, "stop"), ("c", None, "stop")
-        ]  # fmt: skip
-        assert [(e.request.id, e.finish_reason) for e in second] == [("a", "length")]
-
-    def test_their_prefix_is_found_and_a_token_left_to_compute(self):
-        scheduler = Scheduler(config())
-        for start in (0, 12):
-            scheduler.add(request("a", 16, 0))
-            batch = scheduler.schedule()
-            assert spans(batch) == [("a", start, 16 - start)]
-            run(scheduler, batch)
-
     def test_a_prompt_may_be_as_long_as_the_model(self):
         scheduler = Scheduler(config(max_num_batched_tokens=256))
         scheduler.add(request("a", 128, 0))
         assert spans(scheduler.schedule()) == [("a", 0, 128)]
-
-    def test_a_token_that_is_missing_is_found(self):
-        scheduler = Scheduler(config())
-        scheduler.add(request("a", 4, 2))
-        scheduler.add(request("b", 4, 0))
-        with pytest.raises(ValueError, match="one token for each chunk that samples"):
-            scheduler.update(scheduler.schedule(), [[], []])
 
 
 class TestWholePrompts:
@@ -128,33 +81,6 @@ class TestWholePrompts:
             batches.append(spans(batch))
             run(scheduler, batch)
         assert batches == [[("a", 0, 20), ("b", 0, 16)], [("c", 0, 8), ("d", 0, 32)]]
-
-    def test_they_need_no_blocks(self):
-        scheduler = of_whole_prompts()
-        scheduler.add(request("a", 32, 0))
-        batch = scheduler.schedule()
-        assert (scheduler.blocks_held, scheduler.blocks_total) == (0, 0)
-        run(scheduler, batch)
-        scheduler.check()
-
-    def test_one_in_flight_may_be_aborted(self):
-        scheduler = of_whole_prompts()
-        scheduler.add(request("a", 32, 0))
-        batch = scheduler.schedule()
-        assert scheduler.abort("a").finish_reason is FinishReason.ABORT
-        assert run(scheduler, batch) == []
-        assert not scheduler.has_unfinished()
-
-    def test_owners_take_turns(self):
-        scheduler = of_whole_prompts(max_num_seqs=1)
-        for name, owner in (("a", "x"), ("b", "x"), ("c", "y")):
-            scheduler.add(request(name, 8, 0, owner=owner))
-        ran = []
-        while scheduler.has_unfinished():
-            batch = scheduler.schedule()
-            ran += spans(batch)
-            run(scheduler, batch)
-        assert [name for name, _, _ in ran] == ["a", "c", "b"]
 
     @pytest.mark.parametrize(
         ("limits", "message"),
@@ -170,54 +96,6 @@ class TestWholePrompts:
 
 
 class TestBatches:
-    def test_nothing_to_do_is_no_batch(self):
-        assert Scheduler(config()).schedule() is None
-
-    def test_prompts_run_in_chunks_of_the_budget(self):
-        scheduler = Scheduler(config(max_num_batched_tokens=5))
-        scheduler.add(request("a", 12))
-        batches = []
-        for _ in range(4):
-            batch = scheduler.schedule()
-            batches.append((spans(batch), batch.chunks[0].samples))
-            run(scheduler, batch)
-        assert batches == [
-            ([("a", 0, 5)], False),
-            ([("a", 5, 5)], False),
-            ([("a", 10, 2)], True),
-            ([("a", 12, 1)], True),
-        ]
-
-    def test_chunks_of_a_prompt_overlap_but_unknown_tokens_are_not_scheduled(self):
-        scheduler = Scheduler(config(max_num_batched_tokens=5, stages=3))
-        scheduler.add(request("a", 8))
-        first, second = scheduler.schedule(), scheduler.schedule()
-        assert (spans(first), spans(second)) == ([("a", 0, 5)], [("a", 5, 3)])
-        assert scheduler.schedule() is None
-        assert [event.token for event in run(scheduler, first)] == [None]
-        assert scheduler.schedule() is None
-        assert [event.token for event in run(scheduler, second)] == [1]
-        assert spans(scheduler.schedule()) == [("a", 8, 1)]
-
-    def test_max_num_seqs(self):
-        scheduler = Scheduler(config(max_num_seqs=2))
-        started(scheduler, request("a", 2), request("b", 2))
-        scheduler.add(request("c", 2))
-        assert [name for name, *_ in spans(scheduler.schedule())] == ["a", "b"]
-        assert (scheduler.running, scheduler.waiting) == (2, 1)
-
-    def test_stages_share_out_the_requests_evenly(self):
-        scheduler = Scheduler(config(stages=3))
-        for name in "abcdefg":
-            scheduler.add(request(name, 2))
-        batches = [scheduler.schedule() for _ in range(3)]
-        assert [[name for name, *_ in spans(batch)] for batch in batches] == [
-            list("abc"),
-            list("de"),
-            list("fg"),
-        ]
-        assert scheduler.schedule() is None
-
     def test_requests_that_blocks_keep_out_have_no_share(self):
         scheduler = Scheduler(config(stages=2, num_blocks=10, prefix_cache=False))
         scheduler.add(request("a", 8))
@@ -227,17 +105,6 @@ class TestBatches:
         for name in "cdefgh":
             scheduler.add(request(name, 28))
         assert [spans(scheduler.schedule()) for _ in range(2)] == [[("a", 8, 1)], [("b", 8, 1)]]
-
-    def test_lower_priority_values_run_first_then_earlier_arrivals(self):
-        scheduler = Scheduler(config(max_num_seqs=1))
-        for name, priority, arrival in [("a", 1, 0.0), ("b", 0, 2.0), ("c", 0, 1.0), ("d", 0, 1.0)]:
-            scheduler.add(request(name, 2, 1, priority=priority, arrival=arrival))
-        order = []
-        while scheduler.has_unfinished():
-            batch = scheduler.schedule()
-            order += [chunk.request.id for chunk in batch.chunks]
-            run(scheduler, batch)
-        assert order == ["c", "d", "b", "a"]
 
     def test_batches_come_back_in_order_with_a_token_for_each_chunk_that_samples(self):
         scheduler = Scheduler(config(max_num_batched_tokens=5, stages=2))
@@ -249,81 +116,6 @@ class TestBatches:
             with pytest.raises(ValueError, match="batch 1"):
                 scheduler.update(first, wrong)
         scheduler.update(first, [[]])
-
-
-class TestEnds:
-    def test_max_tokens(self):
-        scheduler = Scheduler(config())
-        a = request("a", 4, 2)
-        scheduler.add(a)
-        assert [e.finish_reason for e in run(scheduler, scheduler.schedule())] == [None]
-        assert [e.finish_reason for e in run(scheduler, scheduler.schedule())] == [FinishReason.LENGTH]
-        assert (a.num_generated, a.status) == (2, Status.FINISHED)
-        assert not scheduler.has_unfinished()
-
-    def test_max_model_len(self):
-        scheduler = Scheduler(config(max_model_len=6))
-        a = request("a", 4, 50)
-        scheduler.add(a)
-        drive(scheduler)
-        assert (len(a.tokens), a.finish_reason) == (6, FinishReason.LENGTH)
-
-    def test_a_stop_token_counts_once_min_tokens_are_there_and_is_kept(self):
-        scheduler = Scheduler(config())
-        a = request("a", 4, 8, stop_ids=frozenset({7}), min_tokens=3)
-        scheduler.add(a)
-        events = [run(scheduler, scheduler.schedule(), token=7)[0] for _ in range(3)]
-        assert [(e.token, e.finish_reason) for e in events] == [(7, None), (7, None), (7, FinishReason.STOP)]
-        assert a.tokens[4:] == [7, 7, 7]
-
-    def test_stop_goes_before_length(self):
-        scheduler = Scheduler(config())
-        scheduler.add(request("a", 4, 1, stop_ids=frozenset({7})))
-        assert run(scheduler, scheduler.schedule(), token=7)[0].finish_reason is FinishReason.STOP
-
-
-class TestAbort:
-    def test_waiting(self):
-        scheduler = Scheduler(config())
-        a = request("a", 4)
-        scheduler.add(a)
-        assert scheduler.abort("a") is a
-        assert a.finish_reason is FinishReason.ABORT
-        assert (scheduler.waiting_tokens, scheduler.schedule()) == (0, None)
-
-    def test_running(self):
-        scheduler = Scheduler(config(prefix_cache=False))
-        started(scheduler, request("a", 4))
-        scheduler.abort("a")
-        assert (scheduler.blocks_held, scheduler.has_unfinished()) == (0, False)
-
-    def test_in_flight_it_keeps_its_blocks_until_its_last_batch_is_back(self):
-        scheduler = Scheduler(config(max_num_batched_tokens=5, prefix_cache=False, stages=2))
-        a = request("a", 8)
-        scheduler.add(a)
-        first, second = scheduler.schedule(), scheduler.schedule()
-        assert scheduler.abort("a") is a
-        assert run(scheduler, first) == []
-        assert (scheduler.blocks_held, scheduler.has_unfinished()) == (2, True)
-        scheduler.check()
-        assert run(scheduler, second) == []
-        assert (scheduler.blocks_held, scheduler.has_unfinished()) == (0, False)
-        assert a.num_generated == 0
-
-    def test_preempted(self):
-        scheduler, a, b = preempting()
-        assert scheduler.abort("b") is b
-        assert (scheduler.waiting, a.status) == (0, Status.RUNNING)
-
-    def test_twice_or_after_the_end_is_nothing(self):
-        scheduler = Scheduler(config())
-        scheduler.add(request("a", 4, 1))
-        scheduler.add(request("b", 4))
-        drive_one = scheduler.schedule()
-        run(scheduler, drive_one)
-        assert scheduler.abort("a") is None
-        assert scheduler.abort("b") is not None
-        assert scheduler.abort("b") is None
 
 
 def preempting() -> tuple[Scheduler, Request, Request]:
@@ -350,27 +142,6 @@ class TestPreemption:
         run(scheduler, batch)
         assert b.num_generated == generated + 1
         assert scheduler.preemptions == 1
-
-    def test_the_preempted_go_before_newcomers(self):
-        scheduler, a, _ = preempting()
-        scheduler.add(request("early", 1, 1, arrival=-1.0))
-        while a.status is Status.RUNNING:
-            run(scheduler, scheduler.schedule())
-        assert [name for name, *_ in spans(scheduler.schedule())] == ["b", "early"]
-
-    def test_nobody_in_flight_is_preempted(self):
-        scheduler = Scheduler(config(num_blocks=4, prefix_cache=False, stages=2))
-        a, b = request("a", 8, 8), request("b", 8, 8)
-        scheduler.add(a)
-        scheduler.add(b)
-        first, second = scheduler.schedule(), scheduler.schedule()
-        assert (spans(first), spans(second)) == ([("a", 0, 8)], [("b", 0, 8)])
-        run(scheduler, first)
-        assert scheduler.schedule() is None
-        assert b.status is Status.RUNNING
-        run(scheduler, second)
-        assert spans(scheduler.schedule()) == [("a", 8, 1)]
-        assert b.status is Status.PREEMPTED
 
     def test_the_lowest_priority_gives_way_even_if_it_came_first(self):
         scheduler = Scheduler(config(num_blocks=4, prefix_cache=False))
@@ -419,22 +190,6 @@ class TestPrefixCache:
         assert again.num_cached == 8
         assert (scheduler.prefix_queries, scheduler.prefix_hits) == (20, 8)
         assert scheduler.cached_prefix(again) == 8
-
-    def test_running_at_once_they_compute_their_own_blocks_and_one_is_kept(self):
-        scheduler = Scheduler(config())
-        scheduler.add(request("a", 9, 1))
-        scheduler.add(Request("b", [ord("a")] * 9, 1))
-        batch = scheduler.schedule()
-        assert spans(batch) == [("a", 0, 9), ("b", 0, 9)]
-        run(scheduler, batch)
-        assert scheduler.blocks_cached == 2
-
-    def test_generated_tokens_are_cached_too(self):
-        scheduler = Scheduler(config())
-        a = request("a", 6, 7)
-        scheduler.add(a)
-        drive(scheduler)
-        assert scheduler.cached_prefix(Request("again", [*a.tokens, 0], 1)) == 12
 
     def test_hits_of_a_preempted_request_are_its_own_and_not_counted(self):
         scheduler = Scheduler(config(num_blocks=4))

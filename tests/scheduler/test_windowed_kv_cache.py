@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import Scheduler
-from corepipe.scheduler.windowed_kv_cache import EMPTY, WindowedKVCache, blocks_of_all, most_blocks
+from corepipe.scheduler.windowed_kv_cache import WindowedKVCache, blocks_of_all, most_blocks
 from tests.scheduler.world import config, run
 
 
@@ -27,78 +27,6 @@ def compute(kv: WindowedKVCache, owner: Request, count: int) -> None:
     owner.num_done += count
     if owner.num_done % kv.block_size < count:
         kv.commit(owner, count)
-
-
-def column(owner: Request, kv: WindowedKVCache, group: int) -> list[bool]:
-    """Returns which places of a group have a block."""
-    return [block != EMPTY for block in owner.block_ids[group :: len(kv._windows)]]
-
-
-def test_blocks_behind_a_window_are_given_back() -> None:
-    kv = cache((None, 6))
-    owner = request(list(range(40)))
-    compute(kv, owner, 12)  # the next token sees from position 7 on
-    assert column(owner, kv, 0) == [True] * 3
-    assert column(owner, kv, 1) == [False, True, True]
-    compute(kv, owner, 2)
-    assert column(owner, kv, 1) == [False, True, True, True], "only when a block has been filled"
-    compute(kv, owner, 3)  # position 17 sees from 12 on
-    assert column(owner, kv, 1) == [False, False, False, True, True]
-    assert owner.room == 20
-    kv.pool.check([kv.blocks_of(owner)])
-    kv.release(owner)
-    assert (owner.block_ids, owner.room, kv.pool.held) == ([], 0, 0)
-
-
-def test_a_block_is_not_given_back_while_a_batch_reads_it() -> None:
-    """Chunks in a pipeline: what the second reads stays until it has come back, though the first has."""
-    limits = config(windows=(4,), stages=2, max_num_batched_tokens=8, num_blocks=16)
-    scheduler = Scheduler(limits)
-    owner = request(list(range(30)))
-    scheduler.add(owner)
-    first, second = scheduler.schedule(), scheduler.schedule()
-    assert first is not None
-    assert second is not None
-    run(scheduler, first)
-    assert owner.block_ids[:1] == [EMPTY]
-    assert EMPTY not in owner.block_ids[1:], "position 8 sees from 5 on"
-    run(scheduler, second)
-    assert owner.block_ids[:3] == [EMPTY] * 3
-
-
-def test_a_prefix_ends_where_every_group_has_what_the_next_token_sees() -> None:
-    kv = cache((None, 6))
-    first = request(list(range(33)))
-    compute(kv, first, 33)
-    again = request(list(range(40)))
-    assert kv.take_prefix(again) == 32
-    assert column(again, kv, 0) == [True] * 8
-    assert column(again, kv, 1) == [False] * 6 + [True] * 2, "from position 27 on"
-    kv.release(first)
-    kv.pool.check([kv.blocks_of(again)])
-
-
-def test_a_prefix_ends_before_what_a_window_has_lost() -> None:
-    kv = cache((None, 6))
-    first = request(list(range(33)))
-    compute(kv, first, 33)
-    lost = kv.pool.find((1, first.block_key(5, 4)))
-    assert lost is not None
-    del kv.pool._cached[lost], kv.pool._block_of[kv.pool._key_of.pop(lost)]
-    kv.pool._free.append(lost)
-    assert kv.cached_prefix(request(list(range(33)))) == 32, "which sees from position 27 on, in block 6"
-    assert kv.cached_prefix(request(list(range(29)))) == 20, (
-        "28 would see from 23 on, in block 5, as would 24"
-    )
-
-
-def test_without_a_group_that_keeps_all_a_prefix_needs_its_end_alone() -> None:
-    kv = cache((6,), blocks=8, max_num_batched_tokens=4)
-    first = request(list(range(80)))
-    for _ in range(20):
-        compute(kv, first, 4)
-    assert kv.cached_prefix(request([*range(80), 0])) == 80
-    assert kv.cached_prefix(request(list(range(25)))) == 0, "evicted by what came later"
 
 
 @given(st.data())

@@ -68,11 +68,6 @@ def test_who_comes_during_a_step_waits_for_its_end() -> None:
     assert latencies(record).ttft[order] == pytest.approx([0.01, 0.016])
 
 
-def test_who_comes_as_a_step_ends_is_in_the_next() -> None:
-    record = play(given((0.0, 10, 3), (0.01, 10, 1)), cost=Cost(fixed=0.01))
-    assert sorted(latencies(record).ttft.tolist()) == pytest.approx([0.01, 0.02])
-
-
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_of_constant_service_waits_as_an_m_d_1_queue_does(load: float) -> None:
     """Pollaczek-Khinchine: load x service / 2 (1 - load)."""
@@ -123,13 +118,6 @@ def test_users_of_a_pipeline_are_served_alike(stages: int, users: int, batches: 
         assert record.replicas[0].timeline.fill > 0.85
 
 
-def test_users_think() -> None:
-    record = play(
-        workload(10, None, input_len=9, output_len=2, users=1, think_seconds=3.0), cost=Cost(fixed=0.5)
-    )
-    assert np.diff(np.sort(record.requests["arrival"])) == pytest.approx([4.0] * 9)
-
-
 def test_no_session_of_a_closed_loop_starts_after_its_duration() -> None:
     record = play(workload(None, None, users=3, duration=20.0), cost=Cost(fixed=0.02))
     assert 15 < record.requests["arrival"].max() <= 20.0
@@ -161,25 +149,6 @@ def test_a_full_queue_refuses_and_users_come_back() -> None:
     assert record.rejected["overloaded"] > 0
     assert record.requests["arrival"].max() > RETRY_SECONDS
     check_at_rest(record)
-
-
-def test_what_can_never_run_is_refused() -> None:
-    record = play(given((0.0, 10, 3), (0.0, 3000, 3), (0.0, 2000, 100)), num_blocks=128)
-    assert record.rejected["invalid"] == 1
-    assert sorted(record.requests["output_tokens"].tolist()) == [3, 48]  # cut to max_model_len
-
-
-def test_more_replicas_share_the_load() -> None:
-    ends = [
-        float(
-            play(workload(40, float("inf"), output_len=50), cost=[Cost()] * replicas)
-            .requests["last_at"]
-            .max()
-        )
-        for replicas in (1, 2, 4)
-    ]
-    assert ends[0] / ends[1] == pytest.approx(2, rel=0.2)
-    assert ends[1] / ends[2] == pytest.approx(2, rel=0.3)
 
 
 @pytest.mark.parametrize("stages", [1, 2])

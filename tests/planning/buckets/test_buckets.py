@@ -142,22 +142,3 @@ def test_what_compiling_takes_is_a_range_and_what_fails_is_said() -> None:
     assert shown.returncode == 0
     assert "32 GiB of host memory" in shown.stdout
     assert "minutes for" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("--buckets",), "give one --instance"),
-        (("--buckets", "--instance", "inf2.xlarge", "--ttft", "1s"), "--ttft has no effect with --buckets"),
-        (("--buckets", "--instance", "inf1.xlarge"), "--buckets is for vLLM"),
-        (("--rate", "1", "--graphs", "4"), "--graphs needs --buckets"),
-        ((), "give --rate"),
-        (("--buckets", "--instance", "inf2.xlarge", "--trace", "none.csv"), "--trace none.csv: No such file"),
-        (("--buckets", "--instance", "inf2.xlarge", "--max-model-len", "100"), "use at least that"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(flags: tuple[str, ...], says: str) -> None:
-    shown = run("plan", "llama-3.1-8b", *flags)
-    assert shown.returncode == 2
-    (line,) = shown.stderr.splitlines()
-    assert says in line

@@ -127,13 +127,6 @@ def test_what_does_not_fit_a_core_is_refused() -> None:
         ladder(LadderWork(model, FORMATS["bf16"], machine, PROFILES["vllm-neuron"], 100, 10, 128))
 
 
-@pytest.mark.parametrize("flag", [("--tensor", "2"), ("--batch", "8"), ("--output", "x.json")])
-def test_what_the_ladder_tries_itself_is_refused(flag: tuple[str, str]) -> None:
-    shown = run("profile", "bert-base", "--ladder", *flag)
-    assert shown.returncode == 2
-    assert f"{flag[0]} is set by --ladder itself" in shown.stderr
-
-
 def test_its_page_says_what_the_command_says() -> None:
     """Steps and reasons agree word for word, figures within NEAR; else run python -m
     ...profiling.ladder_page."""

@@ -19,8 +19,7 @@ from corepipe.serving.telemetry.lateness import (
     LatenessVerdict,
     late_at,
 )
-from tests.engine.engine_support import VOCAB, FlatCost, deployment, submit
-from tests.engine.test_driver_time import ManualTime
+from tests.engine.engine_support import VOCAB, FlatCost, ManualTime, deployment, submit
 from tests.null_executor import NullExecutor
 from tests.serving.http_support import STATS
 
