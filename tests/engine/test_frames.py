@@ -19,6 +19,7 @@ from corepipe.engine.messages import (
     Abort,
     Command,
     DeviceTimes,
+    Event,
     Failed,
     LoadProgress,
     Output,
