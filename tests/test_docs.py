@@ -32,9 +32,9 @@ from corepipe.serving.api.routes.table import ROUTES
 from corepipe.serving.api.routes.traffic import HttpMetrics
 from corepipe.serving.faults import KINDS, SECONDS
 from corepipe.serving.telemetry.by_model import joint_registry
-from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
+from corepipe.serving.telemetry.observer import Observer
 from tests import cli_page
 from tests.cli.test_main import COMMANDS, named
 from tests.servers import Served, default_model, served
@@ -247,14 +247,14 @@ def families() -> dict[str, tuple[str, str]]:
 
 async def collected() -> dict[str, tuple[str, str]]:
     """In an event loop, as when they are scraped."""
-    metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"), Lateness(1.0))
+    metrics = Metrics(NoEngine(), "model", EngineConfig(model="model"), Observer(EngineConfig(model="model")))
     registry = joint_registry({"model": metrics.collectors})
     HttpMetrics(registry, ROUTES)
     registry.register(ConnectionMetrics(ConnectionLimit(1)))
     InjectedFaults(registry)
     registry.register(CassetteMetrics())
     metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0, os.getpid()))
-    neuron = NeuronMetrics("model", EngineConfig(model="model"))
+    neuron = NeuronMetrics("model", EngineConfig(model="model"), Observer(EngineConfig(model="model")))
     found = [*registry.collect(), *neuron.collect()]
     return {f.name: (f.type, f.documentation) for f in found}
 

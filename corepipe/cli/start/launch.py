@@ -76,7 +76,7 @@ def _service(one: ResolvedModel, said: Announcement) -> Service:
     with suppress(UserError):  # the engine reads them, and says what is wrong
         client.told.details += filter(None, [of_weights(model, one.engine.format)])
     service = Service(client, tokenizer, one.engine, one.server, __version__, task)
-    service.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
+    service.observer.lateness.warn = lambda line: errors().print(f"corepipe: {line}")
     if task.task is Task.GENERATE:
         client.told.details.append(service.dialect.summary())
         client.told.notes += filter(None, [service.dialect.note])

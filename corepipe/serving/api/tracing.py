@@ -23,7 +23,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import FleetOutput
 from corepipe.serving.api.answering.submission import TRACE
 from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest
-from corepipe.serving.telemetry.requests import FinishedSequence
+from corepipe.serving.telemetry.observer import FinishedSequence
 
 FLUSH_SECONDS = 2
 """The time limit for sending the last spans to a collector when the server ends."""

@@ -18,10 +18,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Ready, StageWork, Stats
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import ENGINES
-from corepipe.serving.telemetry.constraints import ConstraintMetrics
-from corepipe.serving.telemetry.histogram import ITERATION, Histogram
-from corepipe.serving.telemetry.lateness import Lateness
-from corepipe.serving.telemetry.requests import RequestMetrics
+from corepipe.serving.telemetry.observer import Observer
 
 RESTART_REASONS = ("killed", "crashed", "hung", "failed", "load")
 """The reasons for restarts of an engine; a fleet has others besides."""
@@ -41,15 +38,12 @@ class HasStats(Protocol):
 class Metrics(Collector):
     """All metrics of a model at `/metrics`."""
 
-    def __init__(self, engine: HasStats, model: str, config: EngineConfig, lateness: Lateness) -> None:
+    def __init__(self, engine: HasStats, model: str, config: EngineConfig, observer: Observer) -> None:
         self._engine = engine
-        self._lateness = lateness
+        self._observer = observer
         self._model = model
         self._config = config
         self._ready: Ready | None = None
-        self.requests = RequestMetrics(config.max_model_len or 2**17)
-        self.constraints = ConstraintMetrics()
-        self.iteration_tokens = Histogram(ITERATION)
         self._price = find_instance(config.instance).price_per_hour
         self._process = ProcessCollector("corepipe_engine", pid=self._engine_pid, registry=None)
 
@@ -62,21 +56,15 @@ class Metrics(Collector):
         """Notes that the engine has loaded, to export the size of its cache."""
         self._ready = ready
 
-    def observe(self, stats: Stats) -> None:
-        """Counts the batch sizes and times in `stats`; called with every Stats, once."""
-        for tokens in stats.iteration_tokens:
-            self.iteration_tokens.observe(tokens)
-        self.constraints.observe(stats)
-
     def collect(self) -> Iterator[Metric]:
         """Yields all families; called by the registry."""
         yield from self._server_families()
         yield from self._engine_families()
         yield self._restarts()
         yield from self._fleet()
-        yield from self.requests.families(self._model)
-        yield from self.constraints.families(self._model)
-        yield self.iteration_tokens.family(
+        yield from self._observer.requests.families(self._model)
+        yield from self._observer.constraints.families(self._model)
+        yield self._observer.iteration_tokens.family(
             "vllm:iteration_tokens_total", "Tokens in a batch.", {"model_name": self._model}
         )
         yield from self._device_families()
@@ -103,15 +91,15 @@ class Metrics(Collector):
         return ALL_REPLICAS if len(stats) > 1 else str(stats[0].replica) if stats else "0"
 
     def _engine_families(self) -> Iterator[Metric]:
-        for name, help_text, read in _ENGINE_GAUGES:
+        for name, help_text, field in _ENGINE_GAUGES:
             gauge = GaugeMetricFamily(name, help_text, labels=("model_name", "engine"))
             for stats in self._engine.stats:
-                gauge.add_metric((self._model, str(stats.replica)), read(stats))
+                gauge.add_metric((self._model, str(stats.replica)), getattr(stats, field))
             yield gauge
-        for name, help_text, read in _ENGINE_COUNTERS:
+        for name, help_text, field in _ENGINE_COUNTERS:
             counter = CounterMetricFamily(name, help_text, labels=("model_name", "engine"))
             for stats in self._engine.stats:
-                counter.add_metric((self._model, str(stats.replica)), read(stats))
+                counter.add_metric((self._model, str(stats.replica)), getattr(stats, field))
             yield counter
         labels = ("model_name", "engine")
         what = "Requests in the queue, by what they wait for."
@@ -164,17 +152,17 @@ class Metrics(Collector):
     def _device_families(self) -> Iterator[Metric]:
         fixed = {"device": self._config.instance, "emulated": "true"}
         labels = ("device", "emulated", "engine")
-        for name, help_text, read in _DEVICE_COUNTERS:
+        for name, help_text, field in _DEVICE_COUNTERS:
             family = CounterMetricFamily(name, help_text, labels=labels)
             for stats in self._engine.stats:
-                family.add_metric((*fixed.values(), str(stats.replica)), read(stats))
+                family.add_metric((*fixed.values(), str(stats.replica)), getattr(stats, field))
             yield family
         yield from self._core_families(fixed)
         price = GaugeMetricFamily("corepipe_device_dollars_per_hour", _PRICE, labels=tuple(fixed))
         if self._price is not None:
             price.add_metric(tuple(fixed.values()), self._price)
         yield price
-        verdict = self._lateness.verdict
+        verdict = self._observer.lateness.verdict
         for name, what, value in (
             ("corepipe_device_times_valid", _VALID, float(verdict.valid)),
             ("corepipe_time_scale_needed", _NEEDED, verdict.time_scale_needed),
@@ -182,7 +170,7 @@ class Metrics(Collector):
             gauge = GaugeMetricFamily(name, what, labels=tuple(fixed))
             gauge.add_metric(tuple(fixed.values()), value)
             yield gauge
-        yield from self.requests.device_families(fixed)
+        yield from self._observer.requests.device_families(fixed)
 
     def _core_families(self, fixed: Mapping[str, str]) -> Iterator[Metric]:
         labels = (*fixed, "engine", "core")
@@ -255,51 +243,47 @@ _SERVER_GAUGES: tuple[tuple[str, str, Callable[[Sequence[Stats]], float]], ...] 
 """Gauges over all replicas: see docs/decisions/2026-11-24-metrics-of-all-replicas.md."""
 
 
-_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
-    ("corepipe_requests_running", "Requests in a replica's batch.", lambda s: s.running),
-    ("corepipe_requests_waiting", "Requests in a replica's queue.", lambda s: s.waiting),
-    ("corepipe_waiting_tokens", "Prompt tokens in the queue.", lambda s: s.waiting_tokens),
-    ("corepipe_kv_blocks_held", "KV blocks held by requests.", lambda s: s.blocks_held),
-    ("corepipe_kv_blocks_cached", "KV blocks kept by the prefix cache alone.", lambda s: s.blocks_cached),
-    ("corepipe_kv_blocks", "KV blocks in all.", lambda s: s.blocks_total),
+_ENGINE_GAUGES: Sequence[tuple[str, str, str]] = (
+    ("corepipe_requests_running", "Requests in a replica's batch.", "running"),
+    ("corepipe_requests_waiting", "Requests in a replica's queue.", "waiting"),
+    ("corepipe_waiting_tokens", "Prompt tokens in the queue.", "waiting_tokens"),
+    ("corepipe_kv_blocks_held", "KV blocks held by requests.", "blocks_held"),
+    ("corepipe_kv_blocks_cached", "KV blocks kept by the prefix cache alone.", "blocks_cached"),
+    ("corepipe_kv_blocks", "KV blocks in all.", "blocks_total"),
 )
 
-_ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
-    ("vllm:prompt_tokens", "Prompt tokens of requests with a first token.", lambda s: s.prompt_tokens),
+_ENGINE_COUNTERS: Sequence[tuple[str, str, str]] = (
+    ("vllm:prompt_tokens", "Prompt tokens of requests with a first token.", "prompt_tokens"),
     (
         "vllm:prompt_tokens_cached",
         "Prompt tokens of requests with a first token, from the prefix cache.",
-        lambda s: s.prompt_tokens_cached,
+        "prompt_tokens_cached",
     ),
-    ("vllm:generation_tokens", "Tokens generated.", lambda s: s.generation_tokens),
-    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
-    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", lambda s: s.prefix_hits),
-    ("vllm:num_preemptions", "Requests that had to give up their KV blocks.", lambda s: s.preemptions),
+    ("vllm:generation_tokens", "Tokens generated.", "generation_tokens"),
+    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", "prefix_queries"),
+    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", "prefix_hits"),
+    ("vllm:num_preemptions", "Requests that had to give up their KV blocks.", "preemptions"),
     (
         "corepipe_overflows",
         "Requests that ended with an error because values of the model overflowed.",
-        lambda s: s.overflows,
+        "overflows",
     ),
     (
         "corepipe_constraint_failures",
         "Requests that ended with an error because no continuation fitted their grammar.",
-        lambda s: s.constraint_failures,
+        "constraint_failures",
     ),
-    ("vllm:spec_decode_num_drafts", "Drafts of the next tokens of an answer.", lambda s: s.drafts),
-    ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", lambda s: s.draft_tokens),
-    (
-        "vllm:spec_decode_num_accepted_tokens",
-        "Draft tokens that were accepted.",
-        lambda s: s.accepted_tokens,
-    ),
-    ("corepipe_steps", "Batches computed.", lambda s: s.steps),
+    ("vllm:spec_decode_num_drafts", "Drafts of the next tokens of an answer.", "drafts"),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", "draft_tokens"),
+    ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", "accepted_tokens"),
+    ("corepipe_steps", "Batches computed.", "steps"),
     (
         "corepipe_padded_tokens",
         "Rows that the device computed beside those of tokens, in graphs of fixed sizes, where nothing is "
         "generated.",
-        lambda s: s.padded_tokens,
+        "padded_tokens",
     ),
-    ("corepipe_host_busy_seconds", "Seconds in which the host computed.", lambda s: s.host_busy_seconds),
+    ("corepipe_host_busy_seconds", "Seconds in which the host computed.", "host_busy_seconds"),
 )
 
 _WAITING: Mapping[str, Callable[[Stats], float]] = {
@@ -315,21 +299,13 @@ _SOURCES: Mapping[str, Callable[[Stats], float]] = {
 }
 """vLLM's sources: here keys and values never come from another server."""
 
-_DEVICE_COUNTERS: tuple[tuple[str, str, Callable[[Stats], float]], ...] = (
-    (
-        "corepipe_device_busy_seconds",
-        "Emulated seconds in which the device computed.",
-        lambda s: s.device_busy_seconds,
-    ),
-    (
-        "corepipe_device_seconds",
-        "Emulated seconds since the device started.",
-        lambda s: s.device_now_seconds,
-    ),
+_DEVICE_COUNTERS: Sequence[tuple[str, str, str]] = (
+    ("corepipe_device_busy_seconds", "Emulated seconds in which the device computed.", "device_busy_seconds"),
+    ("corepipe_device_seconds", "Emulated seconds since the device started.", "device_now_seconds"),
     (
         "corepipe_late_steps",
         "Steps that the host finished later than the emulated device would have.",
-        lambda s: s.late_steps,
+        "late_steps",
     ),
 )
 

@@ -8,23 +8,19 @@ vCPU usage are those of this machine.  Gauges are over the last WINDOW_SECONDS.
 from __future__ import annotations
 
 import socket
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from time import monotonic
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import Ready, Stats
+from corepipe.engine.messages import Ready
 from corepipe.neuron.chips.catalog import instance as find_instance
-from corepipe.serving.telemetry.history import WINDOW_SECONDS, History
+from corepipe.serving.telemetry.history import WINDOW_SECONDS
 from corepipe.serving.telemetry.host_usage import HostUsage
+from corepipe.serving.telemetry.observer import Observer
 
 PERCENTILES = (0, 1, 25, 50, 75, 99, 100)
-MOST_STEPS = 8192
-"""The most latencies that are kept."""
-
 ERRORS = ("generic", "numerical", "transient", "model", "runtime", "hardware")
 STATUSES = (
     "completed",
@@ -48,18 +44,16 @@ CORE_MEMORY = {
 class NeuronMetrics(Collector):
     """All metrics of a model at `/metrics/neuron`."""
 
-    def __init__(self, model: str, config: EngineConfig, now: Callable[[], float] = monotonic) -> None:
+    def __init__(self, model: str, config: EngineConfig, observer: Observer) -> None:
         instance = find_instance(config.instance)
         self._instance = instance if config.lnc is None else instance.with_lnc(config.lnc)
         self._first_core = config.first_core
         self._paced = config.clock == "device"
         self._time_scale = config.time_scale
-        self._now = now
-        self._usage = HostUsage(now())
+        self._observer = observer
+        self._now = observer.now
+        self._usage = HostUsage(self._now())
         self._cores: list[Mapping[str, int]] = []
-        self._latest: dict[int, Stats] = {}
-        self._histories: dict[int, History[Stats]] = {}
-        self._steps: deque[tuple[float, float, float]] = deque(maxlen=MOST_STEPS)
         self._labels = {
             "instance_name": "corepipe",
             "instance_id": f"emulated-{socket.gethostname()}",
@@ -76,16 +70,6 @@ class NeuronMetrics(Collector):
         self._cores = [core["memory_bytes"] for core in ready.placement.get("cores", [])]
         self._usage.watch(ready.pid, self._now())
 
-    def take(self, stats: Stats) -> None:
-        """Takes the figures of a replica; called with every Stats, once."""
-        now, before = self._now(), self._latest.get(stats.replica)
-        history = self._histories.setdefault(stats.replica, History())
-        if before is not None and stats.steps < before.steps:  # another engine
-            history.clear()
-        self._latest[stats.replica] = stats
-        history.add(now, stats)
-        self._steps.extend((now, *seconds) for seconds in stats.step_seconds)
-
     def collect(self) -> Iterator[Metric]:
         """Yields all families; called by the registry."""
         yield self._utilization()
@@ -96,7 +80,7 @@ class NeuronMetrics(Collector):
 
     def _utilization(self) -> Metric:
         family = self._gauge("neuroncore_utilization_ratio", "Busy share of a NeuronCore.", "neuroncore")
-        for replica in sorted(self._latest):
+        for replica in sorted(self._observer.latest):
             busy = self._busy(replica)
             for core, share in enumerate(busy):
                 family.add_metric(
@@ -110,9 +94,9 @@ class NeuronMetrics(Collector):
         It is the share of the time that passed where the device sets the pace, else of the emulated time,
         which passes only while there is work.
         """
-        change = self._histories[replica].change(self._now())
+        change = self._observer.histories[replica].change(self._now())
         if change is None:
-            return [0.0] * len(self._latest[replica].core_busy_seconds)
+            return [0.0] * len(self._observer.latest[replica].core_busy_seconds)
         before, after = change.before, change.after
         passed = change.passed / self._time_scale
         if not self._paced:
@@ -124,7 +108,7 @@ class NeuronMetrics(Collector):
         used = self._gauge(
             "neuron_runtime_memory_used_bytes", "Memory of the runtime by where it is.", "memory_location"
         )
-        device = len(self._latest) * sum(sum(core.values()) for core in self._cores)
+        device = len(self._observer.latest) * sum(sum(core.values()) for core in self._cores)
         used.add_metric((*self._runtime.values(), "host"), self._usage.engine_bytes)
         used.add_metric((*self._runtime.values(), "neuron_device"), device)
         yield used
@@ -135,17 +119,17 @@ class NeuronMetrics(Collector):
                 "neuroncore",
                 "memory_location",
             )
-            for number, core in enumerate(self._cores * len(self._latest), self._first_core):
+            for number, core in enumerate(self._cores * len(self._observer.latest), self._first_core):
                 labels = (*self._runtime.values(), str(number), "neuron_device")
                 family.add_metric(labels, core[part] if part else 0)
             yield family
 
     def _executions(self) -> Iterator[Metric]:
         yield self._counter("execution_errors", "Executions that failed.", "error_type", ERRORS, {})
-        done = {"completed": sum(stats.steps for stats in self._latest.values())}
+        done = {"completed": sum(stats.steps for stats in self._observer.latest.values())}
         yield self._counter("execution_status", "Executions by outcome.", "status_type", STATUSES, done)
         since = self._now() - WINDOW_SECONDS
-        recent = [(on_device, in_all) for at, on_device, in_all in self._steps if at > since]
+        recent = [(on_device, in_all) for at, on_device, in_all in self._observer.steps if at > since]
         what = "Latencies of the executions of the last seconds, from the scheduler to the tokens."
         yield self._latency("execution_latency_seconds", what, sorted(in_all for _, in_all in recent))
         name, what = (

@@ -16,6 +16,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.exposition import render
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
+from corepipe.serving.telemetry.observer import Observer
 from tests.servers import TINY, served
 from tests.serving.http_support import READY, STATS
 
@@ -95,9 +96,11 @@ def test_every_format_has_the_same_families_and_samples(url, accept):
 @pytest.mark.parametrize("accept", FORMATS)
 def test_neuron_monitors_names_are_the_same_in_every_format(accept):
     """The formats are read at one moment: latencies exist only while the window has steps."""
-    made = NeuronMetrics("tiny", EngineConfig(model="tiny"), lambda: 100.0)
+    engine = EngineConfig(model="tiny")
+    observer = Observer(engine, lambda: 100.0)
+    made = NeuronMetrics("tiny", engine, observer)
     made.set_ready(READY)
-    made.take(STATS)
+    observer.take(STATS)
     (plain, text), (body, content_type) = (
         render(joint_registry({"tiny": [made]}, host=False), kind) for kind in ("text/plain", accept)
     )

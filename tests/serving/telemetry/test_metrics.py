@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from corepipe.engine.messages import Output, StepPace
-from corepipe.serving.telemetry.histogram import Histogram
+from corepipe.serving.telemetry.observer import Histogram
 from tests.servers import until
 from tests.serving.http_support import STATS, FakeEngine, running, saying, tokenizer
 

@@ -15,6 +15,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.exposition import render
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
+from corepipe.serving.telemetry.observer import Observer
 from tests.serving.http_support import READY, STATS, FakeEngine, running
 
 CORE = {"memory_bytes": {"weights": 700, "kv_cache": 200, "buffers": 100}}
@@ -44,7 +45,10 @@ class Clock:
 
 
 def metrics(now, **config):
-    made = NeuronMetrics("tiny", EngineConfig(model="tiny", **config), now)
+    engine = EngineConfig(model="tiny", **config)
+    observer = Observer(engine, now)
+    made = NeuronMetrics("tiny", engine, observer)
+    made.take = observer.take
     made.set_ready(PLACED)
     return made
 

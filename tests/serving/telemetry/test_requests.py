@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corepipe.engine.messages import DeviceTimes, Output
-from corepipe.serving.telemetry.requests import FinishedSequence, RequestMetrics
+from corepipe.serving.telemetry.observer import FinishedSequence, RequestMetrics
 
 
 def counts(metrics: RequestMetrics) -> dict[str, float]:

@@ -23,7 +23,7 @@ from corepipe.serving.api.http.errors import (
     unconstrained,
 )
 from corepipe.serving.supervision.client import OutputStream
-from corepipe.serving.telemetry.requests import FinishedSequence, RequestMetrics
+from corepipe.serving.telemetry.observer import FinishedSequence, RequestMetrics
 
 AnswerPart = Said | PromptTokens | Tokens
 """The parts that a choice consists of."""

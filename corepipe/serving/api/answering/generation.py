@@ -107,7 +107,7 @@ class Generation:
         self._bad_words = spelled(job.body.bad_words, service.tokenizer)
         details = RequestedDetails.of(job.body)
         self._choices = [
-            GeneratedChoice(answer, job.arrival, service.metrics.requests, details)
+            GeneratedChoice(answer, job.arrival, service.observer.requests, details)
             for answer in self._answers()
         ]
         self._left = len(self._choices)
@@ -257,7 +257,11 @@ class Generation:
         lasts = [choice.answer.last for choice in self._choices]
         times = [last.device if last else None for last in lasts]
         drafts = [last.speculated if last else None for last in lasts]
-        return [EmulatedTimes(self._service.engine.instance, times, self._service.lateness.verdict, drafts)]
+        return [
+            EmulatedTimes(
+                self._service.engine.instance, times, self._service.observer.lateness.verdict, drafts
+            )
+        ]
 
     def _report(self, streams: Sequence[OutputStream]) -> None:
         """Reports to the metrics, and to the trace if there is one, how each choice ended.
@@ -270,7 +274,7 @@ class Generation:
             choice.finished(given_up, job.body.n, stream)
             for choice, stream in zip(self._choices, streams, strict=True)
         ]
-        self._service.metrics.requests.finish(parts)
+        self._service.observer.requests.finish(parts)
         if job.trace is not None:
             job.trace.answered(job.operation, job.body, job.id, parts)
 

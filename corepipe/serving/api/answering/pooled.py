@@ -33,7 +33,7 @@ from corepipe.serving.api.bodies.values import Neutral, ShortText
 from corepipe.serving.api.http.errors import invalid, overflowed, unavailable
 from corepipe.serving.api.http.tenants import Tenant, tenant_of
 from corepipe.serving.supervision.client import OutputStream
-from corepipe.serving.telemetry.requests import FinishedSequence
+from corepipe.serving.telemetry.observer import FinishedSequence
 
 MOST_AT_ONCE = 256
 """The most prompts of one request that are in the engine at a time."""
@@ -220,7 +220,7 @@ class PooledRunner:
             parts.append(self._finished(stream, len(prompts[number].ids), output, at, given_up))
         if not parts:
             return
-        self._service.metrics.requests.finish(parts)
+        self._service.observer.requests.finish(parts)
         if job.trace is not None:
             job.trace.answered(job.operation, job.body, job.id, parts)
 
@@ -325,7 +325,7 @@ class PooledEndpoint(ABC, Generic[B]):
 def emulated(service: Service, outputs: Sequence[Output]) -> dict[str, Any]:
     """Returns the emulated device's times of these outputs, as fields of an answer."""
     times = [output.device for output in outputs]
-    return EmulatedTimes(service.engine.instance, times, service.lateness.verdict).fields()
+    return EmulatedTimes(service.engine.instance, times, service.observer.lateness.verdict).fields()
 
 
 async def answer(send: Send, body: bytes, *others: tuple[bytes, bytes]) -> None:

@@ -20,7 +20,7 @@ from corepipe.answers.parsing.choose import Dialect, choose
 from corepipe.answers.parsing.formats import CallFormat, ReasoningFormat
 from corepipe.answers.parsing.reading import AnswerFormat
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.messages import LoadProgress, Ready, Stats
+from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.errors import UserError
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
@@ -28,9 +28,9 @@ from corepipe.models.vision.reader import ImageReader, ImageSetting
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.http.errors import ApiError, echo, invalid, overloaded, unavailable
 from corepipe.serving.config import ServerConfig
-from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
+from corepipe.serving.telemetry.observer import Observer
 from corepipe.structured.constraints import Constraint, ConstraintError
 from corepipe.structured.grammar_checker import GrammarChecker
 from corepipe.structured.grammars import schema_of
@@ -137,10 +137,10 @@ class Service:
         self.special_tokens_in_text = server.allow_special_tokens_in_text
         trusted = tokenizer is not None and server.trust_request_chat_template
         self.request_templates = RequestTemplates(self.tokenizer) if trusted else None
-        self.lateness = Lateness(engine.time_scale)
-        self.metrics = Metrics(client, self.names[0], engine, self.lateness)
-        self.neuron = NeuronMetrics(self.names[0], engine)
-        client.on_stats = self._take
+        self.observer = Observer(engine)
+        self.metrics = Metrics(client, self.names[0], engine, self.observer)
+        self.neuron = NeuronMetrics(self.names[0], engine, self.observer)
+        client.on_stats = self.observer.take
         client.on_ready = self.set_ready
         client.on_failure = self._fail
         self.ready: Ready | None = None
@@ -197,11 +197,6 @@ class Service:
 
     def _note(self, progress: LoadProgress) -> None:
         self.progress = progress
-
-    def _take(self, stats: Stats) -> None:
-        self.metrics.observe(stats)
-        self.neuron.take(stats)
-        self.lateness.take(stats)
 
     def _fail(self, error: Exception) -> None:
         self.failure = error
@@ -309,7 +304,7 @@ class Service:
         if constraint is None:
             return ""
         grammar = await self._checked(constraint)
-        self.metrics.constraints.taken(constraint.kind)
+        self.observer.constraints.taken(constraint.kind)
         return grammar
 
     async def checked_schema(self, schema: Mapping[str, Any], field: str) -> Schema:
@@ -319,7 +314,7 @@ class Service:
 
     async def _checked(self, constraint: Constraint) -> str:
         """Returns the grammar of a constraint.  Raises ApiError as `grammar` does."""
-        metrics = self.metrics.constraints
+        metrics = self.observer.constraints
         with self._refusals():
             try:
                 verdict = await self._grammars.check(constraint)
@@ -327,7 +322,7 @@ class Service:
                 metrics.refused("rate_limit_exceeded")
                 raise overloaded("The server is busy with other constraints; retry later.") from None
             if verdict.seconds:
-                metrics.took(verdict.seconds)
+                metrics.check_seconds.observe(verdict.seconds)
             if verdict.error:
                 raise ConstraintError(verdict.error, verdict.param, verdict.code)
         return verdict.grammar
@@ -338,7 +333,7 @@ class Service:
         try:
             yield
         except ConstraintError as error:
-            self.metrics.constraints.refused(error.code)
+            self.observer.constraints.refused(error.code)
             raise invalid(error.message, error.param, error.code) from None
 
     def close(self) -> None:

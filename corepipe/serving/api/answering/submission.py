@@ -14,7 +14,7 @@ from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.http.errors import unavailable
 from corepipe.serving.api.http.tenants import Quota
 from corepipe.serving.supervision.client import MAX_PENDING, OutputStream
-from corepipe.serving.telemetry.requests import FinishedSequence
+from corepipe.serving.telemetry.observer import FinishedSequence
 
 TRACE = "corepipe.trace"
 """The key of a traced request's AnswerObserver in its ASGI scope."""

@@ -27,7 +27,7 @@ from corepipe.serving.api.cassettes.library import MAX_FILE
 from corepipe.serving.api.cassettes.writer import CassetteWriter
 from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.table import is_recorded
-from corepipe.serving.telemetry.requests import FinishedSequence
+from corepipe.serving.telemetry.observer import FinishedSequence
 
 TRANSIENT = frozenset({"service_unavailable", "rate_limit_exceeded", "queue_timeout"})
 """Codes of errors that come from the server's state at that moment: a later request may be answered."""
@@ -123,7 +123,7 @@ class _DeviceTimesObserver:
         if not any(self._times):
             return {}
         service = models.named(self._model)
-        return EmulatedTimes(service.engine.instance, self._times, service.lateness.verdict).fields()
+        return EmulatedTimes(service.engine.instance, self._times, service.observer.lateness.verdict).fields()
 
 
 def _is_object(request: RecordedRequest) -> bool:

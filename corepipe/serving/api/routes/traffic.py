@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corepipe.serving.api.http.errors import internal, send_error
 from corepipe.serving.api.routes.route import Route
-from corepipe.serving.telemetry.histogram import Histogram
+from corepipe.serving.telemetry.observer import Histogram
 
 _SECONDS = (
     0.01,
