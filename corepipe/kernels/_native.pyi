@@ -373,7 +373,7 @@ class SimulatedStepTimes:
         """asked: a corepipe.simulation.step_times.StepTimes, whose methods compute the times."""
 
 class SimulatedReplica:
-    """A replica of one stage, of simulation/native_fleet.py; seconds as in `Timeline`."""
+    """A replica, of simulation/native_fleet.py; seconds as in `Timeline`."""
 
     unfinished: int
     running: int
@@ -383,10 +383,13 @@ class SimulatedReplica:
     prefix_hits: int
     blocks_held: int
     blocks_cached: int
-    in_flight: bool
-    busy_seconds: float
+    busy_seconds: list[float]
     overlap_seconds: float
     work_seconds: float
+    hand_over_seconds: float
+    draft_seconds: float
+    drafted: tuple[int, int, int, list[int]]
+    """The fields of a corepipe.scheduler.request.Drafted."""
     steps: int
     nbytes: int
     def check(self) -> None:
@@ -409,13 +412,14 @@ class SimulatedFleet:
         self,
         limits: object,
         segregated: bool,
-        replicas: Sequence[tuple[SimulatedStepTimes, float, float | None]],
+        draft_rates: Sequence[float],
+        replicas: Sequence[tuple[SimulatedStepTimes, object, float, float | None]],
         margin: int,
         told: bool,
     ) -> None:
-        """limits: a corepipe.scheduler.config.SchedulerConfig, read by attribute.  replicas: the times of
-        each, and a profile's host_seconds and change_seconds.  margin: `router.load_margin`.  told: `news`
-        will be called."""
+        """limits: a corepipe.scheduler.config.SchedulerConfig, read by attribute.  draft_rates: of a
+        SyntheticDrafter; none: there are no drafts.  replicas: the times of each, its Rounds, and a profile's
+        host_seconds and change_seconds.  margin: `router.load_margin`.  told: `news` will be called."""
     def next_event(self) -> float:
         """Returns the time of the next event; infinity if there is none before the next request."""
     def advance(self, until: float) -> bool:
@@ -428,9 +432,10 @@ class SimulatedFleet:
         most_tokens: int,
         answer: int,
         segments: tuple[tuple[int, int], ...],
+        draft_seed: int,
     ) -> str | None:
-        """Adds a request whose prompt has segments of (id, tokens).  Returns None, or why it is refused:
-        "overloaded" or "invalid"."""
+        """Adds a request whose prompt has segments of (id, tokens); draft_seed: of its SyntheticDrafter.
+        Returns None, or why it is refused: "overloaded" or "invalid"."""
     def news(self) -> tuple[list[tuple[int, float]], list[tuple[int, int, float]]]:
         """Returns since the last call: (number, time) of first tokens, (number, tokens it has, time) of
         ends."""

@@ -70,7 +70,7 @@ class Sharing:
             return None if in_flight else BatchShare(self._config.max_num_seqs, 0, prompts_only=False)
         coming, tokens = self._admissible()
         self._think(coming, tokens)
-        if self._are_enough(in_flight, tokens):
+        if in_flight >= self._batches and in_flight >= self._most_with_prompts(tokens):
             return None
         seats = -(-(len(self._running) + coming) // self._batches)
         missing = self._batches - in_flight
@@ -78,17 +78,6 @@ class Sharing:
             idle = sum([r.num_computed < r.num_tokens for r in self._running]) + coming
             seats = min(seats, -(-idle // missing))
         return BatchShare(seats, -(-coming // self._batches), prompts_only=generating >= self._batches)
-
-    def has_enough(self, in_flight: int) -> bool:
-        """Returns whether `share` will give nothing while others are under way and nothing else changes."""
-        if self._config.stages == 1:
-            return in_flight > 0
-        coming, tokens = self._admissible()
-        return self._situation == (self._running.changes, coming) and self._are_enough(in_flight, tokens)
-
-    def _are_enough(self, in_flight: int, coming: int) -> bool:
-        """Returns whether so many batches are enough, where requests with `coming` tokens may join."""
-        return in_flight >= self._batches and in_flight >= self._most_with_prompts(coming)
 
     def _think(self, coming: int, tokens: int) -> None:
         """Chooses the number of batches for the running requests and `coming` others with `tokens` tokens.
@@ -240,7 +229,6 @@ class NextBatch:
             request = self._running.admit(self._short)
             if request is not None and self._run(request):
                 self._admitted.add(request)
-                self._kept = max(0, self._kept - 1)
                 return True
         self._kept = 0
         return False

@@ -177,12 +177,6 @@ class Scheduler:
         return self._config.block_size
 
     @property
-    def has_enough_in_flight(self) -> bool:
-        """Returns whether `schedule` is known to give nothing before a batch comes back or a request
-        comes."""
-        return self._sharing.has_enough(len(self._generating))
-
-    @property
     def most_in_flight(self) -> int:
         """Returns how many batches may be in flight at once."""
         return self._config.most_in_flight

@@ -1,7 +1,7 @@
 """A workload over native replicas: native versions of the schedulers and time lines that serve.
 
 They decide as `Scheduler` does, are chosen as by `ReplicaRouter` and take as long as by `Timeline`, step by
-step: one stage, requests of one priority, and no drafts.
+step: requests of one priority.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from math import inf
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from corepipe.engine.drafters.synthetic import SyntheticDrafter
 from corepipe.engine.loop.loop import load_margin
 from corepipe.errors import UserError
 from corepipe.kernels import native
 from corepipe.neuron.timing.clock import VirtualClock
-from corepipe.neuron.timing.cost import CostModel
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.next_batch import mixed, segregated
 from corepipe.scheduler.running import QueueFull
@@ -40,8 +40,9 @@ def has_native_replicas(scenario: Scenario) -> bool:
     """Returns whether native replicas can play the scenario; False where the native module is not built."""
     limits = scenario.limits
     has_blocks = limits.keeps_state and not limits.num_states and limits.state_span is None
-    known = limits.stages == 1 and has_blocks and scenario.policy in {mixed, segregated}
-    return scenario.plain and known and _module() is not None
+    known = has_blocks and scenario.policy in {mixed, segregated}
+    generates = scenario.encoding is None and not scenario.max_batch_delay
+    return generates and known and _module() is not None
 
 
 @dataclass(slots=True)
@@ -60,19 +61,20 @@ class NativeSimulation:
         module = _module()
         assert module is not None
         limits, timelines = scenario.limits, scenario.timelines
-        known: list[tuple[CostModel, _native.SimulatedStepTimes]] = []
+        known: list[tuple[Timeline, _native.SimulatedStepTimes]] = []
         parts = []
         for timeline in timelines:
-            cost, profile = timeline.cost, timeline.profile
-            times = next((times for other, times in known if cost.same_times(other)), None)
-            if times is None:
-                times = module.SimulatedStepTimes(StepTimes(cost))
-                known.append((cost, times))
-            parts.append((times, profile.host_seconds, profile.change_seconds))
+            profile = timeline.profile
+            alike = next((one for one in known if one[0].same_times(timeline)), None)
+            if alike is None:
+                alike = timeline, module.SimulatedStepTimes(StepTimes(timeline))
+                known.append(alike)
+            parts.append((alike[1], alike[0].rounds, profile.host_seconds, profile.change_seconds))
         self._reports_events = scenario.reports_events
+        rates = () if scenario.drafters is None else scenario.drafters(0).rates
         margin = load_margin(limits.max_num_seqs)
         self._fleet: _native.SimulatedFleet = module.SimulatedFleet(
-            limits, scenario.policy is segregated, parts, margin, self._reports_events
+            limits, scenario.policy is segregated, rates, parts, margin, self._reports_events
         )
         numbered = enumerate(timelines)
         self._replicas = [NativeReplica(n, each, self._fleet.replica(n)) for n, each in numbered]
@@ -80,7 +82,9 @@ class NativeSimulation:
         self.record = PackedRecord(limits, self._replicas, self._fleet, self._early_stop)
         self._alive: dict[int, SimulatedRequest] = {}
         self._sent = 0
-        self._source = WorkloadSource(scenario.workload, self, VirtualClock(), self.record)
+        self._source = WorkloadSource(
+            scenario.workload, self, VirtualClock(), self.record, drafters=scenario.drafters
+        )
 
     def next_event(self) -> float:
         """Returns the time of the next event of a replica; infinity: none before a request comes."""
@@ -95,8 +99,7 @@ class NativeSimulation:
                 progress("simulating", self._source.share)
                 shown = self.record.sent + AT_ONCE
         for replica in self._replicas:
-            ran = replica.scheduler
-            replica.timeline.ran(ran.busy_seconds, ran.overlap_seconds, ran.work_seconds)
+            replica.timeline.ran(replica.scheduler)
         progress("simulating", 1.0)
         return self.record
 
@@ -116,8 +119,9 @@ class NativeSimulation:
             raise ValueError(f"a prompt of {prompt} tokens")
         number = self._sent
         self._sent += 1
+        seed = request.drafter.seed if isinstance(request.drafter, SyntheticDrafter) else 0
         refused = self._fleet.add(
-            number, request.arrival, prompt, request.max_tokens, asked.answer, asked.prompt
+            number, request.arrival, prompt, request.max_tokens, asked.answer, asked.prompt, seed
         )
         if refused == "overloaded":
             raise QueueFull

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from corepipe.scheduler.config import SchedulerConfig
+from corepipe.scheduler.request import Drafted
 from corepipe.simulation.columns import Floats, RecordTable
 from corepipe.simulation.early_stop import EarlyStop
 from corepipe.simulation.record import (
@@ -69,6 +70,10 @@ class PackedRecord(SimulationRecord):
 
     def admitted(self, number: int) -> None:  # noqa: ARG002 -- the fleet counts waiting requests
         self.sent += 1
+
+    @property
+    def drafted(self) -> list[Drafted]:
+        return [Drafted(*self._fleet.replica(number).drafted) for number in range(len(self.replicas))]
 
     @property
     def steps(self) -> Sequence[RecordTable]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 
 from corepipe.engine.loop.batch_delay import replica_of
@@ -19,19 +16,6 @@ from corepipe.simulation.source import WorkloadSource
 
 PROGRESS_REQUESTS = 100
 """The number of requests after which progress is reported."""
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Turns the collection of cycles off meanwhile: a run makes none, and looking for them took a tenth of
-    its time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class LoopedSimulation:
@@ -61,11 +45,10 @@ class LoopedSimulation:
     def run(self, progress: Progress = silent) -> SimulationRecord:
         """Plays all arrivals and runs until the last request has ended, or the run is lost."""
         shown = 0
-        with _no_collection():
-            for _ in self._loop.turns(self._source):
-                if self.record.sent >= shown:
-                    progress("simulating", self._source.share)
-                    shown = self.record.sent + PROGRESS_REQUESTS
+        for _ in self._loop.turns(self._source):
+            if self.record.sent >= shown:
+                progress("simulating", self._source.share)
+                shown = self.record.sent + PROGRESS_REQUESTS
         progress("simulating", 1.0)
         return self.record
 

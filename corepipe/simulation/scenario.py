@@ -39,11 +39,6 @@ class Scenario:
     drafters: DrafterMaker | None = None
 
     @property
-    def plain(self) -> bool:
-        """Returns whether tokens are generated one a step, as soon as they can be."""
-        return self.encoding is None and self.drafters is None and not self.max_batch_delay
-
-    @property
     def reports_events(self) -> bool:
         """Returns whether the events of requests must be reported in order while they happen."""
         return self.workload.chained or self.early_stop is not None

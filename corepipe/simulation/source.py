@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
+from corepipe.engine.drafters.synthetic import SyntheticDrafter
 from corepipe.neuron.timing.clock import Clock
-from corepipe.scheduler.request import Drafter
 from corepipe.scheduler.scheduler import QueueFull
 from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.simulated_request import SimulatedRequest
@@ -33,7 +33,7 @@ class RequestReceiver(Protocol):
     def add(self, request: SimulatedRequest, /) -> Numbered: ...
 
 
-DrafterMaker = Callable[[int], Drafter]
+DrafterMaker = Callable[[int], SyntheticDrafter]
 """A function from n to the drafter of the n-th admitted request."""
 
 

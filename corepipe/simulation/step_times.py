@@ -1,43 +1,63 @@
-"""Times of steps on one stage, for native replicas."""
+"""Times of steps, for native replicas."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timing.cost import CostModel
+from corepipe.neuron.timing.timeline import Timeline
+
+StepsTimed = tuple[float, float, float, float, list[float]]
+"""Seconds to copy the inputs of a step, to draw its tokens, to return its outputs, and of a draft model; and
+[steps, costs, stages, 2], flat: for each cost model of `StepTimes` the seconds to reach each stage, and those
+on it."""
 
 
 class StepTimes:
-    """The times of steps of a deployment with this `cost`: those of `Timeline`, to the last bit."""
+    """The times of steps on `timeline`, to the last bit.
 
-    def __init__(self, cost: CostModel) -> None:
-        self._cost = cost.lone
+    lone_differs: whether a step that is alone in the pipeline takes another time on a stage."""
 
-    def decoding(
-        self, sequences: int, tokens: int, steps: int
-    ) -> tuple[float, float, float, list[float], int | None]:
-        """Returns the times of decode steps, the first with `tokens` tokens of context in all, each further
-        one with `sequences` more: seconds to copy the inputs, to draw the tokens and to return the outputs,
-        which are the same for each step; the device's seconds for each of `steps` steps; and None.  Or one
-        device time, and the last context for which it holds, from `tokens` on.
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._cost = cost = timeline.cost
+        self.stages = cost.stages
+        self.lone_differs = cost.lone is not cost
+        self._costs = [cost.lone, cost] if self.lone_differs else [cost]
+
+    def decoding(self, sequences: int, tokens: int, steps: int) -> tuple[StepsTimed, int | None]:
+        """Returns the times of `steps` decode steps, the first with `tokens` tokens of context in all, each
+        further one with `sequences` more; and None.  Or those of one, and the last context for which they
+        hold, from `tokens` on.  No draft model runs beside them.
         """
-        cost, shape = self._cost, StepShape.decoding(sequences, tokens)
-        host = cost.input_seconds(shape), cost.sampling_seconds(shape), cost.result_seconds(shape)
+        shape = StepShape.decoding(sequences, tokens)
         last = self._last_alike(sequences, tokens)
         if last > tokens:
-            return *host, cost.stage_seconds(shape)[:1], last
+            return self._timed(shape), last
         contexts = np.arange(tokens, tokens + steps * sequences, sequences, dtype=np.int64)
-        return *host, cost.decode_seconds(sequences, contexts)[0].tolist(), None
+        stages = np.empty((steps, len(self._costs), self.stages, 2))
+        for at, cost in enumerate(self._costs):
+            stages[:, at, :, 0] = cost.transfers(shape)
+            stages[:, at, :, 1] = cost.decode_seconds(sequences, contexts).T
+        return (*self._host(shape), 0.0, stages.ravel().tolist()), None
 
     def other(
-        self, rows: int, logit_rows: int, sequences: int, kv_tokens: int, attended: int
-    ) -> tuple[float, float, float, float]:
-        """Returns the times of any step: seconds to copy its inputs, on the device, to draw tokens, and to
-        return its outputs."""
-        cost, shape = self._cost, StepShape((rows, logit_rows), sequences, kv_tokens, attended)
-        seconds = cost.stage_seconds(shape)[0]
-        return cost.input_seconds(shape), seconds, cost.sampling_seconds(shape), cost.result_seconds(shape)
+        self, rows: int, logit_rows: int, sequences: int, kv_tokens: int, attended: int, each: int
+    ) -> StepsTimed:
+        """Returns the times of any step."""
+        return self._timed(StepShape((rows, logit_rows), sequences, kv_tokens, attended, each=each))
+
+    def _timed(self, shape: StepShape) -> StepsTimed:
+        drafting, stages = self._timeline.drafting_seconds(shape), list[float]()
+        for cost in self._costs:
+            first, *others = cost.stage_seconds(shape)
+            for pair in zip(cost.transfers(shape), (drafting + first, *others), strict=True):
+                stages += pair
+        return *self._host(shape), drafting, stages
+
+    def _host(self, shape: StepShape) -> tuple[float, float, float]:
+        cost = self._cost
+        return cost.input_seconds(shape), cost.sampling_seconds(shape), cost.result_seconds(shape)
 
     def _last_alike(self, sequences: int, tokens: int) -> int:
         """Returns the most tokens of context up to which a decode step is padded to the graph of `tokens`:

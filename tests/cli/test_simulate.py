@@ -20,6 +20,14 @@ from corepipe.simulation.step_times import StepTimes
 from tests.servers import run
 from tests.tiny_encoders import write_bert
 
+DRAFTS = json.dumps(
+    {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [0.6, 0.3],
+    }
+)
 SMALL = ["simulate", "llama-3.2-1b", "--requests", "40", "--input-len", "100", "--output-len", "uniform:5:30"]
 
 
@@ -37,9 +45,11 @@ def test_a_table_for_people() -> None:
         ["--users", "4", "--turns", "2"],
         ["--rate", "20", "--prefix-tree", "2x64", "--policy", "segregated"],
         ["--rate", "20", "--instance", "inf2.48xlarge", "--tensor", "2", "--data", "3"],
+        ["--rate", "20", "--instance", "inf2.48xlarge", "--tensor", "1", "--pipeline", "4", "--data", "2"],
+        ["--rate", "20", "--speculative-config", DRAFTS],
     ],
 )
-def test_one_stage_is_played_by_native_twins(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_generates_is_played_natively(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The command builds a scenario that they can play: in the loop it would take four times as long."""
     monkeypatch.setattr(simulate, "LoopedSimulation", None)
     done = CliRunner().invoke(app, [*SMALL, *flags, "--json"])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from corepipe.engine.drafters.synthetic import SyntheticDrafter
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.step import StepShape
+from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.next_batch import policy
 from corepipe.scheduler.scheduler import SchedulerConfig
@@ -26,7 +28,11 @@ from corepipe.workload.workload import PrefixTree, Synthetic, Workload
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a step on each stage; `draw` for its tokens, on the host."""
+    """Seconds of a step on each stage; `draw` for its tokens, on the host.
+
+    beside: the factor of a stage's seconds, and of those to reach it, where other batches are in the
+    pipeline; `uneven`: by which each stage takes longer than the one before it.
+    """
 
     stages: int = 1
     fixed: float = 0.01
@@ -34,10 +40,12 @@ class Cost:
     kv: float = 0.0
     draw: float = 0.0
     tensor: int = 1
+    beside: float = 1.0
+    uneven: float = 1.0
 
     @property
     def lone(self) -> Cost:
-        return self
+        return self if self.beside == 1.0 else replace(self, beside=1.0)
 
     def same_times(self, other: Cost) -> bool:
         return self == other
@@ -46,13 +54,15 @@ class Cost:
         return shape
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
-        return [self.fixed + self.row * shape.rows + self.kv * shape.kv_tokens] * self.stages
+        seconds = self.beside * (self.fixed + self.row * shape.rows + self.kv * shape.kv_tokens)
+        return [seconds * self.uneven**stage for stage in range(self.stages)]
 
     def decode_seconds(self, sequences: int, kv_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        return np.stack([self.fixed + self.row * sequences + self.kv * kv_tokens] * self.stages)
+        seconds = self.beside * (self.fixed + self.row * sequences + self.kv * kv_tokens)
+        return np.stack([seconds * self.uneven**stage for stage in range(self.stages)])
 
-    def transfers(self, shape: StepShape) -> list[float]:
-        return [0.0, *[1e-4 * self.fixed] * (self.stages - 1)]
+    def transfers(self, _shape: StepShape) -> list[float]:
+        return [0.0, *[1e-4 * self.beside * self.fixed] * (self.stages - 1)]
 
     def input_seconds(self, _shape: StepShape) -> float:
         return 0.0
@@ -101,14 +111,18 @@ def play(
     profile: str = "ideal",
     batches: str = "mixed",
     native: bool = True,
+    rates: Sequence[float] | None = None,
+    draft: DraftTimes | None = None,
     **changes: Any,
 ) -> SimulationRecord:
-    """Runs a workload over a replica for each cost; native: over native replicas, where there are any."""
+    """Runs a workload over a replica for each cost; native: over native replicas, where there are any.
+    rates: the assumed acceptance of drafts; draft: the times of their model."""
     costs = [cost] if isinstance(cost, Cost) else cost
     stages = costs[0].stages
     config = limits(**{"stages": stages, **changes})
-    timelines = [Timeline(each, PROFILES[profile]) for each in costs]  # type: ignore[arg-type]
-    of = Scenario(config, policy(batches), timelines, load)
+    timelines = [Timeline(each, PROFILES[profile], draft) for each in costs]  # type: ignore[arg-type]
+    drafters = None if rates is None else lambda number: SyntheticDrafter(rates, number)
+    of = Scenario(config, policy(batches), timelines, load, drafters=drafters)
     return run(of) if native else LoopedSimulation(of).run()
 
 
@@ -163,7 +177,8 @@ def bytes_of(record: SimulationRecord) -> list[bytes]:
         n for replica in record.replicas for s in [replica.scheduler]
         for n in (s.preemptions, s.prefix_hits, s.prefix_queries, s.blocks_cached, s.blocks_held)
     ]  # fmt: skip
-    times = [x for r in record.replicas for x in (r.timeline.fill, *r.timeline.busy_seconds)]
+    lines = [replica.timeline for replica in record.replicas]
+    times = [x for line in lines for x in (line.fill, *line.busy_seconds)]
     return [repr((counts, times)).encode(), *(column.tobytes() for column in columns)]
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from corepipe.engine.assembly.device_plan import plan_device
+from corepipe.engine.config import EngineConfig
+from corepipe.engine.drafters.synthetic import SyntheticDrafter
+from corepipe.models import registry
 from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.step import StepShape
+from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.next_batch import policy
 from corepipe.simulation import native_fleet
@@ -32,8 +38,15 @@ def native_and_looped(of: dict[str, Any]) -> PackedRecord:
     native, plain = play(**of), play(**of, native=False)
     assert isinstance(native, PackedRecord)
     assert bytes_of(native) == bytes_of(plain)
+    assert native.drafted == plain.drafted
+    assert others_of(native) == others_of(plain)
     check_at_rest(native)
     return native
+
+
+def others_of(record: SimulationRecord) -> list[tuple[float, float]]:
+    lines = [replica.timeline for replica in record.replicas]
+    return [(line.hand_over_seconds, line.draft_seconds) for line in lines]
 
 
 def crowded(seed: int) -> dict[str, Any]:
@@ -53,6 +66,80 @@ def crowded(seed: int) -> dict[str, Any]:
 def test_it_decides_as_those_that_serve(seeds: Sequence[int]) -> None:
     for seed in seeds:
         native_and_looped(crowded(seed))
+
+
+def piped(seed: int) -> dict[str, Any]:
+    """A pipeline of two to eight stages that take unequal times, and others while it is full; few blocks or
+    layers with windows, prompts in chunks, and up to twenty replicas."""
+    rng = random.Random(seed)
+    of = {**crowded(seed), "max_num_seqs": rng.choice([2, 7, 16, 40])}
+    stages, beside, uneven = (
+        rng.choice([2, 3, 4, 8]),
+        rng.choice([1.0, 1.3, 2.0]),
+        rng.choice([1.0, 1.1, 0.7]),
+    )
+    of["cost"] = [replace(cost, stages=stages, beside=beside, uneven=uneven) for cost in of["cost"][:20]]
+    return of
+
+
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 300), marks=pytest.mark.slow)], ids=len)
+def test_pipelines_decide_as_those_that_serve(seeds: Sequence[int]) -> None:
+    records = [native_and_looped(piped(seed)) for seed in seeds]
+    replicas = [replica for record in records for replica in record.replicas]
+    assert sum(replica.scheduler.preemptions for replica in replicas) > 1
+    assert sum(replica.scheduler.prefix_hits for replica in replicas) > 500
+    assert any(replica.timeline.fill > 0.5 for replica in replicas)
+    assert all(
+        replica.timeline.hand_over_seconds > 0 for replica in replicas if replica.timeline.work_seconds
+    )
+
+
+def test_replicas_of_real_pipelines_have_the_times_of_their_own_links() -> None:
+    """Four replicas of three stages whose cores are as fast: some cross from chip to chip, others do not."""
+    engine = EngineConfig(
+        model="llama-3.2-1b", instance="trn1.32xlarge", tensor=1, pipeline=3, data=4, max_model_len=1024
+    )
+    device = plan_device(engine, registry.architecture(engine.model))
+    first, *others = device.timelines()
+    assert not all(one.same_times(first) for one in others)
+    scenarios = [
+        Scenario(limits(stages=3, num_blocks=2000), policy("mixed"), device.timelines(), workload(60, 50.0))
+        for _ in range(2)
+    ]
+    native, plain = run(scenarios[0]), looped(scenarios[1])
+    assert bytes_of(native) == bytes_of(plain)
+    assert others_of(native) == others_of(plain)
+
+
+@dataclass(frozen=True)
+class Drafting(DraftTimes):
+    """A draft model that takes so many seconds for each row of a step with drafts or prompts."""
+
+    row: float
+
+    def seconds(self, shape: StepShape) -> float:
+        return self.row * shape.rows if shape.each > 1 or not shape.decodes else 0.0
+
+
+def drafted(seed: int) -> dict[str, Any]:
+    """Drafts that are accepted as often as assumed, some of a model that takes time; one stage or more."""
+    rng = random.Random(seed)
+    cost: Any = Cost()
+    return {
+        **rng.choice([crowded, piped])(seed),
+        "rates": rng.choice([(0.9, 0.7, 0.5), (0.4,), (1.0, 1.0), (0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0.0)]),
+        "draft": rng.choice([None, Drafting(cost, 1e-4)]),
+        "draft_rows": rng.choice([None, 4, 30]),
+    }
+
+
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 300), marks=pytest.mark.slow)], ids=len)
+def test_drafts_are_made_and_accepted_as_by_those_that_serve(seeds: Sequence[int]) -> None:
+    records = [native_and_looped(drafted(seed)) for seed in seeds]
+    counts = [replica for record in records for replica in record.drafted]
+    assert sum(count.accepted for count in counts) > 500
+    assert sum(count.tokens - count.accepted for count in counts) > 500
+    assert any(seconds for record in records for _, seconds in others_of(record))
 
 
 END_BETWEEN = 2691479797
@@ -211,7 +298,8 @@ def test_sums_over_parts_of_a_table_are_those_of_the_whole(
 def test_it_is_native_by_default() -> None:
     of = Scenario(limits(), policy("segregated"), [], workload(1))
     assert has_native_replicas(of)
-    assert not has_native_replicas(replace(of, limits=limits(stages=2)))
+    assert has_native_replicas(replace(of, limits=limits(stages=2)))
+    assert has_native_replicas(replace(of, drafters=lambda number: SyntheticDrafter((0.5,), number)))
     assert not has_native_replicas(replace(of, max_batch_delay=0.1))
     states = {"state_span": limits().block_size, "num_states": limits().max_num_seqs}
     assert not has_native_replicas(replace(of, limits=replace(limits(), **states)))

@@ -25,13 +25,13 @@ class SyntheticDrafter:
     """
 
     def __init__(self, rates: Sequence[float], seed: int) -> None:
-        self._rates = rates
-        self._seed = seed
+        self.rates = rates
+        self.seed = seed
 
     def propose(self, request: Request, most: int) -> Sequence[int]:
         """Decides by one draw which tokens of the draft are accepted."""
-        drawn = derive_seed(self._seed, request.num_generated) / WHOLE
-        rates = self._rates[:most]
+        drawn = derive_seed(self.seed, request.num_generated) / WHOLE
+        rates = self.rates[:most]
         right = sum([drawn < rate for rate in rates])
         return [RIGHT] * right + [WRONG] * (len(rates) - right)
 

@@ -140,7 +140,6 @@ class Replica:
         self.accepts_at = timing.accepts_at if self._paced else now
         started = InFlight(step, timing, timing.ready_at if self._paced else now)
         self.in_flight.append(started)
-        self._idle = self.scheduler.has_enough_in_flight
         return started
 
     def complete(self) -> Completed:

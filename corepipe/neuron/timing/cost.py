@@ -138,10 +138,13 @@ class CostModel:
         return other
 
     def same_times(self, other: CostModel) -> bool:
-        """Returns True if every stage of every step takes as long in both, as on replicas whose cores are as
-        fast."""
+        """Returns True if every stage of every step takes as long in both, lone ones too, and so do the
+        transfers between stages: as on replicas whose cores and links are as fast."""
         graphs = self._batch == other._batch and self._padding == other._padding
-        return graphs and self._graphs is other._graphs
+        if not graphs or self._graphs is not other._graphs or self._transfers != other._transfers:
+            return False
+        lone, theirs = self.lone, other.lone
+        return lone._rates == theirs._rates and lone._transfers == theirs._transfers
 
     def _use(self, constants: Constants) -> None:
         self._constants = constants

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from corepipe.neuron.timing.cost import CostModel, RuntimeProfile, StepShape
 from corepipe.neuron.timing.draft_times import DraftTimes
@@ -33,6 +34,26 @@ class Timing:
         """(core, start, end), one per core, by core."""
         cores = (span for span in self.stages for _ in range(self.tensor))
         return tuple((core, start, end) for core, (start, end) in enumerate(cores))
+
+
+class PlayedTimes(Protocol):
+    """The times of batches that ran: each stage busy; all busy at once; with work to do; with batches in
+    transit between stages; and of a draft model."""
+
+    @property
+    def busy_seconds(self) -> Sequence[float]: ...
+
+    @property
+    def overlap_seconds(self) -> float: ...
+
+    @property
+    def work_seconds(self) -> float: ...
+
+    @property
+    def hand_over_seconds(self) -> float: ...
+
+    @property
+    def draft_seconds(self) -> float: ...
 
 
 class Timeline:
@@ -71,9 +92,9 @@ class Timeline:
         cost = self._cost.lone if arrives >= self._free[-1] else self._cost
         times = cost.stage_seconds(shape)
         if self._draft is not None:
-            times = [self._drafting(self._draft, shape) + times[0], *times[1:]]
-        if len(self._free) == 1:
-            return self._on_one_stage(shape, now, host, times[0])
+            drafting = self.drafting_seconds(shape)
+            self.draft_seconds += drafting
+            times = [drafting + times[0], *times[1:]]
         stages: list[tuple[float, float]] = []
         free, busy = self._free, self._busy
         for stage, (moved, seconds) in enumerate(zip(cost.transfers(shape), times, strict=True)):
@@ -90,24 +111,9 @@ class Timeline:
         ready_at = arrives + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
         return Timing(now, starts_at, accepts_at, ready_at, tuple(stages), self._cost.tensor)
 
-    def _drafting(self, draft: DraftTimes, shape: StepShape) -> float:
-        """Returns the seconds of the first stage for the draft model."""
-        seconds = draft.seconds(shape)
-        self.draft_seconds += seconds
-        return seconds
-
-    def _on_one_stage(self, shape: StepShape, now: float, host: float, seconds: float) -> Timing:
-        """Schedules a batch on a single stage, without transfers between stages, once the host is done with
-        it."""
-        start = max(self._host_free, self._free[0])
-        self._free[0] = end = start + seconds
-        worked = end - start
-        self._busy[0] += worked
-        self._overlap.seconds += max(0.0, worked)
-        self._count_work(start, end)
-        accepts_at = max(self._host_free, end - host)
-        ready_at = end + self._cost.sampling_seconds(shape) + self._cost.result_seconds(shape)
-        return Timing(now, start, accepts_at, ready_at, ((start, end),), self._cost.tensor)
+    def drafting_seconds(self, shape: StepShape) -> float:
+        """Returns the seconds of the first stage for the draft model; 0 where there is none."""
+        return 0.0 if self._draft is None else self._draft.seconds(shape)
 
     def _host_seconds(self, shape: StepShape, before: int) -> float:
         """Returns the host time for the next batch, before the device has all of it.
@@ -131,10 +137,19 @@ class Timeline:
         """The runtime profile, with the host's times."""
         return self._profile
 
-    def ran(self, busy: float, overlap: float, work: float) -> None:
-        """Sets the times of a single stage that ran elsewhere: busy, all stages busy at once, and with work
-        to do."""
-        self._busy, self._overlap.seconds, self._work_seconds = [busy], overlap, work
+    def ran(self, elsewhere: PlayedTimes) -> None:
+        """Takes over the times of batches that ran elsewhere, on the same stages."""
+        self._busy, self._overlap.seconds = list(elsewhere.busy_seconds), elsewhere.overlap_seconds
+        self._work_seconds, self._hand_over_seconds = elsewhere.work_seconds, elsewhere.hand_over_seconds
+        self.draft_seconds = elsewhere.draft_seconds
+
+    def same_times(self, other: Timeline) -> bool:
+        """Returns True if every step takes as long in both, and so do rounds."""
+        if self._profile != other._profile or not self._cost.same_times(other._cost):
+            return False
+        if self._draft is None or other._draft is None:
+            return self._draft is other._draft
+        return self._draft.cost.same_times(other._draft.cost)
 
     @property
     def rounds(self) -> Rounds:

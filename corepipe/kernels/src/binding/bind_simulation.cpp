@@ -1,5 +1,6 @@
 // The simulated fleet for Python.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -33,7 +34,7 @@ double step_column(const sim::StepRow& row, int column) {
     case 8: return row.running;
     case 9: return row.waiting;
     case 10: return 0.0;  // longest: sequences grow
-    default: return 1.0;  // each: no drafts
+    default: return row.shape.each;
   }
 }
 
@@ -71,13 +72,14 @@ nb::object step_columns(const sim::StepTable& table, const std::vector<int>& col
   return to_numpy(std::move(all), {columns.size(), rows});
 }
 
-sim::Limits limits_of(nb::handle config) {
+sim::Limits limits_of(nb::handle config, const std::vector<double>& draft_rates) {
   sim::Limits limits;
   const auto whole = [&](const char* name) { return nb::cast<int64_t>(config.attr(name)); };
   const auto count = [&](const char* name) {
     const int64_t value = whole(name);
     return static_cast<int>(std::min<int64_t>(value, kMost));
   };
+  limits.stages = count("stages");
   limits.blocks = count("num_blocks");
   limits.block_size = count("block_size");
   limits.most_running = count("max_num_seqs");
@@ -88,54 +90,71 @@ sim::Limits limits_of(nb::handle config) {
   limits.most_waiting_tokens = whole("max_queued_tokens");
   const nb::object cached = config.attr("max_cached_blocks");
   limits.most_cached = cached.is_none() ? limits.blocks : nb::cast<int>(cached);
+  limits.draft_rates = draft_rates;
+  limits.draft_rows = nb::cast<std::optional<int>>(config.attr("draft_rows")).value_or(limits.batch_tokens);
   for (const auto& window : nb::cast<std::vector<std::optional<int>>>(config.attr("windows"))) {
     limits.windows.push_back(window.value_or(0));
   }
   return limits;
 }
 
+// From what a method of `StepTimes` returns.
+sim::StepsTimed timed_of(nb::object given) {
+  const auto found = nb::cast<nb::tuple>(given);
+  sim::StepsTimed timed;
+  timed.sent = nb::cast<double>(found[0]);
+  timed.drawn = nb::cast<double>(found[1]);
+  timed.result = nb::cast<double>(found[2]);
+  timed.drafted = nb::cast<double>(found[3]);
+  const auto seconds = nb::cast<std::vector<double>>(found[4]);
+  require(!seconds.empty(), "a step takes time");
+  for (size_t at = 0; at < seconds.size(); at += 2) timed.stages.push_back({seconds[at], seconds.at(at + 1)});
+  return timed;
+}
+
 void make_times(sim::StepTimes* self, nb::object asked) {
   nb::object decode = asked.attr("decoding"), other = asked.attr("other");
   new (self) sim::StepTimes(
+      nb::cast<int>(asked.attr("stages")), nb::cast<bool>(asked.attr("lone_differs")),
       [decode](int sequences, int64_t tokens, int steps) {
-        const auto found = nb::cast<nb::tuple>(decode(sequences, tokens, steps));
-        sim::Decoded decoded;
-        decoded.times.sent = nb::cast<double>(found[0]);
-        decoded.times.drawn = nb::cast<double>(found[1]);
-        decoded.times.result = nb::cast<double>(found[2]);
-        decoded.device = nb::cast<std::vector<double>>(found[3]);
-        require(!decoded.device.empty(), "a step takes time");
-        decoded.times.device = decoded.device.front();
-        if (!found[4].is_none()) {
+        const auto [timed, last] =
+            nb::cast<std::pair<nb::object, std::optional<int64_t>>>(decode(sequences, tokens, steps));
+        sim::StepsTimed decoded = timed_of(timed);
+        if (last) {
           decoded.first = tokens;
-          decoded.last = nb::cast<int64_t>(found[4]);
+          decoded.last = *last;
         }
         return decoded;
       },
       [other](const sim::Shape& shape) {
-        const auto found = nb::cast<nb::tuple>(
-            other(shape.rows, shape.logit_rows, shape.sequences, shape.kv_tokens, shape.attended));
-        return sim::Times{nb::cast<double>(found[0]), nb::cast<double>(found[1]), nb::cast<double>(found[2]),
-                          nb::cast<double>(found[3])};
+        return timed_of(
+            other(shape.rows, shape.logit_rows, shape.sequences, shape.kv_tokens, shape.attended, shape.each));
       });
 }
 
-using Given = std::vector<std::pair<std::shared_ptr<sim::StepTimes>, sim::HostSeconds>>;
+sim::Rounds rounds_of(nb::object rounds) {
+  nb::object generating = rounds.attr("generating_batches"), with_prompts = rounds.attr("batches_with_prompts");
+  return {[generating](int64_t sequences, int64_t tokens) { return nb::cast<int>(generating(sequences, tokens)); },
+          [with_prompts](int64_t sequences, int64_t tokens, int64_t prompt) {
+            return nb::cast<int>(with_prompts(sequences, tokens, prompt));
+          }};
+}
 
-void make_fleet(sim::Fleet* self, nb::handle config, bool segregated, nb::list replicas, int margin, bool told) {
-  Given given;
+void make_fleet(sim::Fleet* self, nb::handle config, bool segregated, const std::vector<double>& draft_rates,
+                nb::list replicas, int margin, bool told) {
+  std::vector<sim::Parts> parts;
   for (nb::handle each : replicas) {
-    const auto parts = nb::cast<nb::tuple>(each);
-    given.emplace_back(nb::cast<std::shared_ptr<sim::StepTimes>>(parts[0]),
-                       sim::HostSeconds{nb::cast<double>(parts[1]), nb::cast<std::optional<double>>(parts[2])});
+    const auto given = nb::cast<nb::tuple>(each);
+    parts.push_back({nb::cast<std::shared_ptr<sim::StepTimes>>(given[0]), rounds_of(given[1]),
+                     {nb::cast<double>(given[2]), nb::cast<std::optional<double>>(given[3])}});
   }
-  new (self) sim::Fleet(limits_of(config), segregated ? sim::Policy::kSegregated : sim::Policy::kMixed, given, margin,
-                        told);
+  const auto policy = segregated ? sim::Policy::kSegregated : sim::Policy::kMixed;
+  new (self) sim::Fleet(limits_of(config, draft_rates), policy, parts, margin, told);
 }
 
 const char* add_request(sim::Fleet& self, int64_t number, double arrival, int prompt_tokens, int most_tokens,
-                        int64_t answer, nb::tuple segments) {
-  sim::Asked asked{number, arrival, prompt_tokens, most_tokens, answer, {}};
+                        int64_t answer, nb::tuple segments, uint64_t draft_seed) {
+  sim::Asked asked{number, arrival, prompt_tokens, most_tokens, answer, draft_seed, {}};
   for (nb::handle each : segments) {
     const auto segment = nb::borrow<nb::tuple>(each);
     asked.segments.push_back({nb::cast<int64_t>(segment[0]), nb::cast<int>(segment[1])});
@@ -172,10 +191,17 @@ void bind_replica(nb::module_& m) {
       .def_prop_ro("prefix_hits", [](const sim::Replica& self) { return self.scheduler().kv().hits(); })
       .def_prop_ro("blocks_held", [](const sim::Replica& self) { return self.scheduler().kv().pool().held(); })
       .def_prop_ro("blocks_cached", [](const sim::Replica& self) { return self.scheduler().kv().pool().cached(); })
-      .def_prop_ro("in_flight", [](const sim::Replica& self) { return self.in_flight(); })
-      .def_prop_ro("busy_seconds", &sim::Replica::busy)
-      .def_prop_ro("overlap_seconds", &sim::Replica::overlap)
-      .def_prop_ro("work_seconds", &sim::Replica::work)
+      .def_prop_ro("busy_seconds", [](const sim::Replica& self) { return self.timeline().busy(); })
+      .def_prop_ro("overlap_seconds", [](const sim::Replica& self) { return self.timeline().overlap(); })
+      .def_prop_ro("work_seconds", [](const sim::Replica& self) { return self.timeline().work(); })
+      .def_prop_ro("hand_over_seconds", [](const sim::Replica& self) { return self.timeline().hand_over(); })
+      .def_prop_ro("draft_seconds", [](const sim::Replica& self) { return self.timeline().drafted(); })
+      .def_prop_ro("drafted",
+                   [](const sim::Replica& self) {
+                     const sim::Drafted& drafted = self.scheduler().drafted();
+                     return nb::make_tuple(drafted.drafts, drafted.tokens, drafted.accepted,
+                                           drafted.accepted_per_position);
+                   })
       .def("check", [](const sim::Replica& self) { self.scheduler().check(); })
       .def_prop_ro("steps", [](const sim::Replica& self) { return self.steps().size(); })
       .def_prop_ro("nbytes", [](const sim::Replica& self) { return self.steps().nbytes(); })
@@ -200,10 +226,11 @@ void bind_simulation(nb::module_& m) {
   nb::class_<sim::StepTimes>(m, "SimulatedStepTimes").def("__init__", &make_times, "asked"_a);
   bind_replica(m);
   nb::class_<sim::Fleet>(m, "SimulatedFleet")
-      .def("__init__", &make_fleet, "limits"_a, "segregated"_a, "replicas"_a, "margin"_a, "told"_a)
+      .def("__init__", &make_fleet, "limits"_a, "segregated"_a, "draft_rates"_a, "replicas"_a, "margin"_a, "told"_a)
       .def("next_event", &sim::Fleet::next_event)
       .def("advance", &sim::Fleet::advance, "until"_a)
-      .def("add", &add_request, "number"_a, "arrival"_a, "prompt_tokens"_a, "most_tokens"_a, "answer"_a, "segments"_a)
+      .def("add", &add_request, "number"_a, "arrival"_a, "prompt_tokens"_a, "most_tokens"_a, "answer"_a, "segments"_a,
+           "draft_seed"_a)
       .def("news", &news_of)
       .def("replica", [](sim::Fleet& self, size_t number) -> sim::Replica& { return self.replicas().at(number); },
            nb::rv_policy::reference_internal, "number"_a)

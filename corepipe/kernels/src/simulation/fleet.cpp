@@ -5,8 +5,7 @@
 
 namespace corepipe::sim {
 
-Fleet::Fleet(const Limits& limits, Policy policy,
-             const std::vector<std::pair<std::shared_ptr<StepTimes>, HostSeconds>>& of, int margin, bool told)
+Fleet::Fleet(const Limits& limits, Policy policy, const std::vector<Parts>& of, int margin, bool told)
     : index_(static_cast<int>(of.size())),
       indexed_(std::all_of(limits.windows.begin(), limits.windows.end(), [](int window) { return window == 0; })),
       margin_(margin),
@@ -14,8 +13,8 @@ Fleet::Fleet(const Limits& limits, Policy policy,
       moments_(of.size(), kNever) {
   common_.told = told;
   PrefixIndex* index = indexed_ && of.size() > 1 ? &index_ : nullptr;
-  for (const auto& [times, host] : of) {
-    replicas_.emplace_back(static_cast<int>(replicas_.size()), limits, policy, index, times, host, common_);
+  for (const Parts& parts : of) {
+    replicas_.emplace_back(static_cast<int>(replicas_.size()), limits, policy, index, parts, common_);
   }
 }
 
@@ -54,6 +53,7 @@ Admission Fleet::add(const Asked& asked) {
   taken.prompt = asked.prompt_tokens;
   taken.most_tokens = asked.most_tokens;
   taken.answer = asked.answer;
+  taken.draft_seed = asked.draft_seed;
   taken.segments.swap(request.segments);
   taken.keys.swap(request.keys);
   const Admission admission = replicas_[number].add(taken);

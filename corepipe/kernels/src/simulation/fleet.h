@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -18,6 +17,7 @@ struct Asked {
   double arrival;
   int prompt_tokens, most_tokens;
   int64_t answer;
+  uint64_t draft_seed;
   std::vector<Segment> segments;
 };
 
@@ -25,9 +25,8 @@ struct Asked {
 // of a fleet depends on its events, not on its time.
 class Fleet {
  public:
-  // A replica for each of `times`; margin: see corepipe/engine/loop/loop.py.  told: whether news is collected.
-  Fleet(const Limits& limits, Policy policy, const std::vector<std::pair<std::shared_ptr<StepTimes>, HostSeconds>>& of,
-        int margin, bool told);
+  // A replica of each of these parts; margin: see corepipe/engine/loop/loop.py.  told: whether news is collected.
+  Fleet(const Limits& limits, Policy policy, const std::vector<Parts>& of, int margin, bool told);
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
 

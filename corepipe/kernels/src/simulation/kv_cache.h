@@ -11,11 +11,13 @@ namespace corepipe::sim {
 
 // Limits of one replica; see corepipe/scheduler/config.py.  A window of 0 means no window.
 struct Limits {
-  int blocks, block_size, most_running, batch_tokens, longest;
+  int stages, blocks, block_size, most_running, batch_tokens, longest;
   bool prefix_cache;
   int64_t most_waiting, most_waiting_tokens;
   int most_cached;
   std::vector<int> windows;
+  std::vector<double> draft_rates;  // by position: how often a draft and all before it are accepted; none: no drafts
+  int draft_rows;                   // tokens of a batch up to which drafts are added
 };
 
 struct Segment {
@@ -33,6 +35,7 @@ struct Request {
   int64_t rank = 0;  // among requests that arrive at the same time
   int prompt = 0, most_tokens = 0;
   int64_t answer = 0;  // the id of its segment
+  uint64_t draft_seed = 0;
   int tokens = 0, computed = 0, done = 0;
   int cached = 0, preemptions = 0;
   Status status = Status::kWaiting;

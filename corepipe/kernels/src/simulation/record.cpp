@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kMostKnown = 512;
 
-enum Flag : int { kDecodes = 1, kFollows = 2, kSums = 4, kDraws = 8 };
+enum Flag : int { kDecodes = 1, kFollows = 2, kSums = 4, kDraws = 8, kDrafts = 16 };
 
 }  // namespace
 
@@ -44,13 +44,14 @@ double Packed::Reader::seconds() {
 
 void StepTable::append(const StepRow& row, double host, const Times& times) {
   const Shape& shape = row.shape;
-  const bool decodes = shape.decodes() && shape.logit_rows == shape.rows && shape.attended == shape.kv_tokens;
+  const double device = times.lone->seconds;  // of a lone stage
+  const bool decodes = shape.generates() && shape.attended == shape.kv_tokens, drafts = shape.each > 1;
   const bool follows = rows_ > 0 && row.starts_at == last_.ready_at + host;
-  const bool sums = row.ready_at == row.starts_at + times.device + times.drawn + times.result && times.result == 0.0;
+  const bool sums = row.ready_at == row.starts_at + device + times.drawn + times.result && times.result == 0.0;
   const bool draws = sums && times.drawn != 0.0;
-  packed_.whole(decodes * kDecodes + follows * kFollows + sums * kSums + draws * kDraws);
+  packed_.whole(decodes * kDecodes + follows * kFollows + sums * kSums + draws * kDraws + drafts * kDrafts);
   follows ? known(host, last_host_) : packed_.seconds(row.starts_at);
-  sums ? known(times.device, last_device_) : packed_.seconds(row.ready_at);
+  sums ? known(device, last_device_) : packed_.seconds(row.ready_at);
   if (draws) known(times.drawn, last_drawn_);
   packed_.whole(shape.sequences);
   if (decodes) {
@@ -62,6 +63,7 @@ void StepTable::append(const StepRow& row, double host, const Times& times) {
     packed_.whole(shape.kv_tokens);
     packed_.whole(shape.attended);
   }
+  if (drafts) packed_.whole(shape.each);
   packed_.whole(row.blocks_held - last_.blocks_held);
   packed_.whole(row.running - last_.running);
   packed_.whole(row.waiting - last_.waiting);
@@ -111,6 +113,7 @@ bool StepTable::Reader::next() {
     shape.kv_tokens = packed_.whole();
     shape.attended = packed_.whole();
   }
+  shape.each = flags & kDrafts ? static_cast<int>(packed_.whole()) : 1;
   row_.blocks_held += static_cast<int>(packed_.whole());
   row_.running += static_cast<int>(packed_.whole());
   row_.waiting += static_cast<int>(packed_.whole());

@@ -16,8 +16,8 @@ Admission Replica::add(Request& request) {
 
 void Replica::act() {
   const double now = next_event();
-  if (in_flight_) land(now);
-  if (next_event() <= now) submit(now);
+  while (due() <= now) land(now);
+  while (starts_at() <= now) submit(now);
 }
 
 void Replica::act_until(double until) {
@@ -25,25 +25,26 @@ void Replica::act_until(double until) {
 }
 
 double Replica::quiet_until() {
-  if (!in_flight_ || !shape_.decodes() || shape_.logit_rows != shape_.rows) return next_event();
+  if (most_in_flight_ > 1 || dues_.empty() || drafts_ || !shape_.generates()) return next_event();
   const int rounds = std::min(scheduler_.rounds_left(), kAtOnce);
   if (!scheduler_.goes_round(rounds)) return next_event();
   Shape shape = shape_;
-  double due = due_;
+  double due = dues_.front();
   for (int left = rounds - 1; left > 0; --left) {  // as `submit` will compute it
     shape.kv_tokens = shape.attended += shape.sequences;
-    const Times times = times_->of(shape, left, strip_);
-    due = due + (host_.plain + times.sent) + times.device + times.drawn + times.result;
+    const Times times = times_->of(shape, left, strips_);
+    due = due + (timeline_.host().plain + times.sent) + times.lone->seconds + times.drawn + times.result;
   }
   return due;
 }
 
 void Replica::land(double now) {
-  in_flight_ = false;
+  const double due = dues_.front();
+  dues_.pop_front();
   scheduler_.update([&](Request& request, bool ends) { note_token(request, ends, now); });
-  device_now_ = std::max(device_now_, due_);
+  device_now_ = std::max(device_now_, due);
   idle_ = false;
-  accepts_at_ = std::max(accepts_at_, due_);
+  accepts_at_ = std::max(accepts_at_, due);
 }
 
 void Replica::note_token(Request& request, bool ends, double now) {
@@ -65,25 +66,13 @@ void Replica::submit(double now) {
   idle_ = !scheduler_.schedule();
   if (idle_) return;
   shape_ = scheduler_.shape();
-  const Shape& shape = shape_;
-  const bool decodes = shape.decodes();
-  const Times times = times_->of(shape, decodes ? scheduler_.rounds_left() : 1, strip_);
-  const bool same = !host_.changed || (decodes && decoding_ == shape.sequences);
-  const double host = (same ? host_.plain : *host_.changed) + times.sent;
-  decoding_ = decodes ? shape.sequences : 0;
-  host_free_ = std::max(host_free_, device_now_) + host;
-  const double start = std::max(host_free_, free_), end = start + times.device;
-  free_ = end;
-  const double worked = end - start;
-  busy_ += worked;
-  overlap_ += std::max(0.0, worked);
-  work_ += end - std::max(start, work_until_);
-  work_until_ = end;
-  accepts_at_ = std::max(host_free_, end - host);
-  due_ = end + times.drawn + times.result;
-  in_flight_ = true;
-  steps_.append({start, due_, shape, scheduler_.kv().pool().held(), scheduler_.running(), scheduler_.waiting()}, host,
-                times);
+  const Times times = times_->of(shape_, drafts_ ? 1 : scheduler_.rounds_left(), strips_);
+  const Timing timing = timeline_.submit(shape_, times, device_now_);
+  accepts_at_ = timing.accepts_at;
+  dues_.push_back(timing.ready_at);
+  const int held = scheduler_.kv().pool().held();
+  steps_.append({timing.starts_at, timing.ready_at, shape_, held, scheduler_.running(), scheduler_.waiting()},
+                timing.host, times);
   if (unscheduled_ == 0) return;
   for (const Chunk& chunk : scheduler_.batch()) {
     if (chunk.request->scheduled_at >= 0.0) continue;

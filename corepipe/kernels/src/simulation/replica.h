@@ -1,26 +1,23 @@
-// A replica of one stage in a simulation: its scheduler, its device's time line and the record of both.  The native
-// version of corepipe/engine/loop/replica.py, corepipe/neuron/timing/timeline.py and the record.
+// A replica in a simulation: its scheduler, its device's time line and the record of both.  The native version of
+// corepipe/engine/loop/replica.py and of the record.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <memory>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "simulation/record.h"
 #include "simulation/scheduler.h"
 #include "simulation/step_times.h"
+#include "simulation/timeline.h"
 
 namespace corepipe::sim {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-
-// Host seconds per batch; `changed`: for a batch whose sequences are not those of the previous one.
-struct HostSeconds {
-  double plain;
-  std::optional<double> changed;
-};
 
 // Events of requests, for a listener.
 struct First {
@@ -45,15 +42,27 @@ struct Common {
   bool told = false;  // whether news is collected
 };
 
+// What a replica is made of, beside the limits of all: the times of its steps, its rounds and its host.
+struct Parts {
+  std::shared_ptr<StepTimes> times;
+  Rounds rounds;
+  HostSeconds host;
+};
+
 class Replica {
  public:
-  Replica(int number, const Limits& limits, Policy policy, PrefixIndex* index, std::shared_ptr<StepTimes> times,
-          HostSeconds host, Common& common)
-      : scheduler_(limits, policy, index, number), number_(number), times_(std::move(times)), host_(host),
+  Replica(int number, const Limits& limits, Policy policy, PrefixIndex* index, const Parts& parts, Common& common)
+      : scheduler_(limits, policy, parts.rounds, index, number),
+        timeline_(limits.stages, parts.host),
+        number_(number),
+        most_in_flight_(limits.stages > 1 ? limits.stages + 1 : 1),
+        drafts_(!limits.draft_rates.empty()),
+        times_(parts.times),
+        strips_(most_in_flight_),
         common_(common) {}
 
   // The time at which a batch is due or another can be submitted.
-  double next_event() const { return in_flight_ ? due_ : (idle_ ? kNever : accepts_at_); }
+  double next_event() const { return std::min(due(), starts_at()); }
   void act();  // processes the next event
   void act_until(double until);  // processes all events up to and at that time
   // A lower bound of the next time at which others may see a change, if no request comes: the end of a request, or a
@@ -62,35 +71,32 @@ class Replica {
   Admission add(Request& request);
   Scheduler& scheduler() { return scheduler_; }
   const Scheduler& scheduler() const { return scheduler_; }
+  const Timeline& timeline() const { return timeline_; }
   const StepTable& steps() const { return steps_; }
 
-  bool in_flight() const { return in_flight_; }
-  double busy() const { return busy_; }
-  double overlap() const { return overlap_; }
-  double work() const { return work_; }
-
  private:
+  double due() const { return dues_.empty() ? kNever : dues_.front(); }
+  double starts_at() const {
+    return idle_ || static_cast<int>(dues_.size()) >= most_in_flight_ ? kNever : accepts_at_;
+  }
   void land(double now);
   void submit(double now);
   void note_token(Request& request, bool ends, double now);
 
   Scheduler scheduler_;
-  int number_;
+  Timeline timeline_;
+  int number_, most_in_flight_;
+  bool drafts_;  // steps have drafts
   std::shared_ptr<StepTimes> times_;
-  StepTimes::Strip strip_;
-  HostSeconds host_;
+  StepTimes::Strips strips_;
   Common& common_;
   StepTable steps_;
 
   bool idle_ = true;  // the scheduler had no batch, and there was no event since
-  bool in_flight_ = false;
-  Shape shape_;  // of the batch in flight
-  double due_ = kNever, accepts_at_ = 0.0, device_now_ = 0.0;
+  Shape shape_;        // of the latest batch
+  std::deque<double> dues_;  // of the batches in flight, oldest first
+  double accepts_at_ = 0.0, device_now_ = 0.0;
   int unscheduled_ = 0;
-
-  // The time line.
-  double host_free_ = 0.0, free_ = 0.0, busy_ = 0.0, overlap_ = 0.0, work_until_ = 0.0, work_ = 0.0;
-  int decoding_ = 0;
 };
 
 }  // namespace corepipe::sim
