@@ -20,7 +20,8 @@ from pathlib import Path
 from rich.console import Console
 
 from corepipe.cli.output.common import results
-from corepipe.cli.run.intervals_view import show_coverage, show_decisions, show_steps
+from corepipe.cli.output.tables import Figures
+from corepipe.cli.run.validate import show_coverage, show_decisions
 from corepipe.neuron.chips.constants import folds
 from corepipe.neuron.timing import uncertainty
 from corepipe.neuron.timing.uncertainty import COLUMNS, FILE, LEVEL, Residual, Widths, as_rows, scored
@@ -70,6 +71,14 @@ def recorded(errors: Sequence[Residual]) -> Chosen:
     """Returns the parameters in the file; a family that is not in it has those of all families."""
     widths, folds = Widths(**uncertainty.record()["widths"]), uncertainty.fold_widths()
     return Chosen(widths, {one.family: folds.get(one.family, widths) for one in errors})
+
+
+def show_steps(console: Console, found: Mapping[int, tuple[int, float, float, float]]) -> None:
+    """Prints whether intervals are wider, and errors larger, for runs farther from what was measured."""
+    table = Figures("steps away", ">runs", ">within", ">width", ">mean |log error|")
+    for steps, (runs, share, width, error) in found.items():
+        table.add_row(str(steps), str(runs), f"{share:.1%}", f"x {width:.2f}", f"{error:.2f}")
+    console.print(table)
 
 
 def report(

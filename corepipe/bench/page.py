@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from corepipe.bench.report import LoadReport
+from corepipe.bench.summary import COLUMNS, cells, facts, latencies
 from corepipe.bench.sweep import Sweep
 from corepipe.workload import charts
 from corepipe.workload.charts import Curve, Floats, Panel, middle, spread
@@ -18,36 +19,15 @@ POINTS = 200
 """Intervals of time in which values are aggregated."""
 
 LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2el": "End to end"}
-SHOWN = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def run_page(report: LoadReport) -> str:
     """Returns the page of one run, with figures over time."""
     document = report.document()
-    rows = [(name, *_cells(document, name)) for name in (*LATENCIES, "itl") if _is_there(document, name)]
-    if "device" in document and report.generates:
-        what = "emulated" if document["device"]["valid"] else "emulated, not valid: the host was too slow"
-        rows += [(f"{name}, {what}", *_cells(document["device"], name)) for name in ("ttft", "tpot")]
-    shown = charts.table(list(_summary(report, document))) + charts.table([("milliseconds", *SHOWN), *rows])
+    rows = [(label, *values) for label, _, values in latencies(document)]
+    known = charts.table([("", ""), *facts(report, document)])
+    shown = known + charts.table([("milliseconds", *COLUMNS), *rows])
     return charts.page(_title(report), _about(report, document), _over_time(report), shown)
-
-
-def _summary(report: LoadReport, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields the number of requests by how they ended, and their rates."""
-    yield "", f"in {document['duration']:.1f} s"
-    for end in ("completed", "failed", "cancelled", "unfinished"):
-        if end == "completed" or document[end]:
-            yield f"requests {end}", f"{document[end]:,}"
-    yield "throughput", f"{document['request_throughput']:.3g} requests/s"
-    if document["request_goodput"] is not None:
-        share = f"{report.good_share:.1%} of all"
-        yield "goodput", f"{document['request_goodput']:.3g} requests/s, {share}"
-    yield "tokens in", f"{document['total_input_tokens']:,}"
-    if document["total_output_tokens"]:
-        yield (
-            "tokens out",
-            f"{document['total_output_tokens']:,}, {document['output_throughput']:,.1f} a second",
-        )
 
 
 def sweep_page(sweep: Sweep, old: Mapping[str, Any] | None = None) -> str:
@@ -65,20 +45,12 @@ def sweep_page(sweep: Sweep, old: Mapping[str, Any] | None = None) -> str:
     return charts.page(_title(report), about, _against_load(stages, then or []), shown)
 
 
-def _cells(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    return tuple(_shown(document[f"{part}_{name}_ms"]) for part in SHOWN)
-
-
 def _is_there(document: Mapping[str, Any], name: str) -> bool:
     return document[f"max_{name}_ms"] is not None
 
 
-def _shown(milliseconds: float | None) -> str:
-    return "" if milliseconds is None else f"{milliseconds:,.1f}"
-
-
 def _stage(stage: Mapping[str, Any], names: Sequence[str], tokens: str) -> tuple[str, ...]:
-    times = [_shown(stage[f"{part}_{name}_ms"]) for name in names for part in ("p50", "p99")]
+    times = [cell for name in names for cell in cells(stage, name, ("p50", "p99"))]
     done = f"{stage['steady_request_throughput']:.3g}{', saturated' if stage['saturated'] else ''}"
     good = stage["steady_request_goodput"]
     met = "" if good is None else f"{good:.3g}, {stage['slo_share']:.1%} of all"

@@ -12,27 +12,21 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from corepipe.bench import summary
 from corepipe.bench.compare import compared, differences
 from corepipe.bench.recorder import METRICS, Recorder
 from corepipe.bench.report import Conditions, LoadReport
 from corepipe.bench.runner import LoadRun
+from corepipe.bench.summary import COLUMNS, cells, latencies
 from corepipe.bench.sweep import Stage, Sweep
 from corepipe.cli.output.common import results
 from corepipe.cli.output.plain import broken
 from corepipe.cli.output.tables import Figures, facts
-from corepipe.workload.slo import NO_SLO
 from corepipe.workload.workload import Workload
 
 REFRESH_SECONDS, LOG_SECONDS = 0.25, 10.0
 """Between two pictures in a terminal, and between two lines in a log."""
 
-COLUMNS = ("mean", "p50", "p90", "p95", "p99", "max")
-LABELS = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "between chunks",
-    "e2el": "end to end",
-}
 SHORT = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL"}
 SHOWN_RATIOS = (
     "request_throughput", "output_throughput", "request_goodput", "saturation_request_rate",
@@ -99,71 +93,15 @@ def print_report(report: LoadReport) -> None:
     console = results()
     conditions, document = report.conditions, report.document()
     console.print(_asked(conditions))
-    console.print(_latencies(document))
-    console.print(facts(_facts(report, document)))
+    table = Figures("milliseconds", *(f">{column}" for column in COLUMNS))
+    for label, emulated, values in latencies(document):
+        table.add_row(label, *values, style="dim" if emulated else "")
+    console.print(table)
+    console.print(facts(summary.facts(report, document)))
 
 
 def _asked(conditions: Conditions) -> str:
     return f"{conditions.model} at {conditions.url}, {conditions.api}; prompts: {conditions.prompts}"
-
-
-def _latencies(document: Mapping[str, Any]) -> Figures:
-    table = Figures("milliseconds", *(f">{column}" for column in COLUMNS))
-    for name in METRICS:
-        if document[f"max_{name}_ms"]:
-            table.add_row(LABELS[name], *_cells(document, name))
-    device = document.get("device")
-    if device is not None and document["max_ttft_ms"] is not None:
-        for name in ("ttft", "tpot"):
-            what = "emulated" if device["valid"] else "emulated, not valid"
-            table.add_row(f"{name.upper()}, {what}", *_cells(device, name), style="dim")
-    return table
-
-
-def _cells(figures: Mapping[str, Any], name: str, parts: Iterable[str] = COLUMNS) -> Iterator[str]:
-    """Milliseconds; a dash where nothing was measured."""
-    values = (figures[f"{part}_{name}_ms"] for part in parts)
-    return ("–" if value is None else f"{value:,.1f}" for value in values)
-
-
-def _facts(report: LoadReport, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    ends = report.recorder.ends
-    others = "".join(f", {ends[end]} {end}" for end in ("failed", "cancelled", "unfinished") if ends[end])
-    yield "requests", f"{ends['completed']} answered{others}, in {document['duration']:.1f} s"
-    rates = (
-        f"{document['request_throughput']:.2f} requests/s",
-        *([f"{document['output_throughput']:,.1f} output tokens/s"] if report.generates else []),
-        f"{document['total_token_throughput']:,.1f} tokens/s",
-    )
-    yield "throughput", ", ".join(rates)
-    if report.conditions.slo != NO_SLO:
-        good = f"{document['request_goodput']:.2f} requests/s meet the objectives: {report.good_share:.1%}"
-        yield "goodput", good
-    yield "load", _load(document)
-    yield "tokens", _tokens(report)
-
-
-def _tokens(report: LoadReport) -> str:
-    recorder = report.recorder
-    cached = recorder.cached_tokens / max(1, recorder.input_tokens)
-    found = f" ({cached:.0%} from the prefix cache)" if cached else ""
-    out = f", {recorder.output_tokens:,} out" if report.generates else ""
-    return f"{recorder.input_tokens:,} in{found}{out}"
-
-
-def _load(document: Mapping[str, Any]) -> str:
-    under_way = (
-        f"{document['mean_concurrent_requests']:.1f} under way on average, "
-        f"{document['max_concurrent_requests']} at most"
-    )
-    if document["max_concurrency"] is not None:
-        return f"{document['max_concurrency']} at a time; {under_way}"
-    if document["offered_request_rate"] is None:
-        return f"all at once; {under_way}"
-    asked, to = (document["workload"].get(name) for name in ("rate", "rate_to"))
-    parts = [f"{asked:.3g}{f' to {to:.3g}' if to else ''} requests/s asked"] if asked else []
-    parts += [f"{document['offered_request_rate']:.3g} due", f"{document['sent_request_rate']:.3g} sent"]
-    return f"{', '.join(parts)}; {under_way}"
 
 
 def print_sweep(sweep: Sweep) -> None:
@@ -188,7 +126,7 @@ def _row(stage: Stage, names: Iterable[str]) -> Iterator[str]:
     yield f"{stage.rate:.3g}"
     yield f"{stage.done:.3g}"
     for name in names:
-        yield from _cells(document, name, ("p50", "p99"))
+        yield from cells(document, name, ("p50", "p99"))
     yield f"{document['output_throughput' if stage.report.generates else 'total_token_throughput']:,.0f}"
     yield "" if document["slo_share"] is None else f"{document['slo_share']:.1%}"
     yield str(document["failed"])

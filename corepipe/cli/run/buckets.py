@@ -22,9 +22,15 @@ from corepipe.neuron.chips.profiles import RuntimeProfile
 from corepipe.neuron.compile.memory import DeploymentLimits
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS, Format
 from corepipe.neuron.timing.modes import RequestedDegrees, resolve
-from corepipe.planning.buckets.bucketing import BucketPlan, BucketRequest, Graphs, Padding, plan_buckets
+from corepipe.planning.buckets.bucketing import (
+    MINUTES_SOURCE,
+    BucketPlan,
+    BucketRequest,
+    Graphs,
+    Padding,
+    plan_buckets,
+)
 from corepipe.planning.buckets.choose import I64
-from corepipe.planning.buckets.compiling import MINUTES_SOURCE
 from corepipe.planning.planner.emit_vllm import is_native
 from corepipe.planning.planner.space import BLOCK_SIZE
 from corepipe.scheduler.defaults import MAX_NUM_SEQS

@@ -37,10 +37,9 @@ from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.neuron.chips.profiles import RuntimeProfile
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
 from corepipe.planning.planner import emit_vllm
-from corepipe.planning.planner.bounds import Objectives
 from corepipe.planning.planner.commands import measure_commands, serve_command, simulate_command
 from corepipe.planning.planner.confidence import shipped_validation
-from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.demand import Demand, Objectives
 from corepipe.planning.planner.emit_helm import PodSettings, helm_values
 from corepipe.planning.planner.emit_vllm import vllm_manifests
 from corepipe.planning.planner.plan_report import PlanCommands, document

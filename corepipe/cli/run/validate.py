@@ -11,19 +11,20 @@ from rich.text import Text
 
 from corepipe.cli.output.common import errors, print_json, progress_bar, results
 from corepipe.cli.output.tables import Figures
-from corepipe.cli.run.intervals_view import show_coverage, show_decisions
 from corepipe.errors import UserError
 from corepipe.neuron.chips.constants import IDEAL, provenance, shipped
 from corepipe.neuron.chips.profiles import profile as find_profile
 from corepipe.neuron.timing.uncertainty import LEVEL, record, shipped_uncertainty
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.coverage import Covered, coverage
-from corepipe.planning.calibration.decisions import decisions
+from corepipe.planning.calibration.coverage import Coverage, Covered, coverage
+from corepipe.planning.calibration.decisions import Decisions, PairOrder, decisions
 from corepipe.planning.calibration.predict import Predictor, RowPrediction
 from corepipe.planning.calibration.residuals import MeasuredRow, measured, residuals
 from corepipe.planning.calibration.rows import read_measured
 from corepipe.planning.calibration.score import Cell, cells, pair
+
+LEFT_OUT = "left-out runs within their {level:.0%} intervals"
 
 Stored = Mapping[tuple[str, str, str], tuple[float, float]]
 
@@ -136,3 +137,30 @@ def _percent(share: float | None) -> str:
     if share is None:
         return "-"
     return f"{100 * share:.0f}" if abs(share) >= 1 else f"{100 * share:.1f}"
+
+
+def show_coverage(console: Console, found: Sequence[Coverage], level: float, title: str = LEFT_OUT) -> None:
+    """Prints how many runs lie in their intervals, by kind of figure."""
+    names = ("kind of figure", ">runs", ">within", ">19 times of 20", ">width", ">")
+    table = Figures(*names, title=title.format(level=level))
+    for one in found:
+        bound, off = f"{one.least:.0%} to {one.most:.0%}", "" if one.sound else "off"
+        table.add_row(one.kind, str(one.runs), f"{one.share:.1%}", bound, f"x {one.width:.2f}", off)
+    console.print(table)
+
+
+def show_decisions(console: Console, found: Decisions) -> None:
+    """Prints how often the predicted order of two configurations is the measured one."""
+    table = Figures("two", ">intervals apart", ">right", ">overlapping", ">right")
+    for name, (apart, overlapping) in {**found.by, "all": (found.apart, found.overlapping)}.items():
+        table.add_row(name, *_order(apart), *_order(overlapping))
+    console.print(table)
+    regret = found.regret
+    console.print(
+        f"first choice by cost: the best of its group in {regret.best} of {regret.groups}; dearer than it by "
+        f"{regret.mean:.1%} on average, {regret.p90:.1%} at p90, {regret.worst:.1%} at worst"
+    )
+
+
+def _order(order: PairOrder) -> tuple[str, str]:
+    return str(order.pairs), "-" if order.share is None else f"{order.share:.1%}"

@@ -23,14 +23,13 @@ from functools import cached_property
 from math import ceil, floor, inf
 
 import numpy as np
-import numpy.typing as npt
 
 from corepipe.neuron.chips.profiles import Buckets
 from corepipe.neuron.compile.memory import CoreMemory, blocks_that_fit
 from corepipe.neuron.timing.cost import CostModel, StepShape
+from corepipe.planning.planner.demand import Floats, Objectives, RequestSizes
+from corepipe.planning.planner.lateness import Queue
 from corepipe.planning.planner.space import BatchLimits, DeploymentShape
-
-Floats = npt.NDArray[np.float64]
 
 MOST_SEQUENCES = 256
 """Largest batch that is considered."""
@@ -69,57 +68,6 @@ class PlanFailure:
     reason: Reason
     text: str
     excess: float = inf
-
-
-@dataclass(frozen=True, slots=True)
-class Objectives:
-    """Service-level objectives in seconds (None: none), held at a percentile; and the rate in requests per
-    second.
-
-    margin: share of each objective by which a prediction must be below it.
-    """
-
-    ttft: float | None
-    tpot: float | None
-    percentile: float
-    rate: float
-    margin: float = 0.0
-
-    @property
-    def tightened(self) -> Objectives:
-        """The objectives less the margin, which a prediction must meet."""
-        left = 1 - self.margin
-        return replace(
-            self, ttft=self.ttft and self.ttft * left, tpot=self.tpot and self.tpot * left, margin=0.0
-        )
-
-    def quantile(self, values: Floats) -> float:
-        """Returns the objective's percentile of `values`, interpolated between ranks; 0 for no values."""
-        return float(np.percentile(values, self.percentile)) if len(values) else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestSizes:
-    """Tokens of each request's prompt and answer; `shared`: whether prompts may begin alike."""
-
-    prompts: npt.NDArray[np.int64]
-    answers: npt.NDArray[np.int64]
-    shared: bool = False
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest request."""
-        return int((self.prompts + self.answers).max())
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """A queue of requests for `servers` servers, each of which takes at least `seconds` for a request;
-    requests that wait longer than `patience` seconds are late."""
-
-    servers: int
-    seconds: float
-    patience: float
 
 
 class ShapeTimes:

@@ -7,8 +7,8 @@ from functools import cached_property
 from math import ceil
 
 import numpy as np
+import numpy.typing as npt
 
-from corepipe.planning.planner.bounds import Objectives, RequestSizes
 from corepipe.workload.arrivals import Arrivals
 from corepipe.workload.lengths import Lengths
 from corepipe.workload.workload import Synthetic, first_requests
@@ -20,6 +20,50 @@ TURNOVERS = 10
 """Length of a simulation, in times of one request that takes as long as the objectives allow."""
 
 MOST_REQUESTS = 20_000
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Service-level objectives in seconds (None: none), held at a percentile; and the rate in requests per
+    second.
+
+    margin: share of each objective by which a prediction must be below it.
+    """
+
+    ttft: float | None
+    tpot: float | None
+    percentile: float
+    rate: float
+    margin: float = 0.0
+
+    @property
+    def tightened(self) -> Objectives:
+        """The objectives less the margin, which a prediction must meet."""
+        left = 1 - self.margin
+        return replace(
+            self, ttft=self.ttft and self.ttft * left, tpot=self.tpot and self.tpot * left, margin=0.0
+        )
+
+    def quantile(self, values: Floats) -> float:
+        """Returns the objective's percentile of `values`, interpolated between ranks; 0 for no values."""
+        return float(np.percentile(values, self.percentile)) if len(values) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSizes:
+    """Tokens of each request's prompt and answer; `shared`: whether prompts may begin alike."""
+
+    prompts: npt.NDArray[np.int64]
+    answers: npt.NDArray[np.int64]
+    shared: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return int((self.prompts + self.answers).max())
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing import modes
 from corepipe.neuron.timing.cost import CostModel
 from corepipe.neuron.timing.draft import Draft
-from corepipe.planning.planner.bounds import PlanFailure, Queue, Reason, ShapeBounds, ShapeTimes
+from corepipe.planning.planner.bounds import PlanFailure, Reason, ShapeBounds, ShapeTimes
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.judging import Judge
-from corepipe.planning.planner.lateness import surely_late
+from corepipe.planning.planner.lateness import Queue, surely_late
 from corepipe.planning.planner.search import MOST_INSTANCES
 from corepipe.planning.planner.search_result import SimulatedOutcome
 from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, DeploymentShape, PlannedDeployment
@@ -158,7 +158,7 @@ class SimulationEvaluator:
         of one instance, or of one of `replicas` that take turns."""
         arrivals = self._arrivals(self._demand.objectives.rate / max(1, instances))[::replicas]
         enough = self._most_late(len(arrivals))
-        return any(surely_late(arrivals, q.servers, q.seconds, q.patience, enough) for q in queues)
+        return any(surely_late(arrivals, queue, enough) for queue in queues)
 
     def _make_arrivals(self, rate: float) -> tuple[float, ...]:
         """Returns the arrival times in a simulation at this rate."""

@@ -7,7 +7,8 @@ from math import inf
 
 import numpy as np
 
-from corepipe.planning.planner.bounds import Objectives, PlanFailure, Reason
+from corepipe.planning.planner.bounds import PlanFailure, Reason
+from corepipe.planning.planner.demand import Objectives
 from corepipe.planning.planner.search_result import SimulatedOutcome
 from corepipe.simulation.columns import Floats
 from corepipe.simulation.early_stop import EarlyStop

@@ -13,18 +13,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 TOLERANCE = 1e-9
 """Relative tolerance of a time, for sums that a simulation takes in another order."""
 
 
-def surely_late(
-    arrivals: Sequence[float], servers: int, seconds: float, patience: float, enough: int
-) -> bool:
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue of requests for `servers` servers, each of which takes at least `seconds` for a request;
+    requests that wait longer than `patience` seconds are late."""
+
+    servers: int
+    seconds: float
+    patience: float
+
+
+def surely_late(arrivals: Sequence[float], queue: Queue, enough: int) -> bool:
     """Tells whether at least `enough` of the requests with these arrival times, in order, are late."""
-    patience += TOLERANCE * (1 + seconds)
-    seconds *= 1 - TOLERANCE
-    free = deque([0.0] * servers)
+    patience = queue.patience + TOLERANCE * (1 + queue.seconds)
+    seconds = queue.seconds * (1 - TOLERANCE)
+    free = deque([0.0] * queue.servers)
     late = 0
     for arrival in arrivals:
         start = max(arrival, free[0])

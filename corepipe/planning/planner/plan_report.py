@@ -10,9 +10,10 @@ from itertools import groupby
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.neuron.chips.hardware import hypothetical
 from corepipe.neuron.timing.uncertainty import Figure
-from corepipe.planning.planner.bounds import Objectives, Reason
+from corepipe.planning.planner.bounds import Reason
 from corepipe.planning.planner.certainty import FIGURES
 from corepipe.planning.planner.confidence import MEDIAN, METRICS, NOT_VALIDATED
+from corepipe.planning.planner.demand import Objectives
 from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.remedies import Remedy, roomier
 from corepipe.planning.planner.search_result import CostlierShape, PlanOption, RejectedShape

@@ -17,7 +17,7 @@ from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import SimulationEvaluator
 from corepipe.planning.planner.prices import Price, PriceList
 from corepipe.planning.planner.purchase import Purchase
-from corepipe.planning.planner.search import Watch, search
+from corepipe.planning.planner.search import Search, Watch
 from corepipe.planning.planner.search_result import PlanOption, RejectedShape, SearchProgress, SearchResult
 from corepipe.planning.planner.space import Candidate, DeploymentShape, SearchSpace
 
@@ -139,7 +139,8 @@ def _search(
     demand, unfit = inquiry.demand.tightened, inquiry.unfit
     workbench = SimulationEvaluator(inquiry.architecture, demand, rates, longest, beat.again, unfit)
     limits = list(inquiry.space.limits(longest, workbench.longest_prompt))
-    return search(shapes, limits, workbench, beat.tell, inquiry.spread, inquiry.validation.tied)
+    known = inquiry.validation.tied
+    return Search(shapes, limits, workbench, beat.tell, inquiry.spread, known).run()
 
 
 class _ProgressRepeater:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log10
 
 from corepipe.neuron.chips.catalog import INSTANCES
-from corepipe.planning.planner.bounds import Objectives, PlanFailure, Reason
+from corepipe.planning.planner.bounds import PlanFailure, Reason
+from corepipe.planning.planner.demand import Objectives
 from corepipe.planning.planner.evaluate import SimulationEvaluator
 from corepipe.planning.planner.planner import Plan
 from corepipe.planning.planner.search_result import PlanOption, SimulatedOutcome

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import ceil, inf
 from typing import Protocol
 
@@ -78,47 +79,34 @@ INTERRUPTED = "interrupted"
 CHEAPEST, FASTER = "searching for the cheapest", "searching for faster ones"
 
 
-def search(
-    shapes: Sequence[DeploymentShape],
-    limits: Sequence[BatchLimits],
-    evaluator: Evaluator,
-    watch: Watch,
-    spread: float = 1.0,
-    tied: Callable[[DeploymentShape], float] = lambda _: 0.0,
-    most: int = MOST_INSTANCES,
-) -> SearchResult:
-    """Searches all shapes x limits x up to `most` instances.  `tied`: the share by which a price may
-    differ and still be tied, for which an option is kept even if it is no faster.  The same arguments give
-    the same result, unless `watch` raises SearchStopped or the user interrupts: then it is what was found so
-    far."""
-    return _Search(shapes, limits, evaluator, watch, spread, tied, most).run()
+@dataclass(eq=False)
+class Search:
+    """A search of all shapes x limits x up to `most` instances.
 
+    tied: the share by which a price may differ and still be tied, for which an option is kept even if it is
+    no faster.  The same arguments give the same result, unless `watch` raises SearchStopped or the user
+    interrupts: then it is what was found so far.
+    """
 
-class _Search:
-    def __init__(
-        self,
-        shapes: Sequence[DeploymentShape],
-        limits: Sequence[BatchLimits],
-        evaluator: Evaluator,
-        watch: Watch,
-        spread: float,
-        tied: Callable[[DeploymentShape], float],
-        most: int,
-    ) -> None:
-        self._limits = limits
-        self._evaluator = evaluator
-        self._watch = watch
-        self._spread = spread
-        self._tied = tied
-        self._most = most
-        self._found = SearchResult(configurations=len(shapes) * len(limits))
+    shapes: Sequence[DeploymentShape]
+    limits: Sequence[BatchLimits]
+    evaluator: Evaluator
+    watch: Watch
+    spread: float = 1.0
+    tied: Callable[[DeploymentShape], float] = lambda _: 0.0
+    most: int = MOST_INSTANCES
+
+    def __post_init__(self) -> None:
+        self._found = SearchResult(configurations=len(self.shapes) * len(self.limits))
         self._options: dict[DeploymentShape, PlanOption] = {}
-        self._shapes = [Contender(i, shape, evaluator.price(shape)) for i, shape in enumerate(shapes)]
+        prices = map(self.evaluator.price, self.shapes)
+        self._shapes = [Contender(i, *one) for i, one in enumerate(zip(self.shapes, prices, strict=True))]
         self._unseen = sorted(self._shapes, key=lambda opened: opened.price)
         self._open: list[Contender] = []  # bounded, and not yet settled
         self._what = CHEAPEST
 
     def run(self) -> SearchResult:
+        """Searches until nothing is left, or until it is ended."""
         found = self._found
         try:
             self._find_cheapest()
@@ -145,7 +133,7 @@ class _Search:
     def _tell(self) -> None:
         best = min(self._options.values(), key=lambda o: (o.price, o.outcome.latency), default=None)
         left = len(self._unseen) + len(self._open)
-        self._watch(SearchProgress(self._what, self._found.simulations, best, left, len(self._shapes)))
+        self.watch(SearchProgress(self._what, self._found.simulations, best, left, len(self._shapes)))
 
     def _find_cheapest(self) -> None:
         """Tries each variant of each shape where it would beat the best, the most promising first."""
@@ -156,7 +144,7 @@ class _Search:
                 for candidate in sorted(opened.variants, key=lambda v: self._order(opened, v)):
                     self._undercut(opened, candidate)
             for opened in batch:
-                if not opened.variants or opened.fewest > self._most:
+                if not opened.variants or opened.fewest > self.most:
                     self._settle(opened)
         self._polish()
 
@@ -168,24 +156,24 @@ class _Search:
         while heap:
             _, _, index, number, instances = heapq.heappop(heap)
             opened = self._shapes[index]
-            candidate = Candidate(opened.shape, self._limits[number])
+            candidate = Candidate(opened.shape, self.limits[number])
             option = self._tried(opened, candidate, instances)
             if option is not None:
                 self._keep(opened, option)
                 return
-            if self._can_alone(opened, candidate) and instances < self._most:
+            if self._can_alone(opened, candidate) and instances < self.most:
                 opened.likely[candidate] = max(instances + 1, ceil(instances * GROWTH))
                 heapq.heappush(heap, self._guess(opened, candidate))
 
     def _guess(self, opened: Contender, candidate: Candidate) -> tuple[float, float, int, int, int]:
         """Returns an entry of the heap: price, estimated seconds of a request, candidate, and instances."""
         instances, seconds = self._order(opened, candidate)
-        instances = min(instances, self._most)
+        instances = min(instances, self.most)
         return (
             instances * opened.price,
             seconds,
             opened.index,
-            self._limits.index(candidate.limits),
+            self.limits.index(candidate.limits),
             instances,
         )
 
@@ -203,18 +191,18 @@ class _Search:
     def _bound(self, opened: Contender) -> bool:
         """Rules out variants that no number of instances makes good; returns whether any is left."""
         self._tell()
-        for limits in self._limits:
+        for limits in self.limits:
             candidate = Candidate(opened.shape, limits)
-            failure = self._evaluator.failure(candidate)
+            failure = self.evaluator.failure(candidate)
             if failure is not None:
                 opened.reject(RejectedShape(opened.shape, failure, candidate))
                 continue
             opened.variants.append(candidate)
-            opened.bound[candidate] = opened.few[candidate] = fewest = self._evaluator.fewest(candidate)
-            opened.likely[candidate] = max(fewest, self._evaluator.likely(candidate))
+            opened.bound[candidate] = opened.few[candidate] = fewest = self.evaluator.fewest(candidate)
+            opened.likely[candidate] = max(fewest, self.evaluator.likely(candidate))
         self._unseen.remove(opened)
         self._open.append(opened)
-        if opened.variants and opened.fewest <= self._most:
+        if opened.variants and opened.fewest <= self.most:
             return True
         self._settle(opened)
         return False
@@ -232,7 +220,7 @@ class _Search:
 
     def _order(self, opened: Contender, candidate: Candidate) -> tuple[int, float]:
         likely = opened.likely[candidate]
-        return likely, self._evaluator.estimate(candidate, likely)
+        return likely, self.evaluator.estimate(candidate, likely)
 
     def _undercut(self, opened: Contender, candidate: Candidate) -> None:
         """Finds the fewest instances of a variant that suffice and are cheaper than the best; keeps them."""
@@ -265,8 +253,8 @@ class _Search:
 
     def _below(self, price: float, best: float) -> int:
         """Returns the most instances of this price that cost less than `best`."""
-        if best / price > self._most:
-            return self._most
+        if best / price > self.most:
+            return self.most
         instances = int(best // price) + 1
         while instances * price >= best:
             instances -= 1
@@ -277,7 +265,7 @@ class _Search:
         self._tell()
         deployment = PlannedDeployment(candidate, instances)
         self._found.simulations += 1
-        outcome = self._evaluator.measure(deployment)
+        outcome = self.evaluator.measure(deployment)
         if outcome.failure is None:
             return PlanOption(deployment, instances * opened.price, outcome)
         opened.failed(deployment, outcome.failure, outcome.seen)
@@ -288,7 +276,7 @@ class _Search:
         if candidate in opened.capable:
             return True
         self._found.simulations += 1
-        alone = self._evaluator.alone(candidate)
+        alone = self.evaluator.alone(candidate)
         if alone.failure is None:
             opened.capable.add(candidate)
             return True
@@ -337,16 +325,16 @@ class _Search:
     def _entry(self, opened: Contender, instances: int) -> tuple[float, float, int, int]:
         """Returns an entry of the heap: price, estimated seconds of a request, shape, and instances."""
         instances = max(instances, opened.fewest)
-        estimate = min(self._evaluator.estimate(v, instances) for v in opened.variants)
+        estimate = min(self.evaluator.estimate(v, instances) for v in opened.variants)
         return instances * opened.price, estimate, opened.index, instances
 
     def _limit(self, opened: Contender) -> float:
         """Returns the most that a shape's option may cost."""
-        return self._best * self._spread * (1 + self._tied(opened.shape))
+        return self._best * self.spread * (1 + self.tied(opened.shape))
 
     def _next(self, opened: Contender, instances: int) -> int:
         """Returns the next number of instances to try; steps grow, up to the last that may suffice."""
-        last = min(self._most, int(self._limit(opened) / opened.price))
+        last = min(self.most, int(self._limit(opened) / opened.price))
         following = min(instances + opened.step, last) if instances < last else instances + 1
         opened.step *= 2
         return following
@@ -368,14 +356,14 @@ class _Search:
 
     def _is_dull(self, opened: Contender, instances: int, price: float) -> bool:
         """Tells whether the shape is no early tie of the cheapest, and no faster than known options."""
-        tied = self._best * (1 + self._tied(opened.shape))
+        tied = self._best * (1 + self.tied(opened.shape))
         ties = sum(option.price <= tied for option in self._options.values())
         if price <= tied and ties < MOST_TIES:
             return False
-        estimate = min(self._evaluator.estimate(v, instances) for v in opened.variants)
+        estimate = min(self.evaluator.estimate(v, instances) for v in opened.variants)
         return estimate > NOTICEABLE * self._latency
 
     def _variants(self, opened: Contender, instances: int) -> list[Candidate]:
         """Returns the variants that may suffice with so many instances, by estimated time."""
         ready = [v for v in opened.variants if opened.bound[v] <= instances]
-        return sorted(ready, key=lambda v: self._evaluator.estimate(v, instances))
+        return sorted(ready, key=lambda v: self.evaluator.estimate(v, instances))

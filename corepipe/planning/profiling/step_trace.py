@@ -7,14 +7,14 @@ before the slowest of its stage waits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from corepipe.neuron.compile.program import Program
-from corepipe.neuron.ops import Receive, Send
+from corepipe.neuron.ops import AllGather, AllReduce, Op, Receive, Send
 from corepipe.neuron.timing.cost import OpTime
 from corepipe.neuron.timing.trace import Arg, PerfettoTrace, Slice, TraceCounter, TraceProcess, Track
-from corepipe.planning.profiling.op_names import layer_name, op_names
 from corepipe.planning.profiling.profile import ProfileRun, ProfileStep
 
 ENGINES = {
@@ -32,6 +32,9 @@ NANOSECOND = 1e-9
 
 MOST_VALUES = 1000
 """A number above that of the values that a stage hands over in a step."""
+
+IN_LAYER = re.compile(r"^.*?\.\d+\.")
+"""The prefix of a checkpoint's names before the module's name within its layer."""
 
 NamedTime = tuple[str, OpTime, dict[str, Arg]]
 """An Op's name, its time, and the arguments of its slice."""
@@ -152,3 +155,34 @@ def _args(time: OpTime) -> dict[str, Arg]:
         "hbm_read_bytes": time.hbm_read_bytes,
         "hbm_write_bytes": time.hbm_write_bytes,
     }
+
+
+def op_names(program: Program) -> list[str]:
+    """Returns a name for each Op of the Program, such as "L3 Linear self_attn.q_proj"."""
+    makers: dict[int, str] = {}
+    names = []
+    for op in program.ops:
+        makers[op.out.id] = _what(op, makers)
+        where = f"L{op.layer}" if op.layer in program.layers else ""
+        names.append(" ".join(filter(None, (where, type(op).__name__, makers[op.out.id]))))
+    return names
+
+
+def layer_name(layer: int, layers: int) -> str:
+    """Returns the name of a layer's slice."""
+    if layer < 0:
+        return "embedding"
+    return f"layer {layer}" if layer < layers else "head"
+
+
+def _what(op: Op, makers: dict[int, str]) -> str:
+    """Returns the module of the Op's weight; for a collective the module whose result it takes."""
+    if op.weights:
+        return IN_LAYER.sub("", op.weights[0].name).removesuffix(".weight")
+    match op:
+        case AllReduce() | AllGather():
+            return makers[op.x.id]
+        case Send() | Receive():
+            return f"core {op.peer}"
+        case _:
+            return ""

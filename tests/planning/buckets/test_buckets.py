@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corepipe.planning.buckets.bucketing import CompileWork
 from corepipe.planning.buckets.choose import LengthCounts, candidates, choices
-from corepipe.planning.buckets.compiling import CompileWork
 from corepipe.workload.traces import TraceFormat, write_trace
 from corepipe.workload.workload import Segment, Session, Turn, Workload
 from tests.servers import run

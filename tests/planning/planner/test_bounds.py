@@ -15,8 +15,8 @@ from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.chips.profiles import PROFILES, Buckets
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
-from corepipe.planning.planner.bounds import Objectives, Reason
-from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.bounds import Reason
+from corepipe.planning.planner.demand import Demand, Objectives
 from corepipe.planning.planner.evaluate import SimulationEvaluator, twin_shape
 from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
 from corepipe.simulation.report import Latencies

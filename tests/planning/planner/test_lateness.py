@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.planning.planner.lateness import surely_late
+from corepipe.planning.planner.lateness import Queue, surely_late
 
 GAPS = st.lists(st.integers(0, 6), min_size=1, max_size=8)
 
@@ -40,13 +40,13 @@ def fewest_late(arrivals: list[int], servers: int, seconds: int, patience: int) 
 def test_no_choice_has_fewer(gaps: list[int], servers: int, seconds: int, patience: int) -> None:
     arrivals = [sum(gaps[: i + 1]) for i in range(len(gaps))]
     late = fewest_late(arrivals, servers, seconds, patience)
-    assert late == 0 or surely_late(arrivals, servers, seconds, patience, late)
-    assert not surely_late(arrivals, servers, seconds, patience, late + 1)
+    assert late == 0 or surely_late(arrivals, Queue(servers, seconds, patience), late)
+    assert not surely_late(arrivals, Queue(servers, seconds, patience), late + 1)
 
 
 @pytest.mark.parametrize(("servers", "late"), [(1, 5), (2, 2), (5, 0)])
 def test_a_burst(servers: int, late: int) -> None:
     """Six at once, each takes a second and may wait for as long, or half of it."""
     arrivals, patience = [0.0] * 6, 0.5 if servers == 1 else 1.0
-    assert late == 0 or surely_late(arrivals, servers, 1.0, patience, late)
-    assert not surely_late(arrivals, servers, 1.0, patience, late + 1)
+    assert late == 0 or surely_late(arrivals, Queue(servers, 1.0, patience), late)
+    assert not surely_late(arrivals, Queue(servers, 1.0, patience), late + 1)

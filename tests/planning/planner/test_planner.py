@@ -15,9 +15,9 @@ from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.formats import FORMATS
-from corepipe.planning.planner.bounds import Objectives, Reason
+from corepipe.planning.planner.bounds import Reason
 from corepipe.planning.planner.confidence import Validation
-from corepipe.planning.planner.demand import Demand
+from corepipe.planning.planner.demand import Demand, Objectives
 from corepipe.planning.planner.evaluate import SimulationEvaluator
 from corepipe.planning.planner.plan_report import document, reasons
 from corepipe.planning.planner.planner import Market, Plan, PlanRequest, plan

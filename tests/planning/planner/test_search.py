@@ -13,7 +13,7 @@ from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.bounds import PlanFailure, Reason
-from corepipe.planning.planner.search import INTERRUPTED, MOST_TIES, search
+from corepipe.planning.planner.search import INTERRUPTED, MOST_TIES, Search
 from corepipe.planning.planner.search_result import (
     SearchProgress,
     SearchResult,
@@ -99,7 +99,7 @@ class Queues:
 
 
 def run(world: Queues, spread: float = 1.0, tied: float = 0.0, most: int = 10**7) -> SearchResult:
-    return search(list(world.prices), LIMITS, world, lambda *_: None, spread, lambda _: tied, most)
+    return Search(list(world.prices), LIMITS, world, lambda *_: None, spread, lambda _: tied, most).run()
 
 
 @settings(deadline=None, max_examples=200)
@@ -225,7 +225,7 @@ def test_cut_short_it_has_the_best_so_far_and_says_what_is_possible(
         if len(told) == moments:
             raise KeyboardInterrupt if by_hand else SearchStopped("time limit")
 
-    found = search(list(world.prices), LIMITS, world, watch, 4.0)
+    found = Search(list(world.prices), LIMITS, world, watch, 4.0).run()
     best = min((option.price for option in found.options), default=inf)
     assert found.least <= world.cheapest() <= best
     if len(told) < moments:

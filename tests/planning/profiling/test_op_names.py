@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.planning.profiling.op_names import layer_name, op_names
+from corepipe.planning.profiling.step_trace import layer_name, op_names
 from tests.planning.profiles import run
 
 
