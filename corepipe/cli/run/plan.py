@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
-from math import inf
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import typer
@@ -19,12 +16,10 @@ from corepipe.cli.flags.settings import configured
 from corepipe.cli.output.common import (
     errors,
     print_json,
-    progress_bar,
     results,
-    seconds,
-    sigterm_as_interrupt,
 )
 from corepipe.cli.run.assumed_drafts import assumed_drafts
+from corepipe.cli.run.plan_given import asked_demand, asked_formats, asked_instances, asked_market, searching
 from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
 from corepipe.engine.config import EngineConfig
@@ -32,27 +27,23 @@ from corepipe.errors import UserError
 from corepipe.models import published
 from corepipe.models.config import ModelConfig
 from corepipe.models.registry import Architecture, architecture
-from corepipe.neuron.chips import catalog, profiles
-from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips import profiles
 from corepipe.neuron.chips.profiles import RuntimeProfile
-from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
+from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner import emit_vllm
 from corepipe.planning.planner.commands import measure_commands, serve_command, simulate_command
 from corepipe.planning.planner.confidence import shipped_validation
-from corepipe.planning.planner.demand import Demand, Objectives
 from corepipe.planning.planner.emit_helm import PodSettings, helm_values
 from corepipe.planning.planner.emit_vllm import vllm_manifests
 from corepipe.planning.planner.plan_report import PlanCommands, document
-from corepipe.planning.planner.planner import SPREAD, Market, Plan, PlanRequest
+from corepipe.planning.planner.planner import SPREAD, Plan, PlanRequest
 from corepipe.planning.planner.planner import plan as make_plan
-from corepipe.planning.planner.prices import list_prices, read_prices
 from corepipe.planning.planner.remedies import Remedy
 from corepipe.planning.planner.remedies import remedy as find_remedy
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
 from corepipe.planning.planner.search_result import PlanOption, SearchProgress, SearchStopped
 from corepipe.planning.planner.space import DeploymentShape, SearchSpace
 from corepipe.signals import INTERRUPTED
-from corepipe.workload.lengths import Lengths
 
 DEFAULT_PROFILE, NATIVE_PROFILE = "vllm-neuron", "vllm-neuron-native"
 """Software profiles of inf2 and trn1, and of what --emit vllm-neuron writes for trn2 and trn3."""
@@ -81,10 +72,9 @@ def run(given: Given) -> None:
     if emit and as_json:
         raise UserError("--emit prints a file and --json a document: give one of them", "emit")
     inquiry = _inquiry(given)
-    limit = seconds("--time-limit", given["time_limit"])
     if emit is options.Emit.VLLM_NEURON:
         _check_any_runs(inquiry)
-    found, remedy = _searched(inquiry, limit)
+    found, remedy = _searched(inquiry, given)
     commands = _commands(found, found.options[0], given) if found.options else None
     if as_json:
         print_json(document(found, remedy, commands))
@@ -104,26 +94,15 @@ def _run_once(given: Given, model: Architecture) -> None:
 
     asked = configured(EngineConfig, {"model": given["model"], "max_model_len": given["max_model_len"]})
     graph = graph_of(asked, model, timed_task("auto", model))
-    plan_once.run(given, model, graph, _rate(given["rate"]))
+    plan_once.run(given, model, graph)
 
 
-def _searched(inquiry: PlanRequest, limit: float | None) -> tuple[Plan, Remedy | None]:
+def _searched(inquiry: PlanRequest, given: Given) -> tuple[Plan, Remedy | None]:
     """The plan, and what would help where nothing was found and there is time."""
-    deadline = inf if limit is None else monotonic() + limit
-
-    def check() -> None:
-        if monotonic() >= deadline:
-            raise SearchStopped(f"--time-limit {limit:g}s")
-
-    with progress_bar(errors()) as bar, sigterm_as_interrupt():
+    with searching(given) as report:
 
         def watch(progress: SearchProgress) -> None:
-            bar(progress.what, 1 - progress.left / max(1, progress.shapes), note(progress))
-            check()
-
-        def report(what: str, done: float) -> None:
-            bar(what, done)
-            check()
+            report(progress.what, 1 - progress.left / max(1, progress.shapes), note(progress))
 
         found = make_plan(inquiry, watch)
         if found.options or found.search.cut_short:
@@ -194,10 +173,9 @@ def _has_weights(model: str) -> bool:
     return Path(model).is_dir() or Path(model).suffix == ".gguf"
 
 
-def _inquiry(given: Mapping[str, Any]) -> PlanRequest:
-    emit, prices, max_error = given["emit"], given["prices"], given["max_error"]
+def _inquiry(given: Given) -> PlanRequest:
+    emit, max_error = given["emit"], given["max_error"]
     model = architecture(given["model"])
-    stacks = _stacks(given)
     guesses = assumed_drafts(given["speculative_config"], model)
     if guesses is not None and emit is options.Emit.VLLM_NEURON:
         raise UserError(
@@ -206,11 +184,9 @@ def _inquiry(given: Mapping[str, Any]) -> PlanRequest:
         )
     return PlanRequest(
         architecture=model,
-        demand=_demand(given),
-        space=replace(
-            _space(given["instance"] or [], given["dtype"] or [], stacks, emit), speculative_config=guesses
-        ),
-        market=Market(read_prices(prices) if prices else list_prices(), given["purchase"], given["region"]),
+        demand=asked_demand(given),
+        space=replace(_space(given), speculative_config=guesses),
+        market=asked_market(given),
         validation=shipped_validation(),
         max_model_len=given["max_model_len"],
         max_error=None if max_error is None else max_error / 100,
@@ -221,31 +197,11 @@ def _inquiry(given: Mapping[str, Any]) -> PlanRequest:
     )
 
 
-def _demand(given: Mapping[str, Any]) -> Demand:
-    return Demand(
-        Lengths.parse(given["input_len"], "input-len"),
-        Lengths.parse(given["output_len"], "output-len"),
-        Objectives(
-            seconds("--ttft", given["ttft"]),
-            seconds("--tpot", given["tpot"]),
-            given["percentile"],
-            _rate(given["rate"]),
-            given["margin"] / 100,
-        ),
-        given["requests"],
-        given["seed"],
-    )
-
-
-def _space(
-    instances: list[str], formats: list[StrEnum], stacks: list[str], emit: options.Emit | None
-) -> SearchSpace:
+def _space(given: Given) -> SearchSpace:
     """Returns the deployments that may be chosen; NxD Inference computes whole prompts, one at a time."""
-    named = {catalog.instance(name).name for name in instances}
-    chosen = tuple(i for i in INSTANCES if not named or i.name in named)
-    given = tuple(TIMED_FORMATS[fmt.value] for fmt in dict.fromkeys(formats)) or None
-    software = tuple(profiles.profile(stack) for stack in dict.fromkeys(stacks))
-    space = SearchSpace(chosen, given, software, whole=any(one.chunk for one in software))
+    chosen, emit = asked_instances(given), given["emit"]
+    software = tuple(profiles.profile(stack) for stack in dict.fromkeys(_stacks(given)))
+    space = SearchSpace(chosen, asked_formats(given), software, whole=any(one.chunk for one in software))
     native = any(map(emit_vllm.is_native, chosen))
     return replace(space, batched_tokens=()) if emit is options.Emit.VLLM_NEURON and not native else space
 
@@ -283,14 +239,6 @@ def _accepted(
             return lambda shape: shape.lnc is None
         case _:
             return lambda _: True
-
-
-def _rate(rate: float | None) -> float:
-    if rate is None:
-        raise UserError("give --rate in requests a second (or --buckets, which needs none)", "rate")
-    if not 0 < rate < inf:
-        raise UserError(f"--rate must be a number of requests a second above 0, not {rate}", "rate")
-    return rate
 
 
 def _emitted(plan: Plan, best: PlanOption, given: Mapping[str, Any]) -> str:

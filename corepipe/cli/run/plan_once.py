@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import typer
 
 from corepipe.cli.flags.options import Given
-from corepipe.cli.output.common import (
-    errors,
-    print_json,
-    progress_bar,
-    results,
-    seconds,
-    sigterm_as_interrupt,
-)
+from corepipe.cli.output.common import print_json, results
 from corepipe.cli.output.tables import Figures, between
+from corepipe.cli.run.plan_given import asked_demand, asked_formats, asked_instances, asked_market, searching
 from corepipe.cli.run.software import ASSUMED, SIMULATE, GraphKind
 from corepipe.cli.run.workload import input_length
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
-from corepipe.neuron.chips import catalog, profiles
-from corepipe.neuron.chips.catalog import INSTANCES
+from corepipe.neuron.chips import profiles
 from corepipe.neuron.formats import TIMED_FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing.uncertainty import LEVEL
 from corepipe.planning.planner.commands import serve_command, simulate_once_command, wrapped
-from corepipe.planning.planner.prices import PriceList, list_prices, read_prices
+from corepipe.planning.planner.demand import LEAST_REQUESTS, Demand
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
-from corepipe.planning.planner.search_result import SearchStopped
 from corepipe.planning.planner.single_pass import (
-    REQUESTS,
-    PricedInstance,
-    SinglePassDemand,
+    PricedShape,
     SinglePassOption,
     SinglePassResult,
     offers,
     search,
-    tightened,
 )
 from corepipe.signals import INTERRUPTED
-from corepipe.workload.lengths import Lengths
 
 SCHEMA = "corepipe.plan-once/1"
 
@@ -56,25 +44,18 @@ UNUSED = (
 )  # fmt: skip
 """Flags of a plan for what generates."""
 
-FORMATS = ("bf16",)
-"""Number formats that are tried without --dtype."""
+FORMAT = "bf16"
+"""The number format that is tried without --dtype."""
 
 
-def run(given: Given, model: Architecture, graph: Graph, rate: float) -> None:
+def run(given: Given, model: Architecture, graph: Graph) -> None:
     """Plans with these flags and prints the result; graph: of the model, for as many positions as are asked
     for.  Raises UserError for what cannot be planned, Exit where nothing meets the objective."""
-    demand = _demand(given, graph, rate)
+    demand = _demand(given, graph)
     offered = list(_offers(given, graph))
-    limit = seconds("--time-limit", given["time_limit"])
-    deadline = None if limit is None else monotonic() + limit
-    with progress_bar(errors()) as bar, sigterm_as_interrupt():
-
-        def watch(done: float) -> None:
-            bar("searching for the cheapest", done)
-            if deadline is not None and monotonic() >= deadline:
-                raise SearchStopped(f"--time-limit {limit:g}s")
-
-        found = search(model, tightened(demand, given["margin"] / 100), offered, graph.max_positions, watch)
+    with searching(given) as report:
+        what = "searching for the cheapest"
+        found = search(model, demand.tightened, offered, graph.max_positions, partial(report, what))
     if given["json"]:
         print_json(_document(found, demand, given))
     else:
@@ -85,42 +66,27 @@ def run(given: Given, model: Architecture, graph: Graph, rate: float) -> None:
         raise typer.Exit(UNMET)
 
 
-def _demand(given: Given, graph: Graph, rate: float) -> SinglePassDemand:
+def _demand(given: Given, graph: Graph) -> Demand:
     """Raises UserError for flags of what generates, and for inputs that are too long."""
     spec = input_length(given, graph, UNUSED)
-    demand = SinglePassDemand(
-        rate, Lengths.parse(spec, "input-len"), seconds("--ttft", given["ttft"]), given["percentile"],
-        given["seed"], given["requests"] or REQUESTS,
-    )  # fmt: skip
-    if max(demand.lengths) > graph.max_positions:
+    requests = given["requests"] or LEAST_REQUESTS
+    demand = asked_demand(given.replaced(input_len=spec, output_len="1", requests=requests))
+    if demand.sizes.prompts.max() > graph.max_positions:
         message = f"--input-len {spec}: {graph.name} takes {graph.max_positions} tokens here"
         raise UserError(message, "input_len")
     return demand
 
 
-def _offers(given: Mapping[str, Any], graph: Graph) -> Iterator[PricedInstance]:
-    named = {catalog.instance(name).name for name in given["instance"] or []}
-    chosen = [instance for instance in INSTANCES if not named or instance.name in named]
-    formats = [TIMED_FORMATS[fmt.value] for fmt in given["dtype"] or []] or [
-        TIMED_FORMATS[name] for name in FORMATS
-    ]
+def _offers(given: Given, graph: Graph) -> Iterator[PricedShape]:
+    instances, formats = asked_instances(given), asked_formats(given) or (TIMED_FORMATS[FORMAT],)
     stacks = given["profile"] or [ASSUMED[SIMULATE][GraphKind.of(graph)]]
-    prices, purchase, region = _prices(given), given["purchase"], given["region"]
-    prices.check_region(purchase, region)
-    found = {instance.name: prices.get(instance.name, purchase, region) for instance in chosen}
-    known = {name: price.per_hour for name, price in found.items() if price is not None}
-    if not known:
-        prices.require(chosen[0].name, purchase, region)
-    return offers(chosen, known, formats, {stack: profiles.profile(stack) for stack in stacks})
+    software = {stack: profiles.profile(stack) for stack in stacks}
+    return offers(instances, asked_market(given).known(instances), formats, software)
 
 
-def _prices(given: Mapping[str, Any]) -> PriceList:
-    return read_prices(given["prices"]) if given["prices"] else list_prices()
-
-
-def _million(option: SinglePassOption, demand: SinglePassDemand) -> float:
+def _million(option: SinglePassOption, demand: Demand) -> float:
     """Dollars for a million requests."""
-    return option.price / 3600 / demand.rate * 1e6
+    return option.price / 3600 / demand.objectives.rate * 1e6
 
 
 def _serve(option: SinglePassOption, given: Mapping[str, Any]) -> list[str] | None:
@@ -130,27 +96,27 @@ def _serve(option: SinglePassOption, given: Mapping[str, Any]) -> list[str] | No
 
 
 def _simulate(
-    option: SinglePassOption, demand: SinglePassDemand, given: Mapping[str, Any], *, images: bool
+    option: SinglePassOption, demand: Demand, given: Mapping[str, Any], *, images: bool
 ) -> list[str]:
+    limit = demand.objectives.ttft
     load: dict[str, object] = {
-        "--rate": repr(demand.rate / option.deployment.instances),
+        "--rate": repr(demand.objectives.rate / option.deployment.instances),
         "--requests": demand.requests,
         "--seed": demand.seed,
         **({"--max-model-len": None} if images else {"--input-len": demand.input_len.spec}),
-        **({} if demand.seconds is None else {"--slo": f"e2e:{demand.seconds * 1e3:.12g}ms"}),
+        **({} if limit is None else {"--slo": f"e2e:{limit * 1e3:.12g}ms"}),
     }
     return simulate_once_command(given["model"], option.deployment, option.offer.stack, load)
 
 
-def _document(
-    found: SinglePassResult, demand: SinglePassDemand, given: Mapping[str, Any]
-) -> dict[str, object]:
+def _document(found: SinglePassResult, demand: Demand, given: Mapping[str, Any]) -> dict[str, object]:
+    asked, limit = demand.objectives, demand.objectives.ttft
     return {
         "schema": SCHEMA,
         "emulated": True,
         "model": given["model"],
-        "objective": {"e2e_ms": demand.seconds and demand.seconds * 1e3, "percentile": demand.percentile},
-        "workload": {"rate": demand.rate, "input_len": demand.input_len.spec, "seed": demand.seed},
+        "objective": {"e2e_ms": limit and limit * 1e3, "percentile": asked.percentile},
+        "workload": {"rate": asked.rate, "input_len": demand.input_len.spec, "seed": demand.seed},
         "choice": _option(found.options[0], demand, given) if found.options else None,
         "options": [_option(option, demand, given) for option in found.options],
         "failed": [{"deployment": str(shape), "reason": why} for shape, why in found.failed.items()],
@@ -159,9 +125,7 @@ def _document(
     }
 
 
-def _option(
-    option: SinglePassOption, demand: SinglePassDemand, given: Mapping[str, Any]
-) -> dict[str, object]:
+def _option(option: SinglePassOption, demand: Demand, given: Mapping[str, Any]) -> dict[str, object]:
     shape, limits = option.deployment.candidate.shape, option.deployment.candidate.limits
     images = GraphKind.of(option.report.device.graph) is GraphKind.IMAGES
     serve = _serve(option, given)
@@ -183,7 +147,7 @@ def _option(
     }
 
 
-def _print(found: SinglePassResult, demand: SinglePassDemand, given: Mapping[str, Any], graph: Graph) -> None:
+def _print(found: SinglePassResult, demand: Demand, given: Mapping[str, Any], graph: Graph) -> None:
     console = results()
     if found.cut_short:
         console.print(f"The search was cut short ({found.cut_short}): this is the best so far.", style="bold")
@@ -208,27 +172,28 @@ def _print(found: SinglePassResult, demand: SinglePassDemand, given: Mapping[str
     console.print(f"to simulate one instance again:\n{wrapped(again)}")
 
 
-def _summary(best: SinglePassOption, demand: SinglePassDemand, graph: Graph) -> Iterator[str]:
+def _summary(best: SinglePassOption, demand: Demand, graph: Graph) -> Iterator[str]:
     """The choice in three lines: what to rent for how much, how quick it is, and what runs it."""
     yield (
-        f"{best.deployment} at {best.price:.4g} $/h ({best.offer.instance.standing}), "
+        f"{best.deployment} at {best.price:.4g} $/h ({best.shape.device.standing}), "
         f"{_million(best, demand):.3g} $ for a million requests"
     )
     limit, aimless = "", "; without an objective (--ttft) it is the cheapest whose queue does not grow"
-    if demand.seconds is not None:
-        limit, aimless = f" of {demand.seconds * 1e3:g}", ""
+    asked = demand.objectives
+    if asked.ttft is not None:
+        limit, aimless = f" of {asked.ttft * 1e3:g}", ""
     inputs = "images" if GraphKind.of(graph) is GraphKind.IMAGES else f"requests of {_lengths(demand)} tokens"
-    told = f"{demand.rate:g} {inputs} a second: {best.seconds * 1e3:.3g} ms"
-    yield f"{told}{limit} at p{demand.percentile:g}{aimless}"
+    told = f"{asked.rate:g} {inputs} a second: {best.seconds * 1e3:.3g} ms"
+    yield f"{told}{limit} at p{asked.percentile:g}{aimless}"
     yield "vLLM on Neuron does not run it; torch-neuronx (inf1: torch-neuron) traces its graphs, one a core"
 
 
-def _lengths(demand: SinglePassDemand) -> str:
-    least, most = min(demand.lengths), max(demand.lengths)
+def _lengths(demand: Demand) -> str:
+    least, most = demand.sizes.prompts.min(), demand.sizes.prompts.max()
     return f"{least}" if least == most else f"{least} to {most}"
 
 
-def _table(found: SinglePassResult, demand: SinglePassDemand) -> Figures:
+def _table(found: SinglePassResult, demand: Demand) -> Figures:
     title = "deployments that meet the objective (emulated)"
     headings = (">$/h", ">$/M requests", ">e2e ms", "deployment")
     table = Figures(*headings, title=title, title_justify="left", pad_edge=False)

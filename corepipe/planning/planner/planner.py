@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
+from corepipe.neuron.chips.hardware import Instance
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing.uncertainty import LEVEL
@@ -32,6 +33,15 @@ class Market:
     prices: PriceList
     purchase: Purchase
     region: str
+
+    def known(self, instances: Sequence[Instance]) -> dict[str, Price]:
+        """Returns the prices of those instances that have one.  Raises UserError where none of them has."""
+        self.prices.check_region(self.purchase, self.region)
+        found = {one.name: self.prices.get(one.name, self.purchase, self.region) for one in instances}
+        priced = {name: price for name, price in found.items() if price is not None}
+        if not priced:
+            self.prices.require(instances[0].name, self.purchase, self.region)
+        return priced
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +127,8 @@ def plan(inquiry: PlanRequest, watch: Watch) -> Plan:
     """Searches the cheapest deployment.  `watch` is called with the progress all the time, and may end the
     search (`search_result.SearchStopped`).  Raises UserError for an impossible request: no shape to choose
     from, requests too long."""
-    market, graph = inquiry.market, _decoder(inquiry.architecture)
-    longest = _max_model_len(inquiry)
-    market.prices.check_region(market.purchase, market.region)
-    prices = _prices(inquiry)
+    graph, longest = _decoder(inquiry.architecture), _max_model_len(inquiry)
+    prices = inquiry.market.known(inquiry.space.instances)
     shapes, refused = _shapes(inquiry, graph, prices)
     found = _search(inquiry, shapes, prices, longest, watch)
     found.rejected += refused
@@ -184,16 +192,6 @@ def _max_model_len(inquiry: PlanRequest) -> int:
         message = f"--max-model-len {given}: requests have up to {needed} tokens; use at least that"
         raise UserError(message, "max_model_len")
     return given
-
-
-def _prices(inquiry: PlanRequest) -> dict[str, Price]:
-    """Returns the prices of those instances that have one.  Raises UserError where none of them has."""
-    market, instances = inquiry.market, inquiry.space.instances
-    found = {i.name: market.prices.get(i.name, market.purchase, market.region) for i in instances}
-    priced = {name: price for name, price in found.items() if price is not None}
-    if not priced:
-        market.prices.require(instances[0].name, market.purchase, market.region)
-    return priced
 
 
 def _shapes(

@@ -1,17 +1,14 @@
 """The cheapest instances for a model that runs once over its input: encoders, and image classifiers.
 
-Every core has a copy of the model, as with torch_neuronx's DataParallel, and copies share the requests.
+Every core has a copy of the model, as with torch_neuronx's DataParallel, and copies share the requests.  Of a
+demand the objective for the first token is that for the only result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from math import ceil, inf
-from statistics import fmean
-
-import numpy as np
 
 from corepipe.engine.assembly.device_plan import DevicePlan, plan_device
 from corepipe.engine.config import EngineConfig
@@ -22,7 +19,9 @@ from corepipe.neuron.chips.profiles import RuntimeProfile
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import Format
 from corepipe.neuron.step import StepShape
+from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import engine_settings
+from corepipe.planning.planner.prices import Price
 from corepipe.planning.planner.search import INTERRUPTED, MOST_INSTANCES
 from corepipe.planning.planner.search_result import SearchStopped
 from corepipe.planning.planner.space import (
@@ -34,18 +33,12 @@ from corepipe.planning.planner.space import (
 )
 from corepipe.simulation.report import GROWS, Latencies, SimulationReport
 from corepipe.simulation.simulate import SimulationConfig, simulate
-from corepipe.workload.arrivals import Arrivals
-from corepipe.workload.lengths import Lengths
-from corepipe.workload.workload import Synthetic, first_requests
 
 SEATS = (1, 2, 4, 8, 16, 32)
 """Numbers of requests in a batch."""
 
 LEAST_TOKENS = 16
 """Tokens of a batch at least, as `corepipe serve` takes them."""
-
-REQUESTS = 1000
-"""Requests of a simulation by default."""
 
 OPTIMISM = 1.1
 """Factor by which a simulation may do better than full batches one after the other."""
@@ -54,38 +47,15 @@ MORE = 1.1
 """Factor by which a number of instances that is too small grows, where it is large."""
 
 
-@dataclass(frozen=True)
-class SinglePassDemand:
-    """A demand for requests per second of given lengths, and seconds in which a percentile of them must be
-    answered (None: any, as long as no queue grows)."""
-
-    rate: float
-    input_len: Lengths
-    seconds: float | None
-    percentile: float
-    seed: int
-    requests: int = REQUESTS
-
-    def workload(self, rate: float) -> Synthetic:
-        """Returns the workload of one instance."""
-        arrivals, one = Arrivals(rate), Lengths.parse("1", "output-len")
-        return Synthetic(self.input_len, one, self.requests, arrivals=arrivals, seed=self.seed)
-
-    @cached_property
-    def lengths(self) -> list[int]:
-        """Tokens of each request."""
-        load = self.workload(1.0).workload()
-        return [turn.prompt_tokens for turn in first_requests(load, self.requests)]
-
-
 @dataclass(frozen=True, slots=True)
-class PricedInstance:
-    """An instance with its price in dollars per hour, and a format and software for it."""
+class PricedShape:
+    """A copy of the model on each core of an instance, with the instance's price in dollars per hour.
 
-    instance: Instance
+    stack: the name or the file of its software profile.
+    """
+
+    shape: DeploymentShape
     price: float
-    format: Format
-    profile: RuntimeProfile
     stack: str
 
 
@@ -94,7 +64,7 @@ class SinglePassOption:
     """A deployment that meets the demand: dollars per hour, seconds, and one instance's simulation."""
 
     deployment: PlannedDeployment
-    offer: PricedInstance
+    offer: PricedShape
     price: float
     seconds: float
     report: SimulationReport
@@ -128,7 +98,7 @@ class SinglePassResult:
 class _PlacedBatch:
     """A candidate on its instance.  least: instances below which the rate cannot be sustained."""
 
-    offer: PricedInstance
+    offer: PricedShape
     candidate: Candidate
     engine: EngineConfig
     device: DevicePlan
@@ -138,22 +108,23 @@ class _PlacedBatch:
 
 def offers(
     instances: Sequence[Instance],
-    prices: Mapping[str, float],
+    prices: Mapping[str, Price],
     formats: Sequence[Format],
     stacks: Mapping[str, RuntimeProfile],
-) -> Iterator[PricedInstance]:
-    """Yields each instance that has a price, in each format that its chip has."""
+) -> Iterator[PricedShape]:
+    """Yields each instance that has a price, in each format that its chip has, with each software."""
     for instance in instances:
         for fmt in formats:
             if instance.name in prices and instance.support(fmt) is Support.NATIVE:
                 for stack, profile in stacks.items():
-                    yield PricedInstance(instance, prices[instance.name], fmt, profile, stack)
+                    shape = DeploymentShape(instance.name, fmt, Placement(data=instance.cores), profile)
+                    yield PricedShape(shape, prices[instance.name].per_hour, stack)
 
 
 def search(
     architecture: Architecture,
-    demand: SinglePassDemand,
-    offered: Sequence[PricedInstance],
+    demand: Demand,
+    offered: Sequence[PricedShape],
     positions: int,
     watch: Callable[[float], None],
 ) -> SinglePassResult:
@@ -183,16 +154,17 @@ def search(
 
 def _placed(
     architecture: Architecture,
-    demand: SinglePassDemand,
-    offered: Sequence[PricedInstance],
+    demand: Demand,
+    offered: Sequence[PricedShape],
     positions: int,
     found: SinglePassResult,
 ) -> Iterator[_PlacedBatch]:
     """Yields the candidates that fit, and may be in time."""
-    tokens = round(fmean(demand.lengths))
+    tokens, limit = round(float(demand.sizes.prompts.mean())), demand.objectives.ttft
     for offer in offered:
         for seats in SEATS:
-            candidate = _candidate(offer, seats, positions)
+            most = max(LEAST_TOKENS, min(MOST_TOKENS, seats * positions))
+            candidate = Candidate(offer.shape, BatchLimits(positions, seats, most))
             engine = _engine(architecture.name, candidate, offer.stack)
             try:
                 device = plan_device(engine, architecture)
@@ -201,20 +173,13 @@ def _placed(
                 break
             cost = device.timeline(0).cost
             alone, full = (cost.latency(StepShape.of([(0, tokens)] * n, n)) for n in (1, seats))
-            if demand.seconds is not None and alone > demand.seconds:
+            if limit is not None and alone > limit:
                 found.failed.setdefault(candidate.shape, f"a request alone takes {alone * 1e3:.4g} ms")
                 break
             capacity = OPTIMISM * device.placement.data * seats / full
-            yield _PlacedBatch(offer, candidate, engine, device, alone, ceil(demand.rate / capacity))
-
-
-def _candidate(offer: PricedInstance, seats: int, positions: int) -> Candidate:
-    shape = DeploymentShape(
-        offer.instance.name, offer.format, Placement(data=offer.instance.cores), offer.profile
-    )
-    return Candidate(
-        shape, BatchLimits(positions, seats, max(LEAST_TOKENS, min(MOST_TOKENS, seats * positions)))
-    )
+            yield _PlacedBatch(
+                offer, candidate, engine, device, alone, ceil(demand.objectives.rate / capacity)
+            )
 
 
 def _engine(model: str, candidate: Candidate, stack: str) -> EngineConfig:
@@ -223,15 +188,15 @@ def _engine(model: str, candidate: Candidate, stack: str) -> EngineConfig:
     return EngineConfig.model_validate({**settings, "max_model_len": longest if longest > 1 else None})
 
 
-def _try(one: _PlacedBatch, demand: SinglePassDemand, best: float, found: SinglePassResult) -> None:
+def _try(one: _PlacedBatch, demand: Demand, best: float, found: SinglePassResult) -> None:
     """Tries ever more instances, until they suffice or cost more than the best."""
     why, count = "", one.least
     while count <= MOST_INSTANCES and count * one.offer.price <= best:
-        report = simulate(
-            SimulationConfig(one.engine), demand.workload(demand.rate / count).workload(), device=one.device
-        )
+        rate = demand.objectives.rate / count
+        load = demand.stream(rate, demand.requests_at(rate)).workload()
+        report = simulate(SimulationConfig(one.engine), load, device=one.device)
         found.simulations += 1
-        seconds = float(np.percentile(Latencies.of(report.requests).e2e, demand.percentile))
+        seconds = demand.objectives.quantile(Latencies.of(report.requests).e2e)
         why = _failure(report, seconds, demand)
         if not why:
             deployment = PlannedDeployment(one.candidate, count)
@@ -244,14 +209,9 @@ def _try(one: _PlacedBatch, demand: SinglePassDemand, best: float, found: Single
     found.failed.setdefault(one.candidate.shape, f"{why}{more}")
 
 
-def _failure(report: SimulationReport, seconds: float, demand: SinglePassDemand) -> str:
+def _failure(report: SimulationReport, seconds: float, demand: Demand) -> str:
     if report.growth > GROWS:
         return "the queue grows"
-    if demand.seconds is not None and seconds > demand.seconds:
+    if demand.objectives.ttft is not None and seconds > demand.objectives.ttft:
         return f"a request takes {seconds * 1e3:.4g} ms"
     return ""
-
-
-def tightened(demand: SinglePassDemand, margin: float) -> SinglePassDemand:
-    """Returns the demand with the margin, a share, taken off its objective."""
-    return demand if demand.seconds is None else replace(demand, seconds=demand.seconds * (1 - margin))

@@ -13,15 +13,11 @@ from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.profiles import profile
 from corepipe.neuron.formats import FORMATS
+from corepipe.planning.planner.demand import Demand, Objectives
+from corepipe.planning.planner.prices import Price
+from corepipe.planning.planner.purchase import REGION, Purchase
 from corepipe.planning.planner.search_result import SearchStopped
-from corepipe.planning.planner.single_pass import (
-    SEATS,
-    PricedInstance,
-    SinglePassDemand,
-    offers,
-    search,
-    tightened,
-)
+from corepipe.planning.planner.single_pass import SEATS, PricedShape, offers, search
 from corepipe.simulation.report import GROWS, Latencies
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.lengths import Lengths
@@ -30,16 +26,18 @@ MODEL = "bert-small"
 PRICES = {"inf1.xlarge": 0.228, "inf2.xlarge": 0.758, "inf2.24xlarge": 6.49}
 
 
-def offered(*names: str) -> list[PricedInstance]:
+def offered(*names: str) -> list[PricedShape]:
     stacks = {"traced": profile("traced")}
-    return list(offers([instance(name) for name in names], PRICES, [FORMATS["bf16"]], stacks))
+    prices = {name: Price(name, Purchase.ON_DEMAND, REGION, price, "") for name, price in PRICES.items()}
+    return list(offers([instance(name) for name in names], prices, [FORMATS["bf16"]], stacks))
 
 
-def demand(rate: float, seconds: float | None, requests: int = 200) -> SinglePassDemand:
-    return SinglePassDemand(rate, Lengths.parse("uniform:50:400", "input-len"), seconds, 99.0, 0, requests)
+def demand(rate: float, seconds: float | None) -> Demand:
+    lengths, one = Lengths.parse("uniform:50:400", "input-len"), Lengths.parse(1, "output-len")
+    return Demand(lengths, one, Objectives(seconds, None, 99.0, rate), 200, 0)
 
 
-def does(name: str, data: int, seats: int, instances: int, asked: SinglePassDemand) -> bool:
+def does(name: str, data: int, seats: int, instances: int, asked: Demand) -> bool:
     engine = EngineConfig(
         model=MODEL,
         format="bf16",
@@ -54,9 +52,10 @@ def does(name: str, data: int, seats: int, instances: int, asked: SinglePassDema
         max_queued_requests=10**9,
         max_queued_tokens=10**9,
     )
-    report = simulate(SimulationConfig(engine), asked.workload(asked.rate / instances).workload())
+    load, limit = asked.stream(asked.objectives.rate / instances, 200), asked.objectives.ttft
+    report = simulate(SimulationConfig(engine), load.workload())
     seconds = np.percentile(Latencies.of(report.requests).e2e, 99)
-    return report.growth <= GROWS and (asked.seconds is None or seconds <= asked.seconds)
+    return report.growth <= GROWS and (limit is None or seconds <= limit)
 
 
 def test_instances_of_each_shape_are_the_fewest_that_do() -> None:
@@ -87,11 +86,6 @@ def test_what_is_too_slow_alone_is_told_and_not_simulated() -> None:
     assert (found.options, found.simulations) == ([], 0)
     (why,) = found.failed.values()
     assert why.startswith("a request alone takes ")
-
-
-def test_a_margin_is_taken_off() -> None:
-    assert tightened(demand(1.0, 0.5), 0.2).seconds == pytest.approx(0.4)
-    assert tightened(demand(1.0, None), 0.2).seconds is None
 
 
 def test_who_watches_may_end_it() -> None:
