@@ -30,13 +30,13 @@ from corepipe.bench.sweep import SWEPT, sweep
 from corepipe.bench.target import Http, Target, find
 from corepipe.bench.transport import TransportError
 from corepipe.cli.flags.options import Given
-from corepipe.cli.flags.workload import DOCUMENTS, SENT_REQUESTS, STAGE_SECONDS, USERS
+from corepipe.cli.flags.workload import DOCUMENTS, SENT_REQUESTS, STAGE_SECONDS
 from corepipe.cli.output.common import errors, progress_bar
 from corepipe.cli.run.bench_view import BenchProgress, print_compared, print_report, print_sweep
-from corepipe.cli.run.workload import synthetic, traced
+from corepipe.cli.run.workload import asked_slo, asked_workload, synthetic
 from corepipe.errors import UserError
 from corepipe.signals import answered
-from corepipe.workload.slo import NO_SLO, Slo
+from corepipe.workload.slo import Slo
 from corepipe.workload.workload import Synthetic, Workload
 
 if TYPE_CHECKING:
@@ -172,10 +172,13 @@ async def _sweep(test: LoadTest, plan: Prepared, given: Given) -> Tested | None:
 
 def _plan(given: Given) -> Prepared:
     """Checks every flag.  Raises UserError."""
-    slo = NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
+    slo = asked_slo(given)
     given = _of_api(given, slo)
     base, rates = _swept(given) if given["sweep"] else (None, ())
-    workload = base.workload() if base else _workload(given)
+    workload = base.workload() if base else asked_workload(given, "concurrency", SENT_REQUESTS)
+    if given["trace"] is not None:
+        for _ in workload.sessions():  # a line that is no request is an error before the load, not during it
+            pass
     asking = RequestSettings(
         model="",
         api=given["api"].value,
@@ -214,26 +217,12 @@ def _of_api(given: Given, slo: Slo) -> Given:
     return given.replaced(output_len="1", documents=documents)
 
 
-def _workload(given: Given) -> Workload:
-    if given["trace"] is not None:
-        workload = traced(given, "concurrency")
-        for _ in workload.sessions():  # a line that is no request is an error before the load, not during it
-            pass
-        return workload
-    users, requests = given["concurrency"], given["requests"]
-    if given["rate"] is None and users is None:
-        users = USERS
-    if requests is None and given["duration"] is None:
-        requests = SENT_REQUESTS
-    return synthetic(given, users, requests, "concurrency").workload()
-
-
 def _swept(given: Given) -> tuple[Synthetic, tuple[float, ...]]:
     """Returns what all stages of a sweep have in common, and the rates that were given."""
     given.refuse(("trace", "concurrency", "requests"), "is set by --sweep itself; leave it out")
     rates = () if given["rate"] is None else _rates(given["rate"])
     rate, duration = str(rates[0] if rates else 1.0), given["duration"] or STAGE_SECONDS
-    return synthetic(given.replaced(rate=rate, duration=duration), None, None, "concurrency"), rates
+    return synthetic(given.replaced(rate=rate, duration=duration), "concurrency"), rates
 
 
 def _rates(text: str) -> tuple[float, ...]:

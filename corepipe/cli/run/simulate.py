@@ -10,12 +10,12 @@ from rich.text import Text
 
 from corepipe.cli.flags.options import Given
 from corepipe.cli.flags.settings import configured
-from corepipe.cli.flags.workload import SIMULATED_REQUESTS, USERS, TraceSchema
+from corepipe.cli.flags.workload import SIMULATED_REQUESTS, TraceSchema
 from corepipe.cli.output.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.output.placement import degrees_of
 from corepipe.cli.output.tables import Figures, between, facts
 from corepipe.cli.run.software import ASSUMED, SIMULATE, GraphKind, software
-from corepipe.cli.run.workload import input_length, synthetic, traced
+from corepipe.cli.run.workload import asked_slo, asked_workload, input_length
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
@@ -41,12 +41,12 @@ def run(given: Given) -> None:
     model = architecture(given["model"])
     engine = configured(EngineConfig, given)
     graph = graph_of(engine, model, timed_task(engine.task, model))
-    slo = NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
+    slo = asked_slo(given)
     if not graph.generates:
         given = _run_once(given, graph, slo)
     stack = given["profile"] or ASSUMED[SIMULATE][GraphKind.of(graph)]
     config = SimulationConfig(engine.model_copy(update={"profile": stack}), slo)
-    workload = _workload(given)
+    workload = asked_workload(given, "users", SIMULATED_REQUESTS)
     if given["write_trace"] is not None:
         _write_trace(given["write_trace"], workload, given["trace_format"])
         return
@@ -92,19 +92,6 @@ def _run_once(given: Given, graph: Graph, slo: Slo) -> Given:
             f"--slo tpot is not for {graph.name}, which generates no tokens; give e2e instead", "slo"
         )
     return given.replaced(output_len="1", input_len=length)
-
-
-def _workload(given: Given) -> Workload:
-    """Returns the workload that the flags describe.  Raises UserError for flags that contradict each
-    other."""
-    if given["trace"] is not None:
-        return traced(given, "users")
-    rate, users, requests = given["rate"], given["users"], given["requests"]
-    if rate is None and users is None:
-        users = USERS
-    if requests is None and given["duration"] is None:
-        requests = SIMULATED_REQUESTS
-    return synthetic(given, users, requests, "users").workload()
 
 
 def _write_trace(path: Path, workload: Workload, schema: TraceSchema | None) -> None:

@@ -5,30 +5,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from corepipe.cli.flags.options import Given
+from corepipe.cli.flags.workload import USERS
 from corepipe.cli.run.software import GraphKind
 from corepipe.errors import UserError
 from corepipe.neuron.graph import Graph
 from corepipe.workload.arrivals import Arrivals
 from corepipe.workload.lengths import Lengths
+from corepipe.workload.slo import NO_SLO, Slo
 from corepipe.workload.traces import trace_workload
 from corepipe.workload.workload import PrefixTree, Synthetic, Workload
 
 
-def synthetic(given: Given, users: int | None, requests: int | None, users_name: str) -> Synthetic:
-    """Makes a synthetic workload.  users_name: the parameter that `users` comes from.
+def asked_slo(given: Given) -> Slo:
+    """Returns the objectives of `--slo`.  Raises UserError."""
+    return NO_SLO if given["slo"] is None else Slo.parse(given["slo"])
 
-    Raises UserError for flags that contradict each other.
+
+def asked_workload(given: Given, users: str, requests: int) -> Workload:
+    """Returns the workload that the flags describe.  users: the parameter of the users of a closed loop.
+
+    requests: their number, where nothing else limits it.  Raises UserError for flags that contradict each
+    other.
     """
-    _check_loop(given, users_name)
+    if given["trace"] is not None:
+        return _traced(given, users)
+    if given["requests"] is None and given["duration"] is None:
+        given = given.replaced(requests=requests)
+    if given["rate"] is None and given[users] is None:
+        given = given.replaced(**{users: USERS})
+    return synthetic(given, users).workload()
+
+
+def synthetic(given: Given, users: str) -> Synthetic:
+    """Makes a synthetic workload.  Raises UserError for flags that contradict each other."""
+    _check_loop(given, users)
     rate, duration = given["rate"], given["duration"]
     arrivals = rate and Arrivals.parse(rate, given["arrival"].value, given["burstiness"], duration)
     return Synthetic(
         Lengths.parse(given["input_len"], "input-len"),
         Lengths.parse(given["output_len"], "output-len"),
-        requests,
+        given["requests"],
         duration,
         arrivals or None,
-        users,
+        given[users],
         given["turns"],
         given["think_time"],
         PrefixTree.parse(given["prefix_tree"]) if given["prefix_tree"] else PrefixTree(),
@@ -59,7 +78,7 @@ OF_NO_TRACE = (
 """Flags that a trace leaves nothing to do."""
 
 
-def traced(given: Given, users_name: str) -> Workload:
+def _traced(given: Given, users_name: str) -> Workload:
     """Reads a workload from a file.  Raises UserError for flags that have no effect with it."""
     why = "has no effect with --trace, which has its own requests and times; leave it out"
     given.refuse((*OF_NO_TRACE, users_name), why)
