@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import print_json, results
 from corepipe.cli.output.tables import Figures, facts
@@ -30,13 +28,14 @@ from corepipe.planning.buckets.bucketing import (
     Padding,
     plan_buckets,
 )
-from corepipe.planning.buckets.choose import I64
+from corepipe.planning.planner.demand import RequestSizes
 from corepipe.planning.planner.emit_vllm import is_native
+from corepipe.planning.planner.planner import longest_request
 from corepipe.planning.planner.space import BLOCK_SIZE
 from corepipe.scheduler.defaults import MAX_NUM_SEQS
 from corepipe.workload.lengths import Lengths
 from corepipe.workload.traces import trace_workload
-from corepipe.workload.workload import Synthetic, Workload, first_requests
+from corepipe.workload.workload import Synthetic, Workload
 
 SCHEMA = "corepipe.buckets/1"
 
@@ -66,11 +65,15 @@ def _asked(given: Mapping[str, Any]) -> BucketRequest:
     model = architecture(given["model"])
     if not model.graph(FORMATS["bf16"]).causal:
         raise UserError(f"{model.name} generates no tokens; --buckets is for models that do", "model")
-    machine, software = _instance(given), _profile(given)
-    stack = software or profiles.PROFILES["vllm-neuron-native" if is_native(machine) else "vllm-neuron"]
-    prompts, answers = _lengths(given)
-    longest, batch = _longest(model, int((prompts + answers).max()), given), given["max_num_seqs"]
-    batch, fmt = batch or MAX_NUM_SEQS, _format(given)
+    machine, own, fmt = (
+        _instance(given),
+        _one(given, "profile"),
+        TIMED_FORMATS[_one(given, "dtype") or "bf16"],
+    )
+    stack = profiles.profile(own or ("vllm-neuron-native" if is_native(machine) else "vllm-neuron"))
+    sizes = RequestSizes.of(_workload(given), given["requests"] or MOST_REQUESTS)
+    longest = longest_request(model, sizes.longest, given["max_model_len"])
+    batch = given["max_num_seqs"] or MAX_NUM_SEQS
     return BucketRequest(
         architecture=model,
         format=fmt,
@@ -79,8 +82,8 @@ def _asked(given: Mapping[str, Any]) -> BucketRequest:
         profile=stack,
         batch=batch,
         longest=longest,
-        prompts=prompts,
-        answers=answers,
+        prompts=sizes.prompts,
+        answers=sizes.answers,
         graphs=given["graphs"],
     )
 
@@ -97,25 +100,12 @@ def _instance(given: Mapping[str, Any]) -> Instance:
     return found
 
 
-def _profile(given: Mapping[str, Any]) -> RuntimeProfile | None:
-    names = given["profile"] or []
-    if len(names) > 1:
-        raise UserError("--profile: --buckets takes one", "profile")
-    return profiles.profile(names[0]) if names else None
-
-
-def _format(given: Mapping[str, Any]) -> Format:
-    names = given["dtype"] or []
-    if len(names) > 1:
-        raise UserError("--dtype: --buckets takes one", "dtype")
-    return TIMED_FORMATS[names[0].value if names else "bf16"]
-
-
-def _lengths(given: Mapping[str, Any]) -> tuple[I64, I64]:
-    """Tokens of prompts and of answers."""
-    turns = first_requests(_workload(given), given["requests"] or MOST_REQUESTS)
-    prompts = np.array([turn.prompt_tokens for turn in turns], np.int64)
-    return prompts, np.array([turn.output_tokens for turn in turns], np.int64)
+def _one(given: Mapping[str, Any], name: str) -> str | None:
+    """Returns the only value of a flag that is repeatable; None where it is left out.  Raises UserError."""
+    values = given[name] or []
+    if len(values) > 1:
+        raise UserError(f"--{name}: --buckets takes one", name)
+    return values[0] if values else None
 
 
 def _workload(given: Mapping[str, Any]) -> Workload:
@@ -131,22 +121,6 @@ def _workload(given: Mapping[str, Any]) -> Workload:
         users=1,
         seed=given["seed"],
     ).workload()
-
-
-def _longest(model: Architecture, needed: int, given: Mapping[str, Any]) -> int:
-    """Returns the length that was given, or the next power of two above the longest request."""
-    most = model.max_positions
-    longest: int = given["max_model_len"] or min(most, 1 << (needed - 1).bit_length())
-    if needed > most or longest > most:
-        raise UserError(
-            f"{model.name} takes {most} tokens, and {max(needed, longest)} are asked for", "max_model_len"
-        )
-    if longest < needed:
-        raise UserError(
-            f"--max-model-len {longest}: requests have up to {needed} tokens; use at least that",
-            "max_model_len",
-        )
-    return longest
 
 
 def _fewest(

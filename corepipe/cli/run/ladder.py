@@ -12,12 +12,12 @@ from corepipe.cli.output.tables import Figures
 from corepipe.cli.run.assumed_drafts import assumed_drafts
 from corepipe.cli.run.software import ASSUMED, LADDER, GraphKind, software
 from corepipe.engine.assembly.draft_plan import draft_architecture
-from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips import profiles
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import hypothetical
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
+from corepipe.planning.planner.planner import longest_request
 from corepipe.planning.profiling.ladder import Ladder, LadderWork, Rung, ladder, takes_images
 
 SCHEMA = "corepipe.ladder/1"
@@ -46,12 +46,7 @@ def _work(given: Mapping[str, Any]) -> LadderWork:
     encodes, most = not graph.causal, model.max_positions
     tokens: int = most if takes_images(graph) else min(given["input_len"], most)
     answer = 0 if encodes else ANSWER
-    longest = given["max_model_len"] or min(most, 1 << (tokens + answer - 1).bit_length())
-    if not tokens + answer <= longest <= most:
-        raise UserError(
-            f"--max-model-len {longest}: a request has {tokens + answer} tokens, {model.name} takes {most}",
-            "max_model_len",
-        )
+    longest = longest_request(model, tokens + answer, given["max_model_len"])
     guesses = assumed_drafts(given["speculative_config"], model)
     draft = None if guesses is None or guesses.model is None else draft_architecture(guesses.model)
     stack = given["profile"] or ASSUMED[LADDER][GraphKind.of(graph)]

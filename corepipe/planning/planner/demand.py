@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from corepipe.workload.arrivals import Arrivals
 from corepipe.workload.lengths import Lengths
-from corepipe.workload.workload import Synthetic, first_requests
+from corepipe.workload.workload import Synthetic, Workload, first_requests
 
 LEAST_REQUESTS = 1000
 """Least requests of a simulation by default: a 99th percentile has ten requests above it."""
@@ -60,6 +60,13 @@ class RequestSizes:
     answers: npt.NDArray[np.int64]
     shared: bool = False
 
+    @classmethod
+    def of(cls, workload: Workload, most: int) -> RequestSizes:
+        """Returns the sizes of the first requests of a workload."""
+        turns = first_requests(workload, most)
+        prompts = np.array([turn.prompt_tokens for turn in turns], np.int64)
+        return cls(prompts, np.array([turn.output_tokens for turn in turns], np.int64))
+
     @property
     def longest(self) -> int:
         """Tokens of the longest request."""
@@ -97,7 +104,4 @@ class Demand:
     def sizes(self) -> RequestSizes:
         """The sizes of all requests that any simulation may use."""
         most = self.requests or MOST_REQUESTS
-        turns = first_requests(self.stream(1.0, most).workload(), most)
-        return RequestSizes(
-            np.array([turn.prompt_tokens for turn in turns]), np.array([turn.output_tokens for turn in turns])
-        )
+        return RequestSizes.of(self.stream(1.0, most).workload(), most)

@@ -184,14 +184,24 @@ def _max_model_len(inquiry: PlanRequest) -> int:
             f"{inquiry.architecture.name} takes {most}",
             "input_len",
         )
-    given = inquiry.max_model_len or min(most, 1 << (needed - 1).bit_length())
-    if given > most:
-        message = f"--max-model-len {given}: {inquiry.architecture.name} takes {most}; use at most that"
+    return longest_request(inquiry.architecture, needed, inquiry.max_model_len)
+
+
+def longest_request(architecture: Architecture, needed: int, given: int | None) -> int:
+    """Returns the given length, or the next power of two above the longest request, if the model takes it.
+
+    Raises UserError where requests of `needed` tokens do not fit.
+    """
+    most = architecture.max_positions
+    longest = given or min(most, 1 << (needed - 1).bit_length())
+    if longest > most:
+        message = f"--max-model-len {longest}: {architecture.name} takes {most}; use at most that"
         raise UserError(message, "max_model_len")
-    if given < needed:
-        message = f"--max-model-len {given}: requests have up to {needed} tokens; use at least that"
+    if longest < needed:
+        room = "use at least that" if needed <= most else f"{architecture.name} takes {most}"
+        message = f"--max-model-len {longest}: requests have up to {needed} tokens; {room}"
         raise UserError(message, "max_model_len")
-    return given
+    return longest
 
 
 def _shapes(
