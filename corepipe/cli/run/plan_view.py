@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from corepipe.cli.output.tables import Figures, between
 from corepipe.errors import UserError
@@ -28,16 +27,16 @@ def note(progress: SearchProgress) -> str:
 def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: PlanCommands | None) -> None:
     """Prints the whole plan; `commands`: those of the choice, if there is one."""
     if plan.search.cut_short:
-        _line(console, cut(plan), style="bold")
+        console.print(cut(plan), style="bold")
     if plan.undecided:
-        _line(console, undecided(plan), style="bold")
+        console.print(undecided(plan), style="bold")
         console.print(_options(plan, plan.options, "deployments that meet the objectives (emulated)"))
     elif plan.best:
         for line in summary(plan, plan.best, commands):
-            _line(console, line, style="bold")
+            console.print(line, style="bold")
         console.print()
         for doubt in doubts(plan, plan.best):
-            _line(console, doubt)
+            console.print(doubt)
         console.print(
             _options(plan, plan.front, "cheaper or faster: the choice between latency and cost (emulated)")
         )
@@ -47,14 +46,13 @@ def print_plan(console: Console, plan: Plan, remedy: Remedy | None, commands: Pl
         _print_unmet(console, plan, remedy)
     _print_failures(console, plan)
     if commands is not None and isinstance(commands.measure, str):
-        _line(console, f"--next-measurement: {commands.measure}")
+        console.print(f"--next-measurement: {commands.measure}")
     elif commands is not None and isinstance(commands.measure, tuple):
         _print_measurement(console, plan, commands.measure)
     if commands is not None and plan.best is not None:
         _print_commands(console, commands, plan.best.deployment.instances)
     found, market = plan.search, plan.inquiry.market
-    _line(
-        console,
+    console.print(
         f"{found.configurations} configurations were examined, {found.simulations} simulated; "
         f"prices: {market.purchase}, {market.region}",
         style="dim",
@@ -196,19 +194,19 @@ def _options(plan: Plan, options: Sequence[PlanOption], title: str) -> Figures:
 
 def _print_unmet(console: Console, plan: Plan, remedy: Remedy | None) -> None:
     if plan.search.cut_short:
-        _line(console, "Nothing that was examined so far meets the objectives.", style="bold")
+        console.print("Nothing that was examined so far meets the objectives.", style="bold")
     else:
-        _line(console, "Nothing meets the objectives.", style="bold")
+        console.print("Nothing meets the objectives.", style="bold")
     if plan.nearest is not None:
-        _line(console, f"the nearest is {plan.nearest.shape}: {plan.nearest.failure.text}")
+        console.print(f"the nearest is {plan.nearest.shape}: {plan.nearest.failure.text}")
     roomy = roomier(plan)
     if roomy is not None:
-        _line(console, f"the model would fit on {roomy}{_unpriced(plan, roomy.instance)}")
+        console.print(f"the model would fit on {roomy}{_unpriced(plan, roomy.instance)}")
     if remedy is not None:
         asked = remedy.objectives
         flags = {"--ttft": asked.ttft, "--tpot": asked.tpot}
         changed = " ".join(f"{flag} {value * 1e3:g}ms" for flag, value in flags.items() if value)
-        _line(console, f"{changed} would be met by {sentence(plan, remedy.option)}")
+        console.print(f"{changed} would be met by {sentence(plan, remedy.option)}")
 
 
 def _unpriced(plan: Plan, instance: str) -> str:
@@ -230,39 +228,33 @@ def _print_failures(console: Console, plan: Plan) -> None:
         console.print(table)
     market = plan.inquiry.market
     if plan.unpriced:
-        _line(console, f"left out, as they have no price ({market.purchase}, {market.region}):")
+        console.print(f"left out, as they have no price ({market.purchase}, {market.region}):")
     for name in plan.unpriced:
-        _line(console, f"  {name}: {market.prices.otherwise(name)}")
+        console.print(f"  {name}: {market.prices.otherwise(name)}")
 
 
 def _print_measurement(console: Console, plan: Plan, commands: Sequence[list[str]]) -> None:
     found = plan.certainty.next_measurement(plan.options)
     assert found is not None
-    _line(
-        console,
+    console.print(
         f"to distinguish {found.separates} of {found.rivals} others from it, measure one instance of "
         f"{found.option.deployment.candidate} at {found.price:.4g} $/h, and fit a profile to that:",
     )
     for command in commands:
-        _line(console, wrapped(command))
+        console.print(wrapped(command))
 
 
 def _print_commands(console: Console, commands: PlanCommands, instances: int) -> None:
     if not isinstance(commands.vllm, str):
-        _line(console, "to run it on the hardware, once for each replica (not tested on a device):")
-        _line(console, wrapped(commands.vllm))
+        console.print("to run it on the hardware, once for each replica (not tested on a device):")
+        console.print(wrapped(commands.vllm))
         for note in commands.before:
-            _line(console, f"  {note}")
+            console.print(f"  {note}")
     each = "the instance" if instances == 1 else f"each of the {instances} instances"
     if commands.serve is None:
-        _line(console, "corepipe serve cannot emulate this one: it has no flag for logical cores (LNC)")
+        console.print("corepipe serve cannot emulate this one: it has no flag for logical cores (LNC)")
     else:
-        _line(console, f"to serve it emulated, for {each}:")
-        _line(console, wrapped(commands.serve))
-    _line(console, f"to simulate {'it' if instances == 1 else 'one instance'} again:")
-    _line(console, wrapped(commands.simulate))
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    """Prints a line as it is: brackets are no markup, and it is not broken."""
-    console.print(Text(text, style=style), soft_wrap=True)
+        console.print(f"to serve it emulated, for {each}:")
+        console.print(wrapped(commands.serve))
+    console.print(f"to simulate {'it' if instances == 1 else 'one instance'} again:")
+    console.print(wrapped(commands.simulate))
