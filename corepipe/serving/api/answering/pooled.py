@@ -22,6 +22,7 @@ from corepipe.answers.values import F32
 from corepipe.engine.messages import Output, Submit
 from corepipe.engine.sampling_parameters import MAX_TOKENS
 from corepipe.models.tasks import Task, TaskInfo
+from corepipe.models.text.tokenizer import Side
 from corepipe.serving.api.answering.choice import failure
 from corepipe.serving.api.answering.endpoint import asks_device, naming, read_request
 from corepipe.serving.api.answering.rendering import EmulatedTimes
@@ -49,8 +50,35 @@ NEUTRAL_POOLED: Mapping[str, Neutral] = {
 JSON_HEADER = (b"content-type", b"application/json")
 
 
-class PooledRequest(ModelRequest, frozen=True, kw_only=True):
-    """The fields that all pooled requests share.  Null stands for the default everywhere."""
+class PooledBody(ModelRequest, frozen=True, kw_only=True):
+    """The facts that an endpoint needs of every body; a dialect without fields for them has these."""
+
+    @property
+    def truncate_prompt_tokens(self) -> int | None:
+        return None
+
+    @property
+    def truncation_side(self) -> Side:
+        return "right"
+
+    @property
+    def priority(self) -> int:
+        return 0
+
+    @property
+    def device_metrics(self) -> bool:
+        return False
+
+    @property
+    def request_id(self) -> str | None:
+        return None
+
+    def check(self, task: TaskInfo) -> None:
+        """Checks the rules between fields and those that depend on the model.  Raises ApiError."""
+
+
+class PooledRequest(PooledBody, frozen=True, kw_only=True):
+    """The fields that all pooled requests of our own form share.  Null stands for the default everywhere."""
 
     neutral: ClassVar[Mapping[str, Neutral]] = NEUTRAL_POOLED
 
@@ -73,7 +101,6 @@ class PooledRequest(ModelRequest, frozen=True, kw_only=True):
     ] = None
 
     def check(self, task: TaskInfo) -> None:
-        """Checks the rules between fields and those that depend on the model.  Raises ApiError."""
         if task.images is not None and self.truncate_prompt_tokens is not None:
             raise invalid(
                 "truncate_prompt_tokens is for texts; this model reads images.", "truncate_prompt_tokens"
@@ -82,7 +109,7 @@ class PooledRequest(ModelRequest, frozen=True, kw_only=True):
             raise invalid("request_id must not end with a line break.", "request_id")
 
 
-B = TypeVar("B", bound=PooledRequest)
+B = TypeVar("B", bound=PooledBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,35 +122,25 @@ class PooledJob:
 
     id: str
     sequences: str
-    body: ModelRequest
+    body: PooledBody
     operation: str
-    priority: int
     arrival: float
     tenant: Tenant
     trace: AnswerObserver | None
 
     @staticmethod
-    def by(scope: Scope, body: ModelRequest, priority: int, arrival: float, name: JobNaming) -> PooledJob:
-        """Makes the job of a request; its tenant and its trace are in the ASGI scope."""
+    def by(scope: Scope, body: PooledBody, arrival: float, prefix: str, operation: str) -> PooledJob:
+        """Makes the job of a request; its ids begin with `prefix`, its tenant and trace are in the scope."""
         drawn = secrets.token_hex(12)
         return PooledJob(
-            id=f"{name.prefix}-{name.request_id or drawn}",
-            sequences=f"{name.prefix}-{drawn}",
+            id=f"{prefix}-{body.request_id or drawn}",
+            sequences=f"{prefix}-{drawn}",
             body=body,
-            operation=name.operation,
-            priority=priority,
+            operation=operation,
             arrival=arrival,
             tenant=tenant_of(scope),
             trace=scope.get(TRACE),
         )
-
-
-class JobNaming(NamedTuple):
-    """The names of a request: the prefix of its id, its operation in traces, and its client's own id."""
-
-    prefix: str
-    operation: str
-    request_id: str | None = None
 
 
 class PooledResult(NamedTuple):
@@ -137,7 +154,7 @@ class PooledRunner:
     """Computes the prompts of a job, few enough at a time that other requests keep places in the queue."""
 
     def __init__(self, service: Service, job: PooledJob) -> None:
-        job.tenant.check(1, job.priority)
+        job.tenant.check(1, job.body.priority)
         self._service = service
         self._job = job
         self._streams: list[OutputStream] = []
@@ -188,7 +205,7 @@ class PooledRunner:
                 max_tokens=0,
                 second=prompt.second,
                 image=prompt.image,
-                priority=job.priority,
+                priority=job.body.priority,
                 owner=job.tenant.turn,
                 cache_salt=job.tenant.salt,
             )
@@ -273,18 +290,13 @@ class PooledEnvelope(NamedTuple):
 class PooledEndpoint(ABC, Generic[B]):
     """An endpoint that generates nothing, as plain ASGI like `endpoint.Endpoint`; it does `tasks`."""
 
-    request: type[ModelRequest]
+    request: type[B]
     prefix: ClassVar[str]
     operation: ClassVar[str]
     tasks: ClassVar[tuple[Task, ...]]
 
     def __init__(self, service: Service) -> None:
         self.service = service
-
-    def converted(self, sent: Any) -> B:  # noqa: ANN401 -- of type `request`
-        """Returns a body in our own form; endpoints with another server's form convert it here."""
-        body: B = sent
-        return body
 
     @abstractmethod
     async def plan(self, body: B, options: EncodingOptions) -> list[EncodedPrompt]:
@@ -296,15 +308,13 @@ class PooledEndpoint(ABC, Generic[B]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival, service = perf_counter(), self.service
-        sent, ignored = await read_request(service, receive, self.request)
-        body = self.converted(sent)
+        body, ignored = await read_request(service, receive, self.request)
         service.require_task(*self.tasks)
         most = service.most_tokens
         body.check(service.task)
         options = EncodingOptions(most, Truncation.of(body, most, 0))
         prompts = await self.plan(body, options)
-        named = JobNaming(self.prefix, self.operation, body.request_id)
-        job = PooledJob.by(scope, body, body.priority, arrival, named)
+        job = PooledJob.by(scope, body, arrival, self.prefix, self.operation)
         results = await PooledRunner(service, job).results(prompts, receive)
         if results is None:
             return

@@ -9,9 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from corepipe.models.tasks import Task
+from corepipe.models.tasks import Task, TaskInfo
+from corepipe.models.text.tokenizer import Side
 from corepipe.serving.api.answering.answers import DeviceTimes, Strict
 from corepipe.serving.api.answering.pooled import (
+    PooledBody,
     PooledEndpoint,
     PooledEnvelope,
     PooledResult,
@@ -19,16 +21,21 @@ from corepipe.serving.api.answering.pooled import (
     to_json,
 )
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, check_not_empty, read_entries
-from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.bodies.values import Neutral
-from corepipe.serving.api.routes.embeddings import InputType, VectorRequest, named_prompt, vector
+from corepipe.serving.api.routes.embeddings import (
+    InputType,
+    check_dimensions,
+    named_prompt,
+    prompt_named,
+    vector,
+)
 from corepipe.serving.api.routes.rerank import ApiVersion
 from corepipe.serving.api.routes.route import Route
 
 CohereTruncate = Literal["NONE", "START", "END"]
 
 
-class EmbedRequest(ModelRequest, frozen=True, kw_only=True):
+class EmbedRequest(PooledBody, frozen=True, kw_only=True):
     """The body of POST /v2/embed."""
 
     neutral: ClassVar[Mapping[str, Neutral]] = {"images": Neutral(([],))}
@@ -49,21 +56,16 @@ class EmbedRequest(ModelRequest, frozen=True, kw_only=True):
         Meta(description="the end of a text that is cut off if it is too long; NONE: it is refused"),
     ] = "END"
 
+    @property
+    def truncate_prompt_tokens(self) -> int | None:
+        return None if self.truncate == "NONE" else -1
 
-class CohereVectorRequest(VectorRequest, frozen=True, kw_only=True):
-    """A Cohere request in the form of our requests for vectors."""
+    @property
+    def truncation_side(self) -> Side:
+        return "left" if self.truncate == "START" else "right"
 
-    sent: EmbedRequest
-
-    @staticmethod
-    def by(sent: EmbedRequest) -> CohereVectorRequest:
-        return CohereVectorRequest(
-            model=sent.model,
-            dimensions=sent.output_dimension,
-            truncate_prompt_tokens=None if sent.truncate == "NONE" else -1,
-            truncation_side="left" if sent.truncate == "START" else "right",
-            sent=sent,
-        )
+    def check(self, task: TaskInfo) -> None:
+        check_dimensions(self.output_dimension, task)
 
 
 class InputTokens(Strict):
@@ -88,7 +90,7 @@ class Embedded(Strict):
     corepipe: DeviceTimes | UnsetType = UNSET
 
 
-class Embed(PooledEndpoint[CohereVectorRequest]):
+class Embed(PooledEndpoint[EmbedRequest]):
     """The endpoint /v2/embed of the second version."""
 
     request = EmbedRequest
@@ -97,26 +99,22 @@ class Embed(PooledEndpoint[CohereVectorRequest]):
     tasks = (Task.EMBED,)
     version: ClassVar[str] = "2"
 
-    def converted(self, sent: EmbedRequest) -> CohereVectorRequest:
-        return CohereVectorRequest.by(sent)
+    async def plan(self, body: EmbedRequest, options: EncodingOptions) -> list[EncodedPrompt]:
+        kind, task = body.input_type, self.service.task
+        before = prompt_named(task, None) if kind is None else named_prompt(task, kind)
+        check_not_empty(body.texts, "texts")
+        return await read_entries(self.service, body.texts, "texts", options, before)
 
-    async def plan(self, body: CohereVectorRequest, options: EncodingOptions) -> list[EncodedPrompt]:
-        kind, task = body.sent.input_type, self.service.task
-        before = body.prompt(task) if kind is None else named_prompt(task, kind)
-        check_not_empty(body.sent.texts, "texts")
-        return await read_entries(self.service, body.sent.texts, "texts", options, before)
-
-    def render(
-        self, body: CohereVectorRequest, results: Sequence[PooledResult], envelope: PooledEnvelope
-    ) -> bytes:
-        vectors = [vector(result.output, self.service.task, body) for result in results]
-        types: Sequence[VectorEncoding] = body.sent.embedding_types or ("float",)
+    def render(self, body: EmbedRequest, results: Sequence[PooledResult], envelope: PooledEnvelope) -> bytes:
+        size, task = body.output_dimension, self.service.task
+        vectors = [vector(result.output, task, size, unit=False) for result in results]
+        types: Sequence[VectorEncoding] = body.embedding_types or ("float",)
         found = {kind: [msgspec.Raw(to_json(one, kind)) for one in vectors] for kind in types}
         meta = {"api_version": {"version": self.version}, "billed_units": {"input_tokens": envelope.tokens}}
-        answer = {"id": envelope.id, **self._of_version(body, found), "texts": body.sent.texts, "meta": meta}
+        answer = {"id": envelope.id, **self._of_version(body, found), "texts": body.texts, "meta": meta}
         return msgspec.json.encode(answer | envelope.more)
 
-    def _of_version(self, body: CohereVectorRequest, found: Mapping[VectorEncoding, Any]) -> dict[str, Any]:  # noqa: ARG002
+    def _of_version(self, body: EmbedRequest, found: Mapping[VectorEncoding, Any]) -> dict[str, Any]:  # noqa: ARG002
         return {"embeddings": found}
 
 
@@ -125,8 +123,8 @@ class EmbedV1(Embed):
 
     version = "1"
 
-    def _of_version(self, body: CohereVectorRequest, found: Mapping[VectorEncoding, Any]) -> dict[str, Any]:
-        if body.sent.embedding_types is None:
+    def _of_version(self, body: EmbedRequest, found: Mapping[VectorEncoding, Any]) -> dict[str, Any]:
+        if body.embedding_types is None:
             return {"response_type": "embeddings_floats", "embeddings": found["float"]}
         return {"response_type": "embeddings_by_type", "embeddings": found}
 

@@ -70,21 +70,23 @@ class VectorRequest(PooledRequest, frozen=True, kw_only=True):
 
     def check(self, task: TaskInfo) -> None:
         super().check(task)
-        if self.dimensions is not None:
-            check_dimensions(self.dimensions, task)
+        check_dimensions(self.dimensions, task)
         if self.prompt_name is not None and self.input_type is not None:
             raise invalid("Send either prompt_name or input_type.", "input_type")
         if self.use_activation is False and task.task is Task.EMBED and task.normalized:
             message = "use_activation: this model's vectors are of length 1; there are no others."
             raise invalid(message, "use_activation", "unsupported_value")
 
+    def vector(self, output: Output, task: TaskInfo) -> F32:
+        """Returns a vector as the body asks for it.  Raises ApiError as `array`."""
+        return vector(output, task, self.dimensions, unit=self.use_activation is True)
+
     def prompt(self, task: TaskInfo) -> str:
         """Returns what is put before each text.  Raises ApiError for a prompt that the model lacks."""
-        if self.input_type is not None:
-            names = PROMPTS_OF[self.input_type]
-            return _prompt(task, next((n for n in names if n in task.prompts), names[0]), "input_type")
-        name = task.default_prompt if self.prompt_name is None else self.prompt_name
-        return _prompt(task, name, "prompt_name") if name else ""
+        if self.input_type is None:
+            return prompt_named(task, self.prompt_name)
+        names = PROMPTS_OF[self.input_type]
+        return _prompt(task, next((n for n in names if n in task.prompts), names[0]), "input_type")
 
 
 class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
@@ -95,9 +97,9 @@ class EmbeddingRequest(VectorRequest, frozen=True, kw_only=True):
     ]
 
 
-def check_dimensions(wanted: int, task: TaskInfo) -> None:
+def check_dimensions(wanted: int | None, task: TaskInfo) -> None:
     """Raises ApiError unless the model's vectors can be cut to `wanted` dimensions."""
-    if wanted == task.dimensions:
+    if wanted is None or wanted == task.dimensions:
         return
     if task.matryoshka is None:
         message = f"dimensions: this model's vectors have {task.dimensions}; they cannot be cut."
@@ -107,6 +109,12 @@ def check_dimensions(wanted: int, task: TaskInfo) -> None:
     if task.matryoshka and wanted not in task.matryoshka:
         known = ", ".join(map(str, task.matryoshka))
         raise invalid(f"dimensions is one of {known} here.", "dimensions", "unsupported_value")
+
+
+def prompt_named(task: TaskInfo, name: str | None) -> str:
+    """Returns the prompt of a name; None: the default prompt, if there is one.  Raises ApiError."""
+    name = task.default_prompt if name is None else name
+    return _prompt(task, name, "prompt_name") if name else ""
 
 
 def named_prompt(task: TaskInfo, kind: InputType) -> str:
@@ -122,15 +130,14 @@ def _prompt(task: TaskInfo, name: str, field: str) -> str:
     return task.prompts[name]
 
 
-def vector(output: Output, task: TaskInfo, body: VectorRequest) -> F32:
-    """Returns a vector, [dimensions], cut and normalised as requested.  Raises ApiError as `array`."""
+def vector(output: Output, task: TaskInfo, dimensions: int | None, *, unit: bool) -> F32:
+    """Returns a vector, [dimensions], cut; `unit`: of length 1.  Raises ApiError as `array`."""
     found: F32 = array(output)[0]
-    unit = task.normalized or body.use_activation is True
-    if body.dimensions is not None and body.dimensions < found.size:
-        found = found[: body.dimensions]
+    if dimensions is not None and dimensions < found.size:
+        found = found[:dimensions]
     elif task.normalized:
         return found
-    return normalized(found) if unit else found
+    return normalized(found) if unit or task.normalized else found
 
 
 class Embedding(Strict):
@@ -161,7 +168,7 @@ class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
         self, body: EmbeddingRequest, results: Sequence[PooledResult], envelope: PooledEnvelope
     ) -> bytes:
         task, encoding = self.service.task, body.encoding_format
-        vectors = (to_json(vector(result.output, task, body), encoding) for result in results)
+        vectors = (to_json(body.vector(result.output, task), encoding) for result in results)
         data = [b'{"object":"embedding","index":%d,"embedding":%b}' % item for item in enumerate(vectors)]
         return envelope.listing(data)
 

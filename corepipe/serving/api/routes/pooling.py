@@ -15,7 +15,7 @@ from corepipe.serving.api.answering.images import read_input
 from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult, array, to_json
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
 from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.routes.embeddings import VectorRequest, vector
+from corepipe.serving.api.routes.embeddings import VectorRequest
 from corepipe.serving.api.routes.route import Route
 
 PoolingTask = Literal["embed", "classify", "score", "token_classify"]
@@ -76,7 +76,7 @@ class PoolingEndpoint(PooledEndpoint[PoolingRequest]):
     def _values(self, output: Output, body: PoolingRequest) -> F32:
         task = self.service.task
         if task.task is Task.EMBED:
-            return vector(output, task, body)
+            return body.vector(output, task)
         scores = array(output)
         if body.use_activation is not False:
             scores = activated(scores, task.activation)

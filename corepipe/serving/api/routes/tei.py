@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.types import Receive, Scope, Send
 
 from corepipe.models.tasks import Task, TaskInfo
-from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult
+from corepipe.models.text.tokenizer import Side
+from corepipe.serving.api.answering.pooled import PooledBody, PooledEndpoint, PooledEnvelope, PooledResult
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.texts import (
     EncodedPrompt,
@@ -22,12 +23,11 @@ from corepipe.serving.api.answering.texts import (
     entries,
     read_entries,
 )
-from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.bodies.reading import decode
 from corepipe.serving.api.http.errors import ApiError, invalid
 from corepipe.serving.api.http.limits import read_again, read_body
-from corepipe.serving.api.routes.embeddings import EmbeddingRequest, vector
-from corepipe.serving.api.routes.rerank import RERANK, Rerank, RerankRequest
+from corepipe.serving.api.routes.embeddings import check_dimensions, prompt_named, vector
+from corepipe.serving.api.routes.rerank import RERANK, Rerank
 from corepipe.serving.api.routes.route import JSON, Route
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
@@ -38,21 +38,19 @@ Direction = Annotated[
 TeiTruncate = Annotated[bool, Meta(description="cut a text that is too long; else it is refused")]
 
 
-class TeiRequest(ModelRequest, frozen=True, kw_only=True):
+class TeiRequest(PooledBody, frozen=True, kw_only=True):
     """The fields that both endpoints share."""
 
     truncate: TeiTruncate = False
     truncation_direction: Direction = "Right"
 
     @property
-    def cut(self) -> dict[str, Any]:
-        """The same fields under our names."""
-        side = "left" if self.truncation_direction.lower() == "left" else "right"
-        return {
-            "model": self.model,
-            "truncate_prompt_tokens": -1 if self.truncate else None,
-            "truncation_side": side,
-        }
+    def truncate_prompt_tokens(self) -> int | None:
+        return -1 if self.truncate else None
+
+    @property
+    def truncation_side(self) -> Side:
+        return "left" if self.truncation_direction.lower() == "left" else "right"
 
 
 class TeiEmbedRequest(TeiRequest, frozen=True, kw_only=True):
@@ -65,6 +63,12 @@ class TeiEmbedRequest(TeiRequest, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=2**20)] | None, Meta(description="as in /v1/embeddings")
     ] = None
 
+    def check(self, task: TaskInfo) -> None:
+        check_dimensions(self.dimensions, task)
+        if task.normalized and not self.normalize:
+            message = "normalize: this model's vectors are of length 1; there are no others."
+            raise invalid(message, "normalize", "unsupported_value")
+
 
 class TeiRerankRequest(TeiRequest, frozen=True, kw_only=True):
     """The body of POST /rerank with `texts`."""
@@ -75,21 +79,7 @@ class TeiRerankRequest(TeiRequest, frozen=True, kw_only=True):
     return_text: Annotated[bool, Meta(description="each result has its `text`")] = False
 
 
-class _TeiVectors(EmbeddingRequest, frozen=True, kw_only=True):
-    normalize: bool
-
-    def check(self, task: TaskInfo) -> None:
-        super().check(task)
-        if task.normalized and not self.normalize:
-            message = "normalize: this model's vectors are of length 1; there are no others."
-            raise invalid(message, "normalize", "unsupported_value")
-
-
-class _TeiRanking(RerankRequest, frozen=True, kw_only=True):
-    sent: TeiRerankRequest
-
-
-class TeiEmbed(PooledEndpoint[_TeiVectors]):
+class TeiEmbed(PooledEndpoint[TeiEmbedRequest]):
     """The endpoint /embed: answers with a list of vectors."""
 
     request = TeiEmbedRequest
@@ -97,33 +87,24 @@ class TeiEmbed(PooledEndpoint[_TeiVectors]):
     operation = "embeddings"
     tasks = (Task.EMBED,)
 
-    def converted(self, sent: TeiEmbedRequest) -> _TeiVectors:
-        return _TeiVectors(
-            **sent.cut,
-            input=sent.inputs,
-            dimensions=sent.dimensions,
-            prompt_name=sent.prompt_name,
-            use_activation=sent.normalize or None,
-            normalize=sent.normalize,
-        )
-
-    async def plan(self, body: _TeiVectors, options: EncodingOptions) -> list[EncodedPrompt]:
-        before = body.prompt(self.service.task)
-        listed = entries(body.input, "inputs")
+    async def plan(self, body: TeiEmbedRequest, options: EncodingOptions) -> list[EncodedPrompt]:
+        before = prompt_named(self.service.task, body.prompt_name)
+        listed = entries(body.inputs, "inputs")
         check_not_empty(listed, "inputs")
         return await read_entries(self.service, listed, "inputs", options, before)
 
     def render(
         self,
-        body: _TeiVectors,
+        body: TeiEmbedRequest,
         results: Sequence[PooledResult],
         envelope: PooledEnvelope,  # noqa: ARG002
     ) -> bytes:
         task = self.service.task
-        return msgspec.json.encode([vector(result.output, task, body).tolist() for result in results])
+        vectors = (vector(one.output, task, body.dimensions, unit=body.normalize) for one in results)
+        return msgspec.json.encode([one.tolist() for one in vectors])
 
 
-class TeiRerank(PooledEndpoint[_TeiRanking]):
+class TeiRerank(PooledEndpoint[TeiRerankRequest]):
     """The endpoint /rerank with `texts`: a list of results, the best first; scores from 0 to 1, or raw."""
 
     request = TeiRerankRequest
@@ -131,25 +112,22 @@ class TeiRerank(PooledEndpoint[_TeiRanking]):
     operation = "rerank"
     tasks = SCORED
 
-    def converted(self, sent: TeiRerankRequest) -> _TeiRanking:
-        return _TeiRanking(**sent.cut, query=sent.query, documents=list(sent.texts), sent=sent)
-
-    async def plan(self, body: _TeiRanking, options: EncodingOptions) -> list[EncodedPrompt]:
+    async def plan(self, body: TeiRerankRequest, options: EncodingOptions) -> list[EncodedPrompt]:
         return await plan_scores(
             self.service, ComparedTexts([body.query], "query"), ComparedTexts(body.texts, "texts"), options
         )
 
     def render(
         self,
-        body: _TeiRanking,
+        body: TeiRerankRequest,
         results: Sequence[PooledResult],
         envelope: PooledEnvelope,  # noqa: ARG002
     ) -> bytes:
         found = scores(self.service, results, 1, use_activation=False)
-        if self.service.task.task is Task.SCORE and not body.sent.raw_scores:
+        if self.service.task.task is Task.SCORE and not body.raw_scores:
             found = [_sigmoid(one) for one in found]
         best = sorted(range(len(found)), key=lambda at: (-found[at], at))
-        texts = [{"text": text} if body.sent.return_text else {} for text in body.texts]
+        texts = [{"text": text} if body.return_text else {} for text in body.texts]
         return msgspec.json.encode([{"index": at, "score": found[at], **texts[at]} for at in best])
 
 

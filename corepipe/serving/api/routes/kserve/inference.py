@@ -21,8 +21,8 @@ from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.images import of_pixels
 from corepipe.serving.api.answering.models import VERSION, named_in_path
 from corepipe.serving.api.answering.pooled import (
-    JobNaming,
     PooledJob,
+    PooledRequest,
     PooledResult,
     PooledRunner,
     answer,
@@ -41,7 +41,6 @@ from corepipe.serving.api.answering.texts import (
     read_pairs,
     too_long,
 )
-from corepipe.serving.api.bodies.protocol import ModelRequest
 from corepipe.serving.api.bodies.reading import Body, parse
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.http.limits import TENSORS, read_body
@@ -158,11 +157,9 @@ class Infer:
         wanted = self._wanted(request)
         parameters = request.parameters or Parameters()
         prompts = await self._prompts([*tensors.read(request.inputs, binary)], parameters)
-        named = JobNaming("infer", "infer")
-        pooling = PooledRunner(
-            service, PooledJob.by(scope, ModelRequest(model=name), parameters.priority, arrival, named)
-        )
-        results = await pooling.results(prompts, receive)
+        named = PooledRequest(model=name, priority=parameters.priority)
+        job = PooledJob.by(scope, named, arrival, "infer", "infer")
+        results = await PooledRunner(service, job).results(prompts, receive)
         if results is None:
             return
         size = sum(len(result.output.values) for result in results) // 4
