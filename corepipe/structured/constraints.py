@@ -64,22 +64,14 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     json: Annotated[
-        Any,
-        Meta(
-            description="a JSON schema, as an object or as text",
-            extra_json_schema=SCHEMA_OR_TEXT,
-        ),
+        Any, Meta(description="a JSON schema, as an object or as text", extra_json_schema=SCHEMA_OR_TEXT)
     ] = None
     json_object: Annotated[bool | None, Meta(description="`true`: any JSON object")] = None
     regex: Annotated[str | None, Meta(description="matches the whole answer")] = None
     choice: Annotated[list[str] | None, Meta(description="the answer is one of them")] = None
     grammar: Annotated[str | None, Meta(description="in Lark's syntax or GBNF")] = None
     structural_tag: Annotated[
-        Any,
-        Meta(
-            description="tags in free text, as an object or as text",
-            extra_json_schema=SCHEMA_OR_TEXT,
-        ),
+        Any, Meta(description="tags in free text, as an object or as text", extra_json_schema=SCHEMA_OR_TEXT)
     ] = None
     whitespace_pattern: Annotated[
         str | None, Meta(description="white space between JSON's tokens, as a regular expression")

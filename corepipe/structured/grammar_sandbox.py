@@ -21,10 +21,7 @@ from corepipe.structured.grammars import grammar_of
 MAX_MEMORY = 1 << 30
 """Bytes of address space."""
 
-WARM = (
-    Constraint("json_object", '{"type":"object"}', ""),
-    Constraint("grammar", 'root ::= "a"', ""),
-)
+WARM = (Constraint("json_object", '{"type":"object"}', ""), Constraint("grammar", 'root ::= "a"', ""))
 """Constraints that import everything while files can still be opened."""
 
 

@@ -13,15 +13,7 @@ import msgspec
 
 from corepipe.structured.schema_formats import bound_integers, limit, spell
 from corepipe.structured.schema_keywords import simplify
-from corepipe.structured.schemas import (
-    LocatedSchema,
-    Schema,
-    SchemaError,
-    reachable,
-    referred,
-    texts,
-    types,
-)
+from corepipe.structured.schemas import LocatedSchema, Schema, SchemaError, reachable, referred, texts, types
 
 LARGEST, SMALLEST = 2**62, 1e-60
 """The bounds of llguidance's numbers, by magnitude; upper ones of integers may be larger."""

@@ -98,12 +98,7 @@ _LLAMA = CallFormat(
     argument_keys=("parameters", "arguments"),
 )
 _MISTRAL = CallFormat(
-    "mistral",
-    opening="[TOOL_CALLS]",
-    listed=True,
-    separator=", ",
-    after_name="[ARGS]",
-    id_length=MISTRAL_ID,
+    "mistral", opening="[TOOL_CALLS]", listed=True, separator=", ", after_name="[ARGS]", id_length=MISTRAL_ID
 )
 _PYTHONIC = CallFormat("pythonic", Body.PYTHON, listed=True, separator=", ")
 

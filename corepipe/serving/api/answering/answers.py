@@ -12,11 +12,7 @@ from corepipe.engine.messages import TokenLogprobs
 
 ApiFinishReason = Literal["stop", "length"]
 ErrorType = Literal[
-    "invalid_request_error",
-    "authentication_error",
-    "permission_error",
-    "rate_limit_error",
-    "server_error",
+    "invalid_request_error", "authentication_error", "permission_error", "rate_limit_error", "server_error"
 ]
 
 

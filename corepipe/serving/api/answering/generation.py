@@ -147,13 +147,7 @@ class Generation:
                 index = at * job.body.n + copy
                 submit = self._submission(index, copy, plan, max(most, 1))
                 yield TextAnswer(
-                    index,
-                    submit,
-                    job.body,
-                    pieces,
-                    plan.echo,
-                    silent=most == 0,
-                    reading=plan.reading,
+                    index, submit, job.body, pieces, plan.echo, silent=most == 0, reading=plan.reading
                 )
 
     def _submission(self, index: int, copy: int, plan: GenerationPlan, max_tokens: int) -> Submit:

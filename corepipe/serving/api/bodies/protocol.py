@@ -156,8 +156,7 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
         list[NaturalNumber], Meta(max_length=64, description="tokens that end the answer")
     ] = msgspec.field(default_factory=list)
     bad_words: Annotated[
-        list[BadWord],
-        Meta(max_length=MAX_BAD_WORDS, description="words that the answer must not contain"),
+        list[BadWord], Meta(max_length=MAX_BAD_WORDS, description="words that the answer must not contain")
     ] = msgspec.field(default_factory=list)
     allowed_token_ids: Annotated[
         Annotated[list[NaturalNumber], Meta(min_length=1, max_length=MAX_ALLOWED)] | None,

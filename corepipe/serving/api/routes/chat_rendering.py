@@ -151,12 +151,7 @@ def _fragments(parts: Sequence[CallStart | CallArguments]) -> list[dict[str, Any
     for part in parts:
         if isinstance(part, CallStart):
             function = {"name": part.name, "arguments": ""}
-            found[part.index] = {
-                "index": part.index,
-                "id": part.id,
-                "type": "function",
-                "function": function,
-            }
+            found[part.index] = {"index": part.index, "id": part.id, "type": "function", "function": function}
         else:
             empty = {"index": part.index, "function": {"arguments": ""}}
             found.setdefault(part.index, empty)["function"]["arguments"] += part.text

@@ -22,13 +22,7 @@ from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
 from corepipe.serving.api.answering.generation import GenerationPlan
 from corepipe.serving.api.answering.rendering import ChoiceShape
 from corepipe.serving.api.answering.texts import Truncation, check_ids, entries
-from corepipe.serving.api.bodies.protocol import (
-    MAX_CHOICES,
-    MAX_LOGPROBS,
-    NO_LIMIT,
-    GenerationRequest,
-    Limit,
-)
+from corepipe.serving.api.bodies.protocol import MAX_CHOICES, MAX_LOGPROBS, NO_LIMIT, GenerationRequest, Limit
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.route import EVENTS, Route
 
@@ -51,8 +45,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     ] = None
     echo: Annotated[bool, Meta(description="put the prompt before the answer, also in the logprobs")] = False
     best_of: Annotated[
-        Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None,
-        Meta(description="must equal `n`; 0 means null"),
+        Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None, Meta(description="must equal `n`; 0 means null")
     ] = None
     add_special_tokens: Annotated[bool, Meta(description="encode text with special tokens")] = True
     suffix: Annotated[

@@ -77,12 +77,7 @@ async def _version(models: Models, _: Request) -> Response:
 ROUTES = (
     Route("GET", "/v1/models", "The served names", ForAllModels(_models), answer=ModelList, of_model=True),
     Route(
-        "GET",
-        "/v1/models/{model}",
-        "One of the served names",
-        plain(_model),
-        answer=ModelCard,
-        of_model=True,
+        "GET", "/v1/models/{model}", "One of the served names", plain(_model), answer=ModelCard, of_model=True
     ),
     Route(
         "GET", "/version", "The version", ForAllModels(_version), answer=Version, keyless=True, counted=False

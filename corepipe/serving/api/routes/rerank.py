@@ -11,12 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.engine.sampling_parameters import MAX_TOKENS
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
-from corepipe.serving.api.answering.pooled import (
-    PooledEndpoint,
-    PooledEnvelope,
-    PooledRequest,
-    PooledResult,
-)
+from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledRequest, PooledResult
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.bodies.protocol import NaturalNumber
 from corepipe.serving.api.routes.route import Route
@@ -41,8 +36,7 @@ class RerankRequest(PooledRequest, frozen=True, kw_only=True):
     ]
     top_n: Annotated[NaturalNumber | None, Meta(description="the number of best results; 0 = all")] = None
     return_documents: Annotated[
-        bool | None,
-        Meta(description="each result has its `document`; default: true, at `/v2/rerank` false"),
+        bool | None, Meta(description="each result has its `document`; default: true, at `/v2/rerank` false")
     ] = None
     max_tokens_per_doc: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None,

@@ -10,12 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from corepipe.serving.api.answering.answers import Listing, Strict
-from corepipe.serving.api.answering.pooled import (
-    PooledEndpoint,
-    PooledEnvelope,
-    PooledRequest,
-    PooledResult,
-)
+from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledRequest, PooledResult
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.route import Route
