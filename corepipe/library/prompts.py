@@ -12,8 +12,8 @@ import msgspec
 
 from corepipe.answers.parsing.choose import AUTO, choose
 from corepipe.answers.parsing.forcing import answer_grammar, writes_calls
+from corepipe.answers.parsing.formats import AnswerFormat
 from corepipe.answers.parsing.prompt import TAIL_TOKENS, check_callable, reading_of, template_input
-from corepipe.answers.parsing.reading import AnswerFormat
 from corepipe.answers.parsing.tools import OfferedTools
 from corepipe.errors import UserError, shown
 from corepipe.models.text.tokenizer import Tokenizer

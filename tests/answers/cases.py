@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from corepipe.answers.parsing.formats import FORMATS, REASONING
-from corepipe.answers.parsing.reading import AnswerFormat, AnswerReader
+from corepipe.answers.parsing.formats import FORMATS, REASONING, AnswerFormat
+from corepipe.answers.parsing.reading import AnswerReader
 from corepipe.answers.parts import (
     Finish,
     Said,

@@ -11,8 +11,7 @@ from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
 from transformers.utils.chat_parsing import parse_response
 
 from corepipe.answers.parsing.choose import choose
-from corepipe.answers.parsing.formats import FORMATS, Body
-from corepipe.answers.parsing.reading import AnswerFormat
+from corepipe.answers.parsing.formats import FORMATS, AnswerFormat, Body
 from corepipe.answers.parsing.response_template import UnreadableError, from_response_template
 from corepipe.errors import UserError
 from tests.answers.cases import CALLS, ONE, read

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from corepipe.answers.parsing.call_receiver import CallReceiver, begin, end, parsed
+from corepipe.answers.parsing.call_parts import CallParts, parsed
 from corepipe.answers.parsing.formats import Body, CallFormat
 from corepipe.answers.parsing.python_calls import python_calls
 from corepipe.answers.parsing.tag_calls import tag_calls
 from corepipe.answers.parsing.text_stream import NotACallError, Steps, TextCursor
 
 
-def read_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
+def read_calls(cursor: TextCursor, calls: CallParts, form: CallFormat) -> Steps[None]:
     """Reads calls up to their closing marker.  Raises NotACallError as soon as the text is no call."""
     yield from cursor.space()
     body = yield from _body(cursor, form)
-    yield from _BODIES[body](cursor, receiver, form)
+    yield from _BODIES[body](cursor, calls, form)
     if form.closing:
         yield from _closing(cursor, form.closing)
 
@@ -40,11 +40,11 @@ def _closing(cursor: TextCursor, closing: str) -> Steps[None]:
         cursor.at = before
 
 
-def _objects(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
+def _objects(cursor: TextCursor, calls: CallParts, form: CallFormat) -> Steps[None]:
     listed = yield from cursor.accept("[")
     while True:
         yield from cursor.space()
-        yield from _object(cursor, receiver, form)
+        yield from _object(cursor, calls, form)
         before = cursor.at
         yield from cursor.space()
         char = yield from cursor.peek()
@@ -58,7 +58,7 @@ def _objects(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> St
             return
 
 
-def _object(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
+def _object(cursor: TextCursor, calls: CallParts, form: CallFormat) -> Steps[None]:
     yield from cursor.expect("{")
     name: str | None = None
     held: str | None = None
@@ -70,7 +70,7 @@ def _object(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Ste
         if key == form.name_key and name is None:
             name = _text((yield from cursor.string()))
         elif key in form.argument_keys and name is not None:
-            yield from _arguments(cursor, receiver, name)
+            yield from _arguments(cursor, calls, name)
             yield from _remaining(cursor)
             return
         elif key in form.argument_keys:
@@ -79,21 +79,21 @@ def _object(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Ste
             yield from _value(cursor)
     if name is None or (held is None and form.starts):
         raise NotACallError
-    begin(cursor, receiver, name)
-    receiver.arguments(held or "")
-    end(cursor, receiver)
+    calls.begin(cursor, name)
+    calls.arguments(held or "")
+    calls.end(cursor)
 
 
-def _arguments(cursor: TextCursor, receiver: CallReceiver, name: str) -> Steps[None]:
+def _arguments(cursor: TextCursor, calls: CallParts, name: str) -> Steps[None]:
     """Passes on an object as it comes; one that is written as a string, and null, when it is complete."""
     if (yield from cursor.peek()) == "{":
-        begin(cursor, receiver, name)
-        yield from cursor.container(receiver.arguments)
+        calls.begin(cursor, name)
+        yield from cursor.container(calls.arguments)
     else:
         text = _checked((yield from _value(cursor)))
-        begin(cursor, receiver, name)
-        receiver.arguments(text)
-    end(cursor, receiver)
+        calls.begin(cursor, name)
+        calls.arguments(text)
+    calls.end(cursor)
 
 
 def _remaining(cursor: TextCursor) -> Steps[None]:
@@ -133,14 +133,14 @@ def _value(cursor: TextCursor) -> Steps[str]:
     return "".join(found)
 
 
-def _named(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
+def _named(cursor: TextCursor, calls: CallParts, form: CallFormat) -> Steps[None]:
     name = yield from cursor.name(form.after_name)
     yield from cursor.space()
     if (yield from cursor.peek()) != "{":
         raise NotACallError
-    begin(cursor, receiver, name)
-    yield from cursor.container(receiver.arguments)
-    end(cursor, receiver)
+    calls.begin(cursor, name)
+    yield from cursor.container(calls.arguments)
+    calls.end(cursor)
 
 
 def _text(written: str) -> str:
@@ -162,7 +162,7 @@ def _checked(written: str) -> str:
     return written
 
 
-_BODIES: Mapping[Body, Callable[[TextCursor, CallReceiver, CallFormat], Steps[None]]] = {
+_BODIES: Mapping[Body, Callable[[TextCursor, CallParts, CallFormat], Steps[None]]] = {
     Body.OBJECT: _objects,
     Body.NAMED: _named,
     Body.TAGS: tag_calls,

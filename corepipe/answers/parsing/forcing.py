@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from corepipe.answers.parsing.formats import Body, CallFormat, Tags
-from corepipe.answers.parsing.reading import AnswerFormat
+from corepipe.answers.parsing.formats import AnswerFormat, Body, CallFormat, Tags
 from corepipe.answers.parsing.tag_calls import value_types
 from corepipe.answers.parsing.tools import FunctionDefinition, OfferedTools, parameters_of
 from corepipe.errors import UserError

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
+import string
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
 MISTRAL_ID = 9
 """The length of a call's id in letters and digits: Mistral's templates refuse others."""
+
+
+_LETTERS = string.ascii_letters + string.digits
+_ID_LENGTH = 24
 
 
 class Body(Enum):
@@ -86,6 +93,38 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
     def markers(self) -> tuple[str, ...]:
         """The markers that distinguish reasoning from text."""
         return (self.opening, self.closing)
+
+
+class AnswerFormat(msgspec.Struct, frozen=True):
+    """The format in which the answers to a request are read.
+
+    tools: the schemas of the tools that may be called, by name; without any, calls are text.  thinking: the
+    prompt has opened the reasoning; thought: it has closed it.  single: the answer ends after its first call.
+    named: the client has named the tool, and its finish_reason is "stop", not "tool_calls".
+    """
+
+    calls: CallFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    tools: Mapping[str, Mapping[str, Any]] = {}
+    thinking: bool = False
+    thought: bool = False
+    single: bool = False
+    named: bool = False
+
+    def marks(self, tokens: Mapping[str, int]) -> frozenset[int]:
+        """Returns the tokens that occur in markers, which the text must show."""
+        markers = [
+            *(self.calls.markers if self.calls else ()),
+            *(self.reasoning.markers if self.reasoning else ()),
+        ]
+        return frozenset(
+            number for name, number in tokens.items() if name.strip() and any(name in one for one in markers)
+        )
+
+    def new_id(self) -> str:
+        length = self.calls.id_length if self.calls else 0
+        letters = "".join(secrets.choice(_LETTERS) for _ in range(length or _ID_LENGTH))
+        return letters if length else f"call_{letters}"
 
 
 _HERMES = CallFormat("hermes", opening="<tool_call>", closing="</tool_call>", lead="\n")

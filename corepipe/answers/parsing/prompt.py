@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corepipe.answers.parsing.choose import Dialect
-from corepipe.answers.parsing.formats import CallFormat
-from corepipe.answers.parsing.reading import AnswerFormat
+from corepipe.answers.parsing.formats import AnswerFormat, CallFormat
 from corepipe.answers.parsing.tools import OfferedTools
 from corepipe.errors import UserError
 from corepipe.models.text.content_form import text_of

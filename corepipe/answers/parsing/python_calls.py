@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from corepipe.answers.parsing.call_receiver import CallReceiver, begin, end
+from corepipe.answers.parsing.call_parts import CallParts
 from corepipe.answers.parsing.formats import CallFormat
 from corepipe.answers.parsing.text_stream import NotACallError, Steps, TextCursor
 
@@ -17,7 +17,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 _NAME = re.compile(r"[\w.-]+")
 
 
-def python_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
+def python_calls(cursor: TextCursor, calls: CallParts, form: CallFormat) -> Steps[None]:
     """Reads all calls at once: only at their end it is certain that they are calls."""
     listed = form.listed
     if listed and (yield from cursor.peek()) != "[":
@@ -29,11 +29,11 @@ def python_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -
     if not found:
         raise NotACallError
     for name, _ in found:
-        receiver.check(name)
+        calls.check(name)
     for name, arguments in found:
-        begin(cursor, receiver, name)
-        receiver.arguments(arguments)
-        end(cursor, receiver)
+        calls.begin(cursor, name)
+        calls.arguments(arguments)
+        calls.end(cursor)
 
 
 def _brackets(cursor: TextCursor) -> Steps[None]:

@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
-import string
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
 from corepipe.answers.detokenizer import overlap
+from corepipe.answers.parsing.call_parts import CallParts
 from corepipe.answers.parsing.calls import read_calls
-from corepipe.answers.parsing.formats import CallFormat, ReasoningFormat
+from corepipe.answers.parsing.formats import AnswerFormat
 from corepipe.answers.parsing.text_stream import MAX_HELD, NotACallError, Steps, TextCursor
-from corepipe.answers.parts import CallArguments, CallStart, Finish, Reasoning, Said, Text
-
-_LETTERS = string.ascii_letters + string.digits
-_ID_LENGTH = 24
-
-
-class AnswerFormat(msgspec.Struct, frozen=True):
-    """The format in which the answers to a request are read.
-
-    tools: the schemas of the tools that may be called, by name; without any, calls are text.  thinking: the
-    prompt has opened the reasoning; thought: it has closed it.  single: the answer ends after its first call.
-    named: the client has named the tool, and its finish_reason is "stop", not "tool_calls".
-    """
-
-    calls: CallFormat | None = None
-    reasoning: ReasoningFormat | None = None
-    tools: Mapping[str, Mapping[str, Any]] = {}
-    thinking: bool = False
-    thought: bool = False
-    single: bool = False
-    named: bool = False
-
-    def marks(self, tokens: Mapping[str, int]) -> frozenset[int]:
-        """Returns the tokens that occur in markers, which the text must show."""
-        markers = [
-            *(self.calls.markers if self.calls else ()),
-            *(self.reasoning.markers if self.reasoning else ()),
-        ]
-        return frozenset(
-            number for name, number in tokens.items() if name.strip() and any(name in one for one in markers)
-        )
-
-    def new_id(self) -> str:
-        length = self.calls.id_length if self.calls else 0
-        letters = "".join(secrets.choice(_LETTERS) for _ in range(length or _ID_LENGTH))
-        return letters if length else f"call_{letters}"
+from corepipe.answers.parts import CallArguments, Finish, Reasoning, Said, Text
 
 
 class AnswerReader:
@@ -62,7 +25,7 @@ class AnswerReader:
         self.choice = choice
         self._reading = reading
         self._parts: list[Said] = []
-        self._calls = _Calls(choice, reading, self._parts)
+        self._calls = CallParts(choice, reading, self._parts)
         self._form = reading.calls if reading.tools else None
         self._text = ""
         self._ended = False
@@ -205,41 +168,6 @@ class AnswerReader:
         if text:
             self._drop = False
             self._parts.append(Reasoning(self.choice, text))
-
-
-class _Calls:
-    """Receives calls from their reader, and makes parts of them."""
-
-    def __init__(self, choice: int, reading: AnswerFormat, parts: list[Said]) -> None:
-        self.count = 0
-        self._choice = choice
-        self._reading = reading
-        self._parts = parts
-        self._empty = True
-
-    def check(self, name: str) -> None:
-        if name not in self._reading.tools:
-            raise NotACallError
-
-    def start(self, name: str) -> None:
-        self.check(name)
-        if self._reading.single and self.count:
-            raise NotACallError
-        self._parts.append(CallStart(self._choice, self.count, self._reading.new_id(), name))
-        self.count += 1
-        self._empty = True
-
-    def arguments(self, text: str) -> None:
-        if text:
-            self._empty = False
-            self._parts.append(CallArguments(self._choice, self.count - 1, text))
-
-    def end(self) -> None:
-        if self._empty:
-            self.arguments("{}")
-
-    def schema(self, name: str) -> Mapping[str, Any]:
-        return self._reading.tools[name]
 
 
 def _nothing() -> Steps[None]:

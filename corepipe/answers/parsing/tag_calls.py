@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from corepipe.answers.detokenizer import overlap
-from corepipe.answers.parsing.call_receiver import CallReceiver, begin, end
+from corepipe.answers.parsing.call_parts import CallParts
 from corepipe.answers.parsing.formats import CallFormat, Tags
 from corepipe.answers.parsing.text_stream import NotACallError, Steps, TextCursor
 from corepipe.structured.schemas import resolved
@@ -15,22 +15,22 @@ from corepipe.structured.schemas import resolved
 _PYTHONS = {"True": "true", "False": "false", "None": "null"}
 
 
-def tag_calls(cursor: TextCursor, receiver: CallReceiver, form: CallFormat) -> Steps[None]:
+def tag_calls(cursor: TextCursor, calls: CallParts, form: CallFormat) -> Steps[None]:
     """Reads one call.  A value is text, unless its parameter's schema has another type."""
     tags = form.tags
     yield from cursor.expect(tags.function)
     name = yield from cursor.name(tags.mark)
-    begin(cursor, receiver, name)
+    calls.begin(cursor, name)
     before = "{"
     while (key := (yield from _next_parameter(cursor, tags))) is not None:
-        receiver.arguments(f"{before}{json.dumps(key)}: ")
+        calls.arguments(f"{before}{json.dumps(key)}: ")
         before = ", "
-        if not (yield from _value(cursor, receiver, tags, value_types(receiver.schema(name), key))):
-            end(cursor, receiver)
+        if not (yield from _value(cursor, calls, tags, value_types(calls.schema(name), key))):
+            calls.end(cursor)
             return
     if (yield from cursor.accept(tags.function_end)) or not cursor.ended:
-        receiver.arguments("{}" if before == "{" else "}")
-    end(cursor, receiver)
+        calls.arguments("{}" if before == "{" else "}")
+    calls.end(cursor)
 
 
 def _next_parameter(cursor: TextCursor, tags: Tags) -> Steps[str | None]:
@@ -45,19 +45,19 @@ def _next_parameter(cursor: TextCursor, tags: Tags) -> Steps[str | None]:
         return None
 
 
-def _value(cursor: TextCursor, receiver: CallReceiver, tags: Tags, types: set[str]) -> Steps[bool]:
+def _value(cursor: TextCursor, calls: CallParts, tags: Tags, types: set[str]) -> Steps[bool]:
     """Passes a value on as JSON.  Returns False where it has no end."""
     yield from cursor.accept("\n")
     cursor.cut()
     if types <= {"string"}:
-        receiver.arguments('"')
-        ended = yield from _until(cursor, tags.parameter_end, lambda text: receiver.arguments(_inside(text)))
-        receiver.arguments('"' if ended else "")
+        calls.arguments('"')
+        ended = yield from _until(cursor, tags.parameter_end, lambda text: calls.arguments(_inside(text)))
+        calls.arguments('"' if ended else "")
         return ended
     found: list[str] = []
     ended = yield from _until(cursor, tags.parameter_end, found.append)
     if ended:
-        receiver.arguments(as_json("".join(found), types))
+        calls.arguments(as_json("".join(found), types))
     return ended
 
 

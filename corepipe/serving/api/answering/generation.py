@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Send
 
 from corepipe.answers.banned_tokens import require_some, spelled
-from corepipe.answers.parsing.reading import AnswerFormat
+from corepipe.answers.parsing.formats import AnswerFormat
 from corepipe.answers.parts import PromptTokens
 from corepipe.answers.text_answer import Echo, TextAnswer
 from corepipe.engine.messages import Predicted, Submit

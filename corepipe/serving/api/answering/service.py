@@ -17,8 +17,7 @@ import msgspec
 
 from corepipe.answers.detokenizer import Pieces
 from corepipe.answers.parsing.choose import Dialect, choose
-from corepipe.answers.parsing.formats import CallFormat, ReasoningFormat
-from corepipe.answers.parsing.reading import AnswerFormat
+from corepipe.answers.parsing.formats import AnswerFormat, CallFormat, ReasoningFormat
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.errors import UserError

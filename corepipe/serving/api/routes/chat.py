@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from corepipe.answers.chat_variables import MOST
 from corepipe.answers.parsing.forcing import answer_grammar, writes_calls
+from corepipe.answers.parsing.formats import AnswerFormat
 from corepipe.answers.parsing.prompt import (
     TAIL_TOKENS,
     check_callable,
@@ -20,7 +21,6 @@ from corepipe.answers.parsing.prompt import (
     unheard,
     verbosity_variables,
 )
-from corepipe.answers.parsing.reading import AnswerFormat
 from corepipe.answers.parsing.tools import MAX_TOOLS, OfferedTools, Tool, ToolChoice, offered
 from corepipe.answers.text_answer import Echo
 from corepipe.models.text.chat import TemplateRefusalError
