@@ -19,8 +19,9 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.inputs import Executor, StepInputs
 from corepipe.neuron.numerics.arithmetic import F32
 from corepipe.neuron.ops import Experts, Linear, Op
-from corepipe.neuron.ops.base import ReferenceContext
 from corepipe.neuron.values import GraphOutput, OutputKind, Value
+from tests.reference.core import Run
+from tests.reference.ops import compute
 from tests.support import logits
 
 
@@ -63,9 +64,11 @@ class Followed(Linear):
 
     routers: Routers | None = None
 
-    def reference(self, at: ReferenceContext) -> F32:
-        assert self.routers is not None
-        return self.routers.take(self.weight.name, Linear.reference(self, at))
+
+@compute.register
+def _(op: Followed, at: Run) -> F32:
+    assert op.routers is not None
+    return op.routers.take(op.weight.name, compute.dispatch(Linear)(op, at))
 
 
 def up_to(graph: Graph, value: Value) -> Graph:

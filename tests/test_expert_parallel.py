@@ -12,7 +12,6 @@ from corepipe.models import registry
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
-from corepipe.neuron.host.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
 from corepipe.neuron.ops import AllReduce, Experts, GatherSlots
 from corepipe.neuron.timing.description import describe
 from tests.computed import (
@@ -30,6 +29,7 @@ from tests.computed import (
     two_threads,
 )
 from tests.parity import expected
+from tests.reference.executor import ReferenceExecutor, read_tied, tensor_parallel_bound
 from tests.support import chunk_inputs, logits
 from tests.test_tiny import AGREEMENT
 

@@ -17,7 +17,6 @@ from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS, DType
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.host.reference import ReferenceExecutor, read_tied, tensor_parallel_bound
 from corepipe.neuron.ops import Experts
 from tests.computed import (
     BLOCK,
@@ -36,6 +35,7 @@ from tests.parity import expected
 from tests.parity.evaluate import Evaluator
 from tests.parity.families import TINY
 from tests.parity.families import VOCAB as TINY_VOCAB
+from tests.reference.executor import ReferenceExecutor, read_tied, tensor_parallel_bound
 from tests.routing import Routers
 from tests.support import chunk_inputs, logits
 from tests.test_tiny import AGREEMENT

@@ -20,12 +20,12 @@ from corepipe.models import registry
 from corepipe.models.registry import Model
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
-from corepipe.neuron.host.reference import tensor_parallel_bound
 from corepipe.neuron.ops import AllGather, AllReduce
 from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.neuron.timing.rounds import Rounds
 from corepipe.neuron.timing.timeline import Timeline, Timing
 from tests.parity import real
+from tests.reference.executor import tensor_parallel_bound
 from tests.spans import Span, busy_cores, pipe_fill
 from tests.support import F32, Bound, IsolatedCores, answers, default_model, greedy, prompt_logits
 

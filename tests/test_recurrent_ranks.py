@@ -13,9 +13,9 @@ from corepipe.models import registry
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
-from corepipe.neuron.host.reference import RECURRENT_UNITS, TENSOR_PARALLEL_UNITS, tensor_parallel_bound
 from tests.computed import BLOCK, POSITIONS, PROMPT, executor, two_threads
 from tests.parity import expected
+from tests.reference.executor import RECURRENT_UNITS, TENSOR_PARALLEL_UNITS, tensor_parallel_bound
 from tests.support import chunk_inputs, logits
 
 PROMPTS, MOST = 24, 960

@@ -15,8 +15,8 @@ from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host.executor import NativeExecutor
-from corepipe.neuron.host.reference import ReferenceExecutor, read_tied
 from corepipe.neuron.host.weights import InMemoryWeights
+from tests.reference.executor import ReferenceExecutor, read_tied
 from tests.support import chunk_inputs, logits
 
 MODELS = sorted(path.parent for path in (Path(__file__).parent / "data" / "tiny").glob("*/golden.json"))

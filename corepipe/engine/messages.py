@@ -191,7 +191,7 @@ class FleetOutput(Output, frozen=True):
 
 
 class StageWork(msgspec.Struct, frozen=True, array_like=True):
-    """The work of each core of a stage by the cost model, estimated as `timing.activity` describes.
+    """The work of each core of a stage by the cost model, estimated as `timeline.Activity` describes.
 
     `engine_seconds` are in the order of `chips.hardware.ENGINES`; `memory_bytes` were read from and written
     to device memory.

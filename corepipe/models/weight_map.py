@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError
-from corepipe.models.checkpoints.checkpoint import Checkpoint, gathered, missing
+from corepipe.models.checkpoints.checkpoint import Checkpoint, StoredAs, gathered, missing
 from corepipe.models.expert_weights import ExpertTensors, Ways
 from corepipe.models.vision.positions import interpolated, is_grid
 from corepipe.neuron.axes import HeadLayout
@@ -200,19 +200,8 @@ class MappedCheckpoint:
         return self._stored.fingerprint + self._map.fingerprint()
 
     @property
-    def stored_as(self) -> str | None:
-        """The quantisation of the files' weights, for people; None where they are plain."""
+    def stored_as(self) -> StoredAs:
         return self._stored.stored_as
-
-    @property
-    def four_bits_as(self) -> str | None:
-        """The part of `stored_as` that four-bit formats keep as it is."""
-        return self._stored.four_bits_as
-
-    @property
-    def floats_as(self) -> str | None:
-        """The part of `stored_as` that four-bit formats quantise as if it had been plain."""
-        return self._stored.floats_as
 
     def names(self) -> Iterable[str]:
         """Returns the names of the tensors as they are stored."""

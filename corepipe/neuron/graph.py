@@ -7,7 +7,6 @@ separate step, so that a 70B model can be planned for without its weights.
 
 Rounding: every Op computes in fp32 from its stored inputs and rounds each result to the format's `compute`
 dtype when it stores it.  A Linear first converts its input to the format's `activations` dtype.
-`corepipe.neuron.numerics.arithmetic` is the executable definition.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.kernels import _native
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.inputs import SamplingBatch
-from corepipe.neuron.numerics.attention import hadamard, hadamard_order
+from tests.reference.attention import hadamard, hadamard_order
 
 
 def bf16(x: np.ndarray) -> np.ndarray:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import _native
-from corepipe.neuron.numerics.attention import HeadVectors
 from tests.kernels.harness import AttentionRig, bf16, crossed, elsewhere, i32, in_turn, one_step, value
+from tests.reference.attention import HeadVectors
 
 SHAPES = [  # heads, kv_heads, head_dim
     (6, 2, 64),

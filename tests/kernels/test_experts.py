@@ -17,12 +17,14 @@ import pytest
 from corepipe.kernels import _native, packing
 from corepipe.neuron.axes import columns, fixed, hidden
 from corepipe.neuron.formats import FORMATS
-from corepipe.neuron.numerics.arithmetic import Matrix, round_to
-from corepipe.neuron.numerics.int4 import Int4
+from corepipe.neuron.numerics.int4 import Int8, Stored
 from corepipe.neuron.ops import Experts, Function, Groups, Scoring
 from corepipe.neuron.values import Value, WeightRole, WeightSpec
 from tests.kernels.harness import elsewhere, in_turn, once, one_step, value
 from tests.kernels.linears import Weights, random_weights
+from tests.reference.arithmetic import round_to
+from tests.reference.ops import compute
+from tests.reference.routing import routed
 
 F32 = npt.NDArray[np.float32]
 STORED: dict[packing.Kind, str] = {
@@ -132,7 +134,7 @@ class Rig:
         return run(programs, x, scores, 3, threads)
 
     def reference(self, x: F32, scores: F32) -> F32:
-        return self.op.reference(_Context(self, {0: x, 1: scores}))
+        return compute(self.op, _Context(self, {0: x, 1: scores}))
 
 
 NAMES = ("gate", "up", "down")
@@ -162,8 +164,11 @@ class _Context:
     def __getitem__(self, value: Value) -> F32:
         return self._values[value.id]
 
-    def matrices(self, spec: WeightSpec) -> Sequence[Matrix | Int4]:
+    def matrices(self, spec: WeightSpec) -> Sequence[Stored]:
         return [stored(expert[NAMES.index(spec.name)]) for expert in self._rig.weights]
+
+    def optional(self, spec: WeightSpec | None) -> F32 | None:
+        return None if spec is None else self.weight(spec)
 
     def weight(self, spec: WeightSpec) -> F32:
         if spec.name == "correction":
@@ -171,11 +176,10 @@ class _Context:
         return self._rig.biases[NAMES.index(spec.name)]
 
 
-def stored(weights: Weights) -> Matrix | Int4:
+def stored(weights: Weights) -> Stored:
     if weights.kind in packing.INT4_KINDS:
         return weights.int4()
-    values = weights.dense() if weights.scale is None else weights.values
-    return Matrix(np.asarray(values, np.float32), weights.scale)
+    return weights.dense() if weights.scale is None else Int8(weights.values, weights.scale)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,7 @@ def test_groups_are_the_routers(
     weights = np.take_along_axis(scores, taken, axis=1)
     if scoring is Scoring.SIGMOID_SHARES:
         weights /= weights.sum(axis=1, keepdims=True)
-    chosen, shares = rig.op.routed(logits, rig.correction)
+    chosen, shares = routed(rig.op, logits, rig.correction)
     assert (chosen == taken).all()
     np.testing.assert_allclose(shares, 2.5 * weights, rtol=1e-6)
     wanted = rig.reference(x, logits)
@@ -279,7 +283,7 @@ def test_near_scores_share_an_expert_s_weight() -> None:
             [1, 3, 2, 0, -1, 3],
         ]
     )
-    chosen, shares = rig.op.routed(scores)
+    chosen, shares = routed(rig.op, scores)
     left = scores.copy()
     for place in range(2):
         top = left.max(axis=1, keepdims=True)
@@ -310,10 +314,10 @@ def test_inputs_are_weighed_as_llama_4_has_them(top_k: int) -> None:
         factors = 1 / (1 + np.exp(-kept))
     wanted = np.zeros_like(x)
     for expert, (gate, up, down) in enumerate([one.dense() for one in each] for each in rig.weights):
-        routed = x * factors[:, expert, None]
-        gates = routed @ gate.T
-        wanted += (routed @ up.T * gates / (1 + np.exp(-gates))) @ down.T
-    assert (rig.op.routed(scores)[0] == chosen).all()
+        taken = x * factors[:, expert, None]
+        gates = taken @ gate.T
+        wanted += (taken @ up.T * gates / (1 + np.exp(-gates))) @ down.T
+    assert (routed(rig.op, scores)[0] == chosen).all()
     for found in (rig.reference(x, scores), rig.native(x, scores)):
         np.testing.assert_allclose(found, wanted, atol=2e-6 * np.abs(wanted).max())
 

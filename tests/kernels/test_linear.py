@@ -14,10 +14,10 @@ import pytest
 from corepipe.kernels import native, packing
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host import packed_int4
-from corepipe.neuron.numerics import int4
 from tests.kernels import linears
 from tests.kernels.harness import elsewhere
 from tests.kernels.linears import Case, Weights, random_weights, round_bf16
+from tests.reference import arithmetic
 
 KINDS: tuple[packing.Kind, ...] = (*packing.DENSE_KINDS, *packing.INT4_KINDS)
 TOLERANCE = dict.fromkeys(packing.INT4_KINDS, 1e-5) | {
@@ -259,7 +259,7 @@ def test_four_bits_have_the_bits_of_the_twin(kind: packing.Int4Kind, n: int, k: 
     x = (rng.standard_normal((41, k)) * rng.uniform(1e-3, 1e3, (41, 1))).astype(np.float32)
     x[3], x[4, : k // 2] = 0, 0
     weights = random_weights(rng, kind, n, k)
-    want = int4.linear(x, weights.int4(), None, FORMATS["fp32"])
+    want = arithmetic.linear(x, weights.int4(), None, FORMATS["fp32"])
     for rows in (1, 2, 5, 8, 13, 41):
         (got,) = linears.run(Case(x[:rows], (weights,)), 2)
         np.testing.assert_array_equal(got, want[:rows])
@@ -277,7 +277,7 @@ def test_the_largest_and_smallest_numbers_of_four_bits(kind: packing.Int4Kind) -
     x = np.full((4, 256), 127, np.float32) * np.array([[1], [-1], [1], [-1]], np.float32)
     weights = Weights(kind, values, scale, offset)
     (got,) = linears.run(Case(x, (weights,)))
-    np.testing.assert_array_equal(got, int4.linear(x, weights.int4(), None, FORMATS["fp32"]))
+    np.testing.assert_array_equal(got, arithmetic.linear(x, weights.int4(), None, FORMATS["fp32"]))
 
 
 def test_a_matrix_of_four_bits_has_its_scales_with_it() -> None:

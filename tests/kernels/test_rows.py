@@ -10,9 +10,10 @@ import pytest
 
 from corepipe.kernels import _native, packing
 from corepipe.neuron.formats import DType
-from corepipe.neuron.numerics import arithmetic
+from corepipe.neuron.numerics.arithmetic import quantize_weight
 from corepipe.neuron.ops import Function
 from tests.kernels.harness import in_turn, one_step, value
+from tests.reference import arithmetic
 
 Append = Callable[[_native.Program], None]
 WIDTHS = [1, 15, 16, 33, 80, 256, 577]
@@ -141,7 +142,7 @@ def matrix(kind: packing.Kind, n: int, k: int, seed: int) -> _native.Matrix:
     dense = normal(n, k, seed=seed) / np.float32(k**0.5)
     scale = None
     if kind in ("int8", "int8w"):
-        quantized, scale = arithmetic.quantize_weight(dense)
+        quantized, scale = quantize_weight(dense)
         return _native.Matrix(kind, packing.pack(kind, quantized), scale, n, k)
     return _native.Matrix(kind, packing.pack(kind, dense), scale, n, k)
 

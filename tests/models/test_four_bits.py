@@ -80,7 +80,7 @@ def test_a_gguf_file_is_packed_as_it_is(tmp_path: Path, encoding: Type) -> None:
         if isinstance(stored, Int4):
             np.testing.assert_array_equal(stored.dense(), checkpoint.read(name))
     assert sum(kind is Int4 for kind in kept.values()) >= graph.num_layers
-    assert checkpoint.four_bits_as == encoding.name
+    assert checkpoint.stored_as.four_bits == encoding.name
     packed = packed_weights(graph, checkpoint, tmp_path)
     kind = {Type.Q4_0: "int4g32", Type.Q4_1: "int4g32m"}[encoding]
     assert {packed[name].kind for name, form in kept.items() if form is Int4} == {kind}
@@ -90,7 +90,7 @@ def test_a_gguf_file_is_packed_as_it_is(tmp_path: Path, encoding: Type) -> None:
 
 def test_other_blocks_become_int8(tmp_path: Path) -> None:
     model = converted(tmp_path, Type.Q8_0)
-    assert model.checkpoint.four_bits_as is None
+    assert model.checkpoint.stored_as.four_bits is None
     for name in matrices(model):
         stored, values = model.checkpoint.stored(name), model.checkpoint.read(name)
         if isinstance(stored, Int8):
@@ -209,10 +209,10 @@ def test_words_stand_for_what_they_were_packed_from(
         if isinstance(stored, Int4):
             np.testing.assert_array_equal(stored.dense(), want)
             assert stored.offsets == ("none" if zeros == "middle" else "zeros")
-    assert model.checkpoint.stored_as == f"int4 in groups of {group}" + (
+    assert model.checkpoint.stored_as.kinds == f"int4 in groups of {group}" + (
         "" if config.get("sym") else " with zero points"
     )
-    assert (model.checkpoint.four_bits_as is None) == (group == 16)
+    assert (model.checkpoint.stored_as.four_bits is None) == (group == 16)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
@@ -289,7 +289,7 @@ def test_compressed_tensors_in_groups_of_32_are_kept(tmp_path: Path) -> None:
     config["quantization_config"] = quantization
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     checkpoint = registry.load(tmp_path / "m").checkpoint
-    assert checkpoint.four_bits_as == "int4 in groups of 32"
+    assert checkpoint.stored_as.four_bits == "int4 in groups of 32"
     for name in original.names():
         if f"{name}_packed" in tensors:
             stored = checkpoint.stored(name)

@@ -206,7 +206,7 @@ def test_blocks_stand_for_what_the_library_says(case: str, encoding: Type, tmp_p
     """Experts' blocks are kept as Linears' are; the matrix that makes keys of latents is not: its blocks lie
     along the other axis."""
     model, file = both(case, tmp_path, encoding)
-    assert encoding.name in (file.checkpoint.stored_as or "")
+    assert encoding.name in (file.checkpoint.stored_as.kinds or "")
     graph, kept = model.graph(FORMATS["fp32"]), set()
     for spec in graph.weights():
         name = graph.tied.get(spec.name, spec.name)
@@ -260,7 +260,7 @@ def test_mxfp4_of_a_file_is_that_of_a_directory(tmp_path: Path) -> None:
     _, path = packed_model(tmp_path)
     model = registry.load(path)
     file = registry.load(ggufs.write(path, tmp_path / "model.gguf"))
-    assert file.checkpoint.stored_as == "MXFP4"
+    assert file.checkpoint.stored_as.kinds == "MXFP4"
     assert_same_weights(model, file)
     for fmt in ("int8", "int4-weights"):
         graph = model.graph(FORMATS[fmt], 64)

@@ -67,7 +67,7 @@ def test_weights_are_what_compressed_tensors_says(
     got = read.read("m.weight")
     assert got.flags.c_contiguous
     np.testing.assert_array_equal(got, read.read("expected"))
-    assert read.stored_as == CASES[name]
+    assert read.stored_as.kinds == CASES[name]
 
 
 def fp8(values: np.ndarray) -> np.ndarray:
@@ -147,7 +147,7 @@ def quantised_model(folder: Path) -> Path:
 def test_a_whole_model_in_w8a8(tmp_path: Path) -> None:
     model, original = registry.load(quantised_model(tmp_path / "m")), registry.load(TINY / "llama2")
     model.check(model.graph(FORMATS["int8"]))
-    assert model.checkpoint.stored_as == "int8 with a scale a channel"
+    assert model.checkpoint.stored_as.kinds == "int8 with a scale a channel"
     stored = load_file(tmp_path / "m" / "model.safetensors")
     for name in original.checkpoint.names():
         got, near = model.checkpoint.read(name), original.checkpoint.read(name)

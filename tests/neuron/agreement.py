@@ -11,10 +11,10 @@ from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor
-from corepipe.neuron.host.reference import ReferenceExecutor
 from corepipe.neuron.host.weights import InMemoryWeights
 from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.numerics.arithmetic import F32
+from tests.reference.executor import ReferenceExecutor
 
 Read = Callable[[str], Any]
 ONE_CORE = Placement()

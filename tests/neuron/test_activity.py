@@ -15,8 +15,8 @@ from corepipe.neuron.compile.compiler import compile_for_timing
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timing.activity import Activity
 from corepipe.neuron.timing.cost import CostModel
+from corepipe.neuron.timing.timeline import Activity
 
 SHORT, LONG = StepShape.decode(1, 8), StepShape.decode(4, 4096)
 TENSOR, DMA = ENGINES.index("tensor"), ENGINES.index("dma")

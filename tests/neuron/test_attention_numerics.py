@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 
 from corepipe.neuron.formats import DType
-from corepipe.neuron.numerics.arithmetic import round_to
-from corepipe.neuron.numerics.attention import (
-    AttentionScores,
-    HeadVectors,
-    alibi_slopes,
-    attend,
-    hadamard,
-    hadamard_order,
-)
+from corepipe.neuron.numerics.attention import alibi_slopes
+from tests.reference.arithmetic import round_to
+from tests.reference.attention import AttentionScores, HeadVectors, attend, hadamard, hadamard_order
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

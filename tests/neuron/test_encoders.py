@@ -27,17 +27,17 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor
-from corepipe.neuron.host.reference import tensor_parallel_bound
 from corepipe.neuron.numerics.arithmetic import F32
 from corepipe.neuron.numerics.attention import distance_buckets
 from corepipe.neuron.ops import AddEmbedding, PoolingMode, RowIndex, patches_of
-from corepipe.neuron.ops.pooling import pooled
 from corepipe.neuron.values import GraphInput, InputKind, image_shape
 from tests.kernels.harness import elsewhere, in_formats, in_turn
 from tests.parity import formula
 from tests.parity.encode import Picture, Text, step_of
 from tests.parity.encoder_cases import CASES, VOCAB
 from tests.parity.encoder_expected import load_expected
+from tests.reference.executor import tensor_parallel_bound
+from tests.reference.ops import pooled
 
 MAX_ROWS, POSITIONS = 1100, 560
 LENGTHS = (1, 2, 63, 64, 65, 300, 512)

@@ -35,10 +35,10 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.host import executor as executors
 from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.lowering import FusedAttention, FusedLinear, Plain, Step
-from corepipe.neuron.host.reference import ReferenceExecutor
 from corepipe.neuron.host.weights import InMemoryWeights
 from corepipe.neuron.ops import Attention, Experts, Linear, Op
 from tests.kernels.harness import elsewhere, in_formats
+from tests.reference.executor import ReferenceExecutor
 
 MAX_ROWS = 64
 PROMPTS = [Chunk(0, 0, 9), Chunk(3, 0, 4), Chunk(1, 0, 1)]

@@ -21,10 +21,11 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.host import packed_int4
 from corepipe.neuron.host.weights import InMemoryWeights, pack
 from corepipe.neuron.numerics import int4
-from corepipe.neuron.numerics.arithmetic import quantize_activations, quantize_weight
+from corepipe.neuron.numerics.arithmetic import quantize_weight
 from corepipe.neuron.numerics.int4 import Int4, Int8, Stored
 from corepipe.neuron.values import WeightRole, WeightSpec
 from tests.kernels.linears import random_weights
+from tests.reference import arithmetic
 
 FOUR_BITS = FORMATS["int4-weights"]
 some = settings(derandomize=True, deadline=None, max_examples=40)
@@ -80,9 +81,9 @@ def test_what_numbers_stand_for(kind: packing.Int4Kind, n: int, k: int) -> None:
 @pytest.mark.parametrize("kind", packing.INT4_KINDS)
 def test_a_product_is_that_of_what_they_stand_for(kind: packing.Int4Kind) -> None:
     weight, x = random_int4(kind, 20, 300), normal(7, 300, 1)
-    q, scale = quantize_activations(x, weight.group)
+    q, scale = arithmetic.quantize_activations(x, weight.group)
     wide = q * np.repeat(scale.astype(np.float64), weight.group, axis=1)[:, :300]
-    got = int4.linear(x, weight, None, FORMATS["fp32"])
+    got = arithmetic.linear(x, weight, None, FORMATS["fp32"])
     np.testing.assert_allclose(got, wide @ weight.dense().T.astype(np.float64), rtol=2e-6, atol=2e-6)
 
 
@@ -91,10 +92,10 @@ def test_a_fused_multiply_add_is_rounded_once() -> None:
     a = np.full((1, 3), 1 + 2.0**-12, np.float32)
     c = np.array([2.0**-60, 0, -(2.0**-60)], np.float32)
     want = 1 + 2.0**-11 + np.array([2.0**-23, 0, 0])
-    np.testing.assert_array_equal(int4._fused(a, a, c), want[None].astype(np.float32))
-    np.testing.assert_array_equal(int4._fused(-a, a, -c), -want[None].astype(np.float32))
+    np.testing.assert_array_equal(arithmetic._fused(a, a, c), want[None].astype(np.float32))
+    np.testing.assert_array_equal(arithmetic._fused(-a, a, -c), -want[None].astype(np.float32))
     huge = np.full((1, 1), 3e38, np.float32)
-    np.testing.assert_array_equal(int4._fused(huge, huge, -huge), np.float32(np.inf))
+    np.testing.assert_array_equal(arithmetic._fused(huge, huge, -huge), np.float32(np.inf))
 
 
 @pytest.mark.parametrize("kind", packing.INT4_KINDS)

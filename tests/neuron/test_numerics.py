@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from corepipe.neuron.axes import PAD, AxisShard, cut
 from corepipe.neuron.formats import FORMATS, DType
-from corepipe.neuron.numerics import arithmetic
-from corepipe.neuron.numerics.arithmetic import Matrix, round_stochastically, round_to
+from corepipe.neuron.numerics.arithmetic import quantize_weight, rope_tables
+from corepipe.neuron.numerics.int4 import Int8
 from corepipe.neuron.ops import Function
 from corepipe.neuron.values import RopeSpec
+from tests.reference import arithmetic
+from tests.reference.arithmetic import round_to
 
 FLOATS = [DType.FP32, DType.BF16, DType.FP16, DType.FP8_E4M3, DType.FP8_E5M2]
 SPACING_AT_ONE = {
@@ -72,37 +74,16 @@ def test_what_is_too_big():
     assert math.isnan(round_to(np.array([np.nan]), DType.FP8_E4M3)[0])
 
 
-@pytest.mark.parametrize("rounding", [round_to, lambda x, dtype: round_stochastically(x, dtype, 0)])
-def test_int8_has_no_rounding_without_a_scale(rounding):
+def test_int8_has_no_rounding_without_a_scale():
     with pytest.raises(ValueError, match="scale"):
-        rounding(np.ones(1), DType.INT8)
-
-
-@pytest.mark.parametrize("dtype", FLOATS[1:])
-def test_stochastic_rounding_is_right_on_average(dtype):
-    step = SPACING_AT_ONE[dtype]
-    for x in (1 + step * 0.3, -1 - step * 0.3, SMALLEST[dtype] * 1.3):
-        low = round_to(np.array([x]), dtype)[0]
-        draws = round_stochastically(np.full(20_000, x), dtype, seed=1)
-        assert len(set(draws.tolist())) == 2
-        assert low in draws
-        spacing = np.ptp(draws)
-        assert abs(draws.mean(dtype=np.float64) - x) < 0.02 * spacing
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_stochastic_rounding_keeps_numbers_of_the_format(dtype):
-    x = np.array([0.0, 1.0, -1.5, 96.0, np.inf if dtype is not DType.FP8_E4M3 else 240.0])
-    np.testing.assert_array_equal(round_stochastically(x, dtype, 3), x.astype(np.float32))
-    y = normal(100)
-    np.testing.assert_array_equal(round_stochastically(y, dtype, 3), round_stochastically(y, dtype, 3))
+        round_to(np.ones(1), DType.INT8)
 
 
 @settings(derandomize=True)
 @given(st.integers(1, 5), st.integers(1, 90), st.integers(0, 99))
 def test_weights_are_within_half_a_step(n, k, seed):
     weight = normal(n, k, seed=seed) * np.float32(10.0) ** (seed % 7 - 3)
-    quantized, scale = arithmetic.quantize_weight(weight)
+    quantized, scale = quantize_weight(weight)
     assert (quantized.dtype, scale.dtype) == (np.int8, np.float32)
     np.testing.assert_array_equal(np.abs(quantized.astype(int)).max(axis=1), 127)
     error = np.abs(quantized.astype(np.float64) * scale[:, None].astype(np.float64) - weight)
@@ -110,7 +91,7 @@ def test_weights_are_within_half_a_step(n, k, seed):
 
 
 def test_a_row_of_zeros_has_a_harmless_scale():
-    quantized, scale = arithmetic.quantize_weight(np.float32([[0, 0], [1e-44, 0], [0, -127]]))
+    quantized, scale = quantize_weight(np.float32([[0, 0], [1e-44, 0], [0, -127]]))
     np.testing.assert_array_equal(quantized, [[0, 0], [0, 0], [0, -127]])
     np.testing.assert_array_equal(scale, [1, 1, 1])
 
@@ -135,7 +116,7 @@ def test_nan_survives_quantisation():
 
 def test_int8_linear_against_integers():
     x, weight, bias = normal(3, 150, seed=1), normal(5, 150, seed=2), normal(5, seed=3)
-    w, w_scale = arithmetic.quantize_weight(weight)
+    w, w_scale = quantize_weight(weight)
     q, scale = arithmetic.quantize_activations(x)
     expected = np.empty((3, 5))
     for m in range(3):
@@ -145,8 +126,7 @@ def test_int8_linear_against_integers():
                 for g in range(0, 150, 64)
             )
             expected[m, n] = total * w_scale[n] + bias[n]
-    matrix = Matrix(w.astype(np.float32), w_scale)
-    got = arithmetic.linear(x, matrix, bias, FORMATS["int8"])
+    got = arithmetic.linear(x, Int8(w, w_scale), bias, FORMATS["int8"])
     np.testing.assert_allclose(got, expected, rtol=2.0**-8, atol=1e-5)
     np.testing.assert_array_equal(got, round_to(got, DType.BF16))
     np.testing.assert_allclose(got, x @ weight.T + bias, atol=0.25)
@@ -166,12 +146,10 @@ def test_int8_groups_keep_their_scale_when_cut_between_groups():
 def test_float_linear(name):
     fmt = FORMATS[name]
     x, weight = normal(3, 40), normal(5, 40, seed=1)
-    matrix = Matrix(round_to(weight, DType.BF16))
-    if fmt.weights is DType.INT8:
-        quantized, scale = arithmetic.quantize_weight(weight)
-        matrix = Matrix(quantized.astype(np.float32), scale)
-    dense = matrix.values * (1 if matrix.scale is None else matrix.scale[:, None])
-    expected = round_to(x, fmt.activations).astype(np.float64) @ dense.T.astype(np.float64)
+    eight = fmt.weights is DType.INT8
+    matrix = Int8(*quantize_weight(weight)) if eight else round_to(weight, DType.BF16)
+    dense = arithmetic.dense(matrix).astype(np.float64)
+    expected = round_to(x, fmt.activations).astype(np.float64) @ dense.T
     tolerance = 1e-6 if fmt.compute is DType.FP32 else 2.0**-8
     np.testing.assert_allclose(arithmetic.linear(x, matrix, None, fmt), expected, rtol=tolerance, atol=1e-5)
 
@@ -188,7 +166,7 @@ def test_rms_norm(groups):
 
 def test_rotation_turns_pairs_and_leaves_the_rest():
     spec = RopeSpec((1.0, 0.1), attention_factor=2.0)
-    cos, sin = arithmetic.rope_tables(spec, 8)
+    cos, sin = rope_tables(spec, 8)
     assert cos.shape == sin.shape == (8, 2)
     x = normal(3, 2 * 6)
     positions = np.array([0, 3, 7])
@@ -207,7 +185,7 @@ def test_rope_tables_are_the_nearest_fp32_on_every_machine():
     spec = RopeSpec(tuple(float(np.float32(10000.0 ** (-i / 16))) for i in range(16)))
     positions = np.arange(512, dtype=np.float32)
     angles = np.outer(positions, np.asarray(spec.inv_freq, np.float32))
-    for table, function in zip(arithmetic.rope_tables(spec, 512), (math.cos, math.sin), strict=True):
+    for table, function in zip(rope_tables(spec, 512), (math.cos, math.sin), strict=True):
         expected = np.array([function(float(angle)) for angle in angles.flat], np.float32)
         assert table.dtype == np.float32
         np.testing.assert_array_equal(table.ravel(), expected)

@@ -75,7 +75,7 @@ def test_values_in_tuples_are_made_local_too() -> None:
     (own,) = (op for op in rank.ops if isinstance(op, Concat))
     assert {value.width for value in own.inputs} == {128}
     assert [value.id for value in own.xs] == [op.out.id for op in rank.ops if isinstance(op, Linear)]
-    assert own.map_values(lambda _value: start).inputs == (start,) * 3
+    assert replace(own, **own._mapped(lambda _value: start)).inputs == (start,) * 3
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -31,10 +31,10 @@ from corepipe.neuron.host.weights import (
     pack,
     packed_weights,
 )
-from corepipe.neuron.numerics.arithmetic import Matrix, linear, round_to
-from corepipe.neuron.numerics.int4 import ALL
+from corepipe.neuron.numerics.int4 import ALL, Int8
 from corepipe.neuron.values import WeightRole, WeightSpec
 from tests.kernels.harness import one_step
+from tests.reference.arithmetic import linear, round_to
 
 FEATURES = Features(layers=1, hidden=64, heads=HeadLayout(4, 2, 64), ffn=128, vocab=160, qkv_bias=True)
 
@@ -304,7 +304,7 @@ def test_a_shard_is_the_same_as_a_view_or_packed_anew(fmt, n_ranges, k_ranges):
     x = round_to(noise.astype(np.float32), FORMATS[fmt].compute)
     got = product(bind_matrix(tensor, n_axis, k_axis), x, fmt)
     np.testing.assert_array_equal(got, product(own, x, fmt))
-    reference = linear(x, Matrix(part.astype(np.float32), scale), None, FORMATS[fmt])
+    reference = linear(x, part if scale is None else Int8(part, scale), None, FORMATS[fmt])
     np.testing.assert_allclose(got, reference, rtol=2.0**-7, atol=1e-5 * np.abs(reference).max())
 
 

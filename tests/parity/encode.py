@@ -15,7 +15,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.ops import patches_of
 from corepipe.neuron.values import TOKENS, InputKind
-from tests.parity.executors import blocks_for, executor
+from tests.parity.executors import blocks_for, executor, values_of
 
 MAX_ROWS = 1024
 NO_TYPES = np.empty(0, np.int32)
@@ -73,12 +73,10 @@ class Encoder:
         """Returns the rows of each text: one, or one a token; of each image one."""
         found: list[np.ndarray] = []
         for batch in _batches(texts):
-            ticket = self._executor.submit(step_of(batch, self.graph), None)
-            values = self._executor.wait(ticket).values
-            assert values is not None
+            values = values_of(self._executor, step_of(batch, self.graph))
             by_token = self.graph.outputs[0].value.rows == TOKENS
             ends = np.cumsum([len(text.ids) if by_token else 1 for text in batch])
-            found += np.split(np.array(values), ends[:-1])
+            found += np.split(values, ends[:-1])
         return found
 
 

@@ -8,7 +8,7 @@ from corepipe.models.registry import Model
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.inputs import StepInputs
-from tests.parity.executors import blocks_for, executor
+from tests.parity.executors import blocks_for, executor, values_of
 
 MAX_ROWS = 128
 
@@ -35,9 +35,7 @@ class Evaluator:
         rows = np.arange(len(tokens), dtype=np.int32)
         starts = np.array([0, len(tokens)], np.int32)
         inputs = StepInputs(np.array(tokens, np.int32), rows + np.int32(start), starts, self._table, rows)
-        logits = self._executor.wait(self._executor.submit(inputs, None)).values
-        assert logits is not None
-        return np.array(logits)
+        return values_of(self._executor, inputs)
 
     def agreement(self, prompt: list[int], answer: list[int]) -> int:
         """Returns how many tokens of `answer` are the greedy choice after the ones before; one token a

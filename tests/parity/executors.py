@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from corepipe.kernels import native
 from corepipe.models.registry import Model
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor
-from corepipe.neuron.host.reference import ReferenceExecutor
 from corepipe.neuron.host.weights import InMemoryWeights, reader
-from corepipe.neuron.inputs import Executor
+from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.numerics.arithmetic import F32
+from tests.reference.executor import ReferenceExecutor
 
 BLOCK = 32
 KINDS = ("reference", "native")
+Executor = NativeExecutor | ReferenceExecutor
 
 
 def blocks_for(tokens: int) -> int:
@@ -31,3 +35,10 @@ def executor(
         weights = InMemoryWeights(replace(graph, tied={}), reader(graph, model.checkpoint))
         return NativeExecutor(programs, weights, blocks, BLOCK, max_rows, native().Pool(2))
     return ReferenceExecutor(programs, reader(graph, model.checkpoint), blocks, BLOCK)
+
+
+def values_of(executor: Executor, inputs: StepInputs) -> F32:
+    """Returns the values of a batch."""
+    if isinstance(executor, ReferenceExecutor):
+        return executor.values(inputs)
+    return np.array(executor.wait(executor.submit(inputs, None)).values)

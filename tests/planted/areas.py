@@ -114,7 +114,6 @@ AREAS = (
                     "chips/engines",
                     "chips/rates",
                     "timing/rounds",
-                    "numerics/collectives",
                     "timing/modes",
                     "compile/memory",
                 )

@@ -146,14 +146,14 @@ class AnnouncedClient(ProcessClient):
 def of_weights(model: registry.Model, fmt: str) -> str | None:
     """Says how quantised weights are stored; None for plain ones, for which --dtype says it.  Raises
     UserError where they cannot be read."""
-    checkpoint, weights = model.checkpoint, FORMATS[fmt].weights
-    if checkpoint.stored_as is None:
+    kinds, direct, floats = model.checkpoint.stored_as
+    weights = FORMATS[fmt].weights
+    if kinds is None:
         return None
     if weights is not DType.INT4:
-        return f"weights: {checkpoint.stored_as} -> read as fp32, stored as {weights.value}"
-    direct, floats = checkpoint.four_bits_as, checkpoint.floats_as
+        return f"weights: {kinds} -> read as fp32, stored as {weights.value}"
     parts = [] if direct is None else [f"{direct} kept as they are"]
     parts += [] if floats is None else [f"{floats} quantised again, as int4"]
-    if floats != checkpoint.stored_as:
+    if floats != kinds:
         parts.append("other quantised ones as int8" if parts else "stored as int8")
-    return f"weights: {checkpoint.stored_as} -> {', '.join(parts)}"
+    return f"weights: {kinds} -> {', '.join(parts)}"

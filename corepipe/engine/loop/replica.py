@@ -12,9 +12,8 @@ from typing import Protocol
 
 from corepipe.engine.batch.runner import RequestFailure, StepResult, SubmittedStep
 from corepipe.engine.messages import StageWork, Stats, StepPace
-from corepipe.neuron.timing.activity import Activity
 from corepipe.neuron.timing.clock import LATE_SECONDS
-from corepipe.neuron.timing.timeline import Timeline, Timing
+from corepipe.neuron.timing.timeline import Activity, Timeline, Timing
 from corepipe.scheduler.request import Batch, FinishReason, Request, Status, TokenEvent
 from corepipe.scheduler.scheduler import Scheduler
 

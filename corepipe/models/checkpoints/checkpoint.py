@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,22 @@ BF16_MAX = (2 - 2**-7) * 2.0**127
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
+class StoredAs(NamedTuple):
+    """The quantisation of a checkpoint's weights, for people; None where there is none.
+
+    kinds: all of it. four_bits: the part that four-bit formats keep as it is. floats: the part that they
+    quantise as if it had been plain.
+    """
+
+    kinds: str | None = None
+    four_bits: str | None = None
+    floats: str | None = None
+
+
 class Checkpoint(Protocol):
     """Named tensors on disk, read one at a time.
 
-    `fingerprint` changes when the weights do; it is the key of caches made from them. `stored_as` describes
-    their quantisation for people, `four_bits_as` the part of it that four-bit formats keep as it is, and
-    `floats_as` the part that they quantise as if it had been plain; None where there is none.
+    `fingerprint` changes when the weights do; it is the key of caches made from them.
     """
 
     @property
@@ -34,13 +44,7 @@ class Checkpoint(Protocol):
     def fingerprint(self) -> str: ...
 
     @property
-    def stored_as(self) -> str | None: ...
-
-    @property
-    def four_bits_as(self) -> str | None: ...
-
-    @property
-    def floats_as(self) -> str | None: ...
+    def stored_as(self) -> StoredAs: ...
 
     def names(self) -> Iterable[str]:
         """Returns the Hugging Face names of all tensors."""

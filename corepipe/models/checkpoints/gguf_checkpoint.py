@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import fingerprint, gathered, missing
+from corepipe.models.checkpoints.checkpoint import StoredAs, fingerprint, gathered, missing
 from corepipe.models.checkpoints.gguf import GgufFile
 from corepipe.models.checkpoints.gguf_families import GgufFamily
 from corepipe.models.checkpoints.gguf_restored import F32, RESTORED, TOGETHER, TRANSPOSED, RestoredTensor
@@ -130,20 +130,12 @@ class GgufCheckpoint:
         return gathered(read, _separate_halves(self._file.tensors[ours].shape[0], heads)[rows])
 
     @property
-    def stored_as(self) -> str | None:
-        """The block types of the weights, for people; None where all are plain."""
-        types = set[str]().union(*map(self._types, self._sources.values()))
-        return ", ".join(sorted(types - PLAIN)) or None
-
-    @property
-    def four_bits_as(self) -> str | None:
-        kept = [self._types(source) for source in self._sources.values() if self._keeps_four_bits(source)]
-        return ", ".join(sorted(set[str]().union(*kept))) or None
-
-    @property
-    def floats_as(self) -> str | None:
-        types = set[str]().union(*map(self._types, self._sources.values()))
-        return ", ".join(sorted(types & AS_FLOATS - PLAIN)) or None
+    def stored_as(self) -> StoredAs:
+        """The block types of the weights, without plain ones."""
+        sources = self._sources.values()
+        types = set[str]().union(*map(self._types, sources)) - PLAIN
+        kept = set[str]().union(*(self._types(one) for one in sources if self._keeps_four_bits(one)))
+        return StoredAs(*(", ".join(sorted(found)) or None for found in (types, kept, types & AS_FLOATS)))
 
     def _types(self, source: _GgufSource) -> set[str]:
         return {self._file.tensors[name].type.name for name in source.tensors}

@@ -7,19 +7,17 @@ the outputs, each eight of them in an order of its own. GPTQ's first format keep
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import finite
+from corepipe.models.checkpoints.checkpoint import StoredAs, finite
+from corepipe.models.checkpoints.partly_quantized import PartlyQuantized, contradiction
 from corepipe.models.checkpoints.quantization import AWQ, Quantization
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
-from corepipe.neuron.numerics.arithmetic import quantize_weight
-from corepipe.neuron.numerics.int4 import ALL, Int8, Stored, in_groups, taken
+from corepipe.neuron.numerics.int4 import Int4, in_groups
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -39,75 +37,46 @@ class _Packed:
     shape: tuple[int, int]
     group: int
 
+    @property
+    def stored(self) -> str:
+        return f"{self.module}.{NUMBERS}"
 
-class GptqCheckpoint:
-    """A safetensors checkpoint whose modules have `qweight` instead of `weight`, under the usual names.
+
+class GptqCheckpoint(PartlyQuantized[_Packed]):
+    """A checkpoint whose modules have `qweight` instead of `weight`.
 
     Raises UserError for shapes that contradict the configuration.
     """
 
-    floats_as = None
-
     def __init__(self, plain: SafetensorsCheckpoint, quantization: Quantization) -> None:
-        self.path = plain.path
-        self.fingerprint = plain.fingerprint
-        self._plain = plain
         (self._scheme,) = quantization.schemes
         self._awq = quantization.method == AWQ
         self._less_one = quantization.zeros_less_one
-        present = set(plain.names())
-        modules = [name.removesuffix(f".{NUMBERS}") for name in present if name.endswith(f".{NUMBERS}")]
-        self._weights = {f"{module}.weight": self._describe(module) for module in modules}
-        if not self._weights:
-            raise quantization.fields.error(
-                "quantization_config",
-                f"says {quantization.method}, but no weight in {shown(plain.path, 200)} is quantised",
-            )
-        parts = {f"{module}.{part}" for module in modules for part in (NUMBERS, ZEROS, SCALES, GROUPS)}
-        biases = {f"{module}.bias" for module in modules if self._is_needless_bias(f"{module}.bias")}
-        self._names = (present - parts - biases) | self._weights.keys()
+        self._plain = plain
+        ends = f".{NUMBERS}"
+        modules = [name.removesuffix(ends) for name in plain.names() if name.endswith(ends)]
+        weights = {f"{module}.weight": self._describe(module) for module in modules}
+        parts = [f"{module}.{part}" for module in modules for part in (NUMBERS, ZEROS, SCALES, GROUPS)]
+        biases = [f"{module}.bias" for module in modules if self._is_needless_bias(f"{module}.bias")]
+        super().__init__(plain, quantization, weights, [*parts, *biases])
 
     @property
-    def stored_as(self) -> str:
-        """The scheme, for people."""
-        return str(self._scheme)
+    def stored_as(self) -> StoredAs:
+        direct = str(self._scheme) if self._scheme.size[1] % 32 == 0 else None
+        return StoredAs(str(self._scheme), direct)
 
-    @property
-    def four_bits_as(self) -> str | None:
-        return str(self._scheme) if self._scheme.size[1] % 32 == 0 else None
-
-    def names(self) -> Iterable[str]:
-        return self._names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._weights[name].shape if name in self._weights else self._plain.shape(name)
-
-    def file(self, name: str) -> Path:
-        return self._plain.file(f"{self._weights[name].module}.{NUMBERS}" if name in self._weights else name)
-
-    def read(self, name: str, rows: slice = ALL) -> F32:
-        """Returns a quantised weight as the floats it represents, or a plain one as it is."""
-        if name not in self._weights:
-            return self._plain.read(name, rows)
-        weight = self._weights[name]
+    def dense(self, weight: _Packed) -> F32:
         values, scale, zeros = self._numbers(weight)
         _, inputs = weight.shape
         spread = (np.repeat(numbers, weight.group, axis=1)[:, :inputs] for numbers in (zeros, scale))
         dense = values.astype(np.float32)
         dense -= next(spread)
-        with np.errstate(all="ignore"):  # a damaged scale overflows; `finite` checks for it below
+        with np.errstate(all="ignore"):  # a damaged scale overflows; the caller checks for it
             dense *= next(spread)
-        return finite(dense, self.file(name), name)[rows]
+        return dense
 
-    def stored(self, name: str, rows: slice = ALL) -> Stored:
-        if name not in self._weights:
-            return self._plain.read(name, rows)
-        weight = self._weights[name]
-        direct = in_groups(*self._numbers(weight), weight.group)
-        return Int8(*quantize_weight(self.read(name, rows))) if direct is None else taken(direct, rows)
-
-    def by_rows(self, name: str) -> bool:
-        return name not in self._weights
+    def four_bits(self, weight: _Packed) -> Int4 | None:
+        return in_groups(*self._numbers(weight), weight.group)
 
     def _numbers(self, weight: _Packed) -> tuple[U8, F32, F32]:
         """Returns integers [outputs, inputs], scales and zero points [outputs, groups]."""
@@ -162,9 +131,8 @@ class GptqCheckpoint:
         return _Packed(module, (outputs, inputs), group)
 
     def _error(self, name: str, why: str) -> UserError:
-        return UserError(
-            f"{self._plain.file(name)}: tensor {shown(name)} {why}, which contradicts quantization_config "
-            f"({self._scheme})"
+        return contradiction(
+            self._plain, name, f"{why}, which contradicts quantization_config ({self._scheme})"
         )
 
 

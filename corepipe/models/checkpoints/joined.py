@@ -19,27 +19,10 @@ class JoinedCheckpoint:
     def __init__(self, own: Checkpoint, parts: Mapping[str, Checkpoint]) -> None:
         self._own = own
         self._parts = parts
-
-    @property
-    def path(self) -> Path:
-        return self._own.path
-
-    @property
-    def fingerprint(self) -> str:
-        digests = (one.fingerprint for one in (self._own, *self._parts.values()))
-        return hashlib.sha256(" ".join(digests).encode()).hexdigest()
-
-    @property
-    def stored_as(self) -> str | None:
-        return self._own.stored_as
-
-    @property
-    def four_bits_as(self) -> str | None:
-        return self._own.four_bits_as
-
-    @property
-    def floats_as(self) -> str | None:
-        return self._own.floats_as
+        self.path = own.path
+        self.stored_as = own.stored_as
+        digests = (one.fingerprint for one in (own, *parts.values()))
+        self.fingerprint = hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def names(self) -> Iterator[str]:
         yield from self._own.names()

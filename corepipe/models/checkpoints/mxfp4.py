@@ -6,14 +6,14 @@ X_scales [experts, N, K / 32], exponents above 127 (OCP Microscaling Formats 1.0
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import finite
+from corepipe.errors import shown
+from corepipe.models.checkpoints.checkpoint import StoredAs, finite
+from corepipe.models.checkpoints.partly_quantized import PartlyQuantized, contradiction
 from corepipe.models.checkpoints.quantization import Quantization
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
 from corepipe.neuron.formats import MX_GROUP
@@ -33,43 +33,33 @@ DIMENSIONS = 4
 """Dimensions of the tensor of blocks."""
 
 
-class Mxfp4Checkpoint:
-    """A safetensors checkpoint with some tensors in MXFP4, each read as floats [experts, N, K] under the name
-    of its blocks.
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """A tensor of blocks, and the shape of its floats."""
+
+    stored: str
+    shape: tuple[int, int, int]
+
+
+class Mxfp4Checkpoint(PartlyQuantized[_Blocks]):
+    """A checkpoint with some tensors in MXFP4, each read as floats [experts, N, K] under the name of its
+    blocks.
 
     Raises UserError for blocks and scales that do not fit each other.
     """
 
-    stored_as = f"mxfp4 in groups of {MX_GROUP}"
-    four_bits_as = None
-    floats_as = stored_as
+    stored_as = StoredAs(f"mxfp4 in groups of {MX_GROUP}", floats=f"mxfp4 in groups of {MX_GROUP}")
 
     def __init__(self, plain: SafetensorsCheckpoint, quantization: Quantization) -> None:
-        self.path = plain.path
-        self.fingerprint = plain.fingerprint
-        self._plain = plain
-        self._shapes = {name: self._described(name) for name in plain.names() if name.endswith(BLOCKS)}
-        if not self._shapes:
-            raise quantization.fields.error(
-                "quantization_config",
-                f"says {quantization.method}, but {shown(plain.path, 200)} has no tensor ..{BLOCKS}",
-            )
-        self._names = set(plain.names()) - {_scales_of(name) for name in self._shapes}
-
-    def names(self) -> Iterable[str]:
-        return self._names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name] if name in self._shapes else self._plain.shape(name)
-
-    def file(self, name: str) -> Path:
-        return self._plain.file(name)
+        found = [name for name in plain.names() if name.endswith(BLOCKS)]
+        weights = {name: _Blocks(name, _described(plain, name)) for name in found}
+        super().__init__(plain, quantization, weights, map(_scales_of, found))
 
     def read(self, name: str, rows: slice = ALL) -> F32:
         """Returns exact values for any exponent of fp32 and bf16; raises UserError for others."""
-        if name not in self._shapes:
+        if name not in self._weights:
             return self._plain.read(name, rows)
-        shape = self._shapes[name]
+        shape = self._weights[name].shape
         start, stop, _ = rows.indices(shape[0])
         packed = self._plain.raw(name, start, stop).view(np.uint8)
         scales = self._plain.raw(_scales_of(name), start, stop).view(np.uint8)
@@ -87,23 +77,21 @@ class Mxfp4Checkpoint:
     def by_rows(self, name: str) -> bool:  # noqa: ARG002 -- the protocol's parameter; rows are contiguous
         return True
 
-    def _described(self, name: str) -> tuple[int, int, int]:
-        scales = _scales_of(name)
-        for part in (name, scales):
-            if not self._plain.has(part):
-                raise self._error(name, f"has no scales: {shown(part)} is missing")
-            if self._plain.dtype(part) != "U8":
-                raise self._error(part, f"is {self._plain.dtype(part)}; MXFP4 is kept in bytes (U8)")
-        blocks, groups = self._plain.shape_of(name), self._plain.shape_of(scales)
-        if len(blocks) != DIMENSIONS or blocks[-1] != BYTES or 0 in blocks:
-            raise self._error(name, f"has shape {list(blocks)}, not [experts, rows, groups, {BYTES}]")
-        if groups != blocks[:-1]:
-            raise self._error(scales, f"has shape {list(groups)}, not {list(blocks[:-1])}")
-        experts, rows, count, _ = blocks
-        return experts, rows, count * MX_GROUP
 
-    def _error(self, name: str, why: str) -> UserError:
-        return UserError(f"{self._plain.file(name)}: tensor {shown(name)} {why}")
+def _described(plain: SafetensorsCheckpoint, name: str) -> tuple[int, int, int]:
+    scales = _scales_of(name)
+    for part in (name, scales):
+        if not plain.has(part):
+            raise contradiction(plain, name, f"has no scales: {shown(part)} is missing")
+        if plain.dtype(part) != "U8":
+            raise contradiction(plain, part, f"is {plain.dtype(part)}; MXFP4 is kept in bytes (U8)")
+    blocks, groups = plain.shape_of(name), plain.shape_of(scales)
+    if len(blocks) != DIMENSIONS or blocks[-1] != BYTES or 0 in blocks:
+        raise contradiction(plain, name, f"has shape {list(blocks)}, not [experts, rows, groups, {BYTES}]")
+    if groups != blocks[:-1]:
+        raise contradiction(plain, scales, f"has shape {list(groups)}, not {list(blocks[:-1])}")
+    experts, rows, count, _ = blocks
+    return experts, rows, count * MX_GROUP
 
 
 def _scales_of(blocks: str) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
-from corepipe.models.checkpoints.checkpoint import finite
+from corepipe.models.checkpoints.checkpoint import StoredAs
+from corepipe.models.checkpoints.partly_quantized import PartlyQuantized, contradiction
 from corepipe.models.checkpoints.quantization import FOUR, Quantization, WeightScheme
 from corepipe.models.checkpoints.safetensors import SafetensorsCheckpoint
-from corepipe.neuron.numerics.arithmetic import quantize_weight
-from corepipe.neuron.numerics.int4 import ALL, GROUPS, Int4, Int8, Stored, in_groups, taken
+from corepipe.neuron.numerics.int4 import GROUPS, Int4, in_groups
 
 F32 = npt.NDArray[np.float32]
 
@@ -46,52 +44,29 @@ class QuantizedWeight:
     order: str | None
 
 
-class QuantizedCheckpoint:
-    """A safetensors checkpoint with some quantised weights, all under their usual names.
+class QuantizedCheckpoint(PartlyQuantized[QuantizedWeight]):
+    """A checkpoint with fp8, or integers of compressed-tensors.
 
     Raises UserError for a quantised weight that the configuration does not describe.
     """
 
-    floats_as = None
-
     def __init__(self, plain: SafetensorsCheckpoint, quantization: Quantization) -> None:
-        self.path = plain.path
-        self.fingerprint = plain.fingerprint
-        self._plain = plain
-        self._quantization = quantization
-        present = set(plain.names())
-        self._weights: dict[str, QuantizedWeight] = {}
-        for stored in present:
-            if stored.endswith(f".{PACKED}") or _is_quantised(plain, stored):
-                weight = self._describe(stored)
-                self._weights[weight.name] = weight
-        if not self._weights:
-            raise quantization.fields.error(
-                "quantization_config",
-                f"says {quantization.method}, but no weight in {shown(plain.path, 200)} is quantised",
-            )
-        parts = {f"{_module(name)}.{part}" for name in self._weights for part in PARTS}
-        self._names = (present - parts) | self._weights.keys()
+        present = [
+            name for name in plain.names() if name.endswith(f".{PACKED}") or _is_quantised(plain, name)
+        ]
+        found = (_described(plain, quantization, stored) for stored in present)
+        weights = {weight.name: weight for weight in found}
+        parts = {f"{_module(name)}.{part}" for name in weights for part in PARTS}
+        super().__init__(plain, quantization, weights, parts)
 
     @property
-    def stored_as(self) -> str:
-        """The schemes that occur, for people."""
-        return ", ".join(sorted({str(weight.scheme) for weight in self._weights.values()}))
+    def stored_as(self) -> StoredAs:
+        schemes = {weight.scheme for weight in self._weights.values()}
+        direct = filter(_is_direct, schemes)
+        return StoredAs(", ".join(sorted(map(str, schemes))), ", ".join(sorted(map(str, direct))) or None)
 
-    def names(self) -> Iterable[str]:
-        return self._names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._weights[name].shape if name in self._weights else self._plain.shape(name)
-
-    def file(self, name: str) -> Path:
-        return self._plain.file(self._weights[name].stored if name in self._weights else name)
-
-    def read(self, name: str, rows: slice = ALL) -> F32:
-        """Returns a quantised weight times its scales, or a plain one as it is."""
-        if name not in self._weights:
-            return self._plain.read(name, rows)
-        weight = self._weights[name]
+    def dense(self, weight: QuantizedWeight) -> F32:
+        """Returns a weight times its scales."""
         count, columns = weight.shape
         values = np.empty(weight.shape, np.float32)
         scales = _Scales(self._plain, weight)
@@ -103,28 +78,14 @@ class QuantizedCheckpoint:
             zero_point = scales.zero_points(start, end)
             if zero_point is not None:
                 piece -= zero_point
-            with np.errstate(all="ignore"):  # a damaged scale overflows; `finite` checks for it below
+            with np.errstate(all="ignore"):  # a damaged scale overflows; the caller checks for it
                 piece *= scales.scales(start, end)
-        return finite(values, self.file(name), name)[rows]
+        return values
 
-    def stored(self, name: str, rows: slice = ALL) -> Stored:
-        """Returns four-bit integers in groups without change, others in int8."""
-        if name not in self._weights:
-            return self._plain.read(name, rows)
-        weight = self._weights[name]
-        direct = self._four_bits(weight) if _is_direct(weight.scheme) else None
-        return Int8(*quantize_weight(self.read(name, rows))) if direct is None else taken(direct, rows)
-
-    def by_rows(self, name: str) -> bool:
-        return name not in self._weights
-
-    @property
-    def four_bits_as(self) -> str | None:
-        schemes = {weight.scheme for weight in self._weights.values() if _is_direct(weight.scheme)}
-        return ", ".join(sorted(map(str, schemes))) or None
-
-    def _four_bits(self, weight: QuantizedWeight) -> Int4 | None:
+    def four_bits(self, weight: QuantizedWeight) -> Int4 | None:
         """Returns four-bit integers as their distance from the least, -8."""
+        if not _is_direct(weight.scheme):
+            return None
         rows, columns = weight.shape
         numbers = np.empty(weight.shape, np.float32)
         self._numbers(weight, 0, rows, numbers)
@@ -143,63 +104,68 @@ class QuantizedCheckpoint:
             _check_bits(self._plain, weight.stored, weight.scheme.bits, stored)
             out[:] = stored
 
-    def _describe(self, stored: str) -> QuantizedWeight:
-        """Finds the scheme of a weight from its tensors; the configuration must describe it."""
-        module, packed = _module(stored), stored.endswith(f".{PACKED}")
-        shape = self._packed_shape(module) if packed else self._plain.shape_of(stored)
-        if len(shape) != 2 or 0 in shape:
-            raise self._error(stored, f"has shape {list(shape)}: quantised weights have two dimensions")
-        scale = next(filter(None, (self._part(module, part) for part in SCALES)), None)
-        if scale is None:
-            raise self._error(stored, f"has no scale: {module}.{SCALES[1]} is missing")
-        weight = (shape[0], shape[1])
-        for scheme in self._quantization.schemes:
-            if self._fits(scheme, stored, weight, scale):
-                zero_point, order = (self._part(module, part) for part in (ZERO_POINT, ORDER))
-                return QuantizedWeight(f"{module}.weight", stored, weight, scheme, scale, zero_point, order)
-        described = ", ".join(map(str, self._quantization.schemes)) or "no quantised weights"
-        has = f"{self._plain.dtype(stored)} for {list(shape)}, scales {list(self._plain.shape_of(scale))}"
-        raise self._error(stored, f"({has}) contradicts quantization_config, which describes {described}")
 
-    def _fits(self, scheme: WeightScheme, stored: str, shape: tuple[int, int], scale: str) -> bool:
-        module, packed = _module(stored), stored.endswith(f".{PACKED}")
-        rows, columns = shape
-        if scheme.kind != STORED.get(self._plain.dtype(stored)):
-            return False
-        if packed and self._plain.shape_of(stored) != (rows, _words(columns, scheme.bits)):
-            return False
-        shapes = scheme.scale_shapes(rows, columns)
-        if self._plain.shape_of(scale) not in shapes:
-            return False
-        order = self._part(module, ORDER)
-        if (order is not None) != scheme.ordered or (order and self._plain.shape_of(order) != (columns,)):
-            return False
-        zero_point = self._part(module, ZERO_POINT)
-        if zero_point is None:
-            return scheme.symmetric
-        if self._plain.dtype(zero_point) == "I32":
-            shapes = tuple((_words(s[0], scheme.bits), *s[1:]) for s in shapes if s)
-        return self._plain.shape_of(zero_point) in shapes
+def _described(plain: SafetensorsCheckpoint, quantization: Quantization, stored: str) -> QuantizedWeight:
+    """Finds the scheme of a weight from its tensors; the configuration must describe it."""
+    module, packed = _module(stored), stored.endswith(f".{PACKED}")
+    shape = _packed_shape(plain, module) if packed else plain.shape_of(stored)
+    if len(shape) != 2 or 0 in shape:
+        raise contradiction(plain, stored, f"has shape {list(shape)}: quantised weights have two dimensions")
+    scale = next(filter(None, (_part(plain, module, part) for part in SCALES)), None)
+    if scale is None:
+        raise contradiction(plain, stored, f"has no scale: {module}.{SCALES[1]} is missing")
+    weight = (shape[0], shape[1])
+    for scheme in quantization.schemes:
+        if _fits(plain, scheme, stored, weight, scale):
+            zero_point, order = (_part(plain, module, part) for part in (ZERO_POINT, ORDER))
+            return QuantizedWeight(f"{module}.weight", stored, weight, scheme, scale, zero_point, order)
+    described = ", ".join(map(str, quantization.schemes)) or "no quantised weights"
+    has = f"{plain.dtype(stored)} for {list(shape)}, scales {list(plain.shape_of(scale))}"
+    raise contradiction(
+        plain, stored, f"({has}) contradicts quantization_config, which describes {described}"
+    )
 
-    def _part(self, module: str, part: str) -> str | None:
-        """Returns the name of a weight's tensor, where it exists."""
-        name = f"{module}.{part}"
-        return name if self._plain.has(name) else None
 
-    def _packed_shape(self, module: str) -> tuple[int, ...]:
-        """Returns rows and columns before they were packed."""
-        name = self._part(module, SHAPE)
-        if name is None:
-            raise self._error(f"{module}.{PACKED}", f"has no shape: {module}.{SHAPE} is missing")
-        if self._plain.dtype(name) not in ("I64", "I32") or self._plain.shape_of(name) != (2,):
-            raise self._error(name, "is not two integers")
-        values = [int(value) for value in self._plain.raw(name, 0, 2)]
-        if not all(0 <= value < MOST for value in values):
-            raise self._error(name, f"is {values}")
-        return tuple(values)
+def _fits(
+    plain: SafetensorsCheckpoint, scheme: WeightScheme, stored: str, shape: tuple[int, int], scale: str
+) -> bool:
+    module, packed = _module(stored), stored.endswith(f".{PACKED}")
+    rows, columns = shape
+    if scheme.kind != STORED.get(plain.dtype(stored)):
+        return False
+    if packed and plain.shape_of(stored) != (rows, _words(columns, scheme.bits)):
+        return False
+    shapes = scheme.scale_shapes(rows, columns)
+    if plain.shape_of(scale) not in shapes:
+        return False
+    order = _part(plain, module, ORDER)
+    if (order is not None) != scheme.ordered or (order and plain.shape_of(order) != (columns,)):
+        return False
+    zero_point = _part(plain, module, ZERO_POINT)
+    if zero_point is None:
+        return scheme.symmetric
+    if plain.dtype(zero_point) == "I32":
+        shapes = tuple((_words(s[0], scheme.bits), *s[1:]) for s in shapes if s)
+    return plain.shape_of(zero_point) in shapes
 
-    def _error(self, name: str, why: str) -> UserError:
-        return UserError(f"{self._plain.file(name)}: tensor {shown(name)} {why}")
+
+def _part(plain: SafetensorsCheckpoint, module: str, part: str) -> str | None:
+    """Returns the name of a weight's tensor, where it exists."""
+    name = f"{module}.{part}"
+    return name if plain.has(name) else None
+
+
+def _packed_shape(plain: SafetensorsCheckpoint, module: str) -> tuple[int, ...]:
+    """Returns rows and columns before they were packed."""
+    name = _part(plain, module, SHAPE)
+    if name is None:
+        raise contradiction(plain, f"{module}.{PACKED}", f"has no shape: {module}.{SHAPE} is missing")
+    if plain.dtype(name) not in ("I64", "I32") or plain.shape_of(name) != (2,):
+        raise contradiction(plain, name, "is not two integers")
+    values = [int(value) for value in plain.raw(name, 0, 2)]
+    if not all(0 <= value < MOST for value in values):
+        raise contradiction(plain, name, f"is {values}")
+    return tuple(values)
 
 
 class _Scales:

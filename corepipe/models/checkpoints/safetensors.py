@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from corepipe.errors import UserError, shown
 from corepipe.models.checkpoints.checkpoint import (
+    StoredAs,
     fingerprint,
     finite,
     missing,
@@ -68,9 +69,7 @@ class TensorEntry:
 class SafetensorsCheckpoint:
     """A directory with model.safetensors(.index.json), or a single .safetensors file."""
 
-    stored_as = None
-    four_bits_as = None
-    floats_as = None
+    stored_as = StoredAs()
 
     def __init__(self, path: Path) -> None:
         self.path = path

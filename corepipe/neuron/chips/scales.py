@@ -57,14 +57,11 @@ class Scales:
     decode: float = 1.0
     learnt: tuple[tuple[Site, float], ...] = ()
 
-    def flat(self, decodes: bool) -> float:
-        """Returns the factor of all steps that decode, or of all others."""
-        return self.decode if decodes else self.prompt
-
     def of(self, site: Site) -> float:
         """Returns the factor of the time of one kind of step."""
         learnt = sum(weight * site.likeness(where) for where, weight in self.learnt)
-        return self.flat(site.decodes) * exp(min(log(MOST_SCALE), max(-log(MOST_SCALE), learnt)))
+        flat = self.decode if site.decodes else self.prompt
+        return flat * exp(min(log(MOST_SCALE), max(-log(MOST_SCALE), learnt)))
 
     def as_json(self) -> dict[str, object]:
         learnt = [{**asdict(site), "weight": weight} for site, weight in self.learnt]

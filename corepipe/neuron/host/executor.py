@@ -185,8 +185,11 @@ class NativeCore:
         reach is the largest difference of positions plus a block of keys.
         """
         reach = self._program.max_positions - 1 + KEY_BLOCK
-        buckets = distance_buckets(np.arange(-reach, reach + 1), len(self.vector(spec)))
-        return np.ascontiguousarray(op.own_biases(self.vector(spec), self)[buckets].T).reshape(-1)
+        table = self.vector(spec)
+        if not spec.axes[1].is_cut:
+            table = np.stack([self.of_heads(row.tolist(), op.q.axis) for row in table])
+        buckets = distance_buckets(np.arange(-reach, reach + 1), len(table))
+        return np.ascontiguousarray(table[buckets].T).reshape(-1)
 
     def _bias(self, op: Linear) -> npt.NDArray[np.float32] | None:
         return self.vector(op.bias) if op.bias else None

@@ -1,1 +1,1 @@
-"""Arithmetic of the reference executor, in numpy."""
+"""Integers of weights, rotations, slopes and distances as models and kernels take them, in numpy."""

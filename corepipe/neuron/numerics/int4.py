@@ -1,4 +1,4 @@
-"""Weights of four bits: the numbers that they stand for, their quantisation, and products with them.
+"""Weights of four bits: the numbers that they stand for, and their quantisation.
 
 A group of 32 or 64 consecutive elements of K has a scale s and maybe an offset o, both fp16; each of its
 numbers q, 0 to 15, stands for
@@ -24,15 +24,11 @@ from corepipe.neuron.formats import DType, Format
 from corepipe.neuron.numerics.arithmetic import (
     F32,
     I8,
-    Matrix,
-    quantize_activations,
     quantize_weight,
-    round_to,
 )
-from corepipe.neuron.numerics.arithmetic import linear as linear_of_matrix
 from corepipe.neuron.values import WeightRole, WeightSpec
 
-if TYPE_CHECKING:  # the reference executor computes without the kernels
+if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed
     from corepipe.kernels.packing import Offsets
 
 U8 = npt.NDArray[np.uint8]
@@ -216,59 +212,6 @@ def _fitted(blocks: F32, scale: F32) -> F16:
     squares = np.einsum("ngk,ngk->ng", integers, integers)[:, :, None]
     fitted = np.divide(along, squares, out=np.zeros_like(along), where=squares != 0)
     return np.asarray(np.clip(fitted, -SCALE_MAX, SCALE_MAX), np.float16)
-
-
-def linear(x: F32, weight: Matrix | Int4, bias: F32 | None, fmt: Format) -> F32:
-    """Computes x [M, K] times a matrix of any format, plus bias: [M, N]."""
-    if isinstance(weight, Matrix):
-        return linear_of_matrix(x, weight, bias, fmt)
-    total = _product(x, weight)
-    return round_to(total if bias is None else total + bias, fmt.compute)
-
-
-def dense(weight: Matrix | Int4) -> F32:
-    """Returns the numbers [N, K] that a matrix of any format stands for."""
-    if isinstance(weight, Int4):
-        return weight.dense()
-    return weight.values if weight.scale is None else weight.values * weight.scale[:, None]
-
-
-def _product(x: F32, weight: Int4) -> F32:
-    """Computes for each group of weights, in order of K: t = a S + s p, total += t times the scale of x.
-
-    x is quantised in the same groups.  p, the product of the integers, and S, the sum of x's, are whole
-    numbers that fp32 holds; a is the number that is added to q s.  s p, t and the total are rounded, once
-    each: the last two are fused multiply-adds.  Without offsets a is 0, and p is the product of the integers
-    less 8.
-    """
-    quantized, scale_x = quantize_activations(x, weight.group)
-    scale, added, plain = weight.scale.astype(np.float32), weight.added(), weight.offset is None
-    integers = weight.values.astype(np.float32) - np.float32(8 if plain else 0)
-    total = np.zeros((len(x), len(weight.values)), np.float32)
-    for g in range(scale.shape[1]):
-        part = slice(g * weight.group, (g + 1) * weight.group)
-        q = quantized[:, part].astype(np.float32)
-        t = (q @ integers[:, part].T) * scale[:, g]
-        if not plain:
-            t = _fused(q.sum(axis=1, dtype=np.float32)[:, None], added[:, g], t)
-        total = _fused(t, scale_x[:, g, None], total)
-    return total
-
-
-def _fused(a: F32, b: F32, c: F32) -> F32:
-    """Returns a b + c, rounded once.
-
-    fp64 holds the product.  The sum is rounded to odd there, after which rounding it to fp32 is as if it had
-    been exact (Boldo and Melquiond, Emulation of a FMA, IEEE Transactions on Computers 57, 2008).
-    """
-    with np.errstate(invalid="ignore", over="ignore"):
-        product = a.astype(np.float64) * b
-        total = product + c
-        part = total - product
-        rest = (product - (total - part)) + (c - part)
-        even = np.isfinite(rest) & (rest != 0) & (total.view(np.int64) & 1 == 0)
-        total[even] = np.nextafter(total[even], np.copysign(np.inf, rest[even]))
-        return total.astype(np.float32)
 
 
 def in_groups(values: U8, scale: F32, zero: F32 | None, size: int) -> Int4 | None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import ceil
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.chips.engines import AttentionCost, Cost
 from corepipe.neuron.chips.profiles import AttentionKernel
 from corepipe.neuron.chips.rates import TILE, CoreRates
-from corepipe.neuron.formats import DType, Format
-from corepipe.neuron.numerics import arithmetic, int4
-from corepipe.neuron.numerics.arithmetic import F32, I32
-from corepipe.neuron.numerics.attention import AttentionScores, HeadVectors, Tempering, attend
+from corepipe.neuron.formats import Format
+from corepipe.neuron.numerics.attention import Tempering
 from corepipe.neuron.ops.base import (
     Bindings,
-    HasHeads,
     NativeProgram,
     NewAxisOp,
     Op,
     RankContext,
-    ReferenceContext,
     SameWidthOp,
 )
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
@@ -84,12 +76,6 @@ class Rope(SameWidthOp):
         cost = elementwise_cost(self.out, passes, fmt, rates)
         return replace(cost, start=0.0) if rates.style.fuses_rope else cost
 
-    def refuses(self, _fmt: Format) -> None:
-        return None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        return arithmetic.rotate(at[self.x], self.head_dim, *at.rotation(self.rope), at.format.compute)
-
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.rope(at.buffer(self.x), at.buffer(self.out), self.head_dim, *at.rope(self.rope))
 
@@ -143,65 +129,12 @@ class Attention(SameWidthOp):
     def refuses(self, fmt: Format) -> str | None:
         biased = self.distance_bias is not None and self.causal
         if biased or self.k.rows != TOKENS:
-            return SameWidthOp.refuses(self, fmt)
+            return Op.refuses(self, fmt)
         if self.causal:
             return None
         if self.chunked or self.head_eps is not None or self.tempering:
             return "has chunks, or norms of heads, or tempers queries, but is not causal"
         return "falls with distance, but is not causal" if self.alibi else None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        slopes = None if self.alibi is None else at.of_heads(self.alibi, self.q.axis)
-        biases = None if self.distance_bias is None else self.own_biases(at.weight(self.distance_bias), at)
-        sinks = None if self.sinks is None else at.weight(self.sinks)[0]
-        kind = AttentionScores(
-            self.scale, self.window, self.softcap, slopes, self.causal, biases, sinks, self.chunked
-        )
-        return self._over_cache(at, kind) if self.causal else self._over_rows(at, kind)
-
-    def own_biases(self, table: F32, at: HasHeads) -> F32:
-        """Returns the biases of the core's heads [buckets, heads], from the table as the core holds it."""
-        spec = self.distance_bias
-        if spec is None or spec.axes[1].is_cut:
-            return table
-        return np.stack([at.of_heads(row.tolist(), self.q.axis) for row in table])
-
-    def _over_rows(self, at: ReferenceContext, kind: AttentionScores) -> F32:
-        """Computes the attention of each sequence over its own rows."""
-        starts, positions = at.inputs.sequence_starts, at.inputs.positions
-        q, k, v = (at[x].reshape(len(at[x]), -1, self.heads.head_dim) for x in (self.q, self.k, self.v))
-        parts = [slice(a, b) for a, b in pairwise(starts)]
-        out = [
-            attend(q[s], HeadVectors(k[s]), HeadVectors(v[s]), positions[s], kind, at.format.compute)
-            for s in parts
-        ]
-        return np.concatenate(out)
-
-    def _over_cache(self, at: ReferenceContext, kind: AttentionScores) -> F32:
-        inputs, compute = at.inputs, at.format.compute
-        keys, values = at.cache(self.layer)
-        q = self._tempered(self._normed(at[self.q], compute), inputs.positions, compute)
-        q = q.reshape(-1, self.heads.heads, self.heads.head_dim)
-        new_keys, new_values = (
-            x.reshape(-1, *keys.elements.shape[1:]) for x in (self._normed(at[self.k], compute), at[self.v])
-        )
-        out = np.empty_like(at[self.q])
-        for rows, own, seen in sequences(at):
-            keys.put_keys(own, new_keys[rows])
-            values.put(own, new_values[rows])
-            positions = inputs.positions[rows]
-            out[rows] = attend(q[rows], keys.at(seen), values.at(seen), positions, kind, compute)
-        return out
-
-    def _normed(self, x: F32, compute: DType) -> F32:
-        if self.head_eps is None:
-            return x
-        return arithmetic.rms_norm(x, np.ones(self.heads.head_dim, np.float32), self.head_eps, compute)
-
-    def _tempered(self, q: F32, positions: I32, compute: DType) -> F32:
-        if self.tempering is None:
-            return q
-        return arithmetic.scale(q, 1.0, compute, self.tempering.factors(positions)[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,35 +204,6 @@ class LatentAttention(NewAxisOp):
             return None
         return f"keeps {self.state.per_token} elements of a token; the kernels take {MOST_OF_A_KEY}"
 
-    def reference(self, at: ReferenceContext) -> F32:
-        """Computes the attention over the latents themselves, for prompts and answers alike: bits depend on
-        no other row.
-
-        The products with the latents are rounded, on both sides.  Both matrices are converted from their
-        stored numbers and rounded.
-        """
-        compute, heads = at.format.compute, self.heads.heads
-        key_up, value_up = (self._of_each_head(spec, at) for spec in (self.key_up, self.value_up))
-        latents, _ = at.cache(self.layer)
-        new = np.concatenate((at[self.latent], at[self.key_rope]), axis=1)[:, None]
-        rotary, rest = np.split(at[self.q].reshape(len(new), heads, -1), [self.key_rope.width], axis=2)
-        asked = arithmetic.round_to((rest.swapaxes(0, 1) @ key_up).swapaxes(0, 1), compute)
-        q = np.concatenate((asked, rotary), axis=2)
-        found = np.empty((len(new), heads * self.latent.width), np.float32)
-        for rows, own, seen in sequences(at):
-            latents.put(own, new[rows])
-            keys, positions = latents.at(seen), at.inputs.positions[rows]
-            values, kind = keys.first(self.latent.width), AttentionScores(self.scale)
-            found[rows] = attend(q[rows], keys, values, positions, kind, compute, rotated=False)
-        by_head = found.reshape(len(new), heads, -1).swapaxes(0, 1)
-        out = (by_head @ value_up.swapaxes(1, 2)).swapaxes(0, 1).reshape(len(new), -1)
-        return arithmetic.round_to(out, compute)
-
-    def _of_each_head(self, spec: WeightSpec, at: ReferenceContext) -> F32:
-        """Returns a matrix as [heads, n, rank]."""
-        values = arithmetic.round_to(int4.dense(at.matrix(spec)), at.format.compute)
-        return values.reshape(self.heads.heads, -1, values.shape[1])
-
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         cache, layer, table = at.latents(self)
         native.latent_attention(
@@ -312,17 +216,6 @@ class LatentAttention(NewAxisOp):
             self.scale,
             table,
         )
-
-
-def sequences(at: ReferenceContext) -> Iterator[tuple[slice, npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Yields for each sequence of the batch its rows, their slots in the cache, and the slots of all
-    positions up to the last of them."""
-    inputs = at.inputs
-    for s, table in enumerate(inputs.block_tables):
-        rows = slice(inputs.sequence_starts[s], inputs.sequence_starts[s + 1])
-        positions = inputs.positions[rows]
-        seen = at.slots(table, np.arange(positions.max(initial=-1) + 1))
-        yield rows, at.slots(table, positions), seen
 
 
 def _softmax(queries: int, fmt: Format, rates: CoreRates) -> tuple[float, float]:

@@ -1,5 +1,4 @@
-"""The base class of Ops, and the protocols of the compiler, the reference executor and the native executor
-that its methods receive.
+"""The base class of Ops, and the protocols of the compiler and the native executor that its methods receive.
 
 An Op names its fields; their annotations tell which of them are Values and which are weights.  A rule that a
 kind of Op does not define is refused and never assumed; the file of its group defines it, beside the meaning
@@ -8,10 +7,10 @@ of the Op.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy.typing as npt
 
@@ -19,10 +18,8 @@ from corepipe.neuron.axes import Axis, AxisShard, HeadLayout
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
-from corepipe.neuron.inputs import StepInputs
-from corepipe.neuron.numerics.arithmetic import F32, I32, Matrix
-from corepipe.neuron.numerics.attention import HeadVectors
-from corepipe.neuron.numerics.int4 import Int4
+from corepipe.neuron.numerics.arithmetic import F32
+from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.values import GraphInput, InputKind, RopeSpec, StateSpec, Value, WeightSpec, weight_bytes
 
 if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed
@@ -54,73 +51,6 @@ class RankContext(Protocol):
 
     def heads(self, heads: HeadLayout) -> HeadLayout:
         """Returns the layout of the rank's own heads."""
-
-
-class HasHeads(Protocol):
-    """A core that holds some of the model's heads."""
-
-    def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
-        """Selects the numbers of the core's heads from one number per head of the model; 0 for padding.
-
-        axis: the axis of the core's queries.
-        """
-
-
-class SequenceRows(NamedTuple):
-    """Rows of a sequence in a batch, and the blocks of its state before (None: the sequence begins here) and
-    after these rows."""
-
-    rows: slice
-    before: int | None
-    after: int
-
-
-class ReferenceContext(HasHeads, Protocol):
-    """One core during a batch, as the reference executor computes it."""
-
-    @property
-    def format(self) -> Format: ...
-
-    @property
-    def inputs(self) -> StepInputs: ...
-
-    def __getitem__(self, value: Value) -> F32:
-        """Returns a value [rows, width]."""
-
-    def weight(self, spec: WeightSpec) -> F32:
-        """Returns the core's part of a vector or a table."""
-
-    def matrix(self, spec: WeightSpec) -> Matrix | Int4:
-        """Returns the core's part of a matrix, as it is stored."""
-
-    def matrices(self, spec: WeightSpec) -> Sequence[Matrix | Int4]:
-        """Returns the core's part of each matrix of a stack, as it is stored."""
-
-    def rotation(self, rope: RopeSpec) -> tuple[F32, F32]:
-        """Returns cos and sin of the rows, [rows, rotary width / 2] each."""
-
-    def cache(self, layer: int) -> tuple[HeadVectors, HeadVectors]:
-        """Returns keys and values of a layer, [slots, key/value heads, head size] each, to read and to
-        write."""
-
-    def slots(self, table: I32, positions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Returns the slots of the cache for these positions of a sequence with that block table."""
-
-    def state(self, op: Op, shape: tuple[int, ...]) -> F32:
-        """Returns the states that an Op keeps of sequences, [blocks, *shape] in fp32, to read and to
-        write."""
-
-    def turns(self) -> Iterable[SequenceRows]:
-        """Yields the sequences of the batch, as recurrent Ops process them."""
-
-    def exchange(self, x: Value, *, stage: bool = False) -> list[F32] | None:
-        """Returns x of every rank of the tensor group, or of the stage, in rank order; None while one of them
-        has not reached this Op."""
-
-    def send(self, peer: int, x: F32) -> None: ...
-
-    def receive(self, peer: int) -> F32 | None:
-        """Returns the next value that the peer has sent; None while there is none."""
 
 
 class Bindings(Protocol):
@@ -162,7 +92,12 @@ class Bindings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Base of all operations.  `layer` is -1 before the first decoder layer, `num_layers` after the last."""
+    """Base of all operations.  `layer` is -1 before the first decoder layer, `num_layers` after the last.
+
+    passes: over the elements of the result, for an Op that costs nothing else.
+    """
+
+    passes: ClassVar[Passes | None] = None
 
     layer: int
     out: Value
@@ -180,11 +115,8 @@ class Op:
     def inputs(self) -> tuple[Value, ...]:
         return tuple(self.values())
 
-    def map_values(self, new: Callable[[Value], Value]) -> Self:
-        """Returns the Op with its input Values replaced by `new` of each."""
-        return replace(self, **self._mapped(new))
-
     def _mapped(self, new: Callable[[Value], Value]) -> dict[str, Any]:
+        """Returns the fields of the input Values, with `new` of each."""
         names = _values_of(type(self))  # type: ignore[arg-type]  # as above
         parts = ((name, getattr(self, name)) for name in names)
         return {
@@ -277,16 +209,14 @@ class Op:
         return float(sum(weight_bytes(spec.shape, spec.role, fmt) for spec in self.weights))
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        """Returns the cost of the Op on a core, for any step."""
-        raise NotImplementedError(f"{type(self).__name__} has no cost")
+        """Returns the cost of the Op on a core, for any step: by default that of its `passes`."""
+        if self.passes is None:
+            raise NotImplementedError(f"{type(self).__name__} has no cost")
+        return elementwise_cost(self.out, self.passes, fmt, rates)
 
     def refuses(self, _fmt: Format) -> str | None:
-        """Returns why the executors do not compute the Op in a format (None: they do)."""
-        return "has neither a kernel nor a reference implementation"
-
-    def reference(self, at: ReferenceContext) -> F32 | None:
-        """Computes the result [rows, width] in numpy; None while it must wait for another core."""
-        raise NotImplementedError(f"{type(self).__name__} has no reference implementation")
+        """Returns why no kernel computes the Op in a format (None: one does)."""
+        return "has no kernel" if type(self).emit is Op.emit else None
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         """Appends the Op to a core's native program.  Ops that `lowering` fuses are appended there

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from corepipe.neuron.chips.engines import Cost, OpCost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
-from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.numerics.collectives import all_gather, all_reduce
-from corepipe.neuron.ops.base import Bindings, NativeProgram, ReferenceContext
+from corepipe.neuron.ops.base import Bindings, NativeProgram
 from corepipe.neuron.ops.transfers import Transfer, exchanges
 from corepipe.neuron.values import Value
 
@@ -25,10 +23,6 @@ class AllReduce(Transfer):
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return exchanges(2, self.out, fmt, rates, rates.mesh)  # a reduce-scatter and an all-gather
-
-    def reference(self, at: ReferenceContext) -> F32 | None:
-        parts = at.exchange(self.x)
-        return None if parts is None else all_reduce(parts, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.all_reduce(at.buffer(self.x), at.buffer(self.out), list(at.group))
@@ -47,10 +41,6 @@ class AllGather(Transfer):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return exchanges(1, self.out, fmt, rates, rates.mesh)
 
-    def reference(self, at: ReferenceContext) -> F32 | None:
-        parts = at.exchange(self.x)
-        return None if parts is None else all_gather(parts, self.widths)
-
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.all_gather(at.buffer(self.x), at.buffer(self.out), list(at.group), list(self.widths))
 
@@ -65,10 +55,6 @@ class Send(Transfer):
     def cost(self, _fmt: Format, _rates: CoreRates) -> Cost:
         return OpCost(self.out.rows.number)
 
-    def reference(self, at: ReferenceContext) -> F32:
-        at.send(self.peer, at[self.x])
-        return at[self.x]
-
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.send(at.buffer(self.x), self.peer, self.x.rows.name)
 
@@ -81,9 +67,6 @@ class Receive(Transfer):
 
     def cost(self, _fmt: Format, _rates: CoreRates) -> Cost:
         return OpCost(self.out.rows.number)
-
-    def reference(self, at: ReferenceContext) -> F32 | None:
-        return at.receive(self.peer)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.receive(at.buffer(self.out), self.peer, self.out.rows.name)

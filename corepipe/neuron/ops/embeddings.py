@@ -11,9 +11,8 @@ import numpy as np
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
-from corepipe.neuron.numerics import arithmetic, int4
 from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import Bindings, NativeProgram, NewAxisOp, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, NewAxisOp, SameWidthOp
 from corepipe.neuron.ops.costs import gather_cost, matrix_cost, refuses_matrix
 from corepipe.neuron.values import GraphInput, InputKind, Value, WeightSpec
 
@@ -41,12 +40,6 @@ class TokenEmbedding(NewAxisOp):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return gather_cost(self.out, fmt, rates)
 
-    def refuses(self, _fmt: Format) -> None:
-        return None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        return at.weight(self.table)[at.inputs.tokens]
-
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.embed(at.buffer(self.out), at.rows(self.table))
 
@@ -69,14 +62,6 @@ class AddEmbedding(SameWidthOp):
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return gather_cost(self.out, fmt, rates)
-
-    def refuses(self, _fmt: Format) -> None:
-        return None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        index = at.inputs.types if self.by is RowIndex.TYPE else at.inputs.positions
-        rows = at.weight(self.table)[index + self.offset]
-        return arithmetic.add(at[self.x], rows, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         x, out, table = at.buffer(self.x), at.buffer(self.out), at.rows(self.table)
@@ -129,11 +114,3 @@ class PatchEmbed(NewAxisOp):
 
     def refuses(self, fmt: Format) -> str | None:
         return refuses_matrix(fmt)
-
-    def reference(self, at: ReferenceContext) -> F32:
-        compute, first = at.format.compute, at.weight(self.first)
-        patches = arithmetic.round_to(at.inputs.patches, compute)
-        out = int4.linear(patches, at.matrix(self.weight), at.weight(self.bias), at.format)
-        learned = at.inputs.positions < len(first)
-        out[learned] = arithmetic.round_to(first[at.inputs.positions[learned]], compute)
-        return out

@@ -7,16 +7,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from corepipe.neuron.axes import Axis, AxisShard, fixed
 from corepipe.neuron.chips.engines import Cost, ExpertsCost, OpCost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format, Function
-from corepipe.neuron.numerics import arithmetic, int4
-from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import Bindings, NativeProgram, Op, RankContext, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, Op, RankContext, SameWidthOp
 from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
 from corepipe.neuron.ops.transfers import Transfer, exchanges
 from corepipe.neuron.values import Value, WeightSpec
@@ -42,10 +37,6 @@ class Scoring(StrEnum):
     def by_sigmoid(self) -> bool:
         """True if sigmoids of the scores decide which experts a row is routed to."""
         return self in (Scoring.SIGMOID, Scoring.SIGMOID_SHARES)
-
-
-LEAST_SUM = np.float32(1e-20)
-"""Added to the sum of sigmoids that each of them is divided by (DeepSeek-V3's modeling code)."""
 
 
 class Groups(NamedTuple):
@@ -185,98 +176,6 @@ class Experts(SameWidthOp):
     def refuses(self, fmt: Format) -> str | None:
         return refuses_matrix(fmt)
 
-    def reference(self, at: ReferenceContext) -> F32:
-        """Computes the sum in numpy: each product and each expert's result are rounded; their sum is rounded
-        once."""
-        x, fmt = at[self.x], at.format
-        correction = None if self.correction is None else at.weight(self.correction)
-        chosen, weights = self.routed(at[self.routing], correction)
-        gate, up, down = (at.matrices(spec) for spec in (self.gate, self.up, self.down))
-        into_gate, into_up, back = (*map(at.weight, self.biases), *NO_BIASES)[:3]
-        first, count = self.own or (0, self.experts)
-        results = np.zeros((*chosen.shape, self.x.width), np.float32)
-        for expert in range(count):
-            rows, places = np.nonzero(chosen == first + expert)
-            if not len(rows):
-                continue
-            taken = x[rows]
-            if self.weighs_inputs:
-                taken = arithmetic.scale(taken, 1.0, fmt.compute, weights[rows, places, None])
-            gates = int4.linear(taken, gate[expert], _own(into_gate, expert), fmt)
-            ups = int4.linear(taken, up[expert], _own(into_up, expert), fmt)
-            middle = arithmetic.gated(gates, ups, self.function, fmt.compute)
-            results[rows, places] = int4.linear(middle, down[expert], _own(back, expert), fmt)
-        return results.reshape(len(x), -1) if self.own else self.weighed_sum(results, weights, fmt)
-
-    @property
-    def weighs_inputs(self) -> bool:
-        return self.scoring is Scoring.INPUT_SIGMOID
-
-    def weighed_sum(self, results: F32, weights: F32, fmt: Format) -> F32:
-        """Sums results [rows, places, width] by weights [rows, places], unless the inputs were weighted
-        before; added in the order of places, rounded once."""
-        if self.weighs_inputs:
-            weights = np.where(np.isnan(weights), weights, np.float32(1))
-        total = np.zeros((len(results), results.shape[2]), np.float32)
-        for place in range(results.shape[1]):
-            total += weights[:, place, None] * results[:, place]
-        return arithmetic.round_to(total, fmt.compute)
-
-    def routed(self, scores: F32, correction: F32 | None = None) -> tuple[npt.NDArray[np.intp], F32]:
-        """Returns the experts that each row is routed to, and their weights: [rows, top_k] each."""
-        with np.errstate(invalid="ignore"):  # scores that are not finite make NaN
-            judged = self._judged(scores, correction)
-            chosen = np.argsort(-judged, axis=1, kind="stable")[:, : self.top_k]
-            shares = self._weighed(scores, chosen) * np.float32(self.factor or 1)
-        return chosen, np.where(np.isfinite(scores).all(axis=1, keepdims=True), shares, np.float32(np.nan))
-
-    def _judged(self, scores: F32, correction: F32 | None) -> F32:
-        """Returns the scores by which experts are chosen, -inf in groups that a row does not choose from:
-        [rows, experts]."""
-        by_sigmoid = self.scoring.by_sigmoid
-        judged = arithmetic.apply(Function.SIGMOID, scores) if by_sigmoid else scores
-        if correction is not None:
-            judged = judged + correction
-        if self.groups is None:
-            return judged
-        groups = judged.reshape(len(judged), self.groups.number, -1)
-        worth = np.sort(groups, axis=2)[:, :, ::-1][:, :, : 2 if by_sigmoid else 1].sum(axis=2)
-        taken = np.argsort(-worth, axis=1, kind="stable")[:, : self.groups.taken]
-        left = np.full_like(groups, -np.inf)
-        np.put_along_axis(left, taken[:, :, None], np.take_along_axis(groups, taken[:, :, None], 1), 1)
-        return left.reshape(judged.shape)
-
-    def _weighed(self, scores: F32, chosen: npt.NDArray[np.intp]) -> F32:
-        """Returns the weights of the experts of each row, before `factor`."""
-        taken = np.take_along_axis(scores, chosen, axis=1)
-        match self.scoring:
-            case Scoring.OF_NEAR:
-                return self._of_near(scores, chosen)
-            case Scoring.SIGMOID | Scoring.INPUT_SIGMOID:
-                return arithmetic.apply(Function.SIGMOID, taken)
-            case Scoring.SIGMOID_SHARES:
-                each = arithmetic.apply(Function.SIGMOID, taken)
-                total = np.zeros((len(each), 1), np.float32)
-                for place in range(self.top_k):
-                    total += each[:, place, None]
-                return np.asarray(each / (total + LEAST_SUM), np.float32)
-        most = scores.max(axis=1, keepdims=True)
-        weighed = scores if self.scoring is Scoring.OF_ALL else taken
-        total = np.exp(weighed - most).sum(axis=1, keepdims=True)
-        return np.asarray(np.exp(taken - most) / total, np.float32)
-
-    def _of_near(self, scores: F32, chosen: npt.NDArray[np.intp]) -> F32:
-        """Returns for each expert of a row its share of the softmax, without the experts chosen before it and
-        without scores far below its own."""
-        left, shares = scores.copy(), np.empty(chosen.shape, np.float32)
-        for place in range(self.top_k):
-            own = chosen[:, place, None]
-            top = np.take_along_axis(scores, own, axis=1)
-            far = (top - scores) / np.maximum(np.abs(scores), top) > np.float32(self.nearness or 0)
-            shares[:, place] = 1 / np.exp(np.where(far, -np.inf, left) - top).sum(axis=1)
-            np.put_along_axis(left, own, -np.inf, axis=1)
-        return shares
-
     def routing_fields(self, at: Bindings) -> dict[str, Any]:
         """Returns the arguments by which the native program routes rows to experts and weights their
         results."""
@@ -328,17 +227,6 @@ class GatherSlots(Transfer):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return exchanges(2, self.out, fmt, rates, rates.stage or rates.mesh)
 
-    def reference(self, at: ReferenceContext) -> F32 | None:
-        parts = at.exchange(self.x, stage=True)
-        if parts is None:
-            return None
-        spec = self.mixture.correction
-        chosen, weights = self.mixture.routed(at[self.routing], None if spec is None else at.weight(spec))
-        owners = np.searchsorted(self.bounds, chosen, side="right") - 1
-        every = np.stack([part.reshape(*chosen.shape, -1) for part in parts])
-        rows, places = np.indices(chosen.shape)
-        return self.mixture.weighed_sum(every[owners, rows, places], weights, at.format)
-
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.gather_slots(
             at.buffer(self.x),
@@ -348,11 +236,3 @@ class GatherSlots(Transfer):
             list(self.bounds),
             **self.mixture.routing_fields(at),
         )
-
-
-NO_BIASES = (None, None, None)
-
-
-def _own(biases: F32 | None, expert: int) -> F32 | None:
-    """Returns the bias of one expert."""
-    return None if biases is None else biases[expert]

@@ -10,9 +10,7 @@ from corepipe.neuron.axes import AxisKind
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
-from corepipe.neuron.numerics import int4
-from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import NewAxisOp, RankContext, ReferenceContext
+from corepipe.neuron.ops.base import NewAxisOp, RankContext
 from corepipe.neuron.ops.costs import matrix_cost, refuses_matrix
 from corepipe.neuron.values import Value, WeightSpec
 
@@ -47,7 +45,3 @@ class Linear(NewAxisOp):
 
     def refuses(self, fmt: Format) -> str | None:
         return refuses_matrix(fmt)
-
-    def reference(self, at: ReferenceContext) -> F32:
-        bias = None if self.bias is None else at.weight(self.bias)
-        return int4.linear(at[self.x], at.matrix(self.weight), bias, at.format)

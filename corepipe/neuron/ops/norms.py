@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from corepipe.errors import UserError
-from corepipe.neuron.chips.engines import Cost
-from corepipe.neuron.chips.rates import CoreRates
-from corepipe.neuron.formats import Format
-from corepipe.neuron.numerics import arithmetic
 from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import Bindings, NativeProgram, RankContext, ReferenceContext, SameWidthOp
-from corepipe.neuron.ops.costs import Passes, elementwise_cost
+from corepipe.neuron.ops.base import Bindings, NativeProgram, RankContext, SameWidthOp
+from corepipe.neuron.ops.costs import Passes
 from corepipe.neuron.values import Value, WeightSpec
 
 
@@ -40,6 +36,8 @@ class RMSNorm(SameWidthOp):
     `groups`: number of equal parts of the gain's width, each normalised by itself (Mamba-2); None: one part.
     """
 
+    passes = Passes(one=1, two=2)  # times 1 / rms; x squared and summed, times the gain
+
     x: Value
     gain: WeightSpec
     eps: float
@@ -54,17 +52,6 @@ class RMSNorm(SameWidthOp):
         """Returns the core's whole groups.  Raises UserError where the cut would split a group."""
         return _own_groups(self.gain, self.groups, cut)
 
-    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        passes = Passes(one=1, two=2)  # times 1 / rms; x squared and summed, times the gain
-        return elementwise_cost(self.out, passes, fmt, rates)
-
-    def refuses(self, _fmt: Format) -> None:
-        return None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        gain, groups = at.weight(self.gain), self.groups or 1
-        return arithmetic.rms_norm(at[self.x], gain, self.eps, at.format.compute, groups)
-
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         gain = at.vector(self.gain)
         native.rms_norm(at.buffer(self.x), at.buffer(self.out), gain, self.eps, self.groups or 1)
@@ -74,22 +61,14 @@ class RMSNorm(SameWidthOp):
 class L2Norm(SameWidthOp):
     """x / max(|x|, eps): rows of Euclidean length 1."""
 
+    passes = Passes(one=1, two=1)  # times 1 / length; x squared and summed
+
     x: Value
     eps: float = 1e-12
 
     def refuses_cut(self) -> str | None:
         what = f"Normalize of layer {self.layer}"
         return f"{what} needs all of {self.x.axis.name}" if self.x.axis.is_cut else None
-
-    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        passes = Passes(one=1, two=1)  # times 1 / length; x squared and summed
-        return elementwise_cost(self.out, passes, fmt, rates)
-
-    def refuses(self, _fmt: Format) -> None:
-        return None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        return arithmetic.normalize(at[self.x], self.eps, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.normalize(at.buffer(self.x), at.buffer(self.out), self.eps)
@@ -103,6 +82,8 @@ class LayerNorm(SameWidthOp):
     number of equal parts of the gain, each normalised by itself, with a gain per head (Cohere); None: one
     part.
     """
+
+    passes = Passes(one=2, two=1)  # statistics, normalise; times the gain plus the bias
 
     x: Value
     gain: WeightSpec | None
@@ -119,17 +100,6 @@ class LayerNorm(SameWidthOp):
     def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         """Returns the same as `RMSNorm.own_fields`."""
         return _own_groups(self.gain, self.groups, cut)
-
-    def cost(self, fmt: Format, rates: CoreRates) -> Cost:
-        passes = Passes(one=2, two=1)  # statistics, normalise; times the gain plus the bias
-        return elementwise_cost(self.out, passes, fmt, rates)
-
-    def refuses(self, _fmt: Format) -> None:
-        return None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        gain, bias = (None if spec is None else at.weight(spec) for spec in (self.gain, self.bias))
-        return arithmetic.layer_norm(at[self.x], gain, bias, self.eps, at.format.compute, self.groups or 1)
 
     def bound(self, at: Bindings) -> tuple[F32 | None, F32 | None, float]:
         """Returns gain, bias and epsilon, as the native program takes them."""

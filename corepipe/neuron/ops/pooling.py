@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-
-import numpy as np
 
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
-from corepipe.neuron.numerics.arithmetic import F32, round_to
-from corepipe.neuron.ops.base import Bindings, NativeProgram, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, SameWidthOp
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
 from corepipe.neuron.values import TOKENS, WANTED, Value
 
@@ -48,35 +44,5 @@ class SequencePooling(SameWidthOp):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return elementwise_cost(self.x, Passes(one=1), fmt, rates)
 
-    def refuses(self, _fmt: Format) -> None:
-        return None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        x = at[self.x]
-        rows = [pooled(x[a:b], self.mode) for a, b in pairwise(at.inputs.sequence_starts)]
-        return round_to(np.stack(rows), at.format.compute)
-
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.pool(self.mode.value, at.buffer(self.x), at.buffer(self.out))
-
-
-def pooled(x: F32, mode: PoolingMode) -> F32:
-    """Returns one row [width] of a sequence's [rows, width], unrounded."""
-    count = np.float32(len(x))
-    places = np.arange(1, len(x) + 1, dtype=np.float32)
-    match mode:
-        case PoolingMode.FIRST:
-            row = x[0]
-        case PoolingMode.SECOND:
-            row = x[min(1, len(x) - 1)]
-        case PoolingMode.LAST:
-            row = x[-1]
-        case PoolingMode.MEAN:
-            row = x.sum(axis=0) / count
-        case PoolingMode.MAX:
-            row = x.max(axis=0)
-        case PoolingMode.MEAN_SQRT_LEN:
-            row = x.sum(axis=0) / np.sqrt(count)
-        case PoolingMode.WEIGHTED_MEAN:
-            row = (x * places[:, None]).sum(axis=0) / places.sum()
-    return np.asarray(row, np.float32)

@@ -18,9 +18,7 @@ from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.chips.engines import Cost, Engines, ScanCost
 from corepipe.neuron.chips.rates import TILE, CoreRates
 from corepipe.neuron.formats import DType, Format, Function
-from corepipe.neuron.numerics import arithmetic
-from corepipe.neuron.numerics.arithmetic import F32
-from corepipe.neuron.ops.base import Bindings, NativeProgram, RankContext, ReferenceContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, RankContext, SameWidthOp
 from corepipe.neuron.ops.costs import Passes, held_elements
 from corepipe.neuron.values import StateKind, StateSpec, Value, WeightSpec
 
@@ -74,22 +72,6 @@ class CausalConvolution(SameWidthOp):
             flops=2.0 * self.taps * width,
         )
         return _scan_cost(self.out, self.state, row, 1, row, rates)
-
-    def refuses(self, _fmt: Format) -> None:
-        return None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        x, kept = at[self.x], at.state(self, self.shape)
-        weight = at.weight(self.weight)[:, 0, :].T
-        bias = np.float32(0) if self.bias is None else at.weight(self.bias)
-        out = np.empty_like(x)
-        for turn in at.turns():
-            before = np.zeros_like(kept[0]) if turn.before is None else kept[turn.before]
-            rows = np.concatenate((before, x[turn.rows]))
-            count = len(rows) - len(before)
-            out[turn.rows] = bias + sum(weight[k] * rows[k : k + count] for k in range(self.taps))
-            kept[turn.after] = rows[count:]
-        return arithmetic.activation(out, self.function, at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         native.convolve(
@@ -166,26 +148,6 @@ class SelectiveScan(SameWidthOp):
     def refuses(self, _fmt: Format) -> str | None:
         width = self.heads.head_dim
         return f"has heads of {width} elements, no multiple of {LANES}" if width % LANES else None
-
-    def reference(self, at: ReferenceContext) -> F32:
-        heads, width, states = self.shape
-        x, b, c, dt = (at[value] for value in (self.x, self.b, self.c, self.dt))
-        rate, dt_bias, skip = -np.exp(at.weight(self.log_rate)), at.weight(self.dt_bias), at.weight(self.skip)
-        least, most = (np.float32(limit) for limit in self.limits)
-        step = np.clip(np.logaddexp(np.float32(0), dt + dt_bias), least, most)
-        decay = np.exp(step * rate)[:, :, None, None]
-        shared = heads // self.heads.kv_heads
-        b, c = (np.repeat(v.reshape(len(v), -1, states), shared, axis=1) for v in (b, c))
-        entering = (step[:, :, None] * x.reshape(-1, heads, width))[..., None] * b[:, :, None, :]
-        kept, out = at.state(self, self.shape), np.empty((len(x), heads, width), np.float32)
-        for turn in at.turns():
-            h = np.zeros_like(kept[0]) if turn.before is None else kept[turn.before]
-            for row in range(turn.rows.start, turn.rows.stop):
-                h = decay[row] * h + entering[row]
-                out[row] = (h @ c[row, :, :, None])[..., 0]
-            kept[turn.after] = h
-        out += skip[:, None] * x.reshape(out.shape)
-        return arithmetic.round_to(out.reshape(x.shape), at.format.compute)
 
     def emit(self, native: NativeProgram, at: Bindings) -> None:
         rates = -np.exp(at.vector(self.log_rate).astype(np.float64))

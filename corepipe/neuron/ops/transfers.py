@@ -17,9 +17,6 @@ class Transfer(Op):
 
     __slots__ = ()
 
-    def refuses(self, _fmt: Format) -> None:
-        return None
-
 
 def exchanges(count: int, out: Value, fmt: Format, rates: CoreRates, mesh: Mesh) -> OpCost:
     """Returns the cost of `count` exchanges; in each, a rank passes on (degree - 1) / degree of the payload.

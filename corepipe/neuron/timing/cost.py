@@ -184,9 +184,10 @@ class CostModel:
 
     def _scale(self, padded: StepShape) -> float:
         """Returns the correction of a step's predicted time."""
-        if not self._scales.learnt:
-            return self._scales.flat(padded.decodes)
-        return self._scales.of(self._site(padded))
+        scales = self._scales
+        if scales.learnt:
+            return scales.of(self._site(padded))
+        return scales.decode if padded.decodes else scales.prompt
 
     def seconds(self, core: int, shape: StepShape) -> float:
         """Returns the time of a step on core `core` of the replica, without the transfer from the stage
