@@ -30,6 +30,7 @@ from corepipe.neuron.values import (
     stored_bytes,
     weight_bytes,
 )
+from tests.reference.ops import compute
 
 STREAM = hidden(64)
 KINDS = sorted((kind for kind in vars(ops).values() if isinstance(kind, type) and kind is not Op), key=str)
@@ -87,12 +88,12 @@ def test_what_an_op_reads_follows_from_its_fields(kind: type[Op]) -> None:
 
 
 def test_what_a_kind_of_op_does_not_say_is_refused() -> None:
-    """An Op without a cost, a rule for ranks or a reference fails by name, never with a default."""
+    """An Op without a cost, a rule for ranks or a kernel fails by name, never with a default."""
     op, fmt = Concat(0, Value(1, STREAM), (Value(0, STREAM),)), FORMATS["bf16"]
     plain = Op(0, Value(1, STREAM))
-    assert plain.refuses(fmt) == "has neither a kernel nor a reference implementation"
-    assert graph(op).refusal() == "Concat of layer 0 has neither a kernel nor a reference implementation"
-    for call in (lambda: op.cost(fmt, PROBE), lambda: op.reference(None), lambda: op.emit(None, None)):
+    assert plain.refuses(fmt) == "has no kernel"
+    assert graph(op).refusal() == "Concat of layer 0 has no kernel"
+    for call in (lambda: op.cost(fmt, PROBE), lambda: compute(op, None), lambda: op.emit(None, None)):
         with pytest.raises(NotImplementedError, match="Concat has no "):
             call()
     with pytest.raises(NotImplementedError, match="Op has no rule for tensor parallelism"):
