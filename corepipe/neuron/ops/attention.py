@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.chips.engines import AttentionCost, Cost
@@ -18,7 +16,6 @@ from corepipe.neuron.ops.base import (
     NativeProgram,
     NewAxisOp,
     Op,
-    RankContext,
     SameWidthOp,
 )
 from corepipe.neuron.ops.costs import Passes, elementwise_cost
@@ -113,15 +110,8 @@ class Attention(SameWidthOp):
     tempering: Tempering | None = None
 
     @property
-    def head_layout(self) -> HeadLayout:
-        return self.heads
-
-    @property
     def state(self) -> StateSpec | None:
         return _kept(StateKind.TOKENS, self.heads, self.window) if self.causal else None
-
-    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
-        return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return _cost(self, self.heads, fmt, rates, causal=self.causal, window=self.window)
@@ -148,15 +138,8 @@ class CrossAttention(SameWidthOp):
     scale: float
 
     @property
-    def head_layout(self) -> HeadLayout:
-        return self.heads
-
-    @property
     def state(self) -> StateSpec:
         return _kept(StateKind.SOURCE, self.heads)
-
-    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
-        return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         return _cost(self, self.heads, fmt, rates, causal=False, crossings=PICKS)
@@ -183,16 +166,9 @@ class LatentAttention(NewAxisOp):
     scale: float
 
     @property
-    def head_layout(self) -> HeadLayout:
-        return self.heads
-
-    @property
     def state(self) -> StateSpec:
         width = self.latent.width + self.key_rope.width
         return StateSpec(StateKind.TOKENS, width, shared=self.latent.width)
-
-    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
-        return {"heads": cut.heads(self.heads)}
 
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         """Returns the cost of attention whose heads all share one key, the latent itself."""

@@ -165,8 +165,8 @@ class Op:
 
     @property
     def head_layout(self) -> HeadLayout | None:
-        """The heads of an attention or a scan."""
-        return None
+        """The heads of an attention or a scan: its field `heads`."""
+        return getattr(self, "heads", None)
 
     def spread(self) -> Self:
         """Returns the Op for stages whose cores each hold some experts: each expert is then whole."""
@@ -177,9 +177,9 @@ class Op:
         own = self.own_fields(cut)
         return replace(self, out=cut.new(self.out, self.out_width(cut)), **self._mapped(cut.value), **own)
 
-    def own_fields(self, _cut: RankContext) -> Mapping[str, Any]:
+    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
         """Returns the fields, beside the Values, that differ on a rank."""
-        return {}
+        return {} if self.head_layout is None else {"heads": cut.heads(self.head_layout)}
 
     def out_width(self, cut: RankContext) -> int:
         """Returns the width of a rank's result: its part of the axis, or the width of its input."""

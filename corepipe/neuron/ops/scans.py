@@ -7,10 +7,8 @@ products of matrices (Dao & Gu 2024, Mamba-2, section 6), the same up to roundin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +16,7 @@ from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.chips.engines import Cost, Engines, ScanCost
 from corepipe.neuron.chips.rates import TILE, CoreRates
 from corepipe.neuron.formats import DType, Format, Function
-from corepipe.neuron.ops.base import Bindings, NativeProgram, RankContext, SameWidthOp
+from corepipe.neuron.ops.base import Bindings, NativeProgram, SameWidthOp
 from corepipe.neuron.ops.costs import Passes, held_elements
 from corepipe.neuron.values import StateKind, StateSpec, Value, WeightSpec
 
@@ -107,10 +105,6 @@ class SelectiveScan(SameWidthOp):
     limits: tuple[float, float]
 
     @property
-    def head_layout(self) -> HeadLayout:
-        return self.heads
-
-    @property
     def shape(self) -> tuple[int, int, int]:
         """The shape of the state of a sequence."""
         return self.heads.heads, self.heads.head_dim, self.states
@@ -118,9 +112,6 @@ class SelectiveScan(SameWidthOp):
     @property
     def state(self) -> StateSpec:
         return StateSpec(StateKind.SEQUENCE, per_sequence=prod(self.shape))
-
-    def own_fields(self, cut: RankContext) -> Mapping[str, Any]:
-        return {"heads": cut.heads(self.heads)}
 
     def cost(self, _fmt: Format, rates: CoreRates) -> Cost:
         """Returns the cost of the recurrence for answers and of the chunked form for prompts.
