@@ -64,9 +64,6 @@ class KeyRing:
     def __init__(self, entries: Iterable[str]) -> None:
         self.digests = [digest_of(entry) for entry in dict.fromkeys(entries) if entry]
 
-    def __bool__(self) -> bool:
-        return bool(self.digests)
-
     def find(self, presented: bytes) -> int | None:
         """Returns the index in `digests` of a presented key, or None."""
         digest = hashlib.sha256(presented).digest()

@@ -9,7 +9,7 @@ import pytest
 
 from corepipe.cli.start.announce import MOST_LINES, Announcement
 from corepipe.engine.messages import Ready
-from corepipe.serving.api.http.port_router import ServerPort
+from corepipe.serving.api.http.ports import ServerPort
 from tests.servers import TINY, served
 
 CORE = {"memory_bytes": {"weights": 4_410_000_000, "kv_cache": 12_000_000, "buffers": 0}}

@@ -11,7 +11,7 @@ import pytest
 from corepipe.cli.flags.settings import settings_of
 from corepipe.engine.config import EngineConfig, KVEventsConfig
 from corepipe.serving.api.app import LAST_WORDS_SECONDS
-from corepipe.serving.api.http.listeners import check_bind
+from corepipe.serving.api.http.ports import check_bind
 from corepipe.serving.api.routes.route import Audience
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import ServerConfig

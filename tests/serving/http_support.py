@@ -33,7 +33,7 @@ from corepipe.serving.api.answering.service import GENERATES
 from corepipe.serving.api.app import create_app, make_server
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
 from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
-from corepipe.serving.api.http.listeners import listen_all
+from corepipe.serving.api.http.ports import listen_all
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.supervision.client import OutputStream
 from corepipe.structured import grammar_checker

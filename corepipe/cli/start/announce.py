@@ -12,7 +12,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.models import registry
 from corepipe.neuron.formats import FORMATS, DType
-from corepipe.serving.api.http.port_router import ServerPort
+from corepipe.serving.api.http.ports import ServerPort
 from corepipe.serving.supervision.engine_process import EngineProcess
 from corepipe.serving.supervision.supervisor import ProcessClient
 

@@ -6,8 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from corepipe.serving.api.http.connection_limit import make_room, too_few_files
-from corepipe.serving.api.http.listeners import check_bind, listen_all
-from corepipe.serving.api.http.port_router import ServerPort, open_at
+from corepipe.serving.api.http.ports import ServerPort, check_bind, listen_all, open_at
 from corepipe.serving.api.http.tls import tls_certificate
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.keys import read_keys

@@ -11,7 +11,7 @@ from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, serve
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
 from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
-from corepipe.serving.api.http.port_router import ServerPort
+from corepipe.serving.api.http.ports import ServerPort
 from corepipe.serving.config import ServerConfig
 from corepipe.version import __version__
 

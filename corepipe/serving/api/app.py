@@ -30,11 +30,9 @@ from corepipe.serving.api.answering.service import GENERATES, Service
 from corepipe.serving.api.http import errors as http_errors
 from corepipe.serving.api.http.connection import HEAD_SECONDS, Connection
 from corepipe.serving.api.http.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
+from corepipe.serving.api.http.guard import RequestGuard
 from corepipe.serving.api.http.inject import AbortableConnection, FaultMiddleware, InjectedFaults
-from corepipe.serving.api.http.limits import RequestGuard
-from corepipe.serving.api.http.listeners import BACKLOG, listen_all
-from corepipe.serving.api.http.origins import OriginMiddleware
-from corepipe.serving.api.http.port_router import STATE_KEY, PortRouter, ServerPort, open_at
+from corepipe.serving.api.http.ports import BACKLOG, STATE_KEY, PortRouter, ServerPort, listen_all, open_at
 from corepipe.serving.api.http.reload import FileReload
 from corepipe.serving.api.http.tenants import Tenants
 from corepipe.serving.api.http.tls import tls_certificate
@@ -125,8 +123,7 @@ def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassett
     app.state.closers = [_trace(app, server, engine, version), models.close]
     if cassettes is not None:
         app.state.closers.append(cassettes.close)
-    _guard(app, server, server.host, tenants, routes)
-    app.add_middleware(OriginMiddleware, allowed=server.allowed_origins)
+    _guard(app, server, server.host, tenants, routes, server.allowed_origins)
     app.add_middleware(TrafficMiddleware, metrics=http)
     other_ports = {
         ServerPort.ADMIN: (admin_routes(), server.admin_api_keys),
@@ -155,16 +152,20 @@ def _other_app(
     tenants = Tenants(keys)
     _furnish(other, models, routes, keys=bool(tenants))
     _guard(other, server, host, tenants, routes)
-    other.add_middleware(OriginMiddleware)
     other.add_middleware(TrafficMiddleware, metrics=http)
     return other
 
 
-def _guard(app: FastAPI, server: ServerConfig, host: str, tenants: Tenants, routes: Sequence[Route]) -> None:
+def _guard(
+    app: FastAPI,
+    server: ServerConfig,
+    host: str,
+    tenants: Tenants,
+    routes: Sequence[Route],
+    origins: Sequence[str] = (),
+) -> None:
     posts = RoutePaths(one for one in routes if one.method == "POST")
-    app.add_middleware(
-        RequestGuard, config=server, host=host, tenants=tenants, keyless=KEYLESS_PATHS, posts=posts
-    )
+    app.add_middleware(RequestGuard, server, host, tenants, KEYLESS_PATHS, posts, origins)
 
 
 def _bare_app(version: str, routes: Sequence[Route], lifespan: Lifespan[FastAPI] | None) -> FastAPI:

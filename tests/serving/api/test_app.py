@@ -19,8 +19,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import failed_output
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, run_server
-from corepipe.serving.api.http.listeners import listen
-from corepipe.serving.api.http.port_router import ServerPort
+from corepipe.serving.api.http.ports import ServerPort, listen
 from corepipe.serving.api.routes.table import ROUTES, admin_routes, public_routes
 from corepipe.serving.config import ServerConfig
 from tests.api_page import PAGE, page
@@ -170,7 +169,7 @@ from corepipe.serving.api.app import create_app
 from corepipe.serving.config import ServerConfig
 import uvloop
 from corepipe.serving.api.app import serve
-from corepipe.serving.api.http.listeners import listen_all
+from corepipe.serving.api.http.ports import listen_all
 server = ServerConfig(port=0, shutdown_timeout=3600)
 engine = FakeEngine(script=saying("on and on ", pause=0.01))
 listeners = listen_all(server)

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from corepipe.errors import UserError
-from corepipe.serving.api.http import limits
 from corepipe.serving.api.http.errors import ApiError
-from corepipe.serving.api.http.listeners import check_bind, is_loopback
+from corepipe.serving.api.http.guard import read_body
+from corepipe.serving.api.http.ports import check_bind, is_loopback
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import FakeEngine, running
@@ -167,7 +167,7 @@ def test_a_body_is_read_to_its_end():
     async def receive():
         return messages.pop(0)
 
-    assert asyncio.run(limits.read_body(receive)) == b"{}"
+    assert asyncio.run(read_body(receive)) == b"{}"
     messages.append({"type": "http.disconnect"})
     with pytest.raises(ApiError):
-        asyncio.run(limits.read_body(receive))
+        asyncio.run(read_body(receive))

@@ -19,7 +19,7 @@ from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.app import create_app_of, make_server
 from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
-from corepipe.serving.api.http.listeners import listen_all
+from corepipe.serving.api.http.ports import listen_all
 from corepipe.serving.config import ServerConfig
 from tests.servers import PATIENCE_SECONDS, metric_of, until
 from tests.serving.http_support import READY, FakeEngine, begun, replaying, saying, tokenizer

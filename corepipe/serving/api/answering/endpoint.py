@@ -21,7 +21,7 @@ from corepipe.serving.api.bodies.client_settings import IGNORED
 from corepipe.serving.api.bodies.protocol import GenerationRequest, ModelRequest
 from corepipe.serving.api.bodies.reading import decode, read
 from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.http.limits import read_body
+from corepipe.serving.api.http.guard import read_body
 from corepipe.serving.api.http.tenants import tenant_of
 
 PREDICTED_CHARACTERS = 16

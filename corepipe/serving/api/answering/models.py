@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.bodies.reading import BYTE_ORDER_MARK
-from corepipe.serving.api.http.limits import read_again, read_body
+from corepipe.serving.api.http.guard import read_again, read_body
 from corepipe.serving.telemetry.by_model import joint_registry
 
 VERSION = "1"

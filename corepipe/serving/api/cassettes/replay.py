@@ -15,7 +15,7 @@ from corepipe.serving.api.cassettes.exchange import RecordedAnswer, RecordedRequ
 from corepipe.serving.api.cassettes.library import CassetteLibrary
 from corepipe.serving.api.cassettes.writer import CountOutcome
 from corepipe.serving.api.http.errors import ApiError, send_error, unavailable
-from corepipe.serving.api.http.limits import read_again, read_body
+from corepipe.serving.api.http.guard import read_again, read_body
 from corepipe.serving.api.routes.table import is_recorded
 
 

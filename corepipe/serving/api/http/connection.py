@@ -17,9 +17,14 @@ from uvicorn.server import ServerState
 from corepipe.serving.api.http import request_head
 from corepipe.serving.api.http.connection_limit import Admission, ConnectionLimit, RefusalReason
 from corepipe.serving.api.http.errors import ApiError, on_the_wire
-from corepipe.serving.api.http.http10 import until_close
-from corepipe.serving.api.http.request_head import MAX_HEAD, MAX_HEADERS, MAX_URL, malformed
-from corepipe.serving.api.http.upgrades import without_offer
+from corepipe.serving.api.http.request_head import (
+    MAX_HEAD,
+    MAX_HEADERS,
+    MAX_URL,
+    malformed,
+    until_close,
+    without_offer,
+)
 
 MAX_PIPELINED = 16
 """Pipelined requests that may wait behind the one that is being answered."""

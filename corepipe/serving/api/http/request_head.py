@@ -1,10 +1,13 @@
-"""The head of a request: checks it, and reads its host and path."""
+"""Details of HTTP that uvicorn leaves: checks of heads, offers of other protocols, answers in HTTP/1.0."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from urllib.parse import unquote
 
 import httptools
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from corepipe.serving.api.http.errors import ApiError
 
@@ -69,3 +72,38 @@ def malformed(message: str) -> ApiError:
 def too_large() -> ApiError:
     message = f"A head has at most {MAX_HEAD} bytes and {MAX_HEADERS} headers."
     return ApiError(431, message, code="headers_too_large")
+
+
+_OFFER = frozenset({b"upgrade", b"http2-settings"})
+
+
+def without_offer(url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns the head of the same POST without its Upgrade; header names are in lower case."""
+    lines = [b"POST %b HTTP/%b" % (url, version.encode())]
+    for name, value in headers:
+        if name == b"connection":
+            kept = [token for token in value.split(b",") if token.strip().lower() not in _OFFER]
+            lines.append(b"connection: " + b",".join(kept).strip())
+        elif name not in _OFFER:
+            lines.append(name + b": " + value)
+    return b"\r\n".join([*lines, b"", b""])
+
+
+def until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Returns `app` for an HTTP/1.0 request, whose `cycle` would send chunks where there is no length."""
+
+    async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        endless = False
+
+        async def sent(event: ASGISendEvent) -> None:
+            nonlocal endless
+            if event["type"] == "http.response.start":
+                endless = all(name != b"content-length" for name, _ in event.get("headers", ()))
+                cycle.chunked_encoding = False if endless else None
+            elif endless and event["type"] == "http.response.body":
+                cycle.expected_content_length = len(event.get("body", b""))  # so that it counts as sent
+            await send(event)
+
+        await app(scope, receive, sent)
+
+    return answered

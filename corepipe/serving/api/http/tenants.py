@@ -140,7 +140,7 @@ class Tenants:
         self.replace(entries)
 
     def __bool__(self) -> bool:
-        return bool(self._keys)
+        return bool(self._tenants)
 
     def __len__(self) -> int:
         return len(self._tenants)

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.bodies.reading import BYTE_ORDER_MARK, decode
 from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.http.limits import read_again, read_body
+from corepipe.serving.api.http.guard import read_again, read_body
 from corepipe.serving.api.routes.chat import Chat
 from corepipe.serving.api.routes.completions import Completions
 from corepipe.serving.api.routes.route import EVENTS, JSON, Route

@@ -25,7 +25,7 @@ from corepipe.serving.api.answering.texts import (
 )
 from corepipe.serving.api.bodies.reading import decode
 from corepipe.serving.api.http.errors import ApiError, invalid
-from corepipe.serving.api.http.limits import read_again, read_body
+from corepipe.serving.api.http.guard import read_again, read_body
 from corepipe.serving.api.routes.embeddings import check_dimensions, prompt_named, vector
 from corepipe.serving.api.routes.rerank import RERANK, Rerank
 from corepipe.serving.api.routes.route import JSON, Route

@@ -43,7 +43,7 @@ from corepipe.serving.api.answering.texts import (
 )
 from corepipe.serving.api.bodies.reading import Body, parse
 from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.http.limits import TENSORS, read_body
+from corepipe.serving.api.http.guard import TENSORS, read_body
 from corepipe.serving.api.routes.kserve import tensors
 from corepipe.serving.api.routes.kserve.metadata import (
     IDS,

@@ -1,20 +1,55 @@
-"""Refusals before a route sees a request: no key, a wrong host, or a body too large or of a wrong type."""
+"""Refusals before a route sees a request: of web pages, hosts, keys, and by the size and type of a body."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from corepipe.serving.api.http.errors import ApiError, invalid, send_error
-from corepipe.serving.api.http.listeners import is_loopback
+from corepipe.serving.api.http.errors import ApiError, echo, invalid, send_error
+from corepipe.serving.api.http.ports import is_loopback
 from corepipe.serving.api.http.tenants import ANYONE, SCOPE_KEY, Quota, Tenant, Tenants
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.keys import bearer
 
+ANY = "*"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing; the browser decides whether a page may read the answer."""
+OWN_SITE = frozenset({b"same-origin", b"none"})
+"""Values of Sec-Fetch-Site for a page of this server, and for actions of the user."""
+PREFLIGHT_SECONDS = 600
+"""The time for which a browser caches the answer to a preflight."""
+EXPOSED = (
+    "retry-after",
+    "traceparent",
+    "www-authenticate",
+    "x-corepipe-ignored",
+    "x-corepipe-injected",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
+    "x-request-id",
+)
+"""Headers of answers that a page may read; browsers hide most of the others."""
+
+_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+
+_DEFAULT_PORTS = {b"http": b":80", b"https": b":443"}
+
+HeaderPairs = Sequence[tuple[bytes, bytes]]
+
+_VARY: HeaderPairs = [(b"vary", b"origin")]
+_EXPOSED = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
+_REMEMBERED = (b"access-control-max-age", str(PREFLIGHT_SECONDS).encode())
+
 _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+"""The usual loopback names, which need no parsing."""
 
 TENSORS = b"inference-header-content-length"
 """The header that says that binary tensors follow the JSON of a body."""
@@ -54,7 +89,8 @@ class RequestGuard:
     """ASGI middleware: refuses a request by its headers and, while it is read, by the size of its body.
 
     host: the address where the port listens.  keyless: paths that need no API key.  posts: the paths of POST
-    routes; for other paths the application answers 404, whatever the body.
+    routes; for other paths the application answers 404, whatever the body.  origins: those of web pages that
+    may use the server.
 
     Without API keys a server on a loopback address answers only to loopback names in Host, so that a web page
     cannot reach it through a name of its own (DNS rebinding).
@@ -68,6 +104,7 @@ class RequestGuard:
         tenants: Tenants,
         keyless: Collection[str],
         posts: Collection[str],
+        origins: Iterable[str] = (),
     ) -> None:
         self._app = app
         self._tenants = tenants
@@ -75,12 +112,18 @@ class RequestGuard:
         self._posts = posts
         self._max_body = config.max_body_bytes
         self._check_host = is_loopback(host) and not tenants
+        self._origins = Origins(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
+            granted = self._origins.granted(scope)
+            if _is_preflight(scope):
+                await _answer_preflight(scope["headers"], granted, send)
+                return
+            send = self._origins.with_headers(send, granted)
             tenant = self._check(scope)
         except ApiError as error:
             await send_error(scope, send, error)
@@ -181,10 +224,97 @@ def _unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
 def _is_to_loopback(scope: Scope) -> bool:
     """Returns whether Host is a loopback name; HTTP/1.0, which no browser uses, need not have a Host."""
     host = next((value for name, value in scope["headers"] if name == b"host"), None)
-    return scope["http_version"] == "1.0" if host is None else is_loopback(_host_name(host))
+    if host is None:
+        return bool(scope["http_version"] == "1.0")
+    name = _host_name(host)
+    return name in _LOOPBACK or is_loopback(name)
 
 
 def _host_name(host: bytes) -> str:
     """Returns the Host header without port and brackets; empty if it is malformed (RFC 9110, 7.2)."""
     matched = _HOST.fullmatch(host.decode("latin-1"))
     return "" if matched is None else matched["address"] or matched["name"] or ""
+
+
+class Origins:
+    """The origins of web pages that may use the server; others may not.
+
+    A browser sends the origin of a page in `Origin` and `Sec-Fetch-Site`, which the page cannot change.
+    Requests with neither come from no page and are accepted.  Preflights are answered here, since browsers
+    send no key with them.  Credentials such as cookies are never allowed: the server has none.
+    """
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._any = ANY in allowed
+        self._allowed = frozenset(one.encode() for one in allowed)
+
+    def granted(self, scope: Scope) -> HeaderPairs:
+        """Returns the headers that allow the page's origin; none where there is no page, or one of this
+        server.  Raises ApiError (403) for a request that a page may not send."""
+        headers: HeaderPairs = scope["headers"]
+        origins = [value for name, value in headers if name == b"origin"]
+        if self._any and origins:
+            return [(b"access-control-allow-origin", b"*")]
+        if len(origins) == 1 and origins[0] in self._allowed:
+            return [(b"access-control-allow-origin", origins[0]), *_VARY]
+        if _is_preflight(scope) or (scope["method"] not in SAFE_METHODS and _foreign(headers, origins)):
+            raise _refusal(origins)
+        return []
+
+    def with_headers(self, send: Send, granted: HeaderPairs) -> Send:
+        """Returns `send` with the headers that a page's browser needs, where pages are allowed."""
+        if not self._allowed:
+            return send
+        more = [*granted, _EXPOSED] if granted else _VARY
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
+            await send(message)
+
+        return sending
+
+
+def _is_preflight(scope: Scope) -> bool:
+    headers: HeaderPairs = scope["headers"]
+    return bool(
+        scope["method"] == "OPTIONS"
+        and any(name == b"origin" for name, _ in headers)
+        and _value(headers, b"access-control-request-method")
+    )
+
+
+async def _answer_preflight(headers: HeaderPairs, granted: HeaderPairs, send: Send) -> None:
+    answer = [*granted, (b"access-control-allow-methods", b"GET, POST"), _REMEMBERED]
+    wanted = _value(headers, b"access-control-request-headers")
+    if _NAMES.fullmatch(wanted):
+        answer.append((b"access-control-allow-headers", wanted))
+    if _value(headers, b"access-control-request-private-network") == b"true":
+        answer.append((b"access-control-allow-private-network", b"true"))
+    await send({"type": "http.response.start", "status": 204, "headers": answer})
+    await send({"type": "http.response.body"})
+
+
+def _value(headers: HeaderPairs, name: bytes) -> bytes:
+    """Returns the value of the first header of that name, or empty bytes."""
+    return next((value for one, value in headers if one == name), b"")
+
+
+def _foreign(headers: HeaderPairs, origins: Sequence[bytes]) -> bool:
+    """Returns whether a page of another origin sent the request, by Sec-Fetch-Site or by Origin."""
+    sites = {value for name, value in headers if name == b"sec-fetch-site"}
+    host = _value(headers, b"host").lower()
+    return not sites <= OWN_SITE or not all(_is_at(one, host) for one in origins)
+
+
+def _is_at(origin: bytes, host: bytes) -> bool:
+    """Returns whether an origin is the requested host; either may omit the scheme's default port."""
+    scheme, _, place = origin.lower().partition(b"://")
+    port = _DEFAULT_PORTS.get(scheme)
+    return bool(place) and port is not None and place.removesuffix(port) == host.removesuffix(port)
+
+
+def _refusal(origins: Sequence[bytes]) -> ApiError:
+    who = echo(origins[0].decode("latin-1")) if origins else "another site"
+    message = f"Pages of {who} may not use this server; its operator can allow an origin (--allowed-origin)."
+    return ApiError(403, message, code="origin_not_allowed")

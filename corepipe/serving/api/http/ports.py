@@ -1,6 +1,6 @@
-"""The sockets that a server listens on: checks that they are allowed, and opens them.
+"""The ports of a server, and the sockets that it listens on: checks that they are allowed, and opens them.
 
-Runs before anything else of a server is imported.
+The sockets are opened before anything else of a server is imported.
 """
 
 from __future__ import annotations
@@ -8,17 +8,54 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Mapping
+from enum import Enum
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.errors import UserError
-from corepipe.serving.api.http.port_router import open_at
 from corepipe.serving.config import ServerConfig
+
+
+class ServerPort(Enum):
+    """A port of the server; its value is the prefix of its flags."""
+
+    PUBLIC = ""
+    ADMIN = "admin-"
+    METRICS = "metrics-"
+
+
+STATE_KEY = "port"
+"""The key of a connection's ServerPort in its state.  The socket decides it, not the request."""
+
+
+def open_at(server: ServerConfig) -> dict[ServerPort, tuple[str, int]]:
+    """Returns host and port number of each port that the server has, the public one first."""
+    ports = {ServerPort.PUBLIC: (server.host, server.port)}
+    if server.admin_port is not None:
+        ports[ServerPort.ADMIN] = server.admin_host, server.admin_port
+    if server.metrics_port is not None:
+        ports[ServerPort.METRICS] = server.metrics_host, server.metrics_port
+    return ports
+
+
+class PortRouter:
+    """ASGI middleware: passes requests from another port than the public one to that port's application."""
+
+    def __init__(self, app: ASGIApp, others: Mapping[ServerPort, ASGIApp]) -> None:
+        self._public = app
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        came_by: ServerPort = (
+            scope["state"].get(STATE_KEY, ServerPort.PUBLIC) if scope["type"] == "http" else ServerPort.PUBLIC
+        )
+        await self._others.get(came_by, self._public)(scope, receive, send)
+
 
 BACKLOG = 2048
 SEND_BUFFER = 128 * 1024
 """Bytes that the kernel buffers for a client that does not read; Linux doubles the value."""
-
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-"""The usual loopback names, which need no parsing."""
 
 
 def check_bind(server: ServerConfig) -> None:
@@ -44,8 +81,6 @@ def _check_bind(prefix: str, host: str, *, keys: bool, insecure: bool) -> None:
 
 def is_loopback(host: str) -> bool:
     """Returns whether only this machine reaches `host`; the only name that counts is localhost."""
-    if host in _LOOPBACK:
-        return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
