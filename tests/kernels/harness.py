@@ -50,6 +50,28 @@ def one_step(
     return told
 
 
+Part = tuple[Sequence[np.ndarray], int, Sequence[int]]
+"""Rows of a sequence for each of a program's first values, the position of the first row, and its blocks."""
+
+
+def run_parts(
+    executor: _native.Executor, program: _native.Program, out: int, parts: Sequence[Part]
+) -> list[np.ndarray]:
+    """Computes parts of sequences in one batch; returns the rows of value `out` of each part."""
+    counts = [len(rows[0]) for rows, _, _ in parts]
+    starts = np.cumsum([0, *counts]).astype(np.int32)
+    for number in range(len(parts[0][0])):
+        joined = np.concatenate([rows[number] for rows, _, _ in parts])
+        value(program, number)[: len(joined), : joined.shape[1]] = joined
+    positions = np.concatenate([np.arange(at, at + n) for (_, at, _), n in zip(parts, counts, strict=True)])
+    width = max(len(blocks) for *_, blocks in parts)
+    tables = np.array([[*blocks, *[0] * (width - len(blocks))] for *_, blocks in parts], np.int32)
+    tokens = np.zeros(len(positions), np.int32)
+    executor.wait(executor.submit(tokens, positions.astype(np.int32), starts, tables, i32(), None))
+    found = value(program, out)
+    return [found[a:b].copy() for a, b in itertools.pairwise(starts)]
+
+
 T = TypeVar("T")
 FEW = "COREPIPE_TESTS_FEW"
 """Set in a process that runs the short form of tests: on another ISA, or under a sanitizer."""
@@ -177,22 +199,8 @@ class AttentionRig:
 
     def step(self, *chunks: tuple[Sequence_, int, int]) -> list[np.ndarray]:
         """Computes tokens [begin, end) of each sequence in one batch; returns their outputs."""
-        views = [value(self.program, i) for i in range(4)]
-        starts, positions = [0], []
-        for seq, begin, end in chunks:
-            rows = slice(starts[-1], starts[-1] + end - begin)
-            for view, source in zip(views, (seq.q, seq.k, seq.v), strict=False):
-                view[rows] = source[begin:end]
-            positions += range(begin, end)
-            starts.append(rows.stop)
-        width = max(len(seq.blocks) for seq, _, _ in chunks)
-        tables = np.array([seq.blocks + [0] * (width - len(seq.blocks)) for seq, _, _ in chunks], np.int32)
-        ticket = self.executor.submit(
-            np.zeros(len(positions), np.int32), i32(*positions), i32(*starts), tables, i32(), None
-        )
-        self.executor.wait(ticket)
-        out = views[3].copy()
-        return [out[a:b] for a, b in itertools.pairwise(starts)]
+        parts = [((s.q[a:b], s.k[a:b], s.v[a:b]), a, s.blocks) for s, a, b in chunks]
+        return run_parts(self.executor, self.program, 3, parts)
 
     def run(self, seq: Sequence_, *chunks: int) -> np.ndarray:
         """Returns the outputs of the whole sequence in chunks of these sizes, repeated."""

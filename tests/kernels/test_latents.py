@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from corepipe.kernels import _native, packing
-from tests.kernels.harness import bf16, elsewhere, int8, value
+from tests.kernels.harness import bf16, elsewhere, int8, run_parts
 
 F32 = npt.NDArray[np.float32]
 SHAPES = [  # heads, part, rotary, latent, value
@@ -74,17 +74,9 @@ class Rig:
 
     def step(self, *chunks: tuple[Sequence[F32], int, int, Sequence[int]]) -> list[F32]:
         """Computes rows [begin, end) of each sequence, whose blocks follow, in one batch."""
-        starts = np.cumsum([0, *(end - begin for _, begin, end, _ in chunks)]).astype(np.int32)
-        for number in range(3):
-            rows = np.concatenate([arrays[number][begin:end] for arrays, begin, end, _ in chunks])
-            value(self.program, number)[: len(rows), : rows.shape[1]] = rows
-        positions = np.concatenate([np.arange(begin, end) for _, begin, end, _ in chunks]).astype(np.int32)
-        width = max(len(blocks) for *_, blocks in chunks)
-        tables = np.array([[*blocks, *[0] * (width - len(blocks))] for *_, blocks in chunks], np.int32)
-        none = np.zeros(0, np.int32)
-        self.executor.wait(self.executor.submit(0 * positions, positions, starts, tables, none, None))
-        out = value(self.program, 3)
-        return [out[a:b, : self.heads * self.value].copy() for a, b in pairwise(starts)]
+        parts = [([x[begin:end] for x in arrays], begin, blocks) for arrays, begin, end, blocks in chunks]
+        found = run_parts(self.executor, self.program, 3, parts)
+        return [rows[:, : self.heads * self.value] for rows in found]
 
     def run(self, sequence: Sequence[F32], blocks: Sequence[int], *cuts: int) -> F32:
         ends = [0, *cuts, len(sequence[0])]

@@ -17,14 +17,15 @@ def logits() -> np.ndarray:
     return (np.random.default_rng(3).standard_normal((20, VOCAB)) * 3).astype(np.float32)
 
 
-def check(logits: np.ndarray, **fields: object) -> dict:
+def check(logits: np.ndarray, masks: np.ndarray | None = None, **fields: object) -> dict:
     batch = sampling(len(logits), **fields)
-    got, expected = _native.sample(logits, batch), sample_reference(logits, batch)
-    assert np.array_equal(got["tokens"], expected.tokens)
-    assert np.array_equal(got["top_ids"], expected.top_ids)
-    assert np.array_equal(got["ranks"], expected.ranks)
-    assert np.allclose(got["logprobs"], expected.logprobs, atol=2e-5, equal_nan=True)
-    assert np.allclose(got["top_logprobs"], expected.top_logprobs, atol=2e-5, equal_nan=True)
+    given = () if masks is None else (masks,)
+    with np.errstate(invalid="ignore"):
+        got, expected = _native.sample(logits, batch, *given), sample_reference(logits, batch, *given)
+    for name in ("tokens", "top_ids", "ranks", "overflowed"):
+        assert np.array_equal(got[name], getattr(expected, name)), name
+    for name in ("logprobs", "top_logprobs"):
+        assert np.allclose(got[name], getattr(expected, name), atol=2e-5, equal_nan=True), name
     return got
 
 
@@ -149,14 +150,10 @@ def test_nan_and_infinity(logits: np.ndarray) -> None:
     logits[3, [5, 4000]] = np.inf
     logits[4, 10:] = -np.inf
     logits[5, 1:] = np.nan
-    batch = sampling(len(logits), temperature=[0.0, 1.0] * 10, top_p=[1.0, 1.0, 0.9, 0.9] * 5, top_logprobs=3)
-    got = _native.sample(logits, batch)
-    with np.errstate(invalid="ignore"):
-        expected = sample_reference(logits, batch)
-    assert np.array_equal(got["tokens"], expected.tokens)
+    ways = {"temperature": [0.0, 1.0] * 10, "top_p": [1.0, 1.0, 0.9, 0.9] * 5}
+    got = check(logits, **ways, top_logprobs=3)
     assert got["tokens"][:2].tolist() == [0, 0]
     assert got["tokens"][3] == 5
-    assert np.array_equal(got["top_ids"][4:], expected.top_ids[4:])
     assert got["top_ids"][5].tolist() == [0, -1, -1]
 
 
@@ -168,10 +165,7 @@ def test_rows_that_are_not_numbers_are_told(fields: dict, logits: np.ndarray) ->
     x = logits[:9].copy()
     x[1, 17], x[3, -1], x[4, 0], x[6, 4990] = np.nan, np.inf, -np.inf, np.nan
     x[5] = np.float32(3.4e38)
-    batch = sampling(9, **fields)
-    got = _native.sample(x, batch)["overflowed"]
-    with np.errstate(invalid="ignore"):
-        assert got == sample_reference(x, batch).overflowed == [1, 3, 4, 6]
+    assert check(x, **fields)["overflowed"] == [1, 3, 4, 6]
     banned = sampling(9, bias=[{7: -np.inf, 8: np.inf}] * 9, temperature=1.0)
     assert _native.sample(logits[:9], banned)["overflowed"] == [], "that is the caller's, not the model's"
 
@@ -210,14 +204,18 @@ def test_uniform_numbers_are_uniform() -> None:
     assert uniform(2**64 - 1, 2**40) != uniform(0, 2**40)
 
 
-@settings(max_examples=elsewhere([75, 30], [30])[0])
+@settings(max_examples=elsewhere([150, 60], [60])[0])
 @given(data=st.data())
 def test_small_vocabularies(data: st.DataObject) -> None:
     vocab = data.draw(st.integers(1, 90))
     steps = st.integers(-12, 12).map(lambda i: i / 4)  # coarse, so that there are ties
     x = np.array(data.draw(st.lists(steps, min_size=vocab, max_size=vocab)), np.float32)[None]
+    words = st.lists(st.integers(-(2**31), 2**31 - 1), min_size=-(-vocab // 32), max_size=-(-vocab // 32))
+    masks = data.draw(st.none() | words.map(lambda one: np.array([one], np.int32)))
     check(
         x,
+        masks,
+        masked=-1 if masks is None else 0,
         temperature=data.draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])),
         top_k=data.draw(st.integers(0, vocab + 1)),
         top_p=data.draw(st.sampled_from([0.0, 0.3, 0.5, 0.9, 1.0])),
@@ -317,17 +315,10 @@ def test_masks_equal_the_definition(fields: dict, lists: bool, logits: np.ndarra
             "presence": 0.3,
             "frequency": 0.1,
         }
-    batch = sampling(
-        len(rows), **fields, **more, masked=masked, seed=rows, position=rows * 7, top_logprobs=rows % 4 - 1
-    )
-    got = _native.sample(logits, batch, masks)
-    with np.errstate(invalid="ignore"):
-        expected = sample_reference(logits, batch, masks)
-    assert np.array_equal(got["tokens"], expected.tokens)
-    assert got["overflowed"] == expected.overflowed == [16]
-    assert np.array_equal(got["top_ids"], expected.top_ids)
-    assert np.allclose(got["logprobs"], expected.logprobs, atol=2e-5, equal_nan=True)
-    free = _native.sample(logits, sampling(len(rows), **fields, **more, seed=rows, position=rows * 7))
+    seeds = {"seed": rows, "position": rows * 7}
+    got = check(logits, masks, **fields, **more, **seeds, masked=masked, top_logprobs=rows % 4 - 1)
+    assert got["overflowed"] == [16]
+    free = _native.sample(logits, sampling(len(rows), **fields, **more, **seeds))
     assert np.array_equal(got["tokens"][masked < 0], free["tokens"][masked < 0])
     for row, mask in zip(rows[masked >= 0], masks, strict=True):
         token = int(got["tokens"][row])
@@ -338,30 +329,9 @@ def test_masks_equal_the_definition(fields: dict, lists: bool, logits: np.ndarra
 def test_masks_that_allow_nothing_take_token_0(logits: np.ndarray) -> None:
     masks = np.zeros((2, -(-VOCAB // 32)), np.int32)
     masks[1, 9] = 1 << 3
-    batch = sampling(2, masked=[0, 1], bias=[{}, {9 * 32 + 3: -np.inf}], temperature=[1.0, 0.0])
-    got, expected = _native.sample(logits[:2], batch, masks), sample_reference(logits[:2], batch, masks)
-    assert got["tokens"].tolist() == expected.tokens.tolist() == [0, 0]
-
-
-@settings(max_examples=elsewhere([75, 30], [30])[0])
-@given(data=st.data())
-def test_masks_of_small_vocabularies(data: st.DataObject) -> None:
-    vocab = data.draw(st.integers(1, 90))
-    steps = st.integers(-12, 12).map(lambda i: i / 4)
-    x = np.array(data.draw(st.lists(steps, min_size=vocab, max_size=vocab)), np.float32)[None]
-    words = st.integers(-(2**31), 2**31 - 1)
-    masks = np.array(
-        [data.draw(st.lists(words, min_size=-(-vocab // 32), max_size=-(-vocab // 32)))], np.int32
-    )
-    batch = sampling(
-        1,
-        masked=0,
-        temperature=data.draw(st.sampled_from([0.0, 0.5, 2.0])),
-        top_k=data.draw(st.integers(0, vocab + 1)),
-        top_p=data.draw(st.sampled_from([0.3, 1.0])),
-        seed=data.draw(st.integers(0, 2**64 - 1)),
-    )
-    assert np.array_equal(_native.sample(x, batch, masks)["tokens"], sample_reference(x, batch, masks).tokens)
+    bias = [{}, {9 * 32 + 3: -np.inf}]
+    got = check(logits[:2], masks, masked=[0, 1], bias=bias, temperature=[1.0, 0.0])
+    assert got["tokens"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("masks", [None, np.zeros((1, 157), np.int32), np.zeros((2, 156), np.int32)])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from corepipe.kernels import _native
-from tests.kernels.harness import value
+from tests.kernels.harness import run_parts
 
 F32 = npt.NDArray[np.float32]
 HEADS, GROUPS, WIDTH, STATES, TAPS = 6, 2, 32, 19, 4
@@ -41,19 +40,8 @@ class Rig:
 
     def run(self, parts: Sequence[tuple[Sequence[F32], int]], tables: Sequence[Sequence[int]]) -> list[F32]:
         """Returns the results of these rows of sequences, each from a position on."""
-        counts = [len(rows[0]) for rows, _ in parts]
-        starts = np.cumsum([0, *counts])
-        for number in range(4):
-            joined = np.concatenate([rows[number] for rows, _ in parts])
-            value(self.program, number)[: len(joined), : joined.shape[1]] = joined
-        positions = np.concatenate([np.arange(at, at + n) for (_, at), n in zip(parts, counts, strict=True)])
-        every = np.arange(starts[-1], dtype=np.int32)
-        table = np.array(tables, np.int32)
-        ticket = self.executor.submit(
-            0 * every, positions.astype(np.int32), starts.astype(np.int32), table, every, None
-        )
-        values = self.executor.wait(ticket)["values"]
-        return [values[a:b].copy() for a, b in pairwise(starts)]
+        placed = [(*part, blocks) for part, blocks in zip(parts, tables, strict=True)]
+        return [rows[:, :INNER] for rows in run_parts(self.executor, self.program, 5, placed)]
 
     def convolved(self, x: F32) -> F32:
         """Computes the convolution in float64."""
@@ -160,16 +148,8 @@ def test_what_is_no_number_stays_in_its_sequence_and_its_head() -> None:
 def test_what_does_not_fit_is_refused(changes: dict, complaint: str) -> None:
     program = _native.Program([INNER, SHARED, SHARED, HEADS, INNER], 8, round_bf16=False)
     cache = _native.StateCache(1, 64, INNER * STATES)
-    asked = {
-        "values": (0, 1, 2, 3),
-        "out": 4,
-        "limits": LIMITS,
-        "states": STATES,
-        "offset": 0,
-        "heads": HEADS,
-    }
-    given = {**asked, **changes}
-    vectors = tuple(np.ones(given["heads"], np.float32) for _ in range(3))
+    given = {"values": (0, 1, 2, 3), "out": 4, "limits": LIMITS, "states": STATES, "offset": 0} | changes
+    vectors = tuple(np.ones(given.pop("heads", HEADS), np.float32) for _ in range(3))
     with pytest.raises(ValueError, match=complaint):
         program.scan(
             given["values"], given["out"], vectors, given["limits"], given["states"], (cache, given["offset"])
