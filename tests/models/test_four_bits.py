@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize
-from safetensors.numpy import save_file
 
 from corepipe import LLM, SamplingParams
 from corepipe.errors import UserError
@@ -25,6 +22,7 @@ from corepipe.neuron.numerics.arithmetic import quantize_weight
 from corepipe.neuron.numerics.int4 import Int4, Int8
 from corepipe.neuron.values import WeightRole
 from tests.models import ggufs
+from tests.models.rewritten import change_config, with_projections
 from tests.models.test_quantized import made
 from tests.parity.families import TINY
 
@@ -166,24 +164,16 @@ def packed_model(
     folder: Path, method: str, group: int = 32, zeros: str = "any", **config: object
 ) -> tuple[Path, dict[str, np.ndarray]]:
     """Writes the tiny llama2 with random projections; returns it, and the values they represent."""
-    shutil.copytree(TINY / "llama2", folder)
-    original = registry.load(TINY / "llama2").checkpoint
-    tensors, dense = {}, {}
-    for name in original.names():
-        values = original.read(name)
-        if "proj" not in name:
-            tensors[name] = values
-            continue
+    dense: dict[str, np.ndarray] = {}
+
+    def stored(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
         parts, dense[name] = packed_module(method, values, group, zeros)
-        module = name.removesuffix(".weight")
-        tensors |= {f"{module}.{part}": array for part, array in parts.items()}
         if method == "gptq":
-            tensors[f"{module}.bias"] = np.zeros(len(values), np.float16)
-    save_file(tensors, folder / "model.safetensors")
-    described = json.loads((folder / "config.json").read_text())
-    described["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": group, **config}
-    (folder / "config.json").write_text(json.dumps(described))
-    return folder, dense
+            parts["bias"] = np.zeros(len(values), np.float16)
+        return {name.replace("weight", part): array for part, array in parts.items()}
+
+    described = {"quant_method": method, "bits": 4, "group_size": group, **config}
+    return with_projections(folder, described, stored), dense
 
 
 @pytest.mark.parametrize(
@@ -258,40 +248,33 @@ def test_groups_in_another_order_are_refused(tmp_path: Path) -> None:
 
 def test_shapes_that_contradict_the_config_are_refused(tmp_path: Path) -> None:
     folder, _ = packed_model(tmp_path / "m", "awq", 32)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["group_size"] = 64
-    (folder / "config.json").write_text(json.dumps(config))
+    change_config(folder, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 64})
     with pytest.raises(UserError, match=r"scales is \[\d+, \d+\], not \[\d+, \d+\], which contradicts"):
         _ = registry.load(folder).checkpoint
 
 
 def test_compressed_tensors_in_groups_of_32_are_kept(tmp_path: Path) -> None:
     """Groups of 16, which no kernel supports, become int8."""
-    shutil.copytree(TINY / "llama2", tmp_path / "m")
-    original = registry.load(TINY / "llama2").checkpoint
-    tensors = {}
-    for name in original.names():
-        values = original.read(name)
-        if "proj" not in name or values.shape[1] % 32:
-            tensors[name] = values
-            continue
+    kept = set()
+
+    def stored(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
         rows, columns = values.shape
+        if columns % 32:
+            return {name: values}
+        kept.add(name)
         rng = np.random.default_rng(columns)
         numbers = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
-        tensors[f"{name}_packed"] = words_along_outputs(numbers)
-        tensors[f"{name}_scale"] = rng.uniform(0.001, 0.02, (rows, columns // 32)).astype(np.float16)
-        tensors[f"{name}_shape"] = np.array([rows, columns])
-    save_file(tensors, tmp_path / "m" / "model.safetensors")
-    config = json.loads((tmp_path / "m" / "config.json").read_text())
+        scale = rng.uniform(0.001, 0.02, (rows, columns // 32)).astype(np.float16)
+        parts = {"packed": words_along_outputs(numbers), "scale": scale, "shape": np.array([rows, columns])}
+        return {f"{name}_{part}": array for part, array in parts.items()}
+
     quantization = made("pack-group")[1]
     for group in quantization["config_groups"].values():
         group["weights"]["group_size"] = 32
-    config["quantization_config"] = quantization
-    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
-    checkpoint = registry.load(tmp_path / "m").checkpoint
+    checkpoint = registry.load(with_projections(tmp_path / "m", quantization, stored)).checkpoint
     assert checkpoint.stored_as.four_bits == "int4 in groups of 32"
-    for name in original.names():
-        if f"{name}_packed" in tensors:
-            stored = checkpoint.stored(name)
-            assert isinstance(stored, Int4)
-            np.testing.assert_array_equal(stored.dense(), checkpoint.read(name))
+    for name in kept:
+        four = checkpoint.stored(name)
+        assert isinstance(four, Int4)
+        np.testing.assert_array_equal(four.dense(), checkpoint.read(name))
+    assert kept

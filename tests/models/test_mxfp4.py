@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import ml_dtypes
@@ -19,6 +18,7 @@ from corepipe.models.fields import Fields
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host.weights import InMemoryWeights
 from corepipe.neuron.numerics.int4 import ALL
+from tests.models.rewritten import change_config
 from tests.parity import expected
 
 CONFIG = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
@@ -107,8 +107,7 @@ def packed_model(folder: Path) -> tuple[Path, Path]:
                 module,
             )
     for path, more in zip(both, ({}, CONFIG), strict=True):
-        config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps({**config, "intermediate_size": 128, **more}))
+        change_config(path, intermediate_size=128, **more)
     return both[0], both[1]
 
 

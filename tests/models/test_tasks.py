@@ -26,12 +26,16 @@ SMALL: dict[str, Any] = {
 }
 LLAMA = {**SMALL, "model_type": "llama"}
 SENTENCE = "sentence_transformers.models."
+MODULE, POOLING = "modules.json", "1_Pooling/config.json"
+BERT, SETTINGS = "sentence_bert_config.json", "config_sentence_transformers.json"
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": f"{SENTENCE}Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{SENTENCE}Pooling"},
 ]
 NORMALIZE = {"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{SENTENCE}Normalize"}
 DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": f"{SENTENCE}Dense"}
+IDENTITY = "torch.nn.modules.linear.Identity"
+FUNCTION = {"sentence_transformers": {"activation_fn": IDENTITY}}
 TANH = "torch.nn.modules.activation.Tanh"
 
 
@@ -51,15 +55,19 @@ def named(architecture: str, **changes: object) -> dict[str, Any]:
     return {**SMALL, "architectures": [architecture], **changes}
 
 
+def classes(**changes: object) -> dict[str, Any]:
+    return named("BertForSequenceClassification", **changes)
+
+
 @pytest.mark.parametrize(
     ("config", "task"),
     [
         (SMALL, Task.EMBED),
         (named("BertModel"), Task.EMBED),
         (named("BertForMaskedLM"), Task.EMBED),
-        (named("BertForSequenceClassification"), Task.CLASSIFY),
-        (named("BertForSequenceClassification", id2label={"0": "LABEL_0"}), Task.SCORE),
-        (named("BertForSequenceClassification", num_labels=1), Task.SCORE),
+        (classes(), Task.CLASSIFY),
+        (classes(id2label={"0": "LABEL_0"}), Task.SCORE),
+        (classes(num_labels=1), Task.SCORE),
         (named("BertForTokenClassification"), Task.CLASSIFY),
         (LLAMA, Task.GENERATE),
         ({**LLAMA, "architectures": ["LlamaForCausalLM"]}, Task.GENERATE),
@@ -83,7 +91,7 @@ def test_a_decoder_embeds_with_its_last_token(tmp_path: Path) -> None:
 
 def test_classes_have_names(tmp_path: Path) -> None:
     labels = {"1": "good", "0": "bad", "2": "fair"}
-    told = task_of(tmp_path, named("BertForSequenceClassification", id2label=labels))
+    told = task_of(tmp_path, classes(id2label=labels))
     assert (told.labels, told.dimensions, told.head) == (("bad", "good", "fair"), 3, ClassScores(3))
     assert (told.activation, told.pairs, told.per_token) == (ScoreActivation.SOFTMAX, True, False)
     told = task_of(tmp_path, named("BertForTokenClassification"))
@@ -98,29 +106,16 @@ def test_classes_have_names(tmp_path: Path) -> None:
         ({"problem_type": "multi_label_classification"}, {}, ScoreActivation.SIGMOID),
         ({"problem_type": "single_label_classification"}, {}, ScoreActivation.SOFTMAX),
         ({"problem_type": "regression"}, {}, ScoreActivation.IDENTITY),
-        (
-            {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
-            {},
-            ScoreActivation.IDENTITY,
-        ),
-        (
-            {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
-            {},
-            ScoreActivation.IDENTITY,
-        ),
-        (
-            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
-            {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
-            ScoreActivation.SIGMOID,
-        ),
+        ({"sbert_ce_default_activation_function": IDENTITY}, {}, ScoreActivation.IDENTITY),
+        ({"num_labels": 1, **FUNCTION}, {}, ScoreActivation.IDENTITY),
+        (FUNCTION, {"activation_fn": "torch.nn.modules.activation.Sigmoid"}, ScoreActivation.SIGMOID),
     ],
 )
 def test_scores_go_through_what_the_files_name(
     changes: dict[str, Any], files: dict[str, Any], activation: ScoreActivation, tmp_path: Path
 ) -> None:
-    config = named("BertForSequenceClassification", **changes)
     write(tmp_path, {"config_sentence_transformers.json": files})
-    assert task_of(tmp_path, config).activation is activation
+    assert task_of(tmp_path, classes(**changes)).activation is activation
 
 
 @pytest.mark.parametrize(
@@ -129,31 +124,19 @@ def test_scores_go_through_what_the_files_name(
         (SMALL, "paint", "task: paint is not known"),
         (SMALL, "generate", "task: .* cannot generate: it is not a decoder"),
         (SMALL, "score", "task: .* cannot score: it has no head of classes"),
-        (
-            named("BertForMaskedLM"),
-            "classify",
-            r"cannot classify: it has no head of classes \(BertForMaskedLM\)",
-        ),
-        (named("BertForSequenceClassification"), "score", "one number a text, this gives 2 classes"),
+        (named("BertForMaskedLM"), "classify", r"it has no head of classes \(BertForMaskedLM\)"),
+        (classes(), "score", "one number a text, this gives 2 classes"),
         (
             {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
             "auto",
             "cannot classify: LlamaForSequenceClassification is not supported",
         ),
-        (named("BertForSequenceClassification", id2label={"1": "one"}), "auto", "id2label.0 is missing"),
-        (
-            named("BertForSequenceClassification", sbert_ce_default_activation_function="os.system"),
-            "auto",
-            "sbert_ce_default_activation_function 'os.system' is not supported",
-        ),
-        (named("BertForSequenceClassification", problem_type="x"), "auto", "problem_type x is not supported"),
+        (classes(id2label={"1": "one"}), "auto", "id2label.0 is missing"),
+        (classes(sbert_ce_default_activation_function="os.system"), "auto", "'os.system' is not supported"),
+        (classes(problem_type="x"), "auto", "problem_type x is not supported"),
         ({**SMALL, "matryoshka_dimensions": [49]}, "auto", "matryoshka_dimensions must be a list"),
         ({**SMALL, "is_decoder": True}, "auto", "is_decoder is not supported"),
-        (
-            {**SMALL, "position_embedding_type": "relative_key"},
-            "auto",
-            "position_embedding_type 'relative_key'",
-        ),
+        ({**SMALL, "position_embedding_type": "relative_key"}, "auto", "position_embedding_type 'relat"),
     ],
 )
 def test_what_a_model_cannot_do_is_refused(
@@ -211,66 +194,40 @@ def test_poolings_of_old_and_new_releases(
     assert read_sentence_model(tmp_path).head == TextVectors(pooling)
 
 
+def dense(**changes: object) -> dict[str, object]:
+    return {MODULE: [*MODULES, DENSE], "2_Dense/config.json": {"out_features": 4, **changes}}
+
+
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({"modules.json": {}}, r"modules.json: must hold a list of 1 to 64 modules"),
+        ({MODULE: {}}, r"modules.json: must hold a list of 1 to 64 modules"),
+        ({MODULE: [{"type": "custom_st.Transformer"}]}, r"\[0\].type .*code that comes with the model"),
+        ({MODULE: [MODULES[1]]}, r"\[0\].type: a model of Pooling is not supported"),
+        ({MODULE: [{**MODULES[0], "path": "0_Transformer"}]}, r"\[0\].path: a model that is not in"),
+        ({MODULE: [MODULES[0], NORMALIZE]}, r"\[1\].type: Normalize right after the model"),
+        ({MODULE: [MODULES[0], {**MODULES[1], "path": "../x"}]}, r"\[1\].path \(../x\) is not a dir"),
+        ({MODULE: [*MODULES, {**DENSE, "type": f"{SENTENCE}LayerNorm"}]}, r"\[2\].type: LayerNorm is not"),
+        ({POOLING: {"pooling_mode": ["mean", "max"]}}, r"1_Pooling/.*concatenated poolings \(mean, max\)"),
         (
-            {"modules.json": [{"type": "custom_st.Transformer"}]},
-            r"\[0\].type .*code that comes with the model",
-        ),
-        ({"modules.json": [MODULES[1]]}, r"\[0\].type: a model of Pooling is not supported"),
-        ({"modules.json": [{**MODULES[0], "path": "0_Transformer"}]}, r"\[0\].path: a model that is not in"),
-        ({"modules.json": [MODULES[0], NORMALIZE]}, r"\[1\].type: Normalize right after the model"),
-        ({"modules.json": [MODULES[0], {**MODULES[1], "path": "../x"}]}, r"\[1\].path \(../x\) is not a dir"),
-        (
-            {"modules.json": [*MODULES, {**DENSE, "type": f"{SENTENCE}LayerNorm"}]},
-            r"\[2\].type: LayerNorm is not supported here",
-        ),
-        (
-            {"1_Pooling/config.json": {"pooling_mode": ["mean", "max"]}},
-            r"1_Pooling/config.json: pooling_mode concatenated poolings \(mean, max\) are not supported",
-        ),
-        (
-            {"1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}},
+            {POOLING: {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}},
             "pooling_mode_mean_tokens concatenated poolings",
         ),
-        ({"1_Pooling/config.json": {"pooling_mode": "median"}}, "pooling_mode median is not known"),
+        ({POOLING: {"pooling_mode": "median"}}, "pooling_mode median is not known"),
         (
-            {
-                "1_Pooling/config.json": {"include_prompt": False},
-                "config_sentence_transformers.json": {"prompts": {"query": "q: "}},
-            },
+            {POOLING: {"include_prompt": False}, SETTINGS: {"prompts": {"query": "q: "}}},
             "1_Pooling/config.json: include_prompt must be true",
         ),
-        ({"sentence_bert_config.json": {"query_length": 3}}, "query_length is not supported"),
-        ({"sentence_bert_config.json": {"max_seq_length": 0}}, "max_seq_length must be an integer"),
-        ({"sentence_bert_config.json": {"config_args": {"a": 1}}}, "config_args is not supported"),
-        ({"sentence_bert_config.json": {"tokenizer_args": {"a": 1}}}, "tokenizer_args.a is not supported"),
-        (
-            {"sentence_bert_config.json": {"modality_config": {"image": {}}}},
-            "modality_config.image is not supported",
-        ),
-        ({"config_sentence_transformers.json": {"prompts": {"a": 1}}}, "prompts has no text"),
-        (
-            {"config_sentence_transformers.json": {"default_prompt_name": "a"}},
-            r"\(a\) is none of the prompts",
-        ),
-        ({"config_sentence_transformers.json": {"truncate_dim": 5}}, "truncate_dim is not supported"),
-        (
-            {
-                "modules.json": [*MODULES, DENSE],
-                "2_Dense/config.json": {"out_features": 4, "activation_function": "os.system"},
-            },
-            "activation_function os.system is not supported",
-        ),
-        (
-            {
-                "modules.json": [*MODULES, DENSE],
-                "2_Dense/config.json": {"out_features": 4, "use_residual": True},
-            },
-            "use_residual is not supported",
-        ),
+        ({BERT: {"query_length": 3}}, "query_length is not supported"),
+        ({BERT: {"max_seq_length": 0}}, "max_seq_length must be an integer"),
+        ({BERT: {"config_args": {"a": 1}}}, "config_args is not supported"),
+        ({BERT: {"tokenizer_args": {"a": 1}}}, "tokenizer_args.a is not supported"),
+        ({BERT: {"modality_config": {"image": {}}}}, "modality_config.image is not supported"),
+        ({SETTINGS: {"prompts": {"a": 1}}}, "prompts has no text"),
+        ({SETTINGS: {"default_prompt_name": "a"}}, r"\(a\) is none of the prompts"),
+        ({SETTINGS: {"truncate_dim": 5}}, "truncate_dim is not supported"),
+        (dense(activation_function="os.system"), "activation_function os.system is not supported"),
+        (dense(use_residual=True), "use_residual is not supported"),
     ],
 )
 def test_what_is_not_done_is_refused_by_file_and_key(

@@ -11,12 +11,7 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.models import registry
-from corepipe.models.weight_map import (
-    MappedCheckpoint,
-    WeightMap,
-    heads_by_group,
-    heads_in_turn,
-)
+from corepipe.models.weight_map import MappedCheckpoint, WeightMap, heads_by_group, heads_in_turn
 from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.formats import FORMATS
 from tests.parity import expected, formula
@@ -79,17 +74,9 @@ def test_prefixes_may_differ(tmp_path: Path, name: str, prefix: str, other: str)
     [
         ("gpt2", {"n_inner": 192}, r"h\.0\.mlp\.c_fc\.weight has shape \[96, 200\], .* asks for \[96, 192\]"),
         ("gpt2", {"n_embd": 192}, r"wte\.weight has shape \[131, 96\], .* asks for \[131, 192\]"),
-        (
-            "falcon-new",
-            {"num_kv_heads": 2},
-            r"query_key_value\.weight has shape \[320, 160\], .* \[480, 160\]",
-        ),
+        ("falcon-new", {"num_kv_heads": 2}, r"query_key_value\.weight has shape \[320, .* \[480, 160\]"),
         ("phi3", {"intermediate_size": 96}, r"gate_up_proj\.weight has shape \[208, 160\], .* \[192, 160\]"),
-        (
-            "falcon-new",
-            {"bias": False},
-            r"tensor transformer\.h\.0\.self_attention\.query_key_value\.bias has no",
-        ),
+        ("falcon-new", {"bias": False}, r"tensor transformer\.h\.0\..*\.query_key_value\.bias has no place"),
         (
             "llama",
             {"attention_bias": False},
