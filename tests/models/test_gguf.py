@@ -23,6 +23,8 @@ from corepipe.models.families.llama import configure
 from tests.models import ggufs
 from tests.parity.families import TINY
 
+ALIGNMENT = b"general.alignment"
+
 
 @pytest.mark.parametrize("number", [n for n, t in BLOCK_TYPES.items() if t.elements > 1])
 def test_random_blocks_of_every_type_equal_the_library_to_the_bit(tmp_path: Path, number: int) -> None:
@@ -92,8 +94,7 @@ def test_a_block_type_that_is_not_read_is_refused_by_name_before_its_size_matter
     tmp_path: Path, number: int, why: str
 ) -> None:
     """The tensor has 2**40 values that are not in the file."""
-    header = struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 1 << 40, number, 0)
-    (tmp_path / "x.gguf").write_bytes(b"GGUF" + header)
+    (tmp_path / "x.gguf").write_bytes(header(1, 0, "Q1sIQIQ", 1, b"x", 1, 1 << 40, number, 0))
     with pytest.raises(UserError, match=why) as caught:
         GgufFile(tmp_path / "x.gguf")
     assert str(tmp_path / "x.gguf") in caught.value.message
@@ -115,12 +116,9 @@ def test_a_truncated_file_is_refused_with_both_sizes(whole: Path) -> None:
 
 def laid_out(path: Path, offsets: tuple[int, int], nbytes: int) -> Path:
     """Writes two tensors of 4 fp32 each at `offsets` in `nbytes` of data."""
-    tensors = b"".join(
-        struct.pack("<Q1sIQIQ", 1, name, 1, 4, 0, offset)
-        for name, offset in zip((b"a", b"b"), offsets, strict=True)
-    )
-    header = b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + tensors
-    path.write_bytes(header + bytes(-len(header) % 32) + bytes(nbytes))
+    (a, b) = offsets
+    data = header(2, 0, "Q1sIQIQ" * 2, 1, b"a", 1, 4, 0, a, 1, b"b", 1, 4, 0, b)
+    path.write_bytes(data + bytes(-len(data) % 32) + bytes(nbytes))
     return path
 
 
@@ -159,31 +157,34 @@ def test_a_scale_that_is_not_finite_is_named(whole: Path) -> None:
         GgufFile(whole).read("output_norm.weight")
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """Returns a path to write damaged files to, and the bytes of a whole one."""
+    path = tmp_path_factory.mktemp("gguf") / "damaged.gguf"
+    ggufs.convert(TINY / "llama2", path)
+    return path, path.read_bytes()
+
+
 @settings(max_examples=60, deadline=None)
 @given(cut=st.floats(0, 1))
-def test_every_truncation_is_a_user_error(tmp_path_factory: pytest.TempPathFactory, cut: float) -> None:
-    path = tmp_path_factory.getbasetemp() / "cut.gguf"
-    if not path.with_suffix(".whole").exists():
-        ggufs.convert(TINY / "llama2", path.with_suffix(".whole"))
-    data = path.with_suffix(".whole").read_bytes()
+def test_every_truncation_is_a_user_error(file: tuple[Path, bytes], cut: float) -> None:
+    path, data = file
     path.write_bytes(data[: int(cut * (len(data) - 64))])
-    with pytest.raises(UserError, match=r"cut\.gguf"):
+    with pytest.raises(UserError, match=r"damaged\.gguf"):
         GgufFile(path)
 
 
 @settings(max_examples=150, deadline=None)
 @given(at=st.integers(4, 1500), value=st.binary(min_size=1, max_size=8))
-def test_a_damaged_header_never_crashes(
-    tmp_path_factory: pytest.TempPathFactory, at: int, value: bytes
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
-    if not path.with_suffix(".whole").exists():
-        ggufs.convert(TINY / "llama2", path.with_suffix(".whole"))
-    data = bytearray(path.with_suffix(".whole").read_bytes())
-    data[at : at + len(value)] = value
-    path.write_bytes(data)
+def test_a_damaged_header_never_crashes(file: tuple[Path, bytes], at: int, value: bytes) -> None:
+    path, data = file
+    path.write_bytes(data[:at] + value + data[at + len(value) :])
     with suppress(UserError):
         registry.load(path).checkpoint.names()
+
+
+def header(tensors: int, entries: int, kinds: str = "", *values: object, version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack(f"<IQQ{kinds}", version, tensors, entries, *values)
 
 
 @pytest.mark.parametrize(
@@ -191,43 +192,31 @@ def test_a_damaged_header_never_crashes(
     [
         (b"", "empty"),
         (b"GGML" + bytes(40), "does not start with GGUF"),
-        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
-        (b"GGUF" + struct.pack("<IQQ", 4, 0, 0), "version 4"),
+        (header(0, 0, version=1), "version 1"),
+        (header(0, 0, version=4), "version 4"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian version 3"),
-        (b"GGUF" + struct.pack("<IQQ", 0xFFFFFFFF, 0, 0), "version 4294967295"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "number of tensors"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), "number of metadata entries"),
-        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), "length of a metadata key"),
-        (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 8, 1 << 50), "length of k"),
-        (
-            b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 0, 1 << 23) + bytes(1 << 23),
-            "length of k",
-        ),
-        (
-            b"GGUF" + struct.pack("<IQQQ1sIQ", 3, 0, 1, 1, b"k", 8, (1 << 24) + 1) + bytes(1 << 25),
-            "length of",
-        ),
-        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2000) + bytes(4000), "length of a metadata key"),
-        (b"GGUF" + struct.pack("<IQQQ1sIQ1s", 3, 0, 1, 1, b"k", 8, 1, b"\xff"), "not UTF-8"),
-        (b"GGUF" + struct.pack("<IQQ" + "Q1sIB" * 2, 3, 0, 2, *(1, b"k", 0, 0) * 2), "k appears twice"),
-        (
-            b"GGUF" + struct.pack("<IQQQ17sII", 3, 0, 1, 17, b"general.alignment", 4, 3),
-            "general.alignment is 3, not a power of two",
-        ),
-        (b"GGUF" + struct.pack("<IQQQ17sIB", 3, 0, 1, 17, b"general.alignment", 7, 1), "alignment is True"),
-        (
-            b"GGUF" + struct.pack("<IQQ" + "Q1sIQIQ" * 2, 3, 2, 0, *(1, b"x", 1, 8, 0, 0) * 2),
-            "x appears twice",
-        ),
-        (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 77), "unknown type 77"),
-        (b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 0, 1, 1, b"k", 9, 9, 1), "unsupported type 9"),
-        (b"GGUF" + struct.pack("<IQQQ1sII", 3, 1, 0, 1, b"x", 9, 1), "number of dimensions"),
-        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 32, 99, 0), "unknown block type 99"),
-        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 33, 8, 0), "has shape"),
-        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 1 << 39, 0, 0), "truncated"),
-        (b"GGUF" + struct.pack("<IQQQ1sIQQQQIQ", 3, 1, 0, 1, b"x", 4, *[1 << 40] * 4, 0, 0), "truncated"),
-        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 4, 0, 1 << 60), "truncated"),
-        (b"GGUF" + struct.pack("<IQQQ1sIQIQ", 3, 1, 0, 1, b"x", 1, 4, 0, 3), "not aligned"),
+        (header(0, 0, version=0xFFFFFFFF), "version 4294967295"),
+        (header(1 << 60, 0), "number of tensors"),
+        (header(0, 1 << 60), "number of metadata entries"),
+        (header(0, 1, "Q", 1 << 62), "length of a metadata key"),
+        (header(0, 1, "Q1sIIQ", 1, b"k", 9, 8, 1 << 50), "length of k"),
+        (header(0, 1, "Q1sIIQ", 1, b"k", 9, 0, 1 << 23) + bytes(1 << 23), "length of k"),
+        (header(0, 1, "Q1sIQ", 1, b"k", 8, (1 << 24) + 1) + bytes(1 << 25), "length of"),
+        (header(0, 1, "Q", 2000) + bytes(4000), "length of a metadata key"),
+        (header(0, 1, "Q1sIQ1s", 1, b"k", 8, 1, b"\xff"), "not UTF-8"),
+        (header(0, 2, "Q1sIB" * 2, *(1, b"k", 0, 0) * 2), "k appears twice"),
+        (header(0, 1, "Q17sII", 17, ALIGNMENT, 4, 3), "general.alignment is 3, not a power of two"),
+        (header(0, 1, "Q17sIB", 17, ALIGNMENT, 7, 1), "alignment is True"),
+        (header(2, 0, "Q1sIQIQ" * 2, *(1, b"x", 1, 8, 0, 0) * 2), "x appears twice"),
+        (header(0, 1, "Q1sI", 1, b"k", 77), "unknown type 77"),
+        (header(0, 1, "Q1sIIQ", 1, b"k", 9, 9, 1), "unsupported type 9"),
+        (header(1, 0, "Q1sII", 1, b"x", 9, 1), "number of dimensions"),
+        (header(1, 0, "Q1sIQIQ", 1, b"x", 1, 32, 99, 0), "unknown block type 99"),
+        (header(1, 0, "Q1sIQIQ", 1, b"x", 1, 33, 8, 0), "has shape"),
+        (header(1, 0, "Q1sIQIQ", 1, b"x", 1, 1 << 39, 0, 0), "truncated"),
+        (header(1, 0, "Q1sIQQQQIQ", 1, b"x", 4, *[1 << 40] * 4, 0, 0), "truncated"),
+        (header(1, 0, "Q1sIQIQ", 1, b"x", 1, 4, 0, 1 << 60), "truncated"),
+        (header(1, 0, "Q1sIQIQ", 1, b"x", 1, 4, 0, 3), "not aligned"),
     ],
 )
 def test_hostile_headers_are_refused_before_anything_is_allocated(
@@ -241,11 +230,7 @@ def test_hostile_headers_are_refused_before_anything_is_allocated(
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        (
-            "general.architecture",
-            "mamba",
-            "'mamba' is not supported in a GGUF file .known: llama, qwen2, qwen3",
-        ),
+        ("general.architecture", "mamba", "'mamba' is not supported in .* .known: llama, qwen2, qwen3"),
         ("llama.rope.dimension_count", 6, "rope.dimension_count is 6"),
         ("llama.attention.head_count", 0, "llama.attention.head_count must be an integer from 1"),
         ("llama.rope.scaling.type", "longrope", "llama.rope.scaling.type 'longrope' is not supported"),

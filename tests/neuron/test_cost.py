@@ -18,7 +18,7 @@ from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.constants import IDEAL, Constants
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.hardware import GIB
-from corepipe.neuron.chips.rates import Mesh, core_rates, link, read_share, ring_steps, sharing_of
+from corepipe.neuron.chips.rates import Mesh, core_rates, ring_steps, sharing_of
 from corepipe.neuron.compile.compiler import compile_for_timing, compile_graph
 from corepipe.neuron.compile.placement import Placement, cut_layers
 from corepipe.neuron.formats import FORMATS
@@ -175,14 +175,6 @@ def test_inf1_reads_what_does_not_stay_on_chip():
     assert weights_read("int8", 16) == 0
 
 
-def test_read_share():
-    inf1 = instance("inf1.xlarge")
-    assert read_share(inf1, 0) == 0
-    assert read_share(inf1, 10_000_000) == 0
-    assert read_share(inf1, 40_000_000) == pytest.approx(0.75)
-    assert read_share(INF2, 1000) == 1
-
-
 def test_bandwidth_is_shared_by_those_that_still_read():
     """Beside a core that reads a quarter as much: a quarter of the bytes at half the speed, the rest at full
     speed."""
@@ -309,24 +301,6 @@ def test_stage_weights_suit_the_placement():
 def test_too_many_cores_are_refused():
     with pytest.raises(ValueError, match="4 cores are needed"):
         CostModel(pipeline(llama(TINY), 4), instance("inf2.xlarge"), ASYNC)
-
-
-def test_link_of_cores_on_one_chip_is_its_memory():
-    assert link(INF2, (0, 1), 5e9).bytes_per_second == 5e9
-    assert link(INF2, (0, 2), 5e9).bytes_per_second == 192 * GIB
-
-
-def test_width_of_a_value_is_what_counts():
-    """Local widths decide, so a tensor rank's Program is timed by its own part."""
-    graph, rates = llama(TINY), core_rates(INF2, FORMATS["bf16"], (0,), sharing=1, read_share=1.0)
-    linear = next(op for op in graph.ops if isinstance(op, Linear))
-    half = replace(
-        linear, out=linear.out._replace(axis=linear.out.axis._replace(width=linear.out.width // 2))
-    )
-    shape = StepShape.decode(1, 5)
-    whole_cost, half_cost = (op.cost(graph.format, rates).engines(shape) for op in (linear, half))
-    assert half_cost.dma == whole_cost.dma / 2
-    assert half_cost.flops == whole_cost.flops / 2
 
 
 def test_matrices_are_cut_into_whole_tiles():

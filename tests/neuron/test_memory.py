@@ -53,16 +53,12 @@ def test_blocks_fill_what_is_left():
 
 
 def test_a_pipeline_divides_weights_and_kv():
+    """What crosses cores has two buffers."""
     (one,) = measure(whole(llama()), LIMITS)
     stages = measure(pipeline(llama(), 3), LIMITS)
+    payload = 512 * 576 * 2
     assert sum(core.weights for core in stages) == one.weights
     assert [core.block for core in stages] == [one.block // 3] * 3
-
-
-def test_what_crosses_cores_has_two_buffers():
-    (one,) = measure(whole(llama()), LIMITS)
-    payload = 512 * 576 * 2
-    stages = measure(pipeline(llama(), 3), LIMITS)
     assert [core.buffers for core in stages] == [one.buffers + 2 * payload] * 3
 
 

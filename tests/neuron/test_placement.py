@@ -46,18 +46,12 @@ def test_degrees_below_one_name_their_flag(flag):
     assert error.value.param == flag
 
 
-def test_cores():
-    placement = Placement(pipeline=3, tensor=4, data=2)
-    assert (placement.cores_per_replica, placement.cores) == (12, 24)
-    cores = [placement.core(stage, rank) for stage in range(3) for rank in range(4)]
-    assert cores == list(range(12))
-
-
 @pytest.mark.parametrize(("tensor", "expert", "cores"), [(1, 3, 3), (2, 2, 2), (2, 6, 6), (4, 1, 4)])
 def test_experts_are_divided_among_the_cores_of_a_stage(tensor, expert, cores):
     placement = Placement(pipeline=2, tensor=tensor, data=2, expert=expert)
     assert (placement.cores_per_stage, placement.cores) == (cores, 4 * cores)
-    assert placement.core(1, 1) == cores + 1
+    numbers = [placement.core(stage, rank) for stage in range(2) for rank in range(cores)]
+    assert numbers == list(range(placement.cores_per_replica))
 
 
 @pytest.mark.parametrize(("tensor", "expert"), [(2, 3), (4, 2), (3, 4)])
@@ -84,21 +78,6 @@ def test_each_expert_has_one_core_and_the_rest_is_cut_as_without(count, tensor, 
     assert (sum(sizes), max(sizes) - min(sizes) <= 1, min(sizes) >= 1) == (count, True, True)
     plain = shard_axes(axes, tensor)
     assert [{axis: shard[axis] for axis in axes} for shard in shards] == list(plain) * groups
-
-
-def test_more_cores_than_experts_are_refused():
-    with pytest.raises(UserError, match="--expert 9: the model has 8 experts; choose at most 8") as error:
-        shard_axes([experts(8)], 1, expert=9)
-    assert error.value.param == "expert"
-
-
-def test_whole_groups_where_kv_heads_divide():
-    layout = HeadLayout(8, 4, 16)
-    second = shard_axes(axes_of(layout), 2)[1]
-    assert second[layout.queries()].ranges == ((64, 64),)
-    assert second[layout.keys()].ranges == ((32, 32),)
-    assert second[hidden(576)].ranges == ((0, 576),)
-    assert local_heads(layout, 2) == HeadLayout(4, 2, 16)
 
 
 def test_kv_heads_are_copied_where_ranks_outnumber_them():
@@ -143,6 +122,8 @@ def test_each_query_head_has_one_rank_and_its_own_keys(layout, tensor):
         kv = head_numbers(shard[layout.keys()], layout.head_dim)
         assert (len(q), len(kv)) == (local.heads, local.kv_heads)
         assert any(head != PAD for head in q)
+        if layout.kv_heads % tensor == 0:
+            assert local == HeadLayout(layout.heads // tensor, layout.kv_heads // tensor, layout.head_dim)
         for i, head in enumerate(q):
             if head != PAD:
                 assert kv[i // (local.heads // local.kv_heads)] == head // (layout.heads // layout.kv_heads)
@@ -180,15 +161,23 @@ def test_vocabulary_is_cut_between_panels():
     assert parts == [((0, 32),), ((32, 32),), ((64, 36),)]
 
 
+HEADS = HeadLayout(9, 3, 64)
+
+
 @pytest.mark.parametrize(
-    ("ffn", "vocab", "tensor", "limit"),
-    [(1536, 49152, 10, "9 attention heads"), (5, 100, 6, "5 ffn"), (100, 4, 8, "4 vocab")],
+    ("flag", "degree", "limit", "cut"),
+    [
+        ("tensor", 10, "9 attention heads", lambda: shard_axes(axes_of(HEADS), 10)),
+        ("tensor", 6, "5 ffn", lambda: shard_axes(axes_of(HEADS, ffn=5, vocab=100), 6)),
+        ("tensor", 8, "4 vocab", lambda: shard_axes(axes_of(HEADS, ffn=100, vocab=4), 8)),
+        ("expert", 9, "8 experts; choose at most 8", lambda: shard_axes([experts(8)], 1, expert=9)),
+        ("pipeline", 3, "2 layers; choose at most 2", lambda: cut_layers([0, 1, 1, 0], 3)),
+    ],
 )
-def test_too_many_ranks_are_refused_with_the_limit(ffn, vocab, tensor, limit):
-    layout = HeadLayout(9, 3, 64)
-    with pytest.raises(UserError, match=f"--tensor {tensor}: the model has {limit}") as error:
-        shard_axes(axes_of(layout, ffn, vocab), tensor)
-    assert error.value.param == "tensor"
+def test_too_large_degrees_are_refused_with_the_limit(flag, degree, limit, cut):
+    with pytest.raises(UserError, match=f"--{flag} {degree}: the model has {limit}") as error:
+        cut()
+    assert error.value.param == flag
 
 
 @given(
@@ -213,16 +202,6 @@ def test_the_heaviest_stage_is_as_light_as_can_be(case):
     assert all(len(stage) > 0 for stage in cut)
     best = min(heaviest(bounds) for bounds in combinations(range(1, layers), stages - 1))
     assert heaviest([stage.start for stage in cut[1:]]) == best
-
-
-def test_a_heavy_head_takes_layers_from_the_last_stage():
-    assert cut_layers([0, *[1] * 10, 4], 2) == (range(7), range(7, 10))
-
-
-def test_more_stages_than_layers_are_refused():
-    with pytest.raises(UserError, match="--pipeline 3: the model has 2 layers; choose at most 2") as error:
-        cut_layers([0, 1, 1, 0], 3)
-    assert error.value.param == "pipeline"
 
 
 def test_a_rank_has_whole_packed_panels_of_the_head() -> None:
