@@ -34,11 +34,8 @@ serve: setup            ## an OpenAI-compatible server with the default model, o
 test: $(VENV)/.test-$(SETUP_ID)  ## the test suite (eight minutes on two cores)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-constrained: ANSWERS ?= 10000
-constrained: CALLS ?= 1000
-constrained: $(VENV)/.test-$(SETUP_ID)  ## constrained answers and forced calls, judged by jsonschema and pydantic: ANSWERS=10000 CALLS=1000
-	$(BIN)/python -m tests.constrained.run --answers $(ANSWERS) $(ARGS)
-	$(BIN)/python -m tests.constrained.calls --calls $(CALLS)
+constrained: $(VENV)/.test-$(SETUP_ID)  ## 10,000 constrained answers and 1,000 forced calls, judged by jsonschema and pydantic
+	$(BIN)/python -m pytest -m slow tests/constrained $(ARGS)
 
 digest: $(VENV)/.test-$(SETUP_ID)  ## all Programs, predicted times and tokens against those that were frozen
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) -m digest tests/digest $(ARGS)

@@ -1,22 +1,11 @@
-"""Forced calls of models, as clients receive them, judged by other libraries.
-
-    python -m tests.constrained.calls [--calls 1000] [--each 40] [--seed 1]
-
-`--calls` answers are the default model's, in its own format, over HTTP by the openai package, plain and
-streamed; `--each` are a tiny model's in each of the other formats.  It exits with 1 where a finished answer
-is not an allowed call with arguments that fit their schemas, or where fewer than 95 % finish.
-"""
+"""Forced calls of models, as clients receive them, judged by other libraries."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import jsonschema
@@ -24,21 +13,16 @@ import openai
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
-from corepipe.answers.parsing.formats import FORMATS
-from tests.constrained.engine_times import EngineTimes
-from tests.constrained.longer import longer
+from tests.constrained.answers import SIDE_BY_SIDE, TEMPERATURES, Judged
 from tests.constrained.models import Address, Colour, Dates, Pair, Person, Short, Zoo
-from tests.servers import PATIENCE_SECONDS, TINY, Served, default_model, served
+from tests.servers import PATIENCE_SECONDS, Served
 
-TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 MOST = 768
 """The most tokens of an answer."""
 CONTEXT = 8192
 """The context: enough for the tools in the prompt, in a vocabulary of little more than letters."""
-SIDE_BY_SIDE = 16
 BOTH_WAYS = 8
 """One in so many answers is requested both whole and streamed."""
-ENOUGH = 0.95
 
 
 class Weather(BaseModel):
@@ -145,29 +129,6 @@ class Answer:
         return [call[1:] for call in self.calls], self.text, self.finish
 
 
-@dataclass
-class Heard:
-    """The results of the answers."""
-
-    finished: Counter[str] = field(default_factory=Counter)
-    cut: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-
-    def judge(self, who: str, ask: Ask, answer: Answer) -> None:
-        if answer.finish == "length":
-            self.cut[who] += 1
-            return
-        self.finished[who] += 1
-        try:
-            check(ask, answer)
-        except Exception as error:  # any error of another library
-            said = " ".join(repr(error).split())[:300]
-            self.wrong.append(f"{who}, {ask}: {answer}: {said}")
-
-    def share(self) -> float:
-        return self.finished.total() / max(self.finished.total() + self.cut.total(), 1)
-
-
 def check(ask: Ask, answer: Answer) -> None:
     """Raises if a finished answer does not fit its request."""
     assert answer.finish == ("stop" if ask.named else "tool_calls")
@@ -179,6 +140,10 @@ def check(ask: Ask, answer: Answer) -> None:
         schema = FUNCTIONS[name].model_json_schema()
         jsonschema.Draft202012Validator(schema).validate(json.loads(arguments))
         FUNCTIONS[name].model_validate_json(arguments)
+
+
+def judge(judged: Judged, who: str, ask: Ask, answer: Answer) -> None:
+    judged.judge(who, f"{who}, {ask}: {answer}", answer.finish, lambda: check(ask, answer))
 
 
 def _answer(completion: ChatCompletion) -> Answer:
@@ -202,7 +167,7 @@ def hear(client: openai.OpenAI, model: str, ask: Ask) -> Answer:
         return Answer((), str(error), "error")
 
 
-def by_http(server: Served, who: str, wanted: Sequence[Ask], heard: Heard) -> None:
+def by_http(server: Served, who: str, wanted: Sequence[Ask], judged: Judged) -> None:
     model = server.get("/v1/models").json()["data"][0]["id"]
 
     def answered(at: int) -> tuple[Answer, Answer]:
@@ -217,48 +182,6 @@ def by_http(server: Served, who: str, wanted: Sequence[Ask], heard: Heard) -> No
         ThreadPoolExecutor(SIDE_BY_SIDE) as pool,
     ):
         for at, (first, other) in enumerate(pool.map(answered, range(len(wanted)))):
-            heard.judge(who, wanted[at], first)
+            judge(judged, who, wanted[at], first)
             if first.said != other.said:
-                heard.wrong.append(f"{who}, {wanted[at]}: {first} and, the other way, {other}")
-            if (at + 1) % 100 == 0:
-                print(f"  {who}: {at + 1} of {len(wanted)}", file=sys.stderr, flush=True)
-
-
-def report(heard: Heard, seconds: float, times: Mapping[str, EngineTimes]) -> bool:
-    for who in sorted(heard.finished | heard.cut):
-        finished, cut = heard.finished[who], heard.cut[who]
-        print(f"{who}: {finished + cut} answers, {finished} finished, {cut} cut by max_tokens")
-    total = heard.finished.total() + heard.cut.total()
-    print(f"{total} answers in {seconds:.0f} s, {100 * heard.share():.2f} % of them finished")
-    for who, each in times.items():
-        print(f"{who}: {each}")
-    print(f"finished and not what was asked: {len(heard.wrong)}")
-    for line in heard.wrong[:20]:
-        print(f"  {line}")
-    return not heard.wrong and heard.share() >= ENOUGH
-
-
-def main(calls: int, each: int, seed: int) -> bool:
-    heard, began, times = Heard(), time.monotonic(), {}
-    runs: list[tuple[str, Callable[[], Any], int]] = []
-    with longer(TINY, CONTEXT) as tiny:
-        runs.append(("the default model", lambda: served(default_model(), "--max-model-len", CONTEXT), calls))
-        for name in FORMATS:
-            runs.append((name, lambda name=name: served(tiny, "--tool-call-parser", name), each))
-        for who, serving, count in runs:
-            if count:
-                with serving() as server:
-                    by_http(server, who, list(asks(count, seed)), heard)
-                    times[who] = EngineTimes.of(server)
-    return report(heard, time.monotonic() - began, times)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--each", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    sys.exit(0 if main(arguments.calls, arguments.each, arguments.seed) else 1)
+                judged.wrong.append(f"{who}, {wanted[at]}: {first} and, the other way, {other}")
