@@ -110,38 +110,6 @@ def test_tensor_parallel_logits_stay_within_their_bound(
         assert np.abs(split - fp32_logits).mean() <= 1.25 * np.abs(whole - fp32_logits).mean()
 
 
-def check_answers(
-    model: Model, pool: Any, fmt: str, placement: Placement, prompts: list[str], count: int
-) -> None:
-    """A split model's greedy tokens are the whole one's up to the first choice that lies within the bound."""
-    bound = Bound.of(model, fmt)
-    whole, split = bound.executor(ONE_CORE, pool), bound.executor(placement, pool)
-    programs = bound.programs(placement)
-    for text in prompts:
-        ids = model.tokenizer().encode(text)
-        tokens, rows = greedy(whole, ids, count)
-        found, found_rows = greedy(split, ids, count)
-        equal = [a == b for a, b in zip(tokens, found, strict=True)]
-        differ = equal.index(False) if False in equal else count
-        for i in range(min(differ + 1, count)):  # what follows another token is another text
-            limit = tensor_parallel_bound(programs, rows[i : i + 1])
-            assert np.abs(found_rows[i] - rows[i]).max() <= limit
-            if i == differ:
-                best, second = np.sort(rows[i])[[-1, -2]]
-                assert best - second <= 2 * limit  # one falls as far as the other rises
-
-
-def test_tensor_parallel_answers(model: Model, pool: Any) -> None:
-    check_answers(model, pool, "int8", SPLIT[0], real.prompts()[8:10], 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("placement", SPLIT, ids=name)
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_tensor_parallel_answers_at_length(model: Model, pool: Any, fmt: str, placement: Placement) -> None:
-    check_answers(model, pool, fmt, placement, real.prompts(), 16)
-
-
 class Scrambler:
     """Keeps the memory of every core but the one that runs scrambled: weights, KV cache, activations.
 

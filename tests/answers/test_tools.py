@@ -16,7 +16,6 @@ from corepipe.answers.parsing.prompt import (
 from corepipe.answers.parsing.tag_calls import value_types
 from corepipe.answers.parsing.tools import offered_by
 from corepipe.errors import UserError
-from corepipe.structured.schemas import deeper_than
 
 
 def tool(name, **more):
@@ -74,13 +73,6 @@ def test_refusals_name_the_path(tools, choice, param):
         offered_by(tools, choice)
     assert caught.value.param == param
     assert param in caught.value.message
-
-
-def test_depth():
-    assert not deeper_than(2, {"a": [1]})
-    assert deeper_than(1, {"a": [1]})
-    assert not deeper_than(0, 1)
-    assert deeper_than(0, [])
 
 
 def test_the_types_of_a_parameter_are_found_wherever_they_are_said():

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import typer.main
 import yaml
 
 from corepipe.cli.app import app
-from corepipe.neuron.chips.profiles import PROFILES, as_text
 from tests.planning.planner.test_planner import CONFIG
 from tests.servers import TINY, command, run
 
@@ -214,25 +212,6 @@ def test_emitted_values_are_all_of_stdout(model: str) -> None:
     assert values["timingModel"] == model
     assert "emulated" in shown.stdout
     assert "1 x inf2.xlarge" in shown.stderr
-
-
-def test_a_profile_of_ones_own_is_emitted_by_its_path(model: str, tmp_path: Path) -> None:
-    file = tmp_path / "measured.json"
-    own = replace(PROFILES["vllm-neuron"], name="measured")
-    file.write_text(as_text(own, "vllm-neuron", {}))
-    shown = run("plan", model, *ASKED, *SMALL, "--ttft", "100ms", "--profile", str(file), "--emit", "helm")
-    assert shown.returncode == 0
-    assert yaml.safe_load(shown.stdout)["profile"] == str(file)
-
-
-def test_the_real_stack_is_chosen_for_where_its_manifests_are_wanted(model: str) -> None:
-    wanted = ("--instance", "inf1.xlarge", "--instance", "inf2.xlarge", "--emit", "vllm-neuron")
-    shown = run("plan", model, *ASKED, *wanted, "--ttft", "100ms")
-    assert shown.returncode == 0
-    workload, _ = yaml.safe_load_all(shown.stdout)
-    assert workload["kind"] == "Deployment"
-    selector = workload["spec"]["template"]["spec"]["nodeSelector"]
-    assert selector == {"node.kubernetes.io/instance-type": "inf2.xlarge"}
 
 
 def planned(model: str, *flags: str) -> dict[str, Any]:

@@ -120,12 +120,6 @@ def test_tokens_are_the_served_models(tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_beside_the_hosts_own_pace_the_other_models_times_are_told(tmp_path: Path) -> None:
-    with assembled(tmp_path, **OTHER) as deployment:
-        assert not deployment.clock.paced
-        assert deployment.replicas[0].timeline.submit(StepShape.decode(1, 100), 0.0).ready_at > 0.005
-
-
 def refusal(tmp_path: Path, **options: object) -> str:
     with pytest.raises(UserError) as refused, assembled(tmp_path, **options):
         pass
@@ -167,16 +161,6 @@ def test_the_profile_brings_the_policy(tmp_path: Path) -> None:
     assert policies(clock="device", policy="mixed") == ("vllm-neuron", "mixed")
 
 
-def test_the_first_step_was_before_the_first_request(tmp_path: Path) -> None:
-    """The results of the step at the start do not reach a request: block 0 is written anew."""
-    with assembled(tmp_path, clock="device", **OTHER) as warm, assembled(tmp_path) as cold:
-        for deployment in (warm, cold):
-            assert len(deployment.replicas) == 1
-        one = answers(Driver(cold), [submit("a", prompt=[0, 0, 0], max_tokens=4)])["a"].tokens
-        assert answers(Driver(warm), [submit("a", prompt=[0, 0, 0], max_tokens=4)])["a"].tokens == one
-        assert np.unique(one).size >= 1
-
-
 def test_threads_that_do_not_start_are_the_users_to_mend() -> None:
     """Each thread has a stack, and there is no address space for so many."""
     code = f"""
@@ -192,8 +176,3 @@ except UserError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("threads threads: only "), done.stderr
     assert "of 1000 threads could be started" in done.stdout
-
-
-def test_the_threads_are_told(tmp_path: Path) -> None:
-    with assembled(tmp_path, threads=3) as deployment:
-        assert deployment.ready.threads == "3 threads"

@@ -9,24 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher
 
-from corepipe.engine.batch.masks import GrammarCompiler
-from corepipe.engine.batch.requests import to_request
 from corepipe.engine.config import EngineConfig, validated
 from corepipe.engine.drafters.proposers import (
     MOST_PLACES,
-    GrammarProposer,
     NGramProposer,
     PredictionProposer,
     PrefixLookup,
 )
 from corepipe.engine.drafters.speculation import PROBE_TOKENS, DraftDepth
-from corepipe.engine.messages import Submit
 from corepipe.errors import UserError
-from corepipe.models import registry
 from corepipe.scheduler.request import Request
-from tests.servers import TINY
 
 
 def searched(tokens: Sequence[int], least: int, most: int) -> int | None:
@@ -81,27 +74,6 @@ def test_a_prediction_is_followed_left_and_found_again() -> None:
     assert list(other.propose(Request("b", [50, 51], 9), 1)) == [50], "the prompt is no part of the answer"
 
 
-def test_a_grammar_forces_what_has_no_choice() -> None:
-    """The forced tokens are those in which a tokenizer writes the text, from where the grammar has come
-    to."""
-    tokenizer = registry.load(TINY).tokenizer()
-    vocabulary = GrammarCompiler(lambda: tokenizer, tokenizer.vocab_size)
-    grammar = LLMatcher.grammar_from_regex("(yes|no) and then the end[0-9]")
-    request = to_request(Submit("a", [1], 30, grammar=grammar), 0.0, 0, tokenizer.vocab_size, 100)
-    assert list(GrammarProposer().propose(request, 9)) == [], "it is not compiled yet"
-    request.constraint = vocabulary.constraint(grammar)
-    assert list(GrammarProposer().propose(request, 9)) == []
-    yes = tokenizer.encode("yes", add_special_tokens=False)
-    request.constraint.take_all(yes)
-    guess = list(GrammarProposer().propose(request, 30))
-    assert " and then the end".startswith(tokenizer.decode(guess))
-    assert len(guess) > 2
-    assert list(GrammarProposer().propose(request, 2)) == guess[:2]
-    assert request.constraint.allows(guess) == len(guess)
-    request.constraint.take_all(guess)
-    assert request.constraint.error is None
-
-
 def test_who_is_right_goes_deep_and_who_is_wrong_stops_and_asks_now_and_then() -> None:
     good, bad = DraftDepth(16), DraftDepth(16)
     for known in range(20):
@@ -117,16 +89,6 @@ def test_who_is_right_goes_deep_and_who_is_wrong_stops_and_asks_now_and_then() -
             guesses += 1
             bad.verified(1, 0)
     assert 9 <= guesses <= 11
-
-
-def test_half_of_the_guesses_right_are_worth_three() -> None:
-    """0.5 ** 3 is more than a row costs, 0.5 ** 4 is not."""
-    depth = DraftDepth(16)
-    for known in range(200):
-        depth.next(known)
-        depth.verified(4, known % 2)
-        depth.verified(4, 2 if known % 2 else 0)
-    assert depth.next(200) in (2, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from corepipe.engine.batch.encoding import Encoding, EncodingRunner, values_of
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.loop.driver import Driver
-from corepipe.engine.messages import Abort, Output, Started, Submit
+from corepipe.engine.messages import Output, Started, Submit
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.models.registry import architecture
 from corepipe.neuron.formats import FORMATS
@@ -57,14 +57,6 @@ class TestBatches:
         ]
         assert [(each.id, each.seed) for each in started] == [("a", 7), ("b", 7)]
 
-    def test_both_texts_have_type_0_where_there_is_one_type(self) -> None:
-        executor = SummingExecutor()
-        runner = EncodingRunner(executor, Encoding(types=True, one_type=True), lambda _started: None)
-        pair = request("a", [5, 6, 7, 8], second=2)
-        runner.add(pair)
-        runner.submit(Batch(1, (Chunk(pair, 0, 4, samples=True),)))
-        assert executor.inputs[0].types.tolist() == [0, 0, 0, 0]
-
     def test_what_sees_the_tokens_before_gives_its_last_row(self) -> None:
         executor = SummingExecutor()
         runner = EncodingRunner(executor, LAST_TOKEN, lambda _started: None)
@@ -104,11 +96,6 @@ class TestDriver:
             assert floats(out) == [[sum(ids), types, len(ids)]]
             assert (out.finish_reason, out.tokens, out.error) == ("stop", [], None)
 
-    def test_each_token_may_have_a_row(self) -> None:
-        found = answers(Driver(encoder(Encoding(per_token=True))), *TEXTS[:5])
-        assert {name: out.rows for name, out in found.items()} == {t.id: len(t.prompt) for t in TEXTS[:5]}
-        assert floats(found["r2"]) == [[token, 0.0, at] for at, token in enumerate(TEXTS[2].prompt)]
-
     def test_a_decoder_is_chunked_and_finds_prefixes(self) -> None:
         driver = Driver(encoder(LAST_TOKEN, max_num_batched_tokens=16))
         (first,) = answers(driver, text("a", list(range(40)))).values()
@@ -133,11 +120,6 @@ class TestDriver:
         assert stats.padded_tokens == 32 - 5
         assert (stats.blocks_total, stats.blocks_held, stats.preemptions) == (0, 0, 0)
 
-    def test_one_that_comes_again_is_computed_again(self) -> None:
-        (plain,) = answers(Driver(encoder()), text("a", [4, 2])).values()
-        (again,) = answers(Driver(encoder()), text("a", [4, 2], replay=True)).values()
-        assert again.values == plain.values
-
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
@@ -152,11 +134,3 @@ class TestDriver:
         (refused,) = answers(Driver(encoder()), wrong).values()
         assert (refused.finish_reason, refused.error_kind) == ("error", "invalid")
         assert message in str(refused.error)
-
-    def test_a_full_queue_and_an_abort(self) -> None:
-        driver = Driver(encoder(max_queued_requests=1))
-        for name in "ab":
-            driver.handle(text(name, [1]))
-        driver.handle(Abort(["a"]))
-        found = {out.id: out for out in run(driver)}
-        assert (found["b"].error_kind, found["a"].finish_reason) == ("overloaded", "abort")

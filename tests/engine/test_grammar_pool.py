@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from queue import Queue
 from typing import Any
 
-import numpy as np
 import pytest
 from llguidance import LLMatcher
 
@@ -22,8 +21,8 @@ from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Abort
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.models import registry
-from corepipe.neuron.timing.clock import HostClock, PacedClock, VirtualClock
-from tests.engine.engine_support import VOCAB, by_request, deployment, run, submit
+from corepipe.neuron.timing.clock import HostClock, VirtualClock
+from tests.engine.engine_support import by_request, deployment, run, submit
 from tests.servers import TINY, until
 
 ANYTHING = LLMatcher.grammar_from_regex(r"(?s:.*)")
@@ -127,24 +126,6 @@ def test_in_virtual_time_it_takes_none() -> None:
     assert told() == told()
 
 
-def test_at_the_devices_pace_it_comes_when_it_is_compiled(gate: Gate) -> None:
-    """The device's work in the meantime is done; the request's times begin when it came."""
-    now = [0.0]
-    engine = driver(
-        PacedClock(1.0, lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds + 1e-6))
-    )
-    engine.handle(submit("a", max_tokens=3))
-    engine.handle(submit("b", grammar=ANYTHING, max_tokens=1))
-    outputs = []
-    while len(outputs) < 3:
-        outputs += engine.turn()
-    now[0] = 1.0
-    gate.opened.set()
-    outputs += run(engine)
-    last = by_request(outputs)["b"][-1]
-    assert last.error_kind in (None, "constraint")
-
-
 def request(name: str, grammar: str = "") -> SampledRequest:
     return SampledRequest(name, [1], 1, sampling=TokenSampling(), seed=0, grammar=grammar)
 
@@ -224,17 +205,6 @@ def test_a_grammar_is_compiled_once_and_copies_are_their_own() -> None:
     assert "satisfy the grammar" in (first.error or "")
     assert second.error is None
     assert vocabulary.constraint(regex, [a]).error is None
-
-
-def test_masks_of_a_vocabulary_smaller_than_the_logits() -> None:
-    """Rows of the logits beyond the tokenizer's tokens are never allowed."""
-    vocabulary = GrammarCompiler(tokenizer, 352)
-    constraint = vocabulary.constraint(ANYTHING)
-    mask = np.zeros(11, np.int32)
-    constraint.fill(mask)
-    assert mask[10] == 0
-    assert mask[9] != 0
-    assert VOCAB > 352
 
 
 def test_where_the_library_is_missing_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from corepipe.engine.batch.arrays import joining
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import Runner, SubmittedStep
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.inputs import SamplingBatch, StepInputs
 from corepipe.scheduler.request import Batch, Chunk, Request
-from tests.engine.engine_support import scheduler_config
 from tests.null_executor import NullExecutor
 
 VOCAB = 1000
 
 
 class Recorder(NullExecutor):
-    """An executor that keeps its inputs; logprobs are the row's number, alternatives count from it."""
+    """An executor that keeps its inputs."""
 
     def __init__(self) -> None:
         super().__init__(VOCAB)
@@ -29,14 +25,6 @@ class Recorder(NullExecutor):
         self.inputs.append(inputs)
         self.sampling.append(sampling)
         return super().submit(inputs, sampling)
-
-    def wait(self, ticket: int) -> StepOutput:
-        out = super().wait(ticket)
-        rows = np.arange(len(out.tokens), dtype=np.float32)
-        width = out.top_ids.shape[1]
-        ids = np.where(np.arange(width) < 2, np.arange(width), -1) + np.zeros_like(out.top_ids)
-        values = -rows[:, None] - np.arange(width, dtype=np.float32)
-        return StepOutput(out.tokens, -rows, ids.astype(np.int32), values, None, out.seconds, ranks=out.ranks)
 
 
 def runner_with(*requests: SampledRequest) -> tuple[Runner, Recorder]:
@@ -89,53 +77,6 @@ def test_a_mixed_batch_becomes_flat_arrays() -> None:
     assert [[type(token) for token in drawn] for drawn in tokens] == [[int], [int], []]
 
 
-def test_block_tables_follow_growth_and_preemption() -> None:
-    request = request_with("a", [1, 2, 3], [5])
-    runner, executor = runner_with(request)
-    batch = batch_of(Chunk(request, 0, 3, samples=True))
-    runner.submit(batch)
-    request.block_ids = [5, 6, 2]
-    runner.submit(batch)
-    request.num_preemptions += 1
-    request.block_ids = [8, 1, 0]
-    runner.submit(batch)
-    tables = [inputs.block_tables.tolist() for inputs in executor.inputs]
-    assert tables == [[[5]], [[5, 6, 2]], [[8, 1, 0]]]
-
-
-def test_groups_of_layers_have_tables_one_after_the_other() -> None:
-    """A request's table has rows of a block for each group; empty places are 0."""
-    long = request_with("a", [1] * 5, [4, -1, 5, 6, 7, 8])
-    short = request_with("b", [2], [2, 3])
-    executor = Recorder()
-    runner = Runner(executor, VOCAB, print, joining(replace(scheduler_config(), windows=(None, 8))))
-    for request in (long, short):
-        runner.add(request)
-    runner.submit(batch_of(Chunk(long, 4, 1, samples=True), Chunk(short, 0, 1, samples=True)))
-    tables = executor.inputs[0].block_tables
-    assert tables.tolist() == [[4, 5, 7], [2, 0, 0], [0, 6, 8], [3, 0, 0]]
-    assert tables.flags.c_contiguous
-    runner.submit(batch_of(Chunk(short, 0, 1, samples=True)))
-    assert executor.inputs[1].block_tables.tolist() == [[2], [3]]
-    assert executor.inputs[1].block_tables.flags.c_contiguous
-
-
-def test_logprobs_go_to_the_chunks_that_asked() -> None:
-    asks = request_with("a", [1], [0], TokenSampling(logprobs=3))
-    not_asks = request_with("b", [2], [1])
-    alone = request_with("c", [3], [2], TokenSampling(logprobs=0))
-    runner, _ = runner_with(not_asks, asks, alone)
-    result = runner.wait(
-        runner.submit(batch_of(*(Chunk(r, 0, 1, samples=True) for r in (not_asks, asks, alone))))
-    )
-    assert result.has_logprobs
-    assert result.logprobs(0) == []
-    (report,) = result.logprobs(1)
-    assert (report.token, report.logprob) == (*result.tokens[1], -1.0)
-    assert report.top == [(0, -1.0), (1, -2.0)]
-    assert result.logprobs(2)[0].top == []
-
-
 def prompt_chunks(request: Request, runner: Runner, sizes: list[int]) -> list[SubmittedStep]:
     start, steps = 0, []
     for size in sizes:
@@ -168,12 +109,3 @@ def test_a_preempted_prompt_is_not_reported_twice() -> None:
     prompt_chunks(request, runner, [4])
     assert executor.sampling[0].chosen.tolist() == [11, 12, 13]
     assert executor.sampling[1].chosen.tolist() == [-1]
-
-
-def test_a_batch_that_draws_nothing_has_no_logit_rows() -> None:
-    request = request_with("a", [1, 2, 3], [0])
-    runner, executor = runner_with(request)
-    step = runner.submit(batch_of(Chunk(request, 0, 2, samples=False)))
-    assert executor.inputs[0].logit_rows.shape == (0,)
-    assert runner.wait(step).tokens == [[]]
-    assert not runner.wait(runner.submit(batch_of(Chunk(request, 2, 1, samples=True)))).has_logprobs

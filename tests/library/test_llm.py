@@ -100,11 +100,6 @@ def test_a_stop_string_ends_the_text(llm: LLM, include: bool, text: str) -> None
     assert output.device is not None
 
 
-def test_a_stop_string_that_the_last_token_may_begin_is_shown_at_the_end(llm: LLM) -> None:
-    (output,) = llm.generate("abc", SamplingParams(temperature=0, max_tokens=2, stop="45"))
-    assert (output.text, output.finish_reason) == ("34", "length")
-
-
 def test_eos_ends_the_text_and_is_not_shown() -> None:
     with make([*byte_tokenizer().encode("01234567"), EOS]) as llm:
         (output,) = llm.generate("abc", SamplingParams(temperature=0, max_tokens=100))
@@ -115,12 +110,6 @@ def test_eos_ends_the_text_and_is_not_shown() -> None:
         stops = byte_tokenizer().encode("5")
         (output,) = llm.generate("abc", SamplingParams(temperature=0, stop_token_ids=stops))
         assert (output.text, output.finish_reason) == ("34", "stop")
-
-
-def test_characters_are_whole() -> None:
-    with make("äöü€") as llm:
-        (output,) = llm.generate("ab", SamplingParams(temperature=0, max_tokens=6))
-        assert output.text == "öü\N{REPLACEMENT CHARACTER}"
 
 
 def test_logprobs_where_asked_for(llm: LLM) -> None:
@@ -344,14 +333,6 @@ def test_options_are_called_as_the_commands_flags_are_translated() -> None:
 def test_max_tokens_none_fills_the_context(llm: LLM) -> None:
     (output,) = llm.generate("abc", SamplingParams(temperature=0, max_tokens=None))
     assert len(output.token_ids) == 256 - 3
-
-
-def test_replicas_give_the_same_answers() -> None:
-    def answers(replicas: int) -> list[str]:
-        with make(replicas=replicas) as llm:
-            return [output.text for output in llm.generate(["a" * i for i in range(1, 30)], GREEDY)]
-
-    assert answers(1) == answers(3)
 
 
 def test_the_package_exports_what_it_says() -> None:

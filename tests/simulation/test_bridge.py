@@ -200,36 +200,6 @@ def device_times(rows: Sequence[tuple[float, float, float, float]]) -> npt.NDArr
     return np.array(sorted(rows, key=lambda row: (row[0], row[3], round(row[1], 9), round(row[2], 9))))
 
 
-def test_requests_of_the_same_moment_may_have_come_in_any_order() -> None:
-    """Three came together and are computed together first; their order decides who shares a batch later."""
-    case = Case("three at once", "tiny", {**TWO_STAGES, "profile": "async"}, 12, 20.0, 4.0)
-    at = (
-        0.40,
-        0.45,
-        0.51,
-        0.54,
-        0.601403,
-        0.601403,
-        0.601403,
-        0.614648,
-        0.698862,
-        0.774429,
-        0.850482,
-        1.037396,
-    )
-    sessions = case.workload().sessions()
-    came = [Seen(s.turns[0], when, 0.0, 0.0, 0.0, 0.0) for s, when in zip(sessions, at, strict=True)]
-    times = {(row[0], row[3]): row for row in replayed(SimulationConfig(case.engine()), came)}
-    told = [times[seen.arrival, seen.turn.output_tokens] for seen in came]
-    answers = [replace(seen, ttft=row[1], tpot=row[2]) for seen, row in zip(came, told, strict=True)]
-    same_decisions(case, answers)
-    same_decisions(case, answers[::-1])
-    with pytest.raises(AssertionError):
-        same_decisions(
-            case, [replace(answers[4], tpot=answers[4].tpot * (1 + 1e-6)), *answers[:4], *answers[5:]]
-        )
-
-
 def not_before_the_device(answers: Sequence[Seen]) -> None:
     """However late the host was, nobody was told a token before the device had it.
 

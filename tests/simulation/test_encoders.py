@@ -128,20 +128,6 @@ def test_a_batch_is_padded_to_its_longest_text_and_to_a_power_of_two() -> None:
     assert counted == {"steps": 2, "tokens": 250, "padding": 128 - 100 + 2 * 256 - 150}
 
 
-def test_waiting_makes_fewer_and_fuller_batches() -> None:
-    engine = EngineConfig(model="bert-base", format="bf16", **ONE)  # type: ignore[arg-type]
-    at_once, later = (
-        simulate(
-            SimulationConfig(engine.model_copy(update={"max_batch_delay": delay})), workload(asked(300.0))
-        )
-        for delay in (0.0, 0.01)
-    )
-    assert later.usage.steps < at_once.usage.steps / 1.5
-    assert at_once.e2e is not None
-    assert later.e2e is not None
-    assert at_once.e2e.p50 < later.e2e.p50 < at_once.e2e.p50 + 0.02
-
-
 def test_what_is_compiled_is_told() -> None:
     engine = EngineConfig(model="bert-base", clock="device", max_num_seqs=8, **ONE)  # type: ignore[arg-type]
     told = plan_device(engine, architecture("bert-base")).describe()

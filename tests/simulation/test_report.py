@@ -44,41 +44,28 @@ def test_the_document_says_what_it_is_and_holds_everything() -> None:
         assert list(text[name]) == ["mean", "p50", "p90", "p95", "p99", "max"]
 
 
-def test_percentiles_are_exact() -> None:
-    found = report()
-    latencies = Latencies.of(found.requests)
+def test_figures_follow_from_the_requests() -> None:
+    found, latencies = report(), Latencies.of(report().requests)
     assert found.ttft is not None
     assert found.tpot is not None
+    assert found.itl is not None
+    assert found.queue is not None
+    assert found.price_per_hour is not None
+    each = found.requests["output_tokens"]
+    tokens, several = each.sum(), each > 1
     assert found.ttft.p99 == pytest.approx(np.percentile(latencies.ttft, 99))
-    several = found.requests["output_tokens"] > 1
     assert found.tpot.p90 == pytest.approx(np.percentile(latencies.tpot[several], 90))
     assert found.tpot.count == several.sum() < 80
-
-
-def test_gaps_add_up_to_the_time_of_the_tokens() -> None:
-    found = report()
-    assert found.itl is not None
     times = found.requests["last_at"] - found.requests["first_at"]
     assert found.itl.mean * found.itl.count == pytest.approx(times.sum())
-    assert found.itl.count == found.requests["output_tokens"].sum() - found.completed
-
-
-def test_throughput_and_goodput() -> None:
-    found = report()
-    rates, latencies = found.throughput, Latencies.of(found.requests)
-    assert rates.requests * found.seconds == pytest.approx(80)
-    assert rates.output_tokens * found.seconds == pytest.approx(found.requests["output_tokens"].sum())
+    assert found.itl.count == tokens - found.completed
+    assert found.throughput.requests * found.seconds == pytest.approx(80)
+    assert found.throughput.output_tokens * found.seconds == pytest.approx(tokens)
     good = (latencies.ttft <= 0.03) & (latencies.tpot <= 0.03)
-    assert found.good == good.sum()
-    assert 0 < found.good < 80
-
-
-def test_cost_is_the_price_of_the_time() -> None:
-    found = report()
-    dollars = found.dollars_per_million_output_tokens
-    assert found.price_per_hour is not None
-    tokens = found.requests["output_tokens"].sum()
-    assert dollars == pytest.approx(found.price_per_hour * found.seconds / 3600 / tokens * 1e6)
+    assert 0 < found.good == good.sum() < 80
+    dollars = found.price_per_hour * found.seconds / 3600
+    assert found.dollars_per_million_output_tokens == pytest.approx(dollars / tokens * 1e6)
+    assert found.usage.waiting_mean * found.seconds == pytest.approx(found.queue.mean * found.completed)
 
 
 def test_what_the_cores_did() -> None:
@@ -101,12 +88,6 @@ def test_nothing_is_padded_where_every_length_is_compiled() -> None:
 def test_a_pipeline_is_not_always_full() -> None:
     usage = report("inf2.24xlarge", pipeline=2, tensor=1, data=1).usage
     assert 0 < usage.fill < usage.occupancy < 1
-
-
-def test_the_queue_on_average_is_the_waiting_of_all() -> None:
-    found = report()
-    assert found.queue is not None
-    assert found.usage.waiting_mean * found.seconds == pytest.approx(found.queue.mean * found.completed)
 
 
 def test_one_request_of_one_token() -> None:

@@ -40,21 +40,6 @@ def test_all_at_once() -> None:
     assert set(gaps(Arrivals(inf), 10)) == {0.0}
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ((0.0,), "--rate"),
-        ((-1.0,), "--rate"),
-        ((float("nan"),), "--rate"),
-        ((1.0, "gamma", 0.0), "--burstiness"),
-        ((1.0, "poisson", 2.0), "--arrival gamma"),
-    ],
-)
-def test_what_is_refused(fields: tuple, named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        Arrivals(*fields)
-
-
 @pytest.mark.parametrize("text", ["2..20", "20..2", "2..20:exponential", "20..2:exponential", "5..5"])
 @pytest.mark.parametrize("kind", ["constant", "poisson", "gamma"])
 def test_a_ramp_has_its_rate_at_every_moment(text: str, kind: ArrivalKind) -> None:

@@ -21,33 +21,20 @@ def test_objectives_as_text(text: str, slo: Slo) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "ttft",
-        "ttft:x",
-        "ttft:-1",
-        "itl:5ms",
-        "ttft:0ms",
-        "500",
-        "ttft:5m",
-        "e2e:1.2.3s",
-        "ttft:",
-        "ttft:1e9s",
-    ],
+    "text", ["1", "500", "0.5", "1e3ms", "5 ms", "1m", "", "x", "-1", "0ms", "1.2.3s", "1e9s"]
 )
-def test_objectives_that_are_none(text: str) -> None:
-    with pytest.raises(UserError, match=r"--slo .*ttft:500ms tpot:50ms"):
-        Slo.parse(text)
-
-
-@pytest.mark.parametrize("text", ["1", "500", "0.5", "1e3ms", "5 ms", "1m", ""])
 def test_every_objective_has_a_unit_wherever_it_is_given(text: str) -> None:
     assert seconds_of(text) is None
     with pytest.raises(UserError, match=r"--ttft .*with its unit"):
         seconds("--ttft", text)
     with pytest.raises(UserError, match=r"--slo .*(with its unit|no objective)"):
         Slo.parse(f"ttft:{text}")
+
+
+@pytest.mark.parametrize("text", ["", "ttft", "itl:5ms", "500"])
+def test_objectives_that_are_none(text: str) -> None:
+    with pytest.raises(UserError, match=r"--slo .*ttft:500ms tpot:50ms"):
+        Slo.parse(text)
 
 
 def test_every_objective_must_be_met() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
-from corepipe.neuron.chips.catalog import INSTANCES, instance
+from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import TIMED_FORMATS
@@ -100,11 +99,6 @@ def test_helm_values_are_flags_of_serve_and_the_engine_takes_them(weights: bool)
     assert (config.pipeline, config.tensor, config.data, config.expert) == (1, 8, 3, 8)
     assert (config.format, config.clock, config.profile) == ("bf16", "device", "vllm-neuron")
     assert (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens) == (4096, 16, 8192)
-
-
-def test_experts_that_are_not_divided_have_no_value() -> None:
-    text = helm_values(PodSettings("m", weights=True, profile="nxdi", answer_seconds=1.0), deployment(), [])
-    assert "expert" not in text
 
 
 def test_nxd_inference_is_told_how_experts_are_divided() -> None:
@@ -237,12 +231,6 @@ def test_part_of_a_device_is_asked_for_in_cores() -> None:
     assert neuron_resource(instance("trn2.48xlarge"), 64) == ("aws.amazon.com/neuron", 16)
 
 
-def test_the_command_in_the_comment_is_that_of_the_pod() -> None:
-    text = vllm_manifests("meta-llama/Llama-3.1-8B", deployment(), LLAMA_3, ["emulated"])
-    command = next(line for line in text.splitlines() if "vllm serve" in line)
-    assert shlex.split(command.partition("vllm serve ")[2]) == container(deployment())["args"]
-
-
 def test_numbers_of_lengths_and_batches_are_vllms_flags() -> None:
     args = container(deployment())["args"]
     pairs = dict(pairwise(args))
@@ -285,11 +273,6 @@ def test_names_of_objects_are_those_that_kubernetes_takes() -> None:
     assert len(name) <= 63
     assert name.replace("-", "").isalnum()
     assert name == name.lower().strip("-")
-
-
-def test_all_instances_have_a_resource() -> None:
-    for device in INSTANCES:
-        assert neuron_resource(device, device.cores)[1] == device.chips
 
 
 CHUNKED, WHOLE = BatchLimits(8192, 16, 2048), BatchLimits(4096, 16, 4096)

@@ -44,10 +44,6 @@ def test_trn2_is_bought_in_blocks_or_reserved(purchase: Purchase, dollars: float
     assert "December 2024" in price.source
 
 
-def test_every_price_says_where_it_is_from() -> None:
-    assert list_prices().require("inf2.xlarge", Purchase.ON_DEMAND, REGION).source
-
-
 def test_a_purchase_that_an_instance_does_not_have_names_those_it_has() -> None:
     with pytest.raises(
         UserError, match=r"trn2\.48xlarge.*no on-demand price.*capacity-block.*44\.7"

@@ -132,12 +132,6 @@ def test_options_meet_the_objective_and_the_rejected_do_not(seed: int) -> None:
     assert all(r.failure.excess > 1 for r in found.rejected)
 
 
-def test_the_same_world_is_searched_alike() -> None:
-    first, second = (Queues.drawn(7, 6, 1.1) for _ in range(2))
-    assert run(first, 4.0) == run(second, 4.0)
-    assert first.measured == second.measured
-
-
 def world(*rows: tuple[float, float, float]) -> Queues:
     """Makes shapes, given as (price, time alone, capacity), with one relevant candidate each."""
     result = Queues({}, {}, {})
