@@ -26,8 +26,8 @@ from corepipe.neuron.axes import columns, vocabulary
 from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.neuron.formats import FORMATS
 from corepipe.serving.api.cassettes.server_cassettes import CassetteMetrics
-from corepipe.serving.api.http.connection_limit import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.http.inject import InjectedFaults
+from corepipe.serving.api.http.limits import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.routes.table import ROUTES
 from corepipe.serving.api.routes.traffic import HttpMetrics
 from corepipe.serving.faults import KINDS, SECONDS

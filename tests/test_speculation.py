@@ -87,7 +87,7 @@ class Knows:
 def engine(drafter: Any = None, model: Path = TINY, **options: Any) -> Driver:
     settings = {"format": "int8", "threads": 1, "max_model_len": 256, **options}
     deployment = assemble(EngineConfig(model=str(model), **settings), lambda _what, _done: None)
-    return Driver(deployment if drafter is None else replace(deployment, drafter=drafter))
+    return Driver(deployment if drafter is None else replace(deployment, drafter=drafter, drafts=True))
 
 
 def submits() -> list[Submit]:

@@ -18,7 +18,7 @@ from rich.live import Live
 from corepipe.cli.output.common import results, seconds, until_interrupted
 from corepipe.cli.run.picture import Picture
 from corepipe.cli.run.reading import MetricsDelta, MetricsSample, MonitoredServer, UnreachableError
-from corepipe.serving.telemetry.history import History
+from corepipe.serving.telemetry.observer import History
 
 QUIT = frozenset("qQ")
 

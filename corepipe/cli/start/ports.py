@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 
-from corepipe.serving.api.http.connection_limit import make_room, too_few_files
+from corepipe.serving.api.http.limits import make_room, too_few_files
 from corepipe.serving.api.http.ports import ServerPort, check_bind, listen_all, open_at
 from corepipe.serving.api.http.tls import tls_certificate
 from corepipe.serving.config import ServerConfig

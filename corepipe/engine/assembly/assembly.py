@@ -118,6 +118,7 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         tokenizer=lambda: registry.load(path).tokenizer(),  # so that the model with its weights can be freed
         encoding=encoding,
         drafter=partial(speculation_of, config.speculative_config, draft_cost(host), no_way_back(host.graph)),
+        drafts=config.speculative_config is not None,
         synthetic_acceptance=_synthetic_rates(config) is not None,
     )
 

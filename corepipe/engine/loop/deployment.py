@@ -9,10 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from corepipe.engine.batch.encoding import Encoding
+from corepipe.engine.batch.arrays import joining
+from corepipe.engine.batch.encoding import Encoding, EncodingRunner
 from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.batch.runner import OnStart, Runner, StepQueue
 from corepipe.engine.channel import Counter
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.batch_delay import replica_of
+from corepipe.engine.loop.replica import BatchRunner, Replica
+from corepipe.engine.loop.synthetic_acceptance import SyntheticAcceptanceRunner
 from corepipe.engine.messages import Ready
 from corepipe.errors import UserError
 from corepipe.neuron.inputs import ChainingExecutor, Executor
@@ -20,7 +25,7 @@ from corepipe.neuron.timing.clock import Clock
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.next_batch import BatchDrafter, Policy
 from corepipe.scheduler.request import Drafter
-from corepipe.scheduler.scheduler import SchedulerConfig
+from corepipe.scheduler.scheduler import Scheduler, SchedulerConfig
 
 if TYPE_CHECKING:  # an engine needs a tokenizer only for grammars
     from corepipe.models.text.tokenizer import Tokenizer
@@ -58,8 +63,8 @@ class Deployment:
 
     seed makes the draws of requests that bring no seed of their own repeatable. tokenizer reads the model's
     tokenizer; it raises UserError. encoding: of a model that generates nothing (None: it generates). drafter:
-    returns the drafter of a request, None where it has none. synthetic_acceptance: how often drafts are
-    accepted is assumed.
+    returns the drafter of a request, None where it has none; unless the model `drafts`, only a request with a
+    prediction has one. synthetic_acceptance: how often drafts are accepted is assumed.
     """
 
     replicas: tuple[ReplicaParts, ...]
@@ -70,7 +75,23 @@ class Deployment:
     tokenizer: Callable[[], Tokenizer] = _no_tokenizer
     encoding: Encoding | None = None
     drafter: Callable[[SampledRequest], Drafter | None] = _nobody
+    drafts: bool = True
     synthetic_acceptance: bool = False
+
+    def replica(self, number: int, on_start: OnStart) -> Replica:
+        """Makes replica number `number`, idle; on_start: see `Runner`."""
+        parts = self.replicas[number]
+        scheduler = Scheduler(parts.scheduler, parts.policy, parts.timeline.rounds, parts.together)
+        runner, delay = self._runner(parts, on_start, scheduler), parts.max_batch_delay
+        return replica_of(number, scheduler, runner, parts.timeline, paced=self.clock.paced, delay=delay)
+
+    def _runner(self, parts: ReplicaParts, on_start: OnStart, scheduler: Scheduler) -> BatchRunner:
+        join = joining(parts.scheduler)
+        if self.encoding is not None:
+            return EncodingRunner(parts.executor, self.encoding, on_start, join)
+        step_queue = None if parts.chaining is None else StepQueue(parts.chaining, scheduler.repeats)
+        runner = Runner(parts.executor, self.vocab_size, on_start, join, step_queue)
+        return SyntheticAcceptanceRunner(runner) if self.synthetic_acceptance else runner
 
     def heed(self, files: Sequence[int]) -> None:
         """Sets files that hold back queued steps: while one of these can be read, a command has come, and no

@@ -29,9 +29,9 @@ from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import GENERATES, Service
 from corepipe.serving.api.http import errors as http_errors
 from corepipe.serving.api.http.connection import HEAD_SECONDS, Connection
-from corepipe.serving.api.http.connection_limit import ConnectionLimit, ConnectionMetrics, make_room
 from corepipe.serving.api.http.guard import RequestGuard
 from corepipe.serving.api.http.inject import AbortableConnection, FaultMiddleware, InjectedFaults
+from corepipe.serving.api.http.limits import ConnectionLimit, ConnectionMetrics, make_room
 from corepipe.serving.api.http.ports import BACKLOG, STATE_KEY, PortRouter, ServerPort, listen_all, open_at
 from corepipe.serving.api.http.reload import FileReload
 from corepipe.serving.api.http.tenants import Tenants
@@ -221,7 +221,7 @@ async def serve(app: FastAPI, server: ServerConfig, listeners: list[socket.socke
     running.on_late = models.abort_all
     models.on_failure = running.stop
     freeze_heap()
-    await running.serve(sockets=listeners)
+    await asyncio.create_task(running.serve(sockets=listeners))
     if models.failure is not None:
         raise models.failure
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sized
 from corepipe.engine.messages import Stats
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.http.connection_limit import ConnectionLimit
+from corepipe.serving.api.http.limits import ConnectionLimit
 
 
 def log_state(models: Models, connections: ConnectionLimit, answers: Sized) -> None:

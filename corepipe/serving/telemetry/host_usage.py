@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from corepipe.serving.telemetry.history import CounterChange, History
+from corepipe.serving.telemetry.observer import CounterChange, History
 
 Times = Mapping[str, float]
 """Processor seconds by kind of use: user, system."""

@@ -16,9 +16,8 @@ from prometheus_client.registry import Collector
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Ready
 from corepipe.neuron.chips.catalog import instance as find_instance
-from corepipe.serving.telemetry.history import WINDOW_SECONDS
 from corepipe.serving.telemetry.host_usage import HostUsage
-from corepipe.serving.telemetry.observer import Observer
+from corepipe.serving.telemetry.observer import WINDOW_SECONDS, Observer
 
 PERCENTILES = (0, 1, 25, 50, 75, 99, 100)
 ERRORS = ("generic", "numerical", "transient", "model", "runtime", "hardware")

@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from time import monotonic
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Output, Stats
-from corepipe.serving.telemetry.history import History
 from corepipe.serving.telemetry.lateness import Lateness
 from corepipe.structured.constraints import KINDS, Kind
+
+if TYPE_CHECKING:  # heavy
+    from corepipe.engine.config import EngineConfig
 
 # Bucket bounds are vLLM's, so that its dashboards and recording rules fit.
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40)
@@ -37,8 +39,17 @@ MASK = (5e-6, 1e-5, 1.5e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3
 # Emulated devices answer faster than 10 ms a token: finer bounds below vLLM's.
 DEVICE_PER_TOKEN = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, *PER_TOKEN)
 
+WINDOW_SECONDS = 5.0
+"""The window of the gauges, equal to neuron-monitor's default period."""
+
+STEP_SECONDS = 0.25
+"""The smallest distance of kept readings; a later one within it replaces the earlier one."""
+
+
 MOST_STEPS = 8192
 """The most latencies of steps that are kept."""
+
+Value = TypeVar("Value")
 
 REASONS = ("stop", "length", "abort", "error")
 ANSWERED = frozenset({"stop", "length"})
@@ -76,6 +87,51 @@ class Histogram:
         family = HistogramMetricFamily(name, what, labels=tuple(labels))
         self.add_to(family, tuple(labels.values()))
         return family
+
+
+@dataclass(frozen=True, slots=True)
+class CounterChange(Generic[Value]):
+    """Two readings of counters that are `apart` seconds from each other.
+
+    `passed` is the part of the window that they cover, in seconds, where each change of the counters is read
+    at once.
+    """
+
+    before: Value
+    after: Value
+    apart: float
+    passed: float
+
+
+class History(Generic[Value]):
+    """Keeps as many readings of counters as the window needs."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, Value]] = deque()
+
+    def add(self, now: float, value: Value) -> None:
+        """Adds the latest reading."""
+        if len(self._kept) > 1 and now - self._kept[-2][0] < STEP_SECONDS:
+            self._kept.pop()
+        self._kept.append((now, value))
+        self._forget(now)
+
+    def clear(self) -> None:
+        """Forgets all readings: the counters have started anew."""
+        self._kept.clear()
+
+    def change(self, now: float) -> CounterChange[Value] | None:
+        """Returns the change over the window that ends at `now`; None where there is only one reading."""
+        self._forget(now)
+        if len(self._kept) < 2:
+            return None
+        (began, before), (ended, after) = self._kept[0], self._kept[-1]
+        return CounterChange(before, after, ended - began, min(now - began, WINDOW_SECONDS))
+
+    def _forget(self, now: float) -> None:
+        """Drops the readings before the one that was valid when the window began."""
+        while len(self._kept) > 1 and self._kept[1][0] <= now - WINDOW_SECONDS:
+            self._kept.popleft()
 
 
 def token_bounds(largest: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from corepipe.serving.api import app
-from corepipe.serving.api.http import connection, connection_limit
+from corepipe.serving.api.http import connection, limits
 from tests.servers import PATIENCE_SECONDS, until
 from tests.serving.api.timed import Timed
 from tests.serving.http_support import FakeEngine, running, saying
@@ -315,7 +315,7 @@ def until_refused(where):
 
 def test_who_rests_between_two_requests_gives_way_after_a_while(patient, monkeypatch):
     """The connection idle for longest is closed first; one answered just now may have sent a request."""
-    monkeypatch.setattr(connection_limit, "RESTED_SECONDS", 1e6)
+    monkeypatch.setattr(limits, "RESTED_SECONDS", 1e6)
     with running(FakeEngine(), max_connections=3) as where:
         resting = []
         for _ in range(3):
@@ -323,7 +323,7 @@ def test_who_rests_between_two_requests_gives_way_after_a_while(patient, monkeyp
             assert client.get("/health").status_code == 200
             resting.append(client)
         assert exchange(where, get("/health"))[0].status == 503
-        monkeypatch.setattr(connection_limit, "RESTED_SECONDS", 0.0)
+        monkeypatch.setattr(limits, "RESTED_SECONDS", 0.0)
         assert exchange(where, get("/health"))[0].status == 200
         sockets = [client._transport._pool.connections[0] for client in resting]  # type: ignore[attr-defined]
         assert until(lambda: [one.is_idle() and one.has_expired() for one in sockets] == [True, False, False])
@@ -344,14 +344,14 @@ def test_more_newcomers_than_can_be_told_are_closed(patient):
 
 
 def test_the_room_for_connections_is_that_for_files(monkeypatch):
-    limits = [(256, 1000)]
-    monkeypatch.setattr(connection_limit.resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(connection_limit.resource, "setrlimit", lambda _, limit: limits.append(limit))
-    assert connection_limit.make_room(500) == 500
-    assert limits[-1] == (628, 1000)
-    assert connection_limit.too_few_files(500, 500) is None
-    assert connection_limit.make_room(4096) == 872
-    assert "--max-connections 4096: only 872 are accepted" in connection_limit.too_few_files(4096, 872)
+    allowed = [(256, 1000)]
+    monkeypatch.setattr(limits.resource, "getrlimit", lambda _: allowed[-1])
+    monkeypatch.setattr(limits.resource, "setrlimit", lambda _, limit: allowed.append(limit))
+    assert limits.make_room(500) == 500
+    assert allowed[-1] == (628, 1000)
+    assert limits.too_few_files(500, 500) is None
+    assert limits.make_room(4096) == 872
+    assert "--max-connections 4096: only 872 are accepted" in limits.too_few_files(4096, 872)
 
 
 def old(method, path, *headers, body=b""):

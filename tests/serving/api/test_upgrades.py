@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from corepipe.serving.api.http.request_head import without_offer
+from corepipe.serving.api.http.limits import without_offer
 
 
 def test_all_but_the_offer_is_kept() -> None:

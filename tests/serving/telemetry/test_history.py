@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corepipe.serving.telemetry.history import STEP_SECONDS, WINDOW_SECONDS, History
+from corepipe.serving.telemetry.observer import STEP_SECONDS, WINDOW_SECONDS, History
 
 
 def history(*readings):

@@ -104,7 +104,8 @@ class Generation:
         self._service = service
         self._job = job
         self._renderer = job.renderer
-        self._bad_words = spelled(job.body.bad_words, service.tokenizer)
+        bad_words = job.body.bad_words
+        self._bad_words = spelled(bad_words, service.tokenizer) if bad_words else []
         details = RequestedDetails.of(job.body)
         self._choices = [
             GeneratedChoice(answer, job.arrival, service.observer.requests, details)
@@ -173,7 +174,7 @@ class Generation:
             prediction=self._job.prediction,
             speculation=body.speculation,
         )
-        return require_some(submit)
+        return submit if submit.sampling.allowed_token_ids is None else require_some(submit)
 
     async def _whole(self, outputs: AnswerOutputs, send: Send) -> None:
         parts: list[ResponsePart] = []

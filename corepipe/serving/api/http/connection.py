@@ -14,14 +14,19 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from corepipe.serving.api.http import request_head
-from corepipe.serving.api.http.connection_limit import Admission, ConnectionLimit, RefusalReason
 from corepipe.serving.api.http.errors import ApiError, on_the_wire
-from corepipe.serving.api.http.request_head import (
+from corepipe.serving.api.http.limits import (
     MAX_HEAD,
     MAX_HEADERS,
     MAX_URL,
+    Admission,
+    ConnectionLimit,
+    RefusalReason,
+    check_head,
+    head_too_large,
     malformed,
+    origin_form,
+    path_of,
     until_close,
     without_offer,
 )
@@ -222,7 +227,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > MAX_HEAD or len(self.headers) > MAX_HEADERS:
-            self._refuse(request_head.too_large())
+            self._refuse(head_too_large())
 
     def on_headers_complete(self) -> None:
         self._check_head()
@@ -230,7 +235,7 @@ class Connection(HttpToolsProtocol):
             self._plain_head = without_offer(self.url, self.parser.get_http_version(), self.headers)
             return  # the parser skips the body of such a request
         super().on_headers_complete()
-        self.scope["path"] = request_head.path_of(self.scope["raw_path"])
+        self.scope["path"] = path_of(self.scope["raw_path"])
         self._keep_alive = self.cycle.keep_alive
         self.cycle.keep_alive = False  # an answer before the end of the body ends the connection
         self._next = _Next.BODY
@@ -251,8 +256,8 @@ class Connection(HttpToolsProtocol):
     def _check_head(self) -> None:
         version = self.parser.get_http_version()
         try:
-            request_head.check(self.parser.get_method(), version, self.headers)
-            self.url = request_head.origin_form(self.url, self.headers)
+            check_head(self.parser.get_method(), version, self.headers)
+            self.url = origin_form(self.url, self.headers)
         except ApiError as error:
             self._refuse(error)
         if version == "1.0":
@@ -336,7 +341,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._held_back += fed  # the parser holds back a header or a trailer until it is complete
             if self._held_back > MAX_HEAD:
-                self._reject(request_head.too_large())
+                self._reject(head_too_large())
 
     def _set_time(self) -> None:
         if self._next is _Next.REQUEST:
