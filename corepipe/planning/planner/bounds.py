@@ -70,42 +70,35 @@ class PlanFailure:
     excess: float = inf
 
 
+@dataclass(frozen=True)
 class ShapeTimes:
     """The times and the memory of one shape: of its Programs alone, and the KV blocks that fit beside their
     weights.
 
-    cost: makes the cost model when a time is first needed: most shapes fail by their memory alone. host:
-    seconds of the host per step, which a step's time includes.  block_size: positions of a KV block.
+    make_cost: makes the cost model when a time is first needed: most shapes fail by their memory alone.
+    cores: of one replica.  host: seconds of the host per step, which a step's time includes.  block_size:
+    positions of a KV block.
     """
 
-    def __init__(
-        self,
-        shape: DeploymentShape,
-        cost: Callable[[], CostModel],
-        cores: Sequence[CoreMemory],
-        host: float,
-        block_size: int,
-    ) -> None:
-        self.shape = shape
-        self.instance = shape.device
-        self.block_size = block_size
-        self._make_cost = cost
-        self._cores = cores
-        self._host = host
+    shape: DeploymentShape
+    make_cost: Callable[[], CostModel]
+    cores: Sequence[CoreMemory]
+    host: float
+    block_size: int
 
     @cached_property
     def _cost(self) -> CostModel:
-        return self._make_cost()
+        return self.make_cost()
 
     def step(self, shape: StepShape) -> float:
         """Returns the seconds from a step's submission to its result, on an idle replica."""
         lone = self._cost.lone
-        return self._host + lone.latency(shape) + lone.sampling_seconds(shape)
+        return self.host + lone.latency(shape) + lone.sampling_seconds(shape)
 
     def busiest(self, shape: StepShape) -> float:
         """Returns the seconds for which a step occupies the busiest stage."""
         stages = self._cost.stage_seconds(shape)
-        return max(self._host, *stages) if len(stages) > 1 else self._host + stages[0]
+        return max(self.host, *stages) if len(stages) > 1 else self.host + stages[0]
 
     def tokens_alone(self, longest: int) -> Floats:
         """Returns [longest]: seconds of a decode step of a single request with 1 ... `longest` tokens of
@@ -113,13 +106,13 @@ class ShapeTimes:
         step = StepShape.decode(1, 1)
         moved = sum(self._cost.transfer_seconds(stage, step) for stage in range(self._cost.stages))
         stages = self._cost.lone.decode_seconds(1, np.arange(1, longest + 1))
-        alone: Floats = stages.sum(axis=0) + (self._host + moved + self._cost.sampling_seconds(step))
+        alone: Floats = stages.sum(axis=0) + (self.host + moved + self._cost.sampling_seconds(step))
         return alone
 
     def prompt(self, tokens: int, chunk: int) -> float:
         """Returns the seconds until a single prompt's first token, in chunks of up to `chunk` tokens."""
         chunks = _chunks(tokens, chunk)
-        first = sum(self._host + self._cost.lone.stage_seconds(step)[0] for step in chunks[:-1])
+        first = sum(self.host + self._cost.lone.stage_seconds(step)[0] for step in chunks[:-1])
         return first + self.step(chunks[-1])
 
     def prompt_device(self, tokens: int, chunk: int) -> float:
@@ -134,12 +127,12 @@ class ShapeTimes:
     def blocks(self) -> int:
         """KV blocks that a replica can have; negative where not even the weights fit."""
         budget = self.shape.profile.kv_budget
-        return blocks_that_fit(self._cores, self.shape.placement.data, self.instance, budget)
+        return blocks_that_fit(self.cores, self.shape.placement.data, self.shape.device, budget)
 
     @cached_property
     def weights(self) -> int:
         """Bytes of weights on the fullest core."""
-        return max(core.weights for core in self._cores)
+        return max(core.weights for core in self.cores)
 
 
 def _chunks(tokens: int, chunk: int) -> list[StepShape]:
@@ -266,7 +259,7 @@ class ShapeBounds:
         blocks, wanted = self._timed.blocks, -(-limits.max_model_len // self._timed.block_size)
         if blocks >= wanted:
             return None
-        instance, cores = self._timed.instance, self._timed.shape.placement.cores
+        instance, cores = self._timed.shape.device, self._timed.shape.placement.cores
         bank = instance.bank_bytes / 2**30
         weights = self._timed.weights / 2**30
         share = min(instance.cores_per_bank, cores)

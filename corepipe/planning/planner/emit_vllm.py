@@ -28,9 +28,6 @@ PROBE_SECONDS = 10
 MODELS = "/models"
 """Directory of nodes and containers for files that a server does not download itself."""
 
-EMITTED = "--emit vllm-neuron: "
-"""Prefix of error messages."""
-
 NXDI_PROFILE, NATIVE_PROFILE = "vllm-neuron", "vllm-neuron-native"
 """The profiles of inf2 and trn1, and of trn2 and trn3."""
 
@@ -69,37 +66,39 @@ def is_native(instance: Instance) -> bool:
     return instance.chip.core.version in vllm_native.GENERATIONS
 
 
+def problem(shape: DeploymentShape, model: ModelConfig) -> str | None:
+    """Returns the reason for which vLLM on Neuron cannot run a shape; None: it can."""
+    place, instance = shape.placement, shape.device
+    if instance.family == "inf1":
+        return f"vLLM does not run on {instance.name}; restrict the plan with --instance to inf2 or trn"
+    own = vllm_native.problem(shape, model) if is_native(instance) else vllm_nxdi.problem(shape)
+    if own is not None:
+        return own
+    if place.tensor not in instance.tensor_degrees:
+        accepted = ", ".join(map(str, instance.tensor_degrees))
+        return f"tensor {place.tensor} is not accepted on {instance.family}; it takes {accepted}"
+    if place.expert not in (1, place.tensor):
+        return f"vLLM on Neuron divides experts among all tensor ranks: plan with expert {place.tensor}"
+    return None
+
+
 def check_runs(shape: DeploymentShape, model: ModelConfig) -> None:
     """Raises UserError for a shape that vLLM on Neuron cannot run."""
-    if shape.device.family == "inf1":
-        problem: str | None = (
-            f"vLLM does not run on {shape.device.name}; restrict the plan with --instance to inf2 or trn"
-        )
-    elif is_native(shape.device):
-        problem = vllm_native.problem(shape, model)
-    else:
-        problem = vllm_nxdi.problem(shape)
-    if problem is not None:
-        raise UserError(f"{EMITTED}{problem}", "emit")
+    if (why := problem(shape, model)) is not None:
+        raise UserError(f"--emit vllm-neuron: {why}", "emit")
 
 
 def runs(shape: DeploymentShape, model: ModelConfig) -> bool:
     """Tells whether vLLM on Neuron runs the model in this shape."""
-    try:
-        check_runs(shape, model)
-    except UserError:
-        return False
-    return True
+    return problem(shape, model) is None
 
 
 def refusal(candidate: Candidate, model: ModelConfig, prompt: int) -> str | None:
     """Returns the reason for which vLLM on Neuron does not run a candidate as planned, with prompts of up
     to `prompt` tokens; None: it does."""
     shape, native = candidate.shape, is_native(candidate.shape.device)
-    try:
-        check_runs(shape, model)
-    except UserError as error:
-        return error.message.removeprefix(EMITTED)
+    if (why := problem(shape, model)) is not None:
+        return why
     stack = NATIVE_PROFILE if native else NXDI_PROFILE
     if shape.profile.stack != stack:
         family, planned = shape.device.family, shape.profile.stack

@@ -38,9 +38,14 @@ from corepipe.planning.planner.bounds import PlanFailure, Reason, ShapeBounds, S
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.judging import Judge
 from corepipe.planning.planner.lateness import Queue, surely_late
-from corepipe.planning.planner.search import MOST_INSTANCES
 from corepipe.planning.planner.search_result import SimulatedOutcome
-from corepipe.planning.planner.space import BLOCK_SIZE, Candidate, DeploymentShape, PlannedDeployment
+from corepipe.planning.planner.space import (
+    BLOCK_SIZE,
+    MOST_INSTANCES,
+    Candidate,
+    DeploymentShape,
+    PlannedDeployment,
+)
 from corepipe.simulation.early_stop import EarlyStop
 from corepipe.simulation.record import SimulationRecord
 from corepipe.simulation.report import SimulationReport
@@ -84,7 +89,7 @@ def _unwatched() -> None:
 
 
 class SimulationEvaluator:
-    """Implements `search.Evaluator` for one model: `prices` of instances by name, dollars per hour.
+    """Evaluates deployments of one model for the search: `prices` of instances by name, dollars per hour.
 
     on_progress: called regularly during a long simulation; may raise.  unfit: as in `Inquiry`.
     """
@@ -125,6 +130,7 @@ class SimulationEvaluator:
         return int(self._sizes.prompts.max())
 
     def failure(self, candidate: Candidate) -> PlanFailure | None:
+        """Returns the reason for which no number of instances suffices; None where a bound does not tell."""
         if (why := self._unfit(candidate, self.longest_prompt)) is not None:
             return PlanFailure(Reason.UNSUPPORTED, why)
         shape, sequences = candidate.shape, candidate.limits.max_num_seqs
@@ -137,11 +143,13 @@ class SimulationEvaluator:
             return PlanFailure(Reason.UNSUPPORTED, error.message.splitlines()[0])
 
     def fewest(self, candidate: Candidate) -> int:
+        """Returns the least number of instances that may suffice, from 1; called where `failure` is None."""
         bounds, limits = self._bounds_of(candidate), candidate.limits
         queues = bounds.queues(limits)
         return _first(lambda n: not self._must_be_late(queues, n), bounds.fewest(limits))
 
     def likely(self, candidate: Candidate) -> int:
+        """Returns the estimated number of instances that suffice: the search begins there."""
         bounds, limits = self._bounds_of(candidate), candidate.limits
         replicas = candidate.shape.placement.data
 
@@ -171,12 +179,15 @@ class SimulationEvaluator:
         return requests - floor(self._demand.objectives.percentile / 100 * (requests - 1))
 
     def estimate(self, candidate: Candidate, instances: int) -> float:
+        """Returns the estimated seconds of a request; decides the order of attempts."""
         return self._bounds_of(candidate).estimate(candidate.limits, instances)
 
     def price(self, shape: DeploymentShape) -> float:
+        """Returns the dollars per hour of one instance."""
         return self._prices[shape.instance]
 
     def measure(self, deployment: PlannedDeployment) -> SimulatedOutcome:
+        """Simulates a deployment."""
         return self._measure(self._twin_of(deployment.candidate), deployment.instances)
 
     def _make_measurement(self, candidate: Candidate, instances: int) -> SimulatedOutcome:
@@ -189,6 +200,7 @@ class SimulationEvaluator:
         return self._judge.of_lost(early_stop, requests) if early_stop.lost else self._judge.of_record(record)
 
     def alone(self, candidate: Candidate) -> SimulatedOutcome:
+        """Simulates a candidate with next to no load: more instances cannot do better."""
         return self._alone(self._twin_of(candidate))
 
     def _make_alone(self, candidate: Candidate) -> SimulatedOutcome:

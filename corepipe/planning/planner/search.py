@@ -15,10 +15,9 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import Protocol
 
-from corepipe.planning.planner.bounds import PlanFailure
 from corepipe.planning.planner.contender import Contender
+from corepipe.planning.planner.evaluate import SimulationEvaluator
 from corepipe.planning.planner.search_result import (
     CostlierShape,
     PlanOption,
@@ -26,15 +25,17 @@ from corepipe.planning.planner.search_result import (
     SearchProgress,
     SearchResult,
     SearchStopped,
-    SimulatedOutcome,
 )
-from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
+from corepipe.planning.planner.space import (
+    MOST_INSTANCES,
+    BatchLimits,
+    Candidate,
+    DeploymentShape,
+    PlannedDeployment,
+)
 
 GROWTH = 1.5
 """Factor by which the number of instances grows where an estimate was too low, or one more."""
-
-MOST_INSTANCES = 256
-"""Instances of a deployment at most: one that needs more would serve next to nothing on each."""
 
 MORE_VARIANTS = 2
 """Batch limits tried for each shape and number of instances, once the cheapest deployment is known."""
@@ -45,31 +46,6 @@ hundred cores can be divided in dozens of ways that all suffice."""
 
 NOTICEABLE = 0.97
 """Share of the fastest time below which a dearer deployment's estimate must lie to be simulated."""
-
-
-class Evaluator(Protocol):
-    """The evaluation of a model under a workload that the search uses."""
-
-    def failure(self, candidate: Candidate) -> PlanFailure | None:
-        """Returns the reason for which no number of instances suffices; None where a bound does not tell."""
-
-    def fewest(self, candidate: Candidate) -> int:
-        """Returns the least number of instances that may suffice, from 1; called where `failure` is None."""
-
-    def likely(self, candidate: Candidate) -> int:
-        """Returns the estimated number of instances that suffice: the search begins there."""
-
-    def estimate(self, candidate: Candidate, instances: int) -> float:
-        """Returns the estimated seconds of a request; decides the order of attempts."""
-
-    def price(self, shape: DeploymentShape) -> float:
-        """Returns the dollars per hour of one instance."""
-
-    def measure(self, deployment: PlannedDeployment) -> SimulatedOutcome:
-        """Simulates a deployment."""
-
-    def alone(self, candidate: Candidate) -> SimulatedOutcome:
-        """Simulates a candidate with next to no load: more instances cannot do better."""
 
 
 Watch = Callable[[SearchProgress], None]
@@ -90,7 +66,7 @@ class Search:
 
     shapes: Sequence[DeploymentShape]
     limits: Sequence[BatchLimits]
-    evaluator: Evaluator
+    evaluator: SimulationEvaluator
     watch: Watch
     spread: float = 1.0
     tied: Callable[[DeploymentShape], float] = lambda _: 0.0

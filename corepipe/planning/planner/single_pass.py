@@ -22,9 +22,10 @@ from corepipe.neuron.step import StepShape
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.evaluate import engine_settings
 from corepipe.planning.planner.prices import Price
-from corepipe.planning.planner.search import INTERRUPTED, MOST_INSTANCES
+from corepipe.planning.planner.search import INTERRUPTED
 from corepipe.planning.planner.search_result import SearchStopped
 from corepipe.planning.planner.space import (
+    MOST_INSTANCES,
     MOST_TOKENS,
     BatchLimits,
     Candidate,

@@ -29,6 +29,10 @@ BLOCK_SIZE = 32
 """Positions in a KV block, the default of `corepipe serve`."""
 
 
+MOST_INSTANCES = 256
+"""Instances of a deployment at most: one that needs more would serve next to nothing on each."""
+
+
 def degrees(placement: Placement) -> str:
     """Returns the degrees above 1, in words."""
     return " ".join(f"{name} {degree}" for name, degree in placement.degrees.items() if degree > 1)

@@ -74,11 +74,6 @@ def problem(shape: DeploymentShape, model: ModelConfig) -> str | None:
         return f"the native plugin has no {fmt} for {model.model_type} on {instance.family}; " + (
             f"use --dtype {' or '.join(formats)}"
         )
-    if place.tensor not in instance.tensor_degrees:
-        accepted = ", ".join(map(str, instance.tensor_degrees))
-        return f"tensor {place.tensor} is not accepted on {instance.family}; it takes {accepted}"
-    if place.expert not in (1, place.tensor):
-        return f"the native plugin divides experts among all tensor ranks: plan with expert {place.tensor}"
     return None
 
 

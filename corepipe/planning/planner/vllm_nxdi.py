@@ -37,18 +37,10 @@ STARTUP_SECONDS = 3600
 
 def problem(shape: DeploymentShape) -> str | None:
     """Returns the reason for which NxD Inference does not run it; None: it does."""
-    place, instance = shape.placement, shape.device
-    if place.pipeline > 1:
+    if shape.placement.pipeline > 1:
         return "NxD Inference cuts by tensor alone; plan without pipelines"
     if shape.format.name not in DTYPES:
         return f"NxD Inference has no {shape.format.name}; use --dtype {' or '.join(DTYPES)}"
-    if place.tensor not in instance.tensor_degrees:
-        accepted = ", ".join(map(str, instance.tensor_degrees))
-        return f"tensor {place.tensor} is not accepted on {instance.family}; it takes {accepted}"
-    if place.expert not in (1, place.tensor):
-        return (
-            f"plans divide experts among all tensor ranks of NxD Inference: plan with expert {place.tensor}"
-        )
     return None
 
 

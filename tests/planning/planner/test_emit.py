@@ -24,7 +24,7 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import TIMED_FORMATS
 from corepipe.planning.planner import vllm_native
 from corepipe.planning.planner.emit_helm import FLAGS, PodSettings, helm_values
-from corepipe.planning.planner.emit_vllm import neuron_resource, runs, unfit, vllm_manifests
+from corepipe.planning.planner.emit_vllm import neuron_resource, problem, runs, unfit, vllm_manifests
 from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
 from corepipe.planning.planner.vllm_nxdi import buckets
 from corepipe.serving.config import ServerConfig
@@ -321,9 +321,9 @@ def test_the_native_plugin_is_asked_to_divide_experts() -> None:
     assert flag in LISTED["native"]["flags"]
     assert flag not in vllm_native.flags("m", native("trn2.48xlarge", CHUNKED))
     gpt_oss = architecture("gpt-oss-20b").config
-    assert vllm_native.problem(divided.candidate.shape, gpt_oss) is None
+    assert problem(divided.candidate.shape, gpt_oss) is None
     apart = deployment("trn2.48xlarge", "bf16", Placement(tensor=2, expert=4), CHUNKED)
-    assert "among all tensor ranks" in (vllm_native.problem(apart.candidate.shape, gpt_oss) or "")
+    assert "among all tensor ranks" in (problem(apart.candidate.shape, gpt_oss) or "")
 
 
 def test_graphs_of_the_native_plugin_in_chunks() -> None:
