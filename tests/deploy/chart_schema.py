@@ -1,7 +1,8 @@
-"""Writes what the chart's schema says of settings from their fields: `python -m tests.deploy.chart_schema`.
+"""Writes from the fields of settings what the chart says of them: `python -m tests.deploy.chart_schema`.
 
 A value of the chart that is a setting of `corepipe serve` (`Flag.chart`) has the choices and bounds of its
-field, and null where values.yaml leaves it to the server.  Patterns and all other values stay as they are.
+field in the schema, and null where values.yaml leaves it to the server; a template has its flag.  Patterns
+and all other values stay as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from corepipe.cli.flags.also import OWN
 from corepipe.engine.config import EngineConfig
-from corepipe.engine.flag import Flag, flags_in
+from corepipe.engine.flag import Flag, flag_names, flags_in
 from corepipe.serving.config import ServerConfig
 from tests.deploy.charts import CHART, default_values
 
@@ -22,6 +23,13 @@ SCHEMA = CHART / "values.schema.json"
 
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "multiple_of": "multipleOf"}
 """pydantic's names of bounds, and JSON schema's."""
+
+TEMPLATE = CHART / "templates" / "_settings.tpl"
+
+HEAD = """\
+{{/* Flags of settings by their keys in values.yaml: made by `python -m tests.deploy.chart_schema`. */}}
+{{- define "corepipe.settings" -}}
+"""
 
 LEAF = re.compile(r'( *"[\w-]+": )(\{.*\})(,?)')
 
@@ -75,6 +83,17 @@ def schema(text: str) -> str:
     return _with_options("\n".join([*lines, ""]))
 
 
+def template() -> str:
+    """Returns the template with the flags of all settings, but for those that depend on other values."""
+    flags = {
+        flag.chart: flag_names(config, name)[0].replace("--", "")
+        for config in (EngineConfig, ServerConfig)
+        for name, flag in flags_in(config).items()
+        if flag.chart is not None and name not in {"model", "threads"}
+    }
+    return HEAD + "".join(f"{key}: {flags[key]}\n" for key in sorted(flags)) + "{{- end }}\n"
+
+
 def _with_options(text: str) -> str:
     """Puts the options of a further model in."""
     rows = re.search(r'(?: +"[\w-]+": \{"\$ref": "#/\$defs/option"\},?\n)+', text)
@@ -86,3 +105,4 @@ def _with_options(text: str) -> str:
 
 if __name__ == "__main__":
     SCHEMA.write_text(schema(SCHEMA.read_text()))
+    TEMPLATE.write_text(template())

@@ -301,6 +301,7 @@ def test_further_models_are_flags_and_share_the_cpus() -> None:
 def test_the_schema_is_the_one_of_these_settings() -> None:
     text = chart_schema.SCHEMA.read_text()
     assert chart_schema.schema(text) == text
+    assert chart_schema.template() == chart_schema.TEMPLATE.read_text()
     options = schema_of("also")["items"]["properties"]["options"]
     assert [*options["properties"]] == [*OWN]
 

@@ -27,10 +27,6 @@
 {{- with .Values }}
 {{- include "corepipe.flag" (list "host" .bindAddress) }}
 {{- include "corepipe.flag" (list "port" 8000) }}
-{{- include "corepipe.flag" (list "task" .task) }}
-{{- if .verify }}
-- --verify
-{{- end }}
 {{- range .servedModelNames }}
 {{- include "corepipe.flag" (list "served-model-name" .) }}
 {{- end }}
@@ -40,54 +36,16 @@
 {{- if .chatTemplate }}
 {{- include "corepipe.flag" (list "chat-template" "/etc/corepipe/chat-template.jinja") }}
 {{- end }}
-{{- if .trustRequestChatTemplate }}
-- --trust-request-chat-template
+{{- range $key, $flag := include "corepipe.settings" $ | fromYaml }}
+{{- $value := $.Values }}
+{{- range splitList "." $key }}{{ $value = index $value . }}{{ end }}
+{{- $names := append (splitList "/" $flag) "" }}
+{{- if kindIs "bool" $value }}
+{{- with ternary (first $names) (index $names 1) $value }}
+- --{{ . }}
 {{- end }}
-{{- if .allowSpecialTokensInText }}
-- --allow-special-tokens-in-text
-{{- end }}
-{{- if .strict }}
-- --strict
-{{- end }}
-{{- include "corepipe.flag" (list "tool-call-parser" .toolCallParser) }}
-{{- include "corepipe.flag" (list "reasoning-parser" .reasoningParser) }}
-{{- include "corepipe.flag" (list "shutdown-timeout" .drainSeconds) }}
-{{- include "corepipe.flag" (list "max-queue-seconds" .batching.maxQueueSeconds) }}
-{{- include "corepipe.flag" (list "otlp-traces-endpoint" .tracing.otlpEndpoint) }}
-{{- include "corepipe.flag" (list "inject" .faults.inject) }}
-{{- if .faults.withKeys }}
-- --inject-with-keys
-{{- end }}
-{{- include "corepipe.flag" (list "dtype" .format) }}
-{{- include "corepipe.flag" (list "bits" .bits) }}
-{{- include "corepipe.flag" (list "seed" .seed) }}
-{{- include "corepipe.flag" (list "instance" .instance) }}
-{{- include "corepipe.flag" (list "mode" .placement.mode) }}
-{{- include "corepipe.flag" (list "pipeline" .placement.pipeline) }}
-{{- include "corepipe.flag" (list "tensor" .placement.tensor) }}
-{{- include "corepipe.flag" (list "data" .placement.data) }}
-{{- include "corepipe.flag" (list "expert" .placement.expert) }}
-{{- include "corepipe.flag" (list "clock" .clock) }}
-{{- if ne (float64 .timeScale) 1.0 }}
-{{- include "corepipe.flag" (list "time-scale" .timeScale) }}
-{{- end }}
-{{- include "corepipe.flag" (list "timing-model" .timingModel) }}
-{{- include "corepipe.flag" (list "profile" .profile) }}
-{{- include "corepipe.flag" (list "policy" .policy) }}
-{{- with .batching }}
-{{- include "corepipe.flag" (list "max-model-len" .maxModelLen) }}
-{{- include "corepipe.flag" (list "max-num-seqs" .maxNumSeqs) }}
-{{- include "corepipe.flag" (list "max-num-batched-tokens" .maxNumBatchedTokens) }}
-{{- include "corepipe.flag" (list "max-batch-delay" .maxBatchDelay) }}
-{{- include "corepipe.flag" (list "block-size" .blockSize) }}
-{{- include "corepipe.flag" (list "num-blocks" .numBlocks) }}
-{{- include "corepipe.flag" (list "kv-cache-memory-bytes" .kvCacheMemoryBytes) }}
-{{- include "corepipe.flag" (list "kv-cache-dtype" .kvCacheDtype) }}
-{{- include "corepipe.flag" (list "speculative-config" .speculativeConfig) }}
-{{- include "corepipe.flag" (list "max-num-queued-reqs" .maxNumQueuedReqs) }}
-{{- include "corepipe.flag" (list "max-num-queued-tokens" .maxNumQueuedTokens) }}
-{{- if not .prefixCaching }}
-- --no-enable-prefix-caching
+{{- else }}
+{{- include "corepipe.flag" (list $flag $value) }}
 {{- end }}
 {{- end }}
 {{- if or .threads (not .also) }}

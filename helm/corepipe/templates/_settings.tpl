@@ -1,0 +1,41 @@
+{{/* Flags of settings by their keys in values.yaml: made by `python -m tests.deploy.chart_schema`. */}}
+{{- define "corepipe.settings" -}}
+allowSpecialTokensInText: allow-special-tokens-in-text
+batching.blockSize: block-size
+batching.kvCacheDtype: kv-cache-dtype
+batching.kvCacheMemoryBytes: kv-cache-memory-bytes
+batching.maxBatchDelay: max-batch-delay
+batching.maxModelLen: max-model-len
+batching.maxNumBatchedTokens: max-num-batched-tokens
+batching.maxNumQueuedReqs: max-num-queued-reqs
+batching.maxNumQueuedTokens: max-num-queued-tokens
+batching.maxNumSeqs: max-num-seqs
+batching.maxQueueSeconds: max-queue-seconds
+batching.numBlocks: num-blocks
+batching.prefixCaching: enable-prefix-caching/no-enable-prefix-caching
+batching.speculativeConfig: speculative-config
+bits: bits
+clock: clock
+drainSeconds: shutdown-timeout
+faults.inject: inject
+faults.withKeys: inject-with-keys
+format: dtype
+instance: instance
+placement.data: data
+placement.expert: expert
+placement.mode: mode
+placement.pipeline: pipeline
+placement.tensor: tensor
+policy: policy
+profile: profile
+reasoningParser: reasoning-parser
+seed: seed
+strict: strict
+task: task
+timeScale: time-scale
+timingModel: timing-model
+toolCallParser: tool-call-parser
+tracing.otlpEndpoint: otlp-traces-endpoint
+trustRequestChatTemplate: trust-request-chat-template
+verify: verify
+{{- end }}
