@@ -36,25 +36,18 @@ class LoadTestSettings:
     tokenizer: tuple[str, Tokenizer] | None = None
 
 
+@dataclass(slots=True)
 class LoadTest:
     """Plays workloads, one at a time.  `watch` is called for every run that begins."""
 
-    def __init__(
-        self,
-        http: Http,
-        found: ServerIdentity,
-        setup: PromptSetup,
-        settings: LoadTestSettings,
-        watch: Callable[[LoadRun, Recorder, Workload, str], None],
-    ) -> None:
-        self._http = http
-        self._found = found
-        self._setup = setup
-        self._settings = settings
-        self._watch = watch
-        self._run: LoadRun | None = None
-        self._played = 0
-        self.stopped = False
+    http: Http
+    found: ServerIdentity
+    setup: PromptSetup
+    settings: LoadTestSettings
+    watch: Callable[[LoadRun, Recorder, Workload, str], None]
+    stopped: bool = False
+    _run: LoadRun | None = None
+    _played: int = 0
 
     def stop(self) -> None:
         """Ends the current run; the report has the requests measured so far."""
@@ -73,13 +66,13 @@ class LoadTest:
 
     async def play(self, workload: Workload, name: str = "") -> LoadReport:
         """Plays a workload to its end, or until `stop`."""
-        settings = self._settings
+        settings = self.settings
         asking = replace(settings.asking, run_id=f"{settings.asking.run_id}-{self._played}")
         recorder = Recorder(settings.slo, keep_stamps=settings.keep_stamps)
-        client = LoadClient(self._http, asking, self._speller(), self._count)
+        client = LoadClient(self.http, asking, self._speller(), self._count)
         self._run = LoadRun(workload, client, recorder)
         self._played += 1
-        self._watch(self._run, recorder, workload, name)
+        self.watch(self._run, recorder, workload, name)
         before, cpu = await self._pace(), process_time()
         if self.stopped:
             self._run.stop()
@@ -92,28 +85,28 @@ class LoadTest:
 
     def _speller(self) -> Speller:
         """Returns a speller with words that no other run uses, so that no prefix cache holds them."""
-        return self._setup.speller.salted(f"{self._settings.salt} {self._played}")
+        return self.setup.speller.salted(f"{self.settings.salt} {self._played}")
 
     @property
     def _count(self) -> Callable[[str], int] | None:
-        if self._settings.tokenizer is None:
+        if self.settings.tokenizer is None:
             return None
-        _, tokenizer = self._settings.tokenizer
+        _, tokenizer = self.settings.tokenizer
         return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
 
     async def _pace(self) -> DevicePace:
-        return await pace(self._http) if self._found.is_corepipe else DevicePace()
+        return await pace(self.http) if self.found.is_corepipe else DevicePace()
 
     def _conditions(self, workload: Workload) -> Conditions:
-        settings = self._settings
+        settings = self.settings
         return Conditions(
-            url=self._http.target.url,
-            model=self._found.model,
+            url=self.http.target.url,
+            model=self.found.model,
             api=settings.asking.api,
-            prompts=self._setup.prompts,
+            prompts=self.setup.prompts,
             tokenizer=settings.tokenizer and settings.tokenizer[0],
             workload=workload.about,
             salt=settings.salt,
             slo=settings.slo,
-            server=self._found.placement,
+            server=self.found.placement,
         )

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from inspect import Parameter, cleandoc
 from shutil import get_terminal_size
@@ -61,15 +61,10 @@ MARKUP: Literal["rich"] = "rich"
 class LazyCommands(Mapping[str, Any]):
     """The commands by their names; a command is imported when it is looked up."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
         if name not in COMMANDS:
             raise KeyError(name)
-        if name not in self._made:
-            self._made[name] = _command(name)
-        return self._made[name]
+        return _command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -78,6 +73,7 @@ class LazyCommands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
+@cache
 def _command(name: str) -> Any:
     """Imports a command and returns click's command, or its group of commands."""
     module = import_module(f"corepipe.cli.{name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,6 @@ SHOWN = 12
 """Figures whose intervals are printed, and rows that are refused by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """The rows of all files that can be believed, and those that cannot."""
-
-    rows: list[Raw]
-    refused: list[str]
-
-
 def run(given: Mapping[str, Any]) -> None:
     """Fits to the files and writes the profile.  Raises UserError for files and names that cannot be used."""
     output: Path = given["output"]
@@ -46,12 +38,12 @@ def run(given: Mapping[str, Any]) -> None:
         )
     check_writable("--output", output)
     cases = Cases(PROFILES[base] if given["profile"] else None)
-    known = _read(given, base, cases)
-    for line in known.refused[:SHOWN]:
+    known, why = _read(given, base, cases)
+    for line in why[:SHOWN]:
         errors().print(f"refused: {line}")
-    if len(known.refused) > SHOWN:
-        errors().print(f"{len(known.refused) - SHOWN} more rows are refused")
-    before = _usable(known.rows, cases)
+    if len(why) > SHOWN:
+        errors().print(f"{len(why) - SHOWN} more rows are refused")
+    before = _usable(known, cases)
     if not before:
         names = ", ".join(str(path) for path in given["files"])
         raise UserError(f"{names}: no row has a value that can be compared with a prediction")
@@ -66,8 +58,9 @@ def run(given: Mapping[str, Any]) -> None:
     errors().print(f"fitted to {counted}; wrote the profile to {output}; use it with --profile {output}")
 
 
-def _read(given: Mapping[str, Any], base: str, cases: Cases) -> _Read:
-    """The rows of all files.  Raises UserError for one that cannot be read."""
+def _read(given: Mapping[str, Any], base: str, cases: Cases) -> tuple[list[Raw], list[str]]:
+    """Returns the rows of all files that can be believed, and why the others cannot.  Raises UserError for a
+    file that cannot be read."""
     deployed = MeasuredDeployment(
         given["model"], given["instance"], given["dtype"], given["tensor"], given["pipeline"], given["data"],
         given["max_num_seqs"], given["max_model_len"], given["expert"],
@@ -79,7 +72,7 @@ def _read(given: Mapping[str, Any], base: str, cases: Cases) -> _Read:
         bad = {one.number: one for one in refused(found, cases)}
         rows += [row for number, row in enumerate(found, 1) if number not in bad]
         why += [f"{path}, {_told(one, found)}" for one in bad.values()]
-    return _Read(rows, why)
+    return rows, why
 
 
 def _rows(path: Path, deployed: MeasuredDeployment, base: str) -> list[Raw]:

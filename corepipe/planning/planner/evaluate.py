@@ -84,34 +84,24 @@ class PlacedCandidate(DevicePlan):
         return self.costs
 
 
-def _unwatched() -> None:
-    pass
-
-
+@dataclass(eq=False)
 class SimulationEvaluator:
     """Evaluates deployments of one model for the search: `prices` of instances by name, dollars per hour.
 
-    on_progress: called regularly during a long simulation; may raise.  unfit: as in `Inquiry`.
+    on_progress: called regularly during a long simulation; may raise.  unfit: as in `PlanRequest`.
     """
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        demand: Demand,
-        prices: Mapping[str, float],
-        max_model_len: int,
-        on_progress: Callable[[], None] = _unwatched,
-        unfit: Callable[[Candidate, int], str | None] = lambda _candidate, _prompt: None,
-    ) -> None:
-        self._on_progress = on_progress
-        self._unfit = unfit
-        self._architecture = architecture
-        self._demand = demand
-        self._judge = Judge(demand.objectives)
-        self._prices = prices
-        self._max_model_len = max_model_len
-        self._block_size = block_positions(architecture.graph(FORMATS["bf16"], max_model_len), BLOCK_SIZE)
-        self._sizes = demand.sizes
+    architecture: Architecture
+    demand: Demand
+    prices: Mapping[str, float]
+    max_model_len: int
+    on_progress: Callable[[], None] = lambda: None
+    unfit: Callable[[Candidate, int], str | None] = lambda _candidate, _prompt: None
+
+    def __post_init__(self) -> None:
+        graph = self.architecture.graph(FORMATS["bf16"], self.max_model_len)
+        self._block_size = block_positions(graph, BLOCK_SIZE)
+        self._judge = Judge(self.demand.objectives)
         self._graph = cache(self._make_graph)
         self._programs = cache(self._make_programs)
         self._cost = cache(self._make_cost)
@@ -127,11 +117,11 @@ class SimulationEvaluator:
     @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt."""
-        return int(self._sizes.prompts.max())
+        return int(self.demand.sizes.prompts.max())
 
     def failure(self, candidate: Candidate) -> PlanFailure | None:
         """Returns the reason for which no number of instances suffices; None where a bound does not tell."""
-        if (why := self._unfit(candidate, self.longest_prompt)) is not None:
+        if (why := self.unfit(candidate, self.longest_prompt)) is not None:
             return PlanFailure(Reason.UNSUPPORTED, why)
         shape, sequences = candidate.shape, candidate.limits.max_num_seqs
         graph = self._graph(shape.format)
@@ -164,19 +154,19 @@ class SimulationEvaluator:
     def _must_be_late(self, queues: Sequence[Queue], instances: int, replicas: int = 1) -> bool:
         """Tells whether so many requests wait for too long that the percentile is missed, of the requests
         of one instance, or of one of `replicas` that take turns."""
-        arrivals = self._arrivals(self._demand.objectives.rate / max(1, instances))[::replicas]
+        arrivals = self._arrivals(self.demand.objectives.rate / max(1, instances))[::replicas]
         enough = self._most_late(len(arrivals))
         return any(surely_late(arrivals, queue, enough) for queue in queues)
 
     def _make_arrivals(self, rate: float) -> tuple[float, ...]:
         """Returns the arrival times in a simulation at this rate."""
-        requests = self._demand.requests_at(rate)
-        starts = islice(self._demand.stream(rate, requests).starts(), requests)
+        requests = self.demand.requests_at(rate)
+        starts = islice(self.demand.stream(rate, requests).starts(), requests)
         return tuple(start or 0.0 for start in starts)
 
     def _most_late(self, requests: int) -> int:
         """Returns the number of late requests, out of so many, with which the percentile is missed."""
-        return requests - floor(self._demand.objectives.percentile / 100 * (requests - 1))
+        return requests - floor(self.demand.objectives.percentile / 100 * (requests - 1))
 
     def estimate(self, candidate: Candidate, instances: int) -> float:
         """Returns the estimated seconds of a request; decides the order of attempts."""
@@ -184,7 +174,7 @@ class SimulationEvaluator:
 
     def price(self, shape: DeploymentShape) -> float:
         """Returns the dollars per hour of one instance."""
-        return self._prices[shape.instance]
+        return self.prices[shape.instance]
 
     def measure(self, deployment: PlannedDeployment) -> SimulatedOutcome:
         """Simulates a deployment."""
@@ -193,8 +183,8 @@ class SimulationEvaluator:
     def _make_measurement(self, candidate: Candidate, instances: int) -> SimulatedOutcome:
         """Simulates a deployment; stops when so many requests are late that the whole must fail: requests
         that come later make none of them faster."""
-        rate = self._demand.objectives.rate / instances
-        requests = self._demand.requests_at(rate)
+        rate = self.demand.objectives.rate / instances
+        requests = self.demand.requests_at(rate)
         early_stop = EarlyStop(self._slo(), self._most_late(requests))
         record = self._play(candidate, rate, requests, early_stop)
         return self._judge.of_lost(early_stop, requests) if early_stop.lost else self._judge.of_record(record)
@@ -213,9 +203,9 @@ class SimulationEvaluator:
 
     def simulate(self, deployment: PlannedDeployment) -> SimulationReport:
         """Returns the whole simulation of one of the deployment's instances."""
-        rate = self._demand.objectives.rate / deployment.instances
+        rate = self.demand.objectives.rate / deployment.instances
         candidate = deployment.candidate
-        workload = self._demand.stream(rate, self._demand.requests_at(rate)).workload()
+        workload = self.demand.stream(rate, self.demand.requests_at(rate)).workload()
         return simulate(self.config(candidate), workload, device=self.place(candidate))
 
     def config(self, candidate: Candidate) -> SimulationConfig:
@@ -231,24 +221,24 @@ class SimulationEvaluator:
     def _play(
         self, candidate: Candidate, rate: float, requests: int, early_stop: EarlyStop | None = None
     ) -> SimulationRecord:
-        workload = self._demand.stream(rate, max(1, requests)).workload()
+        workload = self.demand.stream(rate, max(1, requests)).workload()
         config, device = self.config(candidate), self.place(candidate)
-        return play(config, workload, device, lambda _what, _done: self._on_progress(), early_stop)
+        return play(config, workload, device, lambda _what, _done: self.on_progress(), early_stop)
 
     def _slo(self) -> Slo:
-        return Slo(self._demand.objectives.ttft, self._demand.objectives.tpot)
+        return Slo(self.demand.objectives.ttft, self.demand.objectives.tpot)
 
     def _engine(self, candidate: Candidate) -> EngineConfig:
         shape, limits = candidate.shape, candidate.limits
         return validated(
             EngineConfig,
             {
-                **engine_settings(self._architecture.name, candidate, shape.profile.name),
+                **engine_settings(self.architecture.name, candidate, shape.profile.name),
                 "lnc": shape.lnc,
                 "policy": shape.profile.policy,
                 "max_model_len": limits.max_model_len,
                 "speculative_config": limits.speculative_config,
-                "seed": self._demand.seed,
+                "seed": self.demand.seed,
             },
         )
 
@@ -278,7 +268,7 @@ class SimulationEvaluator:
         timed = ShapeTimes(shape, cost, self._cores(candidate), host, self._block_size)
         guesses = candidate.limits.speculative_config
         rates = () if guesses is None else guesses.synthetic_rates or ()
-        return ShapeBounds(timed, self._sizes, self._demand.objectives, rates)
+        return ShapeBounds(timed, self.demand.sizes, self.demand.objectives, rates)
 
     def _cost_of(self, candidate: Candidate, replica: int) -> CostModel:
         """Returns the cost model of one replica, with the graphs for the candidate's limits."""
@@ -305,7 +295,7 @@ class SimulationEvaluator:
     def _make_memory(
         self, cut: ProgramKey, sequences: int, tokens: int, draft: Draft | None
     ) -> tuple[CoreMemory, ...]:
-        limits = DeploymentLimits(self._max_model_len, sequences, tokens, self._block_size, max_blocks=1)
+        limits = DeploymentLimits(self.max_model_len, sequences, tokens, self._block_size, max_blocks=1)
         cores = of_replica(self._footprints(cut), limits)
         return cores if draft is None else draft.add(cores, cut.tensor, limits)
 
@@ -330,7 +320,7 @@ class SimulationEvaluator:
         return modes.compiler(graph, find_instance(cut.instance), cut.profile)(placement)
 
     def _make_graph(self, fmt: Format) -> Graph:
-        return self._architecture.graph(fmt, self._max_model_len)
+        return self.architecture.graph(fmt, self.max_model_len)
 
 
 def engine_settings(model: str, candidate: Candidate, stack: str) -> dict[str, object]:
