@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from corepipe.cli.flags.options import LOCAL_SERVER
 from corepipe.cli.output.common import errors, print_json, results
 from corepipe.cli.output.placement import print_placement
-from corepipe.errors import UserError, why
+from corepipe.errors import UserError
 from corepipe.neuron.chips import catalog
 from corepipe.neuron.timing import ls as devices
 
@@ -39,15 +40,12 @@ def run(given: Mapping[str, Any]) -> None:
 
 def _placement(url: str | None, api_key: str | None) -> dict[str, Any] | None:
     """The server's placement; None where no URL was given and nothing answers at the usual place."""
-    import httpx  # noqa: PLC0415 -- heavy: who names an instance does without
+    from corepipe.cli.run.reading import MonitoredServer, UnreachableError  # noqa: PLC0415 -- heavy: who names an instance does without
 
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        answer = httpx.get(f"{url or LOCAL_SERVER}/v1/placement", headers=headers, timeout=5.0)
-        answer.raise_for_status()
-        placement: dict[str, Any] = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, json.JSONDecodeError) as error:
+        with closing(MonitoredServer(url or LOCAL_SERVER, api_key)) as server:
+            return server.placement()
+    except UnreachableError as error:
         if url is None:
             return None
-        raise UserError(f"--url {url}: no corepipe server answers there ({why(error)})", "url") from error
-    return placement
+        raise UserError(f"--url {url}: no corepipe server answers there ({error})", "url") from error

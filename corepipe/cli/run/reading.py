@@ -75,10 +75,18 @@ class MonitoredServer:
         """Returns the served models and their placements.  Raises UserError where no corepipe server with an
         engine answers."""
         try:
-            placement = self._get("/v1/placement").json()
+            placement = self.placement()
             return [ServedDeployment(one) for one in placement.get("models", [placement])]
         except (UnreachableError, ValueError, AttributeError) as error:
             raise UserError(f"{self.url}: no corepipe server answers there ({error})", "url") from error
+
+    def placement(self) -> dict[str, Any]:
+        """Returns the placement of the models.  Raises UnreachableError."""
+        try:
+            found: dict[str, Any] = self._get("/v1/placement").json()
+        except ValueError as error:
+            raise UnreachableError(f"/v1/placement is no JSON: {error}") from error
+        return found
 
     def read(self) -> MetricsSample:
         """Reads all series.  Raises UnreachableError."""
