@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import corepipe.pytest
-from corepipe.serving.api.cassettes.file_format import from_text
+from corepipe.serving.api.cassettes.file_format import read
 from corepipe.serving.api.cassettes.redaction import read_redaction
 from corepipe.serving.api.routes.table import ROUTES
 from tests.cli.test_main import named
@@ -134,7 +134,7 @@ def test_what_is_said_to_be_recorded_is() -> None:
 def test_the_example_of_a_file_is_one() -> None:
     (answer,) = re.findall(r'^(    "answer": \{.*?^    \})', PAGE, re.DOTALL | re.MULTILINE)
     request = '{"method": "POST", "path": "/v1/chat/completions", "body": {}}'
-    whole = from_text(f'{{"cassette": 1, "request": {request},\n{answer}}}'.encode(), 1 << 20)
+    whole = read(f'{{"cassette": 1, "request": {request},\n{answer}}}'.encode(), 1 << 20).exchange()
     assert len(whole.answer.pieces) == 3
     assert whole.answer.body.endswith(b"data: [DONE]\n\n")
 

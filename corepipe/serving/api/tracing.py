@@ -7,7 +7,7 @@ headers.  Needs `corepipe[tracing]`; imported only if traces are configured.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from time import time_ns
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -56,7 +56,7 @@ class TracingMiddleware:
     It traces POSTs to `paths`.
     """
 
-    def __init__(self, app: ASGIApp, traces: SpanExporter, paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, traces: SpanExporter, paths: Container[str]) -> None:
         self._app = app
         self._traces = traces
         self._paths = paths

@@ -19,6 +19,7 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import (
     AnswerObserver,
     AnswerOutputs,
+    answer,
     answer_outputs,
     charged,
     followed,
@@ -180,10 +181,7 @@ class Generation:
         parts: list[ResponsePart] = []
         while self._left:
             parts += await self._next(outputs)
-        body = self._renderer.whole([*parts, *self._of_all()])
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await answer(send, self._renderer.whole([*parts, *self._of_all()]))
 
     async def _stream(self, outputs: AnswerOutputs, send: Send) -> None:
         """Waits for the first output, so that an error still has its own status; then sends events."""

@@ -115,7 +115,7 @@ class ModelRouter:
         name = None if (path_name := scope["path_params"].get("model")) is None else named_in_path(path_name)
         if name is None and scope["method"] == "POST":
             body = await read_body(receive)
-            name, receive = _model_of(body), read_again(body, receive)
+            name, receive = model_of(body), read_again(body, receive)
         await self._apps[self._models.named(name)](scope, receive, send)
 
 
@@ -128,7 +128,7 @@ class _Body(msgspec.Struct):
     model: str | None = None
 
 
-def _model_of(body: bytes) -> str | None:
+def model_of(body: bytes) -> str | None:
     """Returns the model that a body names; None for a wrong body, which the first model's route refuses."""
     try:
         return msgspec.json.decode(body.removeprefix(BYTE_ORDER_MARK), type=_Body).model

@@ -27,7 +27,7 @@ from corepipe.serving.api.answering.choice import failure
 from corepipe.serving.api.answering.endpoint import asks_device, naming, read_request
 from corepipe.serving.api.answering.rendering import EmulatedTimes
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.answering.submission import TRACE, AnswerObserver, charged, followed
+from corepipe.serving.api.answering.submission import TRACE, AnswerObserver, answer, charged, followed
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Truncation
 from corepipe.serving.api.bodies.protocol import REQUEST_ID, ModelRequest
 from corepipe.serving.api.bodies.values import Neutral, ShortText
@@ -46,8 +46,6 @@ NEUTRAL_POOLED: Mapping[str, Neutral] = {
     "embed_dtype": Neutral(("float32",)),
     "endianness": Neutral(("native", "little")),
 }
-
-JSON_HEADER = (b"content-type", b"application/json")
 
 
 class PooledBody(ModelRequest, frozen=True, kw_only=True):
@@ -336,14 +334,6 @@ def emulated(service: Service, outputs: Sequence[Output]) -> dict[str, Any]:
     """Returns the emulated device's times of these outputs, as fields of an answer."""
     times = [output.device for output in outputs]
     return EmulatedTimes(service.engine.instance, times, service.observer.lateness.verdict).fields()
-
-
-async def answer(send: Send, body: bytes, *others: tuple[bytes, bytes]) -> None:
-    """Sends an answer with status 200; its content type is JSON unless the headers `others` have one."""
-    kind = () if any(name == b"content-type" for name, _ in others) else (JSON_HEADER,)
-    headers = [*kind, (b"content-length", b"%d" % len(body)), *others]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _encode(fields: Mapping[str, Any]) -> bytes:

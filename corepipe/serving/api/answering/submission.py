@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
-from starlette.types import Receive
+from starlette.types import Receive, Send
 
 from corepipe.engine.messages import Output
 from corepipe.serving.api.bodies.protocol import ModelRequest
@@ -16,6 +16,7 @@ from corepipe.serving.api.http.tenants import Quota
 from corepipe.serving.supervision.client import MAX_PENDING, OutputStream
 from corepipe.serving.telemetry.observer import FinishedSequence
 
+JSON_HEADER = (b"content-type", b"application/json")
 TRACE = "corepipe.trace"
 """The key of a traced request's AnswerObserver in its ASGI scope."""
 
@@ -158,3 +159,11 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
             raise
     finally:
         watcher.cancel()
+
+
+async def answer(send: Send, body: bytes, *others: tuple[bytes, bytes]) -> None:
+    """Sends an answer with status 200; its content type is JSON unless the headers `others` have one."""
+    kind = () if any(name == b"content-type" for name, _ in others) else (JSON_HEADER,)
+    headers = [*kind, (b"content-length", b"%d" % len(body)), *others]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -150,11 +150,6 @@ def read(data: bytes, most: int) -> CassetteFile:
         raise MalformedCassette("it is nested too deeply") from error
 
 
-def from_text(data: bytes, most: int) -> RecordedExchange:
-    """Returns the exchange of a file, as `read`."""
-    return read(data, most).exchange()
-
-
 def compact(raw: bytes) -> bytes:
     """Returns JSON without space between its tokens, which stay unchanged.  Raises DecodeError."""
     return msgspec.json.format(raw, indent=-1)

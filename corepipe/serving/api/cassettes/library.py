@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from corepipe.errors import UserError, shown
+from corepipe.serving.api.answering.models import model_of
 from corepipe.serving.api.cassettes.exchange import RecordedExchange, RecordedRequest
 from corepipe.serving.api.cassettes.file_format import CassetteFile, MalformedCassette, read
 from corepipe.serving.api.cassettes.nearest import NearestRequest, nearest
@@ -52,7 +51,7 @@ class CassetteLibrary:
         self._recordings.setdefault(request.key, []).append(recording)
         self._requests[file] = request
         if request.body:
-            model = _Named.of(request.body)
+            model = model_of(request.body)
             if model and model not in self.models:
                 self.models.append(model)
 
@@ -69,19 +68,6 @@ class CassetteLibrary:
     def nearest(self, request: RecordedRequest) -> NearestRequest | None:
         """Returns the most similar request of the same method and path, or None."""
         return nearest(self._redaction.redacted_request(request), self._requests)
-
-
-class _Named(msgspec.Struct, frozen=True):
-    """The part of a body that names a model."""
-
-    model: str | None = None
-
-    @classmethod
-    def of(cls, body: bytes) -> str | None:
-        try:
-            return msgspec.json.decode(body, type=cls).model
-        except msgspec.ValidationError:
-            return None
 
 
 def read_library(folder: Path, redaction: Redaction, known: Callable[[str, str], bool]) -> CassetteLibrary:

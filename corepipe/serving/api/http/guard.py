@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -102,8 +102,8 @@ class RequestGuard:
         config: ServerConfig,
         host: str,
         tenants: Tenants,
-        keyless: Collection[str],
-        posts: Collection[str],
+        keyless: Container[str],
+        posts: Container[str],
         origins: Iterable[str] = (),
     ) -> None:
         self._app = app

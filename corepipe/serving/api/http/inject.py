@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -57,7 +57,7 @@ class FaultMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, draw: FaultSequence, counts: InjectedFaults, paths: Collection[str]
+        self, app: ASGIApp, draw: FaultSequence, counts: InjectedFaults, paths: Container[str]
     ) -> None:
         self._app = app
         self._draw = draw

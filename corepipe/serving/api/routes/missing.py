@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from corepipe.serving.api.http.errors import ApiError, echo, wrong_method
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import Route, best_match
 
 BASE = "/v1"
 """The path of the base URL for OpenAI's clients; they add the rest of a route themselves."""
@@ -45,7 +45,7 @@ class MissingRoutes:
 
         origin: scheme, host and port, as the client wrote them.
         """
-        there = max((one for one in self._routes if one.matches(path)), key=_precision, default=None)
+        there = best_match(self._routes, path)
         if there is not None and not extension_at(path):
             return wrong_method(method, path, there.method)
         message = f"Unknown route: {method} {echo(path)}. {self._hint(path, origin)}"
@@ -74,11 +74,6 @@ class MissingRoutes:
                 instead = next((one for one in self._instead if f"{path}/".startswith(f"{one}/")), None)
                 if instead or any(one.matches(path) for one in self._routes):
                     yield instead or path
-
-
-def _precision(route: Route) -> int:
-    """Returns how precisely a route matches a path: a model's name may end like another route."""
-    return len(route.path)
 
 
 def extension_at(path: str) -> str:

@@ -16,6 +16,7 @@ from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.endpoint import Endpoint, naming
 from corepipe.serving.api.answering.generation import Generation, GenerationJob
 from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.submission import answer
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.routes import chat, completions
 from corepipe.serving.api.routes.route import Route
@@ -81,10 +82,7 @@ class RenderEndpoint:
         sent = answers if self._listed else answers[0]
         tokens = sum(len(submit.prompt) for submit in submits)
         body = await service.beside(tokens, lambda: msgspec.json.encode(sent))
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        send = naming(send, job.ignored)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await answer(naming(send, job.ignored), body)
 
 
 def _rendered(job: GenerationJob, submit: Submit) -> Rendered:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -108,7 +108,7 @@ class Route:
         return whole and bool(named) and "\n" not in named
 
 
-class RoutePaths(Collection[str]):
+class RoutePaths(Container[str]):
     """The set of paths that some routes match."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
@@ -119,11 +119,10 @@ class RoutePaths(Collection[str]):
     def __contains__(self, path: object) -> bool:
         return path in self._plain or any(one.matches(str(path)) for one in self._named)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter([*self._plain, *(one.path for one in self._named)])
 
-    def __len__(self) -> int:
-        return len(self._plain) + len(self._named)
+def best_match(routes: Iterable[Route], path: str) -> Route | None:
+    """Returns the route that matches a path most precisely: a model's name may end like another route."""
+    return max((one for one in routes if one.matches(path)), key=lambda one: len(one.path), default=None)
 
 
 def plain(handler: RouteHandler) -> Callable[[Service], Callable[[Request], Awaitable[Response]]]:

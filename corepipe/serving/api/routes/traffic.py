@@ -12,31 +12,12 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corepipe.serving.api.http.errors import internal, send_error
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import Route, best_match
 from corepipe.serving.telemetry.observer import Histogram
 
 _SECONDS = (
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    1.5,
-    2,
-    2.5,
-    3,
-    3.5,
-    4,
-    4.5,
-    5,
-    7.5,
-    10,
-    30,
-    60,
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
+    *(1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60),
 )
 _SECONDS_BY_HANDLER = (0.1, 0.5, 1)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -56,7 +37,7 @@ class HttpMetrics(Collector):
 
     def observe(self, method: str, path: str, status: int, received: int, sent: int, seconds: float) -> None:
         """Counts one answer, sizes of bodies in bytes; status 0 (the client left before) is not counted."""
-        route = self._route(path)
+        route = self._routes.get(path) or best_match(self._routes.values(), path)
         if not status or (route is not None and not route.counted):
             return
         handler = "none" if route is None else route.path
@@ -98,11 +79,6 @@ class HttpMetrics(Collector):
         )
         self._all_durations.add_to(fine, ())
         yield fine
-
-    def _route(self, path: str) -> Route | None:
-        """Returns the route that matches a path most precisely: a model's name may end like another route."""
-        matching = (one for one in self._routes.values() if one.matches(path))
-        return self._routes.get(path) or max(matching, key=lambda one: len(one.path), default=None)
 
 
 class TrafficMiddleware:

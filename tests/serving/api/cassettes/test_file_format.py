@@ -17,7 +17,7 @@ from corepipe.serving.api.cassettes.exchange import (
     RecordedExchange,
     RecordedRequest,
 )
-from corepipe.serving.api.cassettes.file_format import MalformedCassette, from_text, to_text
+from corepipe.serving.api.cassettes.file_format import MalformedCassette, read, to_text
 from corepipe.serving.api.cassettes.folding import WIDTH, fold, unfold
 
 MOST = 1 << 25
@@ -41,6 +41,11 @@ spelled = st.sampled_from(
     (msgspec.json.encode, lambda v: json.dumps(v).encode(), lambda v: json.dumps(v, indent=1).encode())
 )
 times = st.floats(0, 1e6).map(lambda at: round(at, 1))
+
+
+def from_text(data: bytes, most: int) -> RecordedExchange:
+    """Returns the exchange of a file."""
+    return read(data, most).exchange()
 
 
 def exchange(answered: RecordedAnswer, **device: Any) -> RecordedExchange:

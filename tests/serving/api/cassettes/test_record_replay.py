@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from corepipe.engine.messages import Output, failed_output
-from corepipe.serving.api.cassettes.file_format import from_text
+from corepipe.serving.api.cassettes.file_format import read
 from corepipe.serving.api.cassettes.library import MAX_FILE
 from tests.servers import metric_of, until
 from tests.serving.api.golden import CHAT, CHATS, COMPLETIONS, SCRIPTS, STREAM, TEXT, cases
@@ -201,7 +201,7 @@ def test_at_the_recorded_pace_nothing_comes_before_its_time(recorded: Path) -> N
         began = time.perf_counter()
         assert ask(url, CHATS, CHAT)[0] == 200
         assert time.perf_counter() - began >= 0.2
-    pieces = from_text(streamed.read_bytes(), MAX_FILE).answer.pieces
+    pieces = read(streamed.read_bytes(), MAX_FILE).exchange().answer.pieces
     with replaying(recorded / "s", replay_pace="recorded") as url:
         began, heard = time.perf_counter(), b""
         with httpx.stream("POST", url + CHATS, json=stream) as answer:

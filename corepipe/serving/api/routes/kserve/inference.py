@@ -25,10 +25,10 @@ from corepipe.serving.api.answering.pooled import (
     PooledRequest,
     PooledResult,
     PooledRunner,
-    answer,
     array,
 )
 from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.submission import answer
 from corepipe.serving.api.answering.texts import (
     EncodedPrompt,
     EncodingOptions,
