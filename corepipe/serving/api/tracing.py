@@ -34,6 +34,9 @@ _NANOSECONDS = 1e9
 
 Attributes = dict[str, AttributeValue]
 
+_DRAWN = ("stream", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "n")
+"""Fields of a request that are attributes under the same names."""
+
 
 class SpanExporter:
     """Exports spans in batches, by OTLP over HTTP, to `endpoint`, from a thread beside the server."""
@@ -200,16 +203,8 @@ def _asked(operation: str, request: ModelRequest) -> Attributes:
 
 
 def _drawn(request: GenerationRequest) -> Attributes:
-    attributes: Attributes = {
-        "gen_ai.request.stream": request.stream,
-        "gen_ai.request.temperature": request.temperature,
-        "gen_ai.request.top_p": request.top_p,
-        "gen_ai.request.top_k": request.top_k,
-        "gen_ai.request.frequency_penalty": request.frequency_penalty,
-        "gen_ai.request.presence_penalty": request.presence_penalty,
-        "gen_ai.request.choice.count": request.n,
-        "gen_ai.request.n": request.n,
-    }
+    attributes: Attributes = {f"gen_ai.request.{name}": getattr(request, name) for name in _DRAWN}
+    attributes["gen_ai.request.choice.count"] = request.n
     if request.seed is not None:
         attributes["gen_ai.request.seed"] = request.seed
     if request.stops:

@@ -59,7 +59,7 @@ from corepipe.serving.api.bodies.reading import Chosen, Nested
 from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape, UnreasonedRenderer
-from corepipe.serving.api.routes.route import EVENTS, Route
+from corepipe.serving.api.routes.route import EVENTS, generating
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -374,8 +374,7 @@ def _rendered(render: Callable[..., str], conversation: TemplateInput) -> str:
         raise
 
 
-ROUTE = Route(
-    "POST",
+ROUTE = generating(
     "/v1/chat/completions",
     "Chat completion",
     Chat,
@@ -383,5 +382,4 @@ ROUTE = Route(
     request=ChatRequest,
     answer=ChatCompletion,
     others=(EVENTS,),
-    generates=True,
 )

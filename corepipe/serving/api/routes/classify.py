@@ -21,7 +21,7 @@ from corepipe.serving.api.answering.pooled import (
     array,
 )
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import generating
 
 encode = msgspec.json.encode
 
@@ -111,8 +111,7 @@ class ClassifyEndpoint(PooledEndpoint[ClassifyRequest]):
         return self.service.task.labels[int(row.argmax())]
 
 
-_CLASSIFY = Route(
-    "POST",
+_CLASSIFY = generating(
     "/classify",
     "Classes of texts, of their tokens, or of images",
     ClassifyEndpoint,
@@ -120,6 +119,5 @@ _CLASSIFY = Route(
     request=ClassifyRequest,
     example={"input": ["a cat sat", "a dog ran"]},
     answer=Classification,
-    generates=True,
 )
 ROUTES = (_CLASSIFY, replace(_CLASSIFY, path="/v1/classify", summary="The same", details=""))

@@ -30,7 +30,7 @@ from corepipe.serving.api.routes.embeddings import (
     vector,
 )
 from corepipe.serving.api.routes.rerank import ApiVersion
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import generating
 
 CohereTruncate = Literal["NONE", "START", "END"]
 
@@ -129,8 +129,7 @@ class EmbedV1(Embed):
         return {"response_type": "embeddings_by_type", "embeddings": found}
 
 
-_EMBED = Route(
-    "POST",
+_EMBED = generating(
     "/v2/embed",
     "Vectors of texts, in Cohere's form",
     Embed,
@@ -138,7 +137,6 @@ _EMBED = Route(
     request=EmbedRequest,
     example={"texts": ["a cat sat", "a dog ran"], "input_type": "search_document"},
     answer=Embedded,
-    generates=True,
 )
 ROUTES = (
     _EMBED,

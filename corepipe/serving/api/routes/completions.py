@@ -24,7 +24,7 @@ from corepipe.serving.api.answering.rendering import ChoiceShape
 from corepipe.serving.api.answering.texts import Truncation, check_ids, entries
 from corepipe.serving.api.bodies.protocol import MAX_CHOICES, MAX_LOGPROBS, NO_LIMIT, GenerationRequest, Limit
 from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.routes.route import EVENTS, Route
+from corepipe.serving.api.routes.route import EVENTS, generating
 
 DEFAULT_TOKENS = 16
 
@@ -215,8 +215,7 @@ class CompletionShape:
         return {name(token): value for token, value in entry.top} | chosen
 
 
-ROUTE = Route(
-    "POST",
+ROUTE = generating(
     "/v1/completions",
     "Text completion",
     Completions,
@@ -224,5 +223,4 @@ ROUTE = Route(
     request=CompletionRequest,
     answer=Completion,
     others=(EVENTS,),
-    generates=True,
 )

@@ -30,7 +30,7 @@ from corepipe.serving.api.answering.texts import (
     read_entries,
 )
 from corepipe.serving.api.http.errors import echo, invalid
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import generating
 
 InputType = Literal[
     "query", "document", "passage", "search_query", "search_document", "classification", "clustering"
@@ -173,8 +173,7 @@ class EmbeddingsEndpoint(PooledEndpoint[EmbeddingRequest]):
         return envelope.listing(data)
 
 
-ROUTE = Route(
-    "POST",
+ROUTE = generating(
     "/v1/embeddings",
     "Vectors of texts",
     EmbeddingsEndpoint,
@@ -182,7 +181,6 @@ ROUTE = Route(
     request=EmbeddingRequest,
     example={"input": ["a cat sat", "a dog ran"]},
     answer=Embeddings,
-    generates=True,
 )
 ROUTES = (
     ROUTE,

@@ -15,7 +15,7 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import origin_of
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.missing import BASE
-from corepipe.serving.api.routes.route import ForAllModels, Route, plain
+from corepipe.serving.api.routes.route import ForAllModels, Route, for_everybody, plain
 
 
 class ModelCard(Strict):
@@ -79,9 +79,7 @@ ROUTES = (
     Route(
         "GET", "/v1/models/{model}", "One of the served names", plain(_model), answer=ModelCard, of_model=True
     ),
-    Route(
-        "GET", "/version", "The version", ForAllModels(_version), answer=Version, keyless=True, counted=False
-    ),
+    for_everybody("/version", "The version", ForAllModels(_version), answer=Version),
 )
 
 
@@ -113,14 +111,11 @@ async def _root(models: Models, request: Request) -> Response:
     )
 
 
-ROOT = Route(
-    "GET",
+ROOT = for_everybody(
     "/",
     "Where the API is",
     ForAllModels(_root),
     "the base URL of clients, as a page for browsers, else as JSON",
     answer=Root,
     others=("text/html",),
-    keyless=True,
-    counted=False,
 )

@@ -11,7 +11,7 @@ from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.http.guard import read_again, read_body
 from corepipe.serving.api.routes.chat import Chat
 from corepipe.serving.api.routes.completions import Completions
-from corepipe.serving.api.routes.route import EVENTS, JSON, Route
+from corepipe.serving.api.routes.route import EVENTS, JSON, generating
 
 
 class Invocations:
@@ -33,12 +33,10 @@ class Invocations:
         await self._routes[shapes[0]](scope, read_again(body, receive), send)
 
 
-ROUTE = Route(
-    "POST",
+ROUTE = generating(
     "/invocations",
     "A chat or a completion, by the fields of the body",
     Invocations,
     "`messages` or a `prompt` (SageMaker); needs no `model`",
     others=(JSON, EVENTS),
-    generates=True,
 )

@@ -16,7 +16,7 @@ from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import VectorRequest
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import generating
 
 PoolingTask = Literal["embed", "classify", "score", "token_classify"]
 
@@ -83,8 +83,7 @@ class PoolingEndpoint(PooledEndpoint[PoolingRequest]):
         return scores if task.per_token else scores[0]
 
 
-ROUTE = Route(
-    "POST",
+ROUTE = generating(
     "/pooling",
     "What the model computes of texts",
     PoolingEndpoint,
@@ -92,5 +91,4 @@ ROUTE = Route(
     request=PoolingRequest,
     example={"input": ["a cat sat", "a dog ran"]},
     answer=PooledList,
-    generates=True,
 )

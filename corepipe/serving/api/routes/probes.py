@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.http.errors import RETRY_SECONDS
-from corepipe.serving.api.routes.route import Audience, ForAllModels, Route
+from corepipe.serving.api.routes.route import Audience, ForAllModels, Route, for_everybody
 
 
 class Health(Strict):
@@ -50,17 +50,7 @@ def _health(models: Models, *, ok: bool) -> Response:
 def _probe(
     path: str, summary: str, handler: Callable[[Models, Request], Awaitable[Response]], details: str
 ) -> Route:
-    return Route(
-        "GET",
-        path,
-        summary,
-        ForAllModels(handler),
-        details,
-        Audience.ALL,
-        answer=Health,
-        keyless=True,
-        counted=False,
-    )
+    return for_everybody(path, summary, ForAllModels(handler), details, Audience.ALL, answer=Health)
 
 
 ROUTES = (

@@ -19,7 +19,7 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import answer
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.routes import chat, completions
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import of_model
 
 
 class _Counted(Strict):
@@ -127,8 +127,7 @@ def _chat(service: Service) -> RenderEndpoint:
 
 
 ROUTES = (
-    Route(
-        "POST",
+    of_model(
         "/v1/completions/render",
         "The prompts of a completion as token ids",
         _completions,
@@ -136,16 +135,13 @@ ROUTES = (
         request=completions.CompletionRequest,
         answer=Rendered,
         listed=True,
-        of_model=True,
     ),
-    Route(
-        "POST",
+    of_model(
         "/v1/chat/completions/render",
         "The prompt of a chat as token ids",
         _chat,
         "by the chat template; nothing is generated",
         request=chat.ChatRequest,
         answer=Rendered,
-        of_model=True,
     ),
 )

@@ -14,7 +14,7 @@ from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Str
 from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledRequest, PooledResult
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.bodies.protocol import NaturalNumber
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import generating
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 DOCUMENTS_A_UNIT = 100
@@ -127,8 +127,7 @@ def _ranked(index: int, score: float, texts: Sequence[str] | None) -> dict[str, 
     return fields if texts is None else {**fields, "document": {"text": texts[index]}}
 
 
-RERANK = Route(
-    "POST",
+RERANK = generating(
     "/rerank",
     "Documents by how well they answer a query",
     Rerank,
@@ -137,7 +136,6 @@ RERANK = Route(
     request=RerankRequest,
     example={"query": "pets", "documents": ["a cat sat", "shares fell"], "top_n": 1},
     answer=Ranking,
-    generates=True,
 )
 """The route /rerank, which accepts another form, too: `tei`."""
 ROUTES = (

@@ -108,6 +108,14 @@ class Route:
         return whole and bool(named) and "\n" not in named
 
 
+generating = partial(Route, "POST", generates=True)
+"""Makes a route by which the model answers."""
+of_model = partial(Route, "POST", of_model=True)
+"""Makes a route that takes a body for the model, but gets no answer of it."""
+for_everybody = partial(Route, "GET", keyless=True, counted=False)
+"""Makes a route of facts that are no secret."""
+
+
 class RoutePaths(Container[str]):
     """The set of paths that some routes match."""
 

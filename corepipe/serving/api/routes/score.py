@@ -13,7 +13,7 @@ from corepipe.serving.api.answering.answers import Listing, Strict
 from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledRequest, PooledResult
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import generating
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 OneOrMoreTexts = str | list[str]
@@ -79,8 +79,7 @@ class ScoreEndpoint(PooledEndpoint[ScoreRequest]):
         return envelope.listing([msgspec.json.encode(one) for one in data])
 
 
-_SCORE = Route(
-    "POST",
+_SCORE = generating(
     "/score",
     "How well texts go with others",
     ScoreEndpoint,
@@ -88,6 +87,5 @@ _SCORE = Route(
     request=ScoreRequest,
     example={"text_1": "pets", "text_2": ["a cat sat", "shares fell"]},
     answer=Scores,
-    generates=True,
 )
 ROUTES = (_SCORE, replace(_SCORE, path="/v1/score", summary="The same", details=""))

@@ -28,7 +28,7 @@ from corepipe.serving.api.http.errors import ApiError, invalid
 from corepipe.serving.api.http.guard import read_again, read_body
 from corepipe.serving.api.routes.embeddings import check_dimensions, prompt_named, vector
 from corepipe.serving.api.routes.rerank import RERANK, Rerank
-from corepipe.serving.api.routes.route import JSON, Route
+from corepipe.serving.api.routes.route import JSON, generating
 from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
 
 Direction = Annotated[
@@ -156,8 +156,7 @@ def _sigmoid(score: float) -> float:
     return 1 / (1 + math.exp(-score)) if score > -700 else 0.0
 
 
-_EMBED = Route(
-    "POST",
+_EMBED = generating(
     "/embed",
     "Vectors of texts, in the form of Text Embeddings Inference",
     TeiEmbed,
@@ -165,6 +164,5 @@ _EMBED = Route(
     request=TeiEmbedRequest,
     example={"inputs": ["a cat sat", "a dog ran"]},
     others=(JSON,),
-    generates=True,
 )
 ROUTES = (replace(RERANK, make=RerankByForm), _EMBED)

@@ -27,7 +27,7 @@ from corepipe.serving.api.routes.chat import (
     TemplateVariables,
     encode_chat,
 )
-from corepipe.serving.api.routes.route import Route, plain
+from corepipe.serving.api.routes.route import Route, of_model, plain
 
 MAX_TOKENIZED = 16_384
 """The most tokens of a text here, if the context is not larger."""
@@ -179,24 +179,8 @@ async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
 
 
 ROUTES = (
-    Route(
-        "POST",
-        "/tokenize",
-        "Text to token ids",
-        plain(_tokenize),
-        request=TokenizeRequest,
-        answer=Tokens,
-        of_model=True,
-    ),
-    Route(
-        "POST",
-        "/detokenize",
-        "Token ids to text",
-        plain(_detokenize),
-        request=DetokenizeRequest,
-        answer=Text,
-        of_model=True,
-    ),
+    of_model("/tokenize", "Text to token ids", plain(_tokenize), request=TokenizeRequest, answer=Tokens),
+    of_model("/detokenize", "Token ids to text", plain(_detokenize), request=DetokenizeRequest, answer=Text),
     Route(
         "GET",
         "/tokenizer_info",

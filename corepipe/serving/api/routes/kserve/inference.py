@@ -20,13 +20,7 @@ from corepipe.models.tasks import Images, Task, TaskInfo
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.images import of_pixels
 from corepipe.serving.api.answering.models import VERSION, named_in_path
-from corepipe.serving.api.answering.pooled import (
-    PooledJob,
-    PooledRequest,
-    PooledResult,
-    PooledRunner,
-    array,
-)
+from corepipe.serving.api.answering.pooled import PooledJob, PooledRequest, PooledResult, PooledRunner, array
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import answer
 from corepipe.serving.api.answering.texts import (
@@ -57,7 +51,7 @@ from corepipe.serving.api.routes.kserve.metadata import (
     outputs_of,
 )
 from corepipe.serving.api.routes.kserve.tensors import NamedTensor, TensorInput, TensorOutput
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import generating
 
 BINARY = (b"content-type", b"application/octet-stream")
 
@@ -294,8 +288,7 @@ def _split(body: bytes, scope: Scope) -> tuple[bytes, bytes]:
     return body[: int(given[0])], body[int(given[0]) :]
 
 
-ROUTE = Route(
-    "POST",
+ROUTE = generating(
     "/v2/models/{model}/infer",
     "Tensors of texts, token ids or images to tensors",
     Infer,
@@ -307,5 +300,4 @@ ROUTE = Route(
     answer=InferAnswer,
     failures=(Outcome,),
     others=("application/octet-stream",),
-    generates=True,
 )

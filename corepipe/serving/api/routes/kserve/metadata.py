@@ -14,7 +14,7 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import ApiError, wrong_method
 from corepipe.serving.api.routes.kserve.tensors import Datatype
 from corepipe.serving.api.routes.missing import extension_at
-from corepipe.serving.api.routes.route import Audience, ForAllModels, Route, plain
+from corepipe.serving.api.routes.route import Audience, ForAllModels, Route, for_everybody, plain
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 PIXELS = "pixel_values"
@@ -135,37 +135,28 @@ async def _model(service: Service, request: Request) -> Response:
 
 
 ROUTES = (
-    Route(
-        "GET",
+    for_everybody(
         "/v2",
         "The server, by the Open Inference Protocol",
         ForAllModels(_server),
         answer=ServerMetadata,
         failures=(Outcome,),
-        keyless=True,
-        counted=False,
     ),
-    Route(
-        "GET",
+    for_everybody(
         "/v2/health/live",
         "Alive",
         ForAllModels(_live),
         audience=Audience.ALL,
         answer=Live,
         failures=(Outcome,),
-        keyless=True,
-        counted=False,
     ),
-    Route(
-        "GET",
+    for_everybody(
         "/v2/health/ready",
         "Whether requests are accepted",
         ForAllModels(_ready),
         audience=Audience.ALL,
         answer=ServerReady,
         failures=(Outcome, ServerReady),
-        keyless=True,
-        counted=False,
     ),
     Route(
         "GET",
