@@ -12,7 +12,6 @@ from msgspec import UNSET, Meta, UnsetType
 from corepipe.answers.values import F32, activated
 from corepipe.models.tasks import ScoreActivation, Task
 from corepipe.serving.api.answering.answers import DeviceTimes, PooledUsage, Strict
-from corepipe.serving.api.answering.images import read_input
 from corepipe.serving.api.answering.pooled import (
     PooledEndpoint,
     PooledEnvelope,
@@ -20,7 +19,7 @@ from corepipe.serving.api.answering.pooled import (
     PooledResult,
     array,
 )
-from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input, read_input
 from corepipe.serving.api.routes.route import generating
 
 encode = msgspec.json.encode

@@ -11,9 +11,8 @@ from corepipe.answers.values import F32, activated
 from corepipe.engine.messages import Output
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.answering.answers import Listing, Strict
-from corepipe.serving.api.answering.images import read_input
 from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope, PooledResult, array, to_json
-from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input
+from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Input, read_input
 from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.routes.embeddings import VectorRequest
 from corepipe.serving.api.routes.route import generating

@@ -15,7 +15,7 @@ from corepipe.serving.api.answering.pooled import PooledEndpoint, PooledEnvelope
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions
 from corepipe.serving.api.bodies.protocol import NaturalNumber
 from corepipe.serving.api.routes.route import generating
-from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
+from corepipe.serving.api.routes.score import SCORED, ComparedTexts, plan_scores, scores
 
 DOCUMENTS_A_UNIT = 100
 """The documents that Cohere bills as one search."""

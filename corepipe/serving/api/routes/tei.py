@@ -29,7 +29,7 @@ from corepipe.serving.api.http.guard import read_again, read_body
 from corepipe.serving.api.routes.embeddings import check_dimensions, prompt_named, vector
 from corepipe.serving.api.routes.rerank import RERANK, Rerank
 from corepipe.serving.api.routes.route import JSON, generating
-from corepipe.serving.api.routes.scoring import SCORED, ComparedTexts, plan_scores, scores
+from corepipe.serving.api.routes.score import SCORED, ComparedTexts, plan_scores, scores
 
 Direction = Annotated[
     Literal["Left", "Right", "left", "right"],

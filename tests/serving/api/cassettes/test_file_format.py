@@ -17,8 +17,7 @@ from corepipe.serving.api.cassettes.exchange import (
     RecordedExchange,
     RecordedRequest,
 )
-from corepipe.serving.api.cassettes.file_format import MalformedCassette, read, to_text
-from corepipe.serving.api.cassettes.folding import WIDTH, fold, unfold
+from corepipe.serving.api.cassettes.file_format import WIDTH, MalformedCassette, fold, read, to_text, unfold
 
 MOST = 1 << 25
 JSON = {"content-type": "application/json"}

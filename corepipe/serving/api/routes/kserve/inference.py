@@ -18,7 +18,6 @@ from corepipe.answers.values import activated
 from corepipe.engine.sampling_parameters import MAX_TOKENS
 from corepipe.models.tasks import Images, Task, TaskInfo
 from corepipe.serving.api.answering.answers import Strict
-from corepipe.serving.api.answering.images import of_pixels
 from corepipe.serving.api.answering.models import VERSION, named_in_path
 from corepipe.serving.api.answering.pooled import PooledJob, PooledRequest, PooledResult, PooledRunner, array
 from corepipe.serving.api.answering.service import Service
@@ -31,6 +30,7 @@ from corepipe.serving.api.answering.texts import (
     check_count,
     check_ids,
     check_total,
+    of_pixels,
     read_entries,
     read_pairs,
     too_long,
