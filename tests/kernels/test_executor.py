@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from corepipe.kernels import _native
-from corepipe.kernels.packing import pack
 from tests.kernels.harness import bf16, i32, sampling, value
 from tests.kernels.sampling_reference import sample_reference
 from tests.servers import until
@@ -88,21 +87,6 @@ def test_rows_beyond_the_batch_stay(table: np.ndarray, pool: _native.Pool) -> No
     assert (value(p, 2)[3:] == 77).all()
     assert (value(p, 1)[1:] == 77).all()
     assert np.array_equal(value(p, 1)[0], table[3])
-
-
-def test_linear_norm_and_residual_run_from_a_program(table: np.ndarray, pool: _native.Pool) -> None:
-    rng = np.random.default_rng(2)
-    weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32)
-    gain = rng.standard_normal(WIDTH).astype(np.float32)
-    matrix = _native.Matrix("fp32", pack("fp32", weight), None, WIDTH, WIDTH)
-    p = program()
-    p.embed(0, table)
-    p.linear(0, [(matrix, None, 1)], norm=(gain, 1e-6), residual=0)
-    p.select_rows(1, 2)
-    got = run(_native.Executor(pool, [p], 2, WIDTH), [5, 6], [0, 1])["values"]
-    x = table[[5, 6]].astype(np.float64)
-    normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * gain
-    assert np.allclose(got, x + normed @ weight.T, atol=1e-4)
 
 
 def test_two_programs_send_and_receive(table: np.ndarray, pool: _native.Pool) -> None:

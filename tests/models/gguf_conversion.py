@@ -75,134 +75,136 @@ def interleave_halves(values: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(values.shape)
 
 
+GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+QWEN = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+RENAMED: dict[str, dict[str, str]] = {
+    "llama": {"attention.sliding_window": "sliding_window"},
+    "gemma2": {
+        "attention.sliding_window": "sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    "granite": GRANITE,
+    "granitemoe": GRANITE,
+    "granitehybrid": {
+        **GRANITE,
+        "expert_shared_feed_forward_length": "shared_intermediate_size",
+        "ssm.conv_kernel": "mamba_d_conv",
+        "ssm.state_size": "mamba_d_state",
+        "ssm.group_count": "mamba_n_groups",
+        "ssm.time_step_rank": "mamba_n_heads",
+    },
+    "stablelm": {
+        "attention.layer_norm_epsilon": "layer_norm_eps",
+        "use_parallel_residual": "use_parallel_residual",
+    },
+    "starcoder2": {"attention.layer_norm_epsilon": "norm_epsilon"},
+    "gpt2": {
+        "context_length": "n_positions",
+        "embedding_length": "n_embd",
+        "feed_forward_length": "n_inner",
+        "attention.head_count": "n_head",
+        "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    },
+    "qwen2moe": QWEN,
+    "qwen3moe": QWEN,
+    "gpt-oss": {
+        "attention.sliding_window": "sliding_window",
+        "expert_feed_forward_length": "intermediate_size",
+    },
+    "dbrx": {
+        "context_length": "max_seq_len",
+        "embedding_length": "d_model",
+        "feed_forward_length": "ffn_config.ffn_hidden_size",
+        "attention.head_count": "n_heads",
+        "attention.head_count_kv": "attn_config.kv_n_heads",
+        "rope.freq_base": "attn_config.rope_theta",
+        "expert_count": "ffn_config.moe_num_experts",
+        "expert_used_count": "ffn_config.moe_top_k",
+    },
+    "mamba2": {
+        "embedding_length": "hidden_size",
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "state_size",
+        "ssm.time_step_rank": "num_heads",
+        "ssm.group_count": "n_groups",
+        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+    },
+}
+"""The keys of an architecture's files that are a config's under other names."""
+ROTATED = ("llama", "stablelm", "granite", "granitemoe", "granitehybrid", "phi3", "phimoe")
+"""Architectures whose files have the number of rotated elements."""
+
+
 def metadata(arch: str, config: Config, latents: bool) -> Config:
     """Returns TextModel.set_gguf_parameters, and what the classes add."""
     found: Config = {"block_count": layers_of(config)}
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
     if arch not in ("dbrx", "mamba2", "gpt2"):
-        rope = config["rope_parameters"]
-        rope = rope.get("full_attention", rope)
         found |= {ours: config.get(theirs) for ours, theirs in USUAL.items()}
         found["expert_count"] = config.get("num_local_experts") or config.get("num_experts")
         found["rope.freq_base"] = rope["rope_theta"]
         if rope["rope_type"] in ("linear", "yarn"):
             found["rope.scaling.type"] = rope["rope_type"]
             found |= {ours: rope.get(key) for ours, key in SCALING.items()}
-    return found | MORE.get(arch, _nothing)(config, latents)
+    if arch in ROTATED:
+        width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        found["rope.dimension_count"] = int(width * rope.get("partial_rotary_factor", 1))
+    for ours, theirs in RENAMED.get(arch, {}).items():
+        section, _, key = theirs.rpartition(".")
+        found[ours] = (config[section] if section else config).get(key)
+    return found | computed(arch, config, latents)
 
 
 def layers_of(config: Config) -> int:
     return int(config.get("n_layers") or config.get("n_layer") or config["num_hidden_layers"])
 
 
-def _nothing(_config: Config, _latents: bool) -> Config:
+def computed(arch: str, config: Config, latents: bool) -> Config:
+    """Returns the keys that are no key of a config."""
+    match arch:
+        case "gemma3" | "olmo2" if config.get("sliding_window") is not None:  # an entry for each layer
+            pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+            window = config["sliding_window"]
+            return {"attention.sliding_window": window, "attention.sliding_window_pattern": pattern}
+        case "granitehybrid":  # Mamba's layers have no key/value heads, and turn rotation off
+            kinds, kv = config["layer_types"], config["num_key_value_heads"]
+            return {
+                "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+                "attention.head_count_kv": [kv if kind == "full_attention" else 0 for kind in kinds],
+                "rope.scaling.finetuned": False,
+                "context_length": 2**20,
+            }
+        case "phi3" | "phimoe":  # a window of 0 is none
+            trained = config["original_max_position_embeddings"]
+            stretch = config["max_position_embeddings"] / trained
+            return {
+                "rope.scaling.original_context_length": trained,
+                "rope.scaling.attn_factor": (1 + log(max(stretch, 1)) / log(trained)) ** 0.5,
+                "attention.sliding_window": config["sliding_window"] or 0,
+            }
+        case "dbrx":
+            clip = float(config["attn_config"]["clip_qkv"])
+            return {"attention.clamp_kqv": clip, "attention.layer_norm_epsilon": 1e-5}
+        case "mamba2":
+            return {
+                "context_length": 2**20,
+                "feed_forward_length": 0,
+                "attention.head_count": 0,
+                "ssm.inner_size": config["expand"] * config["hidden_size"],
+            }
+        case "deepseek2":
+            return _deepseek(config, latents)
     return {}
-
-
-def _heads(config: Config, _latents: bool) -> Config:
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    rotated = config["rope_parameters"].get("partial_rotary_factor", 1)
-    return {"rope.dimension_count": int(width * rotated)}
-
-
-def _llama(config: Config, latents: bool) -> Config:
-    return _heads(config, latents) | {"attention.sliding_window": config.get("sliding_window")}
-
-
-def _gemma2(config: Config, _latents: bool) -> Config:
-    return {
-        "attention.sliding_window": config["sliding_window"],
-        "attn_logit_softcapping": config["attn_logit_softcapping"],
-        "final_logit_softcapping": config["final_logit_softcapping"],
-    }
-
-
-def _windows(config: Config, _latents: bool) -> Config:
-    """Returns Gemma3Model's and Olmo2Model's keys: an entry for each layer that has a window."""
-    if config.get("sliding_window") is None:
-        return {}
-    pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
-    window = config["sliding_window"]
-    return {"attention.sliding_window": window, "attention.sliding_window_pattern": pattern}
-
-
-def _stablelm(config: Config, latents: bool) -> Config:
-    return _heads(config, latents) | {
-        "attention.layer_norm_epsilon": config["layer_norm_eps"],
-        "use_parallel_residual": config["use_parallel_residual"],
-    }
-
-
-def _starcoder2(config: Config, _latents: bool) -> Config:
-    return {"attention.layer_norm_epsilon": config["norm_epsilon"]}
-
-
-def _gpt2(config: Config, _latents: bool) -> Config:
-    return {
-        "context_length": config["n_positions"],
-        "embedding_length": config["n_embd"],
-        "feed_forward_length": config["n_inner"],
-        "attention.head_count": config["n_head"],
-        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
-    }
-
-
-def _granite(config: Config, latents: bool) -> Config:
-    names = {
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    }
-    return _heads(config, latents) | {ours: config[theirs] for ours, theirs in names.items()}
-
-
-def _granite_hybrid(config: Config, latents: bool) -> Config:
-    """Returns GraniteHybridModel's keys: Mamba's layers have no key/value heads, and turn rotation off."""
-    kinds, kv = config["layer_types"], config["num_key_value_heads"]
-    return _granite(config, latents) | {
-        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
-        "ssm.conv_kernel": config["mamba_d_conv"],
-        "ssm.state_size": config["mamba_d_state"],
-        "ssm.group_count": config["mamba_n_groups"],
-        "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
-        "ssm.time_step_rank": config["mamba_n_heads"],
-        "attention.head_count_kv": [kv if kind == "full_attention" else 0 for kind in kinds],
-        "rope.scaling.finetuned": False,
-        "context_length": 2**20,
-    }
-
-
-def _phi3(config: Config, latents: bool) -> Config:
-    """Returns Phi3MiniModel's keys: a window of 0 is none; the attention's factor is computed."""
-    trained, longest = config["original_max_position_embeddings"], config["max_position_embeddings"]
-    stretch = longest / trained
-    factor = (1 + log(stretch) / log(trained)) ** 0.5 if stretch > 1 else 1.0
-    return _heads(config, latents) | {
-        "rope.scaling.original_context_length": trained,
-        "rope.scaling.attn_factor": factor,
-        "attention.sliding_window": config["sliding_window"] or 0,
-    }
-
-
-def _gpt_oss(config: Config, _latents: bool) -> Config:
-    width = config["intermediate_size"]
-    return {"attention.sliding_window": config["sliding_window"], "expert_feed_forward_length": width}
-
-
-def _dbrx(config: Config, _latents: bool) -> Config:
-    attention, ffn = config["attn_config"], config["ffn_config"]
-    return {
-        "context_length": config["max_seq_len"],
-        "embedding_length": config["d_model"],
-        "feed_forward_length": ffn["ffn_hidden_size"],
-        "attention.head_count": config["n_heads"],
-        "attention.head_count_kv": attention["kv_n_heads"],
-        "rope.freq_base": attention["rope_theta"],
-        "attention.clamp_kqv": float(attention["clip_qkv"]),
-        "expert_count": ffn["moe_num_experts"],
-        "expert_used_count": ffn["moe_top_k"],
-        "attention.layer_norm_epsilon": 1e-5,
-    }
 
 
 def _deepseek(config: Config, latents: bool) -> Config:
@@ -228,56 +230,6 @@ def _deepseek(config: Config, latents: bool) -> Config:
         "rope.scaling.yarn_log_multiplier": scale and 0.1 * scale,
     }
     return found | ({"expert_gating_func": 2} if config["model_type"] == "deepseek_v3" else {})
-
-
-def _mamba2(config: Config, _latents: bool) -> Config:
-    return {
-        "context_length": 2**20,
-        "embedding_length": config["hidden_size"],
-        "feed_forward_length": 0,
-        "attention.head_count": 0,
-        "ssm.conv_kernel": config["conv_kernel"],
-        "ssm.inner_size": config["expand"] * config["hidden_size"],
-        "ssm.state_size": config["state_size"],
-        "ssm.time_step_rank": config["num_heads"],
-        "ssm.group_count": config["n_groups"],
-        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
-    }
-
-
-def _qwen(config: Config, _latents: bool) -> Config:
-    """Returns Qwen2MoeModel's keys."""
-    return {
-        "expert_feed_forward_length": config["moe_intermediate_size"],
-        "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
-    }
-
-
-def _qwen_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
-    """Returns a matrix of one row as a vector."""
-    yield name, values[0] if name.endswith("shared_expert_gate.weight") else values
-
-
-MORE: dict[str, Callable[[Config, bool], Config]] = {
-    "llama": _llama,
-    "gemma2": _gemma2,
-    "gemma3": _windows,
-    "granite": _granite,
-    "olmo2": _windows,
-    "stablelm": _stablelm,
-    "starcoder2": _starcoder2,
-    "phi3": _phi3,
-    "gpt2": _gpt2,
-    "qwen2moe": _qwen,
-    "qwen3moe": _qwen,
-    "granitemoe": _granite,
-    "granitehybrid": _granite_hybrid,
-    "phimoe": _phi3,
-    "gpt-oss": _gpt_oss,
-    "dbrx": _dbrx,
-    "deepseek2": _deepseek,
-    "mamba2": _mamba2,
-}
 
 
 def factors(config: Config) -> Named:
@@ -350,6 +302,11 @@ def _llama_tensor(config: Config, name: str, values: np.ndarray) -> Named:
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     found = heads.get(name.split(".")[-2])
     yield name, values if found is None else interleave_halves(values, found)
+
+
+def _qwen_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
+    """Returns a matrix of one row as a vector."""
+    yield name, values[0] if name.endswith("shared_expert_gate.weight") else values
 
 
 def _gemma_tensor(_config: Config, name: str, values: np.ndarray) -> Named:
