@@ -144,19 +144,21 @@ def test_a_directory_without_tokenizer_files_is_refused_whatever_its_family(
         registry.load(model).tokenizer()
 
 
-def test_a_tokenizer_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
-    model = {"type": "BPE", "vocab": {}, "merges": []}
-    special = {"id": 0, "content": "<s>", "special": True}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    described = {"version": "1.0", "added_tokens": [special | flags], "model": model}
+SPECIAL = {"id": 0, "content": "<s>", "special": True}
+SPECIAL |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
+
+
+@pytest.mark.parametrize(
+    ("described", "why"),
+    [
+        ({"version": "1.0", "added_tokens": [SPECIAL], "model": EMPTY}, "has no vocabulary"),
+        ({}, r"tokenizer\.json: cannot be read"),
+    ],
+)
+def test_a_broken_tokenizer_is_refused(described: dict[str, object], why: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match="has no vocabulary"):
-        from_directory(tmp_path)
-
-
-def test_a_broken_tokenizer_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokenizer.json: cannot be read"):
+    with pytest.raises(UserError, match=why):
         from_directory(tmp_path)
 
 

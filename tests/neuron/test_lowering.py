@@ -282,6 +282,10 @@ def test_an_attention_that_needs_all_rows(more):
     [
         pytest.param({"k": Rope(0, value(5), value(2), 4, HALF_ROPE)}, id="another rotation"),
         pytest.param({"k": Rope(0, value(5), value(2), 8, ROPE)}, id="another head size"),
+        pytest.param(
+            {n: Rope(0, value(at), value(x), 8, ROPE) for n, at, x in (("q", 4, 1), ("k", 5, 2))},
+            id="another head size than the attention's",
+        ),
         pytest.param({"k": Rope(0, value(5), value(4), 4, ROPE)}, id="a query that others read too"),
         pytest.param({"k": norm(5, value(2), 4)}, id="keys without a rotation"),
     ],

@@ -67,22 +67,20 @@ def test_a_step_runs_the_smallest_graph_that_holds_it(sequences, most):
         assert decode_batch(sequences, most) == min(b for b in batch_buckets(most) if b >= sequences)
 
 
-def test_a_chunk_fills_its_graph_and_walks_whole_segments():
-    """The second chunk of 2100 tokens in chunks of 2048 has 52 of them, and costs 2048 with a context of
-    2048."""
-    tail = StepShape.of([(2048, 52)], 1)
-    assert pad(tail, chunked(2048), 8192, 8) == StepShape.of([(2048, 2048)], 1)
-    middle = StepShape.of([(1000, 100)], 0)
-    assert pad(middle, chunked(512), 8192, 8) == StepShape.of([(1024, 512)], 0)
-
-
-def test_a_prompt_that_is_computed_whole_fills_the_next_bucket():
-    assert pad(StepShape.of([(0, 1100)], 1), chunked(4096), 4096, 8) == StepShape.of([(0, 2048)], 1)
-    assert pad(StepShape.of([(0, 3000)], 1), chunked(4096), 3500, 8) == StepShape.of([(0, 3500)], 1)
-
-
-def test_where_nobody_says_a_step_has_vllms_2048_tokens():
-    assert pad(StepShape.of([(0, 10)], 1), NATIVE, 8192, 8).rows == 2048
+@pytest.mark.parametrize(
+    ("shape", "profile", "longest", "padded"),
+    [
+        pytest.param([(2048, 52)], chunked(2048), 8192, [(2048, 2048)], id="the last chunk of 2100 tokens"),
+        pytest.param([(1000, 100)], chunked(512), 8192, [(1024, 512)], id="a chunk after whole segments"),
+        pytest.param([(0, 1100)], chunked(4096), 4096, [(0, 2048)], id="a whole prompt in the next bucket"),
+        pytest.param(
+            [(0, 3000)], chunked(4096), 3500, [(0, 3500)], id="a whole prompt in the longest bucket"
+        ),
+        pytest.param([(0, 10)], NATIVE, 8192, [(0, 2048)], id="vllm's 2048 tokens where nobody says"),
+    ],
+)
+def test_a_prefill_step_fills_its_graph(shape, profile, longest, padded):
+    assert pad(StepShape.of(shape, 1), profile, longest, 8) == StepShape.of(padded, 1)
 
 
 def test_a_decode_step_covers_the_longest_sequence_whatever_its_length():
