@@ -11,12 +11,11 @@ from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.profiles import PROFILES, SamplingLocation
 from corepipe.neuron.compile.compiler import compile_graph
-from corepipe.neuron.compile.memory import DeploymentLimits, blocks_that_fit, measure
+from corepipe.neuron.compile.memory import DeploymentLimits, Draft, blocks_that_fit, measure
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.timing import modes
 from corepipe.neuron.timing.cost import CostModel, StepShape
-from corepipe.neuron.timing.draft import Draft
 from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.timeline import Timeline
 

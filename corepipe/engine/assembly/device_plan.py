@@ -16,7 +16,7 @@ from corepipe.neuron.chips.hardware import Instance, hypothetical
 from corepipe.neuron.chips.padding import graphs_of
 from corepipe.neuron.chips.profiles import RuntimeProfile, profile
 from corepipe.neuron.compile.layer_groups import block_positions
-from corepipe.neuron.compile.memory import CoreMemory, DeploymentLimits, MemoryPlan, plan_memory
+from corepipe.neuron.compile.memory import CoreMemory, DeploymentLimits, Draft, MemoryPlan, plan_memory
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
@@ -24,7 +24,6 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing import modes
 from corepipe.neuron.timing.cost import CostModel
 from corepipe.neuron.timing.description import describe
-from corepipe.neuron.timing.draft import Draft
 from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.neuron.timing.uncertainty import (

@@ -6,8 +6,8 @@ from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.registry import Architecture
+from corepipe.neuron.compile.memory import Draft
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.timing.draft import Draft
 
 
 def no_way_back(graph: Graph) -> str | None:

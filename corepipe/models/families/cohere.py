@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from corepipe.models.config import ModelConfig, Norm, common
 from corepipe.models.families import llama
-from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import Stacked, WeightMap, rotated_pairs
-from corepipe.neuron.values import Value
 
 ROPE_THETA = 500000.0
 """The default base, as in transformers."""
+ATTENTION = partial(llama.attention, norm=GraphBuilder.heads_layer_norm)
+"""Attention with a gain for each head in the norms of queries and keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,4 @@ def weights(config: CohereConfig) -> WeightMap:
 
 
 def build(b: GraphBuilder, config: CohereConfig) -> None:
-    b.scale(b.head(llama.side_by_side(b, b.embed(), _attention)), config.logit_scale)
-
-
-def _attention(b: GraphBuilder, x: Value) -> Value:
-    prefix = f"model.layers.{b.layer}.self_attn"
-    q, k, v = project(b, x, prefix)
-    if b.config.head_norms:
-        q, k = b.heads_layer_norm(q, f"{prefix}.q_norm"), b.heads_layer_norm(k, f"{prefix}.k_norm")
-    return b.attention(b.rope(q), b.rope(k), v)
+    b.scale(b.head(llama.side_by_side(b, b.embed(), ATTENTION)), config.logit_scale)

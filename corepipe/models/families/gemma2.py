@@ -7,13 +7,11 @@ from functools import partial
 
 from corepipe.models.config import ModelConfig
 from corepipe.models.families import llama
-from corepipe.models.families.blocks import project
 from corepipe.models.families.gemma import gemma_common, weights
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.windows import alternating
 from corepipe.models.fields import MAX_HIDDEN, Fields
 from corepipe.neuron.ops import Function
-from corepipe.neuron.values import Value
 
 __all__ = ["build", "configure", "weights"]
 
@@ -55,16 +53,8 @@ def cap(fields: Fields, key: str, default: float | None) -> float | None:
 def build(b: GraphBuilder, config: Gemma2Config) -> None:
     """Appends the forward pass, also Gemma 3's."""
     x = b.scale(b.embed(), config.hidden_size**0.5)
-    logits = b.head(llama.decoder(b, x, attend=partial(_attention, config), norms=NORMS))
+    attend = partial(llama.attention, scale=config.query_scale**-0.5, softcap=config.score_cap)
+    logits = b.head(llama.decoder(b, x, attend=attend, norms=NORMS))
     if config.logit_cap is not None:
         capped = b.activation(b.scale(logits, 1 / config.logit_cap), Function.TANH)
         b.scale(capped, config.logit_cap)
-
-
-def _attention(config: Gemma2Config, b: GraphBuilder, x: Value) -> Value:
-    prefix = f"model.layers.{b.layer}.self_attn"
-    q, k, v = project(b, x, prefix)
-    if config.head_norms:
-        q, k = b.head_norm(q, f"{prefix}.q_norm"), b.head_norm(k, f"{prefix}.k_norm")
-    scale = config.query_scale**-0.5
-    return b.attention(b.rope(q), b.rope(k), v, scale, softcap=config.score_cap)

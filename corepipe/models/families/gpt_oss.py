@@ -8,7 +8,6 @@ from functools import partial
 from corepipe.models.config import common
 from corepipe.models.expert_weights import interleaved
 from corepipe.models.families import llama, moe
-from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder, by_head
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.windows import alternating
@@ -52,10 +51,8 @@ def _feed_forward(config: MoeConfig, b: GraphBuilder, x: Value) -> Value:
 
 
 def _attention(b: GraphBuilder, x: Value) -> Value:
-    prefix = f"model.layers.{b.layer}.self_attn"
-    q, k, v = project(b, x, prefix)
-    sinks = by_head(f"{prefix}.sinks", 1, b.config.heads.queries("head", unit=1))
-    return b.attention(b.rope(q), b.rope(k), v, sinks=sinks)
+    heads = b.config.heads.queries("head", unit=1)
+    return llama.attention(b, x, sinks=by_head(f"model.layers.{b.layer}.self_attn.sinks", 1, heads))
 
 
 def weights(config: MoeConfig) -> WeightMap:

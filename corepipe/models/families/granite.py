@@ -8,10 +8,8 @@ from typing import Any
 
 from corepipe.models.config import ModelConfig
 from corepipe.models.families import llama
-from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
-from corepipe.neuron.values import Value
 
 MOST = 1e6
 """The upper bound of the constants."""
@@ -50,14 +48,8 @@ def build(
 ) -> None:
     """Appends the forward pass; `attend` and `project` as in `llama.decoder`."""
     x, factor = b.scale(b.embed(), config.embedding_factor), config.residual_factor
-    own = attend or partial(attention, config.attention_factor)
+    own = attend or partial(llama.attention, scale=config.attention_factor)
     b.scale(
         b.head(llama.decoder(b, x, feed_forward, own, factor=factor, project=project)),
         1 / config.logits_divisor,
     )
-
-
-def attention(scale: float, b: GraphBuilder, x: Value) -> Value:
-    """Appends attention whose scores have this factor, before its output projection."""
-    q, k, v = project(b, x, f"model.layers.{b.layer}.self_attn")
-    return b.attention(b.rope(q), b.rope(k), v, scale=scale)

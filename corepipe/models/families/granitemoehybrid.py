@@ -81,7 +81,7 @@ def weights(config: GraniteMoeHybridConfig) -> WeightMap:
 
 
 def build(b: GraphBuilder, config: GraniteMoeHybridConfig) -> None:
-    attend = partial(granite.attention, config.attention_factor)
+    attend = partial(llama.attention, scale=config.attention_factor)
     mixed = bamba.Mixed(config.attending, config.mixer, attend)
     granite.build(b, config, partial(_feed_forward, config), mixed.attend, mixed.project)
 

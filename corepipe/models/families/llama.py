@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 from corepipe.models.config import ModelConfig, common
 from corepipe.models.families.blocks import clipped, gated_mlp, output, project
-from corepipe.models.families.layers import GraphBuilder
+from corepipe.models.families.layers import GraphBuilder, ScoreOptions
 from corepipe.models.fields import Fields
 from corepipe.neuron.values import Value
 
@@ -96,11 +96,20 @@ def side_by_side(b: GraphBuilder, x: Value, attend: Attend) -> Value:
     return b.norm(x, USUAL.last)
 
 
-def attention(b: GraphBuilder, x: Value) -> Value:
-    """Appends rotary attention, before its output projection."""
-    config = b.config
+def attention(
+    b: GraphBuilder,
+    x: Value,
+    norm: Callable[[GraphBuilder, Value, str], Value] = GraphBuilder.head_norm,
+    named: str = "norm",
+    scale: float | None = None,
+    **scores: Unpack[ScoreOptions],
+) -> Value:
+    """Appends rotary attention, before its output projection.
+
+    norm: of queries and keys, where the config has one; named: the end of its name.
+    """
     prefix = f"model.layers.{b.layer}.self_attn"
     q, k, v = clipped(b, *project(b, x, prefix))
-    if config.head_norms:
-        q, k = b.head_norm(q, f"{prefix}.q_norm"), b.head_norm(k, f"{prefix}.k_norm")
-    return b.attention(b.rope(q), b.rope(k), v)
+    if b.config.head_norms:
+        q, k = norm(b, q, f"{prefix}.q_{named}"), norm(b, k, f"{prefix}.k_{named}")
+    return b.attention(b.rope(q), b.rope(k), v, scale, **scores)

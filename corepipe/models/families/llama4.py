@@ -11,7 +11,7 @@ from functools import partial
 from corepipe.models.config import ModelConfig, common, sliding_windows
 from corepipe.models.expert_weights import turned
 from corepipe.models.families import llama, moe
-from corepipe.models.families.blocks import gated_mlp, project
+from corepipe.models.families.blocks import gated_mlp
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.families.moe import MoeConfig
 from corepipe.models.families.windows import Windows, rotated
@@ -124,12 +124,10 @@ def build(b: GraphBuilder, config: Llama4Config) -> None:
 
 
 def _attention(config: Llama4Config, b: GraphBuilder, x: Value) -> Value:
-    q, k, v = project(b, x, f"model.layers.{b.layer}.self_attn")
     knows = config.rope_of(b.layer) is not None
-    return b.attention(
-        b.rope(q),
-        b.rope(k),
-        v,
+    return llama.attention(
+        b,
+        x,
         chunked=config.windows[b.layer] is not None,
         head_eps=config.eps if knows and config.normed else None,
         tempering=None if knows else config.tempering,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from corepipe.models.config import ModelConfig, Norm, common
 from corepipe.models.families import llama
-from corepipe.models.families.blocks import project
 from corepipe.models.families.layers import GraphBuilder
 from corepipe.models.fields import Fields
 from corepipe.models.weight_map import Stacked, WeightMap
-from corepipe.neuron.values import Value
+
+ATTENTION = partial(llama.attention, norm=GraphBuilder.heads_layer_norm, named="layernorm")
+"""Attention with a gain for each head in the norms of queries and keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,6 @@ def weights(config: StableLmConfig) -> WeightMap:
 
 def build(b: GraphBuilder, config: StableLmConfig) -> None:
     if config.parallel:
-        b.head(llama.side_by_side(b, b.embed(), _attention))
+        b.head(llama.side_by_side(b, b.embed(), ATTENTION))
     else:
-        llama.build(b, config, attend=_attention)
-
-
-def _attention(b: GraphBuilder, x: Value) -> Value:
-    prefix = f"model.layers.{b.layer}.self_attn"
-    q, k, v = project(b, x, prefix)
-    if b.config.head_norms:
-        q = b.heads_layer_norm(q, f"{prefix}.q_layernorm")
-        k = b.heads_layer_norm(k, f"{prefix}.k_layernorm")
-    return b.attention(b.rope(q), b.rope(k), v)
+        llama.build(b, config, attend=ATTENTION)

@@ -29,26 +29,7 @@ CPU_SECONDS = 10
 WALL_SECONDS = 120.0
 MAX_MEMORY = 4 << 30
 LENGTH = 2000
-UNITS = (
-    "a",
-    "A",
-    "1",
-    " ",
-    "\n",
-    "\t",
-    ".",
-    "_",
-    "'",
-    "-",
-    "/",
-    "\u00e9",
-    "\u4e2d",
-    "aA",
-    "a1",
-    "a ",
-    "a.",
-    "\r\n",
-)
+UNITS = (*"aA1 \n\t._'-/\u00e9\u4e2d", "aA", "a1", "a ", "a.", "\r\n")
 """Characters that patterns distinguish; long runs before another end make a bad pattern backtrack."""
 
 

@@ -9,36 +9,25 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from math import inf
-from typing import Protocol
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.neuron.chips.hardware import GIB, MIB, Instance
 from corepipe.neuron.chips.native_plugin import KvBudget
-from corepipe.neuron.compile.compiler import kv_bytes_per_token, state_bytes, weight_bytes_by_format
+from corepipe.neuron.compile.compiler import (
+    compile_graph,
+    kv_bytes_per_token,
+    state_bytes,
+    weight_bytes_by_format,
+)
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program, of_each
-from corepipe.neuron.ops.transfers import Transfer
+from corepipe.neuron.graph import Graph
+from corepipe.neuron.ops.base import Transfer
 from corepipe.neuron.values import WANTED, Value
 
 Compile = Callable[[Placement], Sequence[Program]]
 """Makes the Programs of one replica under a placement, as `compiler.compile_graph` does."""
-
-
-class CoResidentModel(Protocol):
-    """A second model on the same cores, with as many KV blocks."""
-
-    def add(
-        self, cores: Sequence[CoreMemory], tensor: int, limits: DeploymentLimits
-    ) -> tuple[CoreMemory, ...]:
-        """Returns the memory that the cores of a replica need for both models; the first stage has `tensor`
-        cores.
-
-        Raises UserError where the model cannot be cut into so many ranks.
-        """
-
-    def check(self, tensor: int) -> None:
-        """Raises UserError as `add` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +44,7 @@ class DeploymentLimits:
     block_size: int
     max_blocks: int
     kv_budget: KvBudget | None = None
-    beside: CoResidentModel | None = None
+    beside: Draft | None = None
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -116,6 +105,48 @@ def plan_memory(
     if placement.cores > instance.cores:
         raise UserError(_too_few_cores(placement, instance, advice), "instance")
     raise UserError(_too_little_memory(cores, placement, instance, limits, advice), "instance")
+
+
+class Draft:
+    """A draft model on the device, for any number of tensor ranks: it drafts the next tokens of sequences.
+
+    It is whole on the cores of each replica's first stage, cut into as many tensor ranks as the main model:
+    its passes follow one another, and each would otherwise include the transfers between stages.  Its keys
+    and values are in as many blocks of as many positions as those of the main model.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.programs = cache(self._compile)
+
+    def add(
+        self, cores: Sequence[CoreMemory], tensor: int, limits: DeploymentLimits
+    ) -> tuple[CoreMemory, ...]:
+        """Returns the memory that the cores of a replica need for both models; the first stage has `tensor`
+        cores.
+
+        Raises UserError where the model cannot be cut into so many ranks.
+        """
+        own = [Footprint.of(program).core(limits) for program in self.programs(tensor)]
+        both = [
+            CoreMemory(core.weights + more.weights, core.block + more.block, max(core.buffers, more.buffers))
+            for core, more in zip(cores, own, strict=False)
+        ]
+        return (*both, *cores[tensor:])
+
+    def check(self, tensor: int) -> None:
+        """Raises UserError as `add` does."""
+        self.programs(tensor)
+
+    def _compile(self, tensor: int) -> tuple[Program, ...]:
+        """Returns the Programs of one replica.  Raises UserError where the model cannot be cut into so many
+        ranks."""
+        try:
+            return compile_graph(self.graph, Placement(tensor=tensor))
+        except UserError as error:
+            raise UserError(
+                f"--speculative-config: model {self.graph.name}: {error.message}", "speculative_config"
+            ) from error
 
 
 def measure(programs: Sequence[Program], limits: DeploymentLimits) -> tuple[CoreMemory, ...]:

@@ -242,6 +242,12 @@ class NewAxisOp(Op):
         return cut.width(self.out.axis)
 
 
+class Transfer(Op):
+    """An Op that exchanges its Value with other cores."""
+
+    __slots__ = ()
+
+
 @cache
 def _values_of(kind: type) -> tuple[str, ...]:
     """Returns the names of the fields of a kind of Op that are input Values."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from corepipe.neuron.chips.engines import Cost, OpCost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
-from corepipe.neuron.ops.base import Bindings, NativeProgram
-from corepipe.neuron.ops.transfers import Transfer, exchanges
+from corepipe.neuron.ops.base import Bindings, NativeProgram, Transfer
+from corepipe.neuron.ops.costs import exchanges
 from corepipe.neuron.values import Value
 
 

@@ -21,7 +21,7 @@ from math import ceil
 
 from corepipe.neuron.axes import AxisKind
 from corepipe.neuron.chips.engines import OpCost
-from corepipe.neuron.chips.rates import TILE, CoreRates
+from corepipe.neuron.chips.rates import TILE, CoreRates, Mesh
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS, DType, Format
 from corepipe.neuron.values import RowSet, Value, WeightRole, weight_bytes
 
@@ -39,6 +39,9 @@ class Passes:
         """Returns the cycles of VectorE per element."""
         return self.one + self.two * (2 if fmt.compute is DType.FP32 else 1)
 
+
+MESH_BYTES = 1 << 20
+"""Payload from which collectives go around a ring: neuron-runtime/explore/intranode-collective-comm.rst."""
 
 GATE = Passes(two=2, scalar=1)  # a gated activation: times the gate, times up; sigmoid
 
@@ -121,4 +124,22 @@ def merged(parts: Sequence[OpCost], rates: CoreRates, read: int = 0, written: in
         read=(sum(p.read[0] for p in parts), float(read)),
         written=float(written),
         flops=sum(p.flops for p in parts),
+    )
+
+
+def exchanges(count: int, out: Value, fmt: Format, rates: CoreRates, mesh: Mesh) -> OpCost:
+    """Returns the cost of `count` exchanges; in each, a rank passes on (degree - 1) / degree of the payload.
+
+    Small payloads go to all ranks at once, large ones from neighbour to neighbour; between the two the steps
+    are counted in part.
+    """
+    payload = out.width * fmt.compute.bytes
+    moved = payload * (mesh.degree - 1) / mesh.degree
+    return OpCost(
+        out.rows.number,
+        collectives=(
+            count * (mesh.link.seconds + rates.exchange),
+            count * moved / mesh.link.bytes_per_second,
+        ),
+        ring=(count * mesh.ring, payload / MESH_BYTES),
     )

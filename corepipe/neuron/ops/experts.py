@@ -11,9 +11,16 @@ from corepipe.neuron.axes import Axis, AxisShard, fixed
 from corepipe.neuron.chips.engines import Cost, ExpertsCost, OpCost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format, Function
-from corepipe.neuron.ops.base import Bindings, NativeProgram, Op, RankContext, SameWidthOp
-from corepipe.neuron.ops.costs import GATE, Passes, matrix_cost, merged, passes_beside, refuses_matrix
-from corepipe.neuron.ops.transfers import Transfer, exchanges
+from corepipe.neuron.ops.base import Bindings, NativeProgram, Op, RankContext, SameWidthOp, Transfer
+from corepipe.neuron.ops.costs import (
+    GATE,
+    Passes,
+    exchanges,
+    matrix_cost,
+    merged,
+    passes_beside,
+    refuses_matrix,
+)
 from corepipe.neuron.values import Value, WeightSpec
 
 WEIGH, ADD = Passes(two=1), Passes(two=1)  # an expert's result times its weight, and added to the others'

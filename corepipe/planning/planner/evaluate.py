@@ -22,6 +22,7 @@ from corepipe.neuron.compile.layer_groups import block_positions
 from corepipe.neuron.compile.memory import (
     CoreMemory,
     DeploymentLimits,
+    Draft,
     Footprint,
     MemoryPlan,
     blocks_that_fit,
@@ -33,7 +34,6 @@ from corepipe.neuron.formats import FORMATS, Format
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing import modes
 from corepipe.neuron.timing.cost import CostModel
-from corepipe.neuron.timing.draft import Draft
 from corepipe.planning.planner.bounds import PlanFailure, Reason, ShapeBounds, ShapeTimes
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.judging import Judge

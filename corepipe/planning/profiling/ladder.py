@@ -17,13 +17,12 @@ from corepipe.neuron.chips.constants import HOST_LINK_BYTES_PER_SECOND
 from corepipe.neuron.chips.hardware import Instance, Support
 from corepipe.neuron.chips.profiles import Buckets, RuntimeProfile, SamplingLocation
 from corepipe.neuron.compile.compiler import compile_for_timing
-from corepipe.neuron.compile.memory import DeploymentLimits, blocks_that_fit, measure
+from corepipe.neuron.compile.memory import DeploymentLimits, Draft, blocks_that_fit, measure
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import FORMATS, Format
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing.cost import Breakdown, CostModel, StepShape, dollars_per_million_tokens
-from corepipe.neuron.timing.draft import Draft
 from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.modes import refuses_experts
 from corepipe.neuron.values import InputKind
