@@ -42,10 +42,7 @@ digest: $(VENV)/.test-$(SETUP_ID)  ## all Programs, predicted times and tokens a
 
 soak: MINUTES ?= 30
 soak: $(VENV)/.test-$(SETUP_ID)  ## the long forms: faults, overload, hostile and slow clients; MINUTES of mixed traffic
-	$(BIN)/python -m tests.reliability.faults
-	$(BIN)/python -m tests.reliability.disconnects
-	$(BIN)/python -m tests.reliability.overload
-	$(BIN)/python -m tests.reliability.fairness
+	$(BIN)/python -m pytest -m slow -s tests/reliability
 	$(BIN)/python -m tests.reliability.soak --minutes $(MINUTES)
 	$(BIN)/python -m pytest -m slow tests/test_attacks.py tests/test_schemathesis.py $(ARGS)
 	$(BIN)/python benchmarks/slowloris.py

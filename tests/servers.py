@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -59,6 +60,11 @@ class Served:
 
         until(is_there)
         return metric_of(read[0], name, label)
+
+    @functools.cached_property
+    def model(self) -> str:
+        """The name of the first model."""
+        return self.get("/v1/models").json()["data"][0]["id"]
 
     def engine(self) -> psutil.Process:
         """The oldest of its kind; a younger one is the spare that waits to take its place."""

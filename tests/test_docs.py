@@ -176,7 +176,8 @@ def invariants() -> Iterator[tuple[str, str]]:
 @functools.cache
 def defined_in(path: str) -> frozenset[str]:
     tree = ast.parse((ROOT / path).read_text())
-    return frozenset(n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef))
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return frozenset(n.name for n in ast.walk(tree) if isinstance(n, kinds))
 
 
 @pytest.mark.parametrize(("path", "name"), sorted(set(invariants())))

@@ -47,10 +47,6 @@ def check(workload: Synthetic, tmp_path: Path, **behaviour: Any) -> None:
     assert max(errors(report, log, 99.0).values()) < WITHIN
 
 
-def test_in_a_closed_loop(tmp_path: Path) -> None:
-    check(synthetic(users=8, requests=40), tmp_path, first=0.2, gap=0.01)
-
-
 def test_in_an_open_loop_with_a_queue(tmp_path: Path) -> None:
     """The server is too slow for the rate: the wait in its queue is part of the time to the first token."""
     check(synthetic(rate=25.0, duration=1.5), tmp_path, first=0.1, gap=0.01, slots=3)

@@ -100,14 +100,8 @@ def test_answers(body: bytes, kind: str | None) -> None:
 
 
 def test_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
-    found = play_sweep(
-        Behaviour(first=0.02, slots=2),
-        synthetic(duration=1.0),
-        1.0,
-        Slo(e2e=0.05),
-        "embeddings",
-        rates=(20.0, 300.0),
-    )
+    stub, slo = Behaviour(first=0.02, slots=2), Slo(e2e=0.05)
+    found = play_sweep(stub, synthetic(duration=1.0), 1.0, slo, "embeddings", rates=(20.0, 300.0))
     assert [stage.saturated for stage in found.stages] == [False, True]
     assert found.saturation == pytest.approx(100.0, rel=0.05)
     page = sweep_page(found)

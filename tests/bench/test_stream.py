@@ -147,10 +147,8 @@ def test_errors_in_the_stream(event: object) -> None:
 
 @pytest.mark.parametrize("reason", ["error", "abort", "content_filter", "cancelled", "timeout"])
 def test_an_answer_that_was_given_up_is_no_answer(reason: str) -> None:
-    assert ended(said("a"), said("b", finish_reason=reason), USAGE, DONE) == (
-        f"finish_reason {reason}",
-        "the server ended the answer",
-    )
+    told = ended(said("a"), said("b", finish_reason=reason), USAGE, DONE)
+    assert told == (f"finish_reason {reason}", "the server ended the answer")
 
 
 @pytest.mark.parametrize(

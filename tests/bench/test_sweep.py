@@ -17,11 +17,8 @@ SLOTS, FIRST, GAP, TOKENS = 4, 0.05, 0.005, 11
 def capacity(log: Path) -> float:
     """Returns the requests per second, from the seconds for which the server logged that it held a slot
     for one."""
-    held = [
-        FIRST + line["sent"][-1] - line["sent"][0]
-        for line in sends(log).values()
-        if len(line["sent"]) == TOKENS
-    ]
+    sent = [line["sent"] for line in sends(log).values()]
+    held = [FIRST + times[-1] - times[0] for times in sent if len(times) == TOKENS]
     return SLOTS / float(np.mean(held))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Literal
@@ -25,25 +26,17 @@ FORCED: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 256}
 
 
 WEATHER: Any = openai.pydantic_function_tool(GetWeather)
+ZONE = {"zone": {"enum": ["UTC", "CET"]}}
 TIME: Any = {
     "type": "function",
     "function": {
         "name": "get_time",
-        "parameters": {
-            "type": "object",
-            "properties": {"zone": {"enum": ["UTC", "CET"]}},
-            "required": ["zone"],
-        },
+        "parameters": {"type": "object", "properties": ZONE, "required": ["zone"]},
     },
 }
 ASK: list[Any] = [{"role": "user", "content": ASK_WEATHER}]
-ONE_CALL: dict[str, Any] = {
-    **FORCED,
-    "messages": ASK,
-    "tools": [WEATHER],
-    "tool_choice": "required",
-    "parallel_tool_calls": False,
-}
+ONE: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
+ONE_CALL: dict[str, Any] = {**FORCED, **ONE, "messages": ASK, "tools": [WEATHER]}
 
 
 @row
@@ -62,18 +55,15 @@ async def create_async() -> None:
     """chat.completions.create, async"""
     async with AsyncOpenAI(base_url=URL, api_key=KEY) as one:
         answer = await one.chat.completions.create(**PLAIN)
-    assert (
-        answer.choices[0].message.content
-        == client.chat.completions.create(**PLAIN).choices[0].message.content
-    )
+    plain = client.chat.completions.create(**PLAIN)
+    assert answer.choices[0].message.content == plain.choices[0].message.content
 
 
 @row
 def streamed() -> None:
     """chat.completions.create(stream=True) has the text of the plain answer, and its usage"""
-    chunks = list(
-        client.chat.completions.create(**PLAIN, stream=True, stream_options={"include_usage": True})
-    )
+    asked = {**PLAIN, "stream_options": {"include_usage": True}}
+    chunks = list(client.chat.completions.create(**asked, stream=True))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     plain = client.chat.completions.create(**PLAIN)
     assert text == plain.choices[0].message.content
@@ -116,9 +106,8 @@ def several() -> None:
     for one, other in zip(plain.choices, final.choices, strict=True):
         assert one.logprobs is not None
         assert other.logprobs is not None
-        assert [t.token for t in one.logprobs.content or []] == [
-            t.token for t in other.logprobs.content or []
-        ]
+        tokens = [[t.token for t in each.logprobs.content or []] for each in (one, other)]
+        assert tokens[0] == tokens[1]
 
 
 @row
@@ -166,9 +155,8 @@ def exceptions() -> None:
 def too_long() -> None:
     """a prompt beyond the context: BadRequestError, code context_length_exceeded"""
     with raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            **{**PLAIN, "messages": [{"role": "user", "content": "word " * 20_000}]}
-        )
+        messages = [{"role": "user", "content": "word " * 20_000}]
+        client.chat.completions.create(**{**PLAIN, "messages": messages})
     assert caught.error.code == "context_length_exceeded"
 
 
@@ -444,11 +432,8 @@ def tool_several() -> None:
 def reasoning() -> None:
     """reasoning_content and reasoning of an assistant message are taken"""
     for name in ("reasoning_content", "reasoning"):
-        messages: list[Any] = [
-            *QUESTION,
-            {"role": "assistant", "content": "Paris.", name: "It is Paris."},
-            *QUESTION,
-        ]
+        told = {"role": "assistant", "content": "Paris.", name: "It is Paris."}
+        messages: list[Any] = [*QUESTION, told, *QUESTION]
         assert client.chat.completions.create(**{**PLAIN, "messages": messages}).choices
 
 
@@ -536,24 +521,23 @@ def wrong_base() -> None:
     assert f"base URL of clients is {URL}" in caught.error.message
 
 
-def not_there(path: str, body: dict[str, Any]) -> None:
+def not_there(ask: Callable[[], object]) -> None:
     with raises(openai.NotFoundError) as caught:
-        client.post(path, body=body, cast_to=object)
+        ask()
     assert "/v1/chat/completions" in caught.error.message, caught.error.message
 
 
 @row
 def responses() -> None:
     """responses.create: NotFoundError that names /v1/chat/completions"""
-    with raises(openai.NotFoundError) as caught:
-        client.responses.create(model=MODEL, input="Hello")
-    assert "/v1/chat/completions" in caught.error.message, caught.error.message
+    not_there(lambda: client.responses.create(model=MODEL, input="Hello"))
 
 
 @row
 def messages() -> None:
     """POST /v1/messages: NotFoundError that names /v1/chat/completions"""
-    not_there("/messages", {"model": MODEL, "max_tokens": 8, "messages": QUESTION})
+    body = {"model": MODEL, "max_tokens": 8, "messages": QUESTION}
+    not_there(lambda: client.post("/messages", body=body, cast_to=object))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ types and bounds of their definitions.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -26,17 +27,31 @@ print(json.dumps({m.__name__: m.model_json_schema(by_alias=True) for m in models
 """
 
 
-def _closed(properties: Mapping[str, Schema], *required: str) -> Schema:
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": properties,
-        "required": list(required),
-    }
+STEP = re.compile(r"(\w+)(\[(?:(\d+)-(\d+))?\])?(!?)")
 
 
-def _list(items: Schema, most: int = 16) -> Schema:
-    return {"type": "array", "items": items, "minItems": 1, "maxItems": most}
+def _closed(fields: Mapping[str, Schema]) -> Schema:
+    """Returns the schema of an object that has no other fields than these, given by their dotted paths.
+
+    `a!` is required.  `a[]` is a list of 1 to 16, and `a[0-32]` one of none to 32.
+    """
+    properties: dict[str, Schema] = {}
+    required = []
+    inner: dict[str, dict[str, Schema]] = {}
+    for path, schema in fields.items():
+        step, _, rest = path.partition(".")
+        inner.setdefault(step, {})[rest] = schema
+    for step, below in inner.items():
+        found = STEP.fullmatch(step)
+        assert found is not None, step
+        name, is_list, least, most, must = found.groups()
+        schema = below[""] if "" in below else _closed(below)
+        if is_list:
+            bounds = {"minItems": int(least or 1), "maxItems": int(most or 16)}
+            schema = {"type": "array", "items": schema, **bounds}
+        properties[name] = schema
+        required += [name] if must else []
+    return {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
 
 
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 253}
@@ -46,122 +61,60 @@ _HOST: Schema = {
     "pattern": r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
 }
 _DURATION: Schema = {"type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
-_REFERENCE: Mapping[str, Schema] = {"group": {"type": "string"}, "kind": _NAME, "name": _NAME}
-_LABELS: Schema = {
-    "type": "object",
-    "additionalProperties": {"type": "string", "maxLength": 63},
-    "maxProperties": 64,
-}
+_TEXT: Schema = {"type": "string"}
+_OBJECT: Schema = {"type": "object"}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_LABELS: Schema = {"type": "object", "additionalProperties": {**_TEXT, "maxLength": 63}, "maxProperties": 64}
+_STARTS: Schema = {"type": "object", "additionalProperties": _TEXT}
+_REFERENCE: Mapping[str, Schema] = {"group": _TEXT, "kind": _NAME, "name!": _NAME}
+_PLACE: Mapping[str, Schema] = {**_REFERENCE, "namespace": _NAME, "port": _PORT}
 
 
-def _resource(api: str, spec: Schema) -> Schema:
-    head = {"apiVersion": {"const": api}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
-    return _closed({**head, "spec": spec}, "apiVersion", "kind", "metadata", "spec")
+def _resource(api: str, spec: Mapping[str, Schema]) -> Schema:
+    head = {"apiVersion!": {"const": api}, "kind!": _TEXT, "metadata!": _OBJECT}
+    return _closed({**head, "spec!": _closed(spec)})
 
 
 HTTP_ROUTE = _resource(
     "gateway.networking.k8s.io/v1",
-    _closed(
-        {
-            "parentRefs": {
-                **_list(
-                    _closed({**_REFERENCE, "namespace": _NAME, "sectionName": _NAME, "port": _PORT}, "name"),
-                    32,
-                ),
-                "minItems": 0,
-            },
-            "hostnames": {**_list(_HOST), "minItems": 0},
-            "rules": _list(
-                _closed(
-                    {
-                        "matches": _list(
-                            _closed(
-                                {
-                                    "path": _closed(
-                                        {
-                                            "type": {"enum": ["Exact", "PathPrefix", "RegularExpression"]},
-                                            "value": {"type": "string", "maxLength": 1024},
-                                        }
-                                    )
-                                }
-                            ),
-                            64,
-                        ),
-                        "timeouts": _closed({"request": _DURATION, "backendRequest": _DURATION}),
-                        "backendRefs": _list(
-                            _closed(
-                                {
-                                    **_REFERENCE,
-                                    "namespace": _NAME,
-                                    "port": _PORT,
-                                    "weight": {"type": "integer"},
-                                },
-                                "name",
-                            )
-                        ),
-                    }
-                )
-            ),
-        }
-    ),
+    {
+        "parentRefs[0-32]": _closed({**_PLACE, "sectionName": _NAME}),
+        "hostnames[0-16]": _HOST,
+        "rules[].matches[1-64].path.type": {"enum": ["Exact", "PathPrefix", "RegularExpression"]},
+        "rules[].matches[1-64].path.value": {**_TEXT, "maxLength": 1024},
+        "rules[].timeouts.request": _DURATION,
+        "rules[].timeouts.backendRequest": _DURATION,
+        "rules[].backendRefs[]": _closed({**_PLACE, "weight": {"type": "integer"}}),
+    },
 )
 
+_FAILURES: Schema = {"enum": ["FailOpen", "FailClose"]}
 INFERENCE_POOL = _resource(
     "inference.networking.k8s.io/v1",
-    _closed(
-        {
-            "selector": _closed({"matchLabels": _LABELS}, "matchLabels"),
-            "targetPorts": _list(_closed({"number": _PORT}, "number"), 8),
-            "endpointPickerRef": _closed(
-                {
-                    **_REFERENCE,
-                    "port": _closed({"number": _PORT}, "number"),
-                    "failureMode": {"enum": ["FailOpen", "FailClose"]},
-                },
-                "name",
-            ),
-        },
-        "selector",
-        "targetPorts",
-    ),
+    {
+        "selector!.matchLabels!": _LABELS,
+        "targetPorts[1-8]!.number!": _PORT,
+        "endpointPickerRef": _closed({**_REFERENCE, "port.number!": _PORT, "failureMode": _FAILURES}),
+    },
 )
 
-
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-_TEMPLATE = _closed({"metadata": {"type": "object"}, "spec": {"type": "object"}}, "metadata", "spec")
-"""A pod's: what is in it is looked at as of a Pod."""
-_STARTS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
-
+_PODS: Mapping[str, Schema] = {
+    "rayStartParams": _STARTS,
+    "template!.metadata!": _OBJECT,
+    "template!.spec!": _OBJECT,  # checked as that of a Pod
+}
 RAY_CLUSTER = _resource(
     "ray.io/v1",
-    _closed(
-        {
-            "rayVersion": {"type": "string"},
-            "authOptions": _closed({"mode": {"enum": ["disabled", "token"]}, "secretName": _NAME}),
-            "headGroupSpec": _closed({"rayStartParams": _STARTS, "template": _TEMPLATE}, "template"),
-            "workerGroupSpecs": _list(
-                _closed(
-                    {
-                        "groupName": _NAME,
-                        "replicas": _COUNT,
-                        "minReplicas": _COUNT,
-                        "maxReplicas": _COUNT,
-                        "rayStartParams": _STARTS,
-                        "template": _TEMPLATE,
-                    },
-                    "groupName",
-                    "maxReplicas",
-                    "minReplicas",
-                    "template",
-                )
-            ),
-        },
-        "headGroupSpec",
-    ),
+    {
+        "rayVersion": _TEXT,
+        "authOptions.mode": {"enum": ["disabled", "token"]},
+        "authOptions.secretName": _NAME,
+        "headGroupSpec!": _closed(_PODS),
+        "workerGroupSpecs[]": _closed(
+            {"groupName!": _NAME, "replicas": _COUNT, "minReplicas!": _COUNT, "maxReplicas!": _COUNT, **_PODS}
+        ),
+    },
 )
-
-
-_REF = {"pluginRef": _NAME}
 
 PICKER_PLUGINS: Mapping[str, Mapping[str, Schema]] = {
     "single-profile-handler": {},
@@ -170,24 +123,17 @@ PICKER_PLUGINS: Mapping[str, Mapping[str, Schema]] = {
     "endpoint-notification-source": {},
     "token-producer": {
         "modelName": _NAME,
-        "vllm": _closed({"url": _NAME, "insecureSkipVerify": {"type": "boolean"}}, "url"),
+        "vllm.url!": _NAME,
+        "vllm.insecureSkipVerify": {"type": "boolean"},
     },
     "precise-prefix-cache-producer": {
-        "tokenProcessorConfig": _closed({"blockSizeTokens": {"type": "integer", "minimum": 1}}),
-        "kvEventsConfig": _closed(
-            {
-                "topicFilter": _NAME,
-                "discoverPods": {"type": "boolean"},
-                "podDiscoveryConfig": _closed(
-                    {
-                        "podNamespace": _NAME,
-                        "podLabelSelector": _NAME,
-                        "socketPort": _PORT,
-                        "replaySocketPort": _PORT,
-                    }
-                ),
-            }
-        ),
+        "tokenProcessorConfig.blockSizeTokens": {"type": "integer", "minimum": 1},
+        "kvEventsConfig.topicFilter": _NAME,
+        "kvEventsConfig.discoverPods": {"type": "boolean"},
+        "kvEventsConfig.podDiscoveryConfig.podNamespace": _NAME,
+        "kvEventsConfig.podDiscoveryConfig.podLabelSelector": _NAME,
+        "kvEventsConfig.podDiscoveryConfig.socketPort": _PORT,
+        "kvEventsConfig.podDiscoveryConfig.replaySocketPort": _PORT,
     },
     "prefix-cache-scorer": {"prefixMatchInfoProducerName": _NAME},
     "queue-scorer": {},
@@ -196,40 +142,21 @@ PICKER_PLUGINS: Mapping[str, Mapping[str, Schema]] = {
 }
 """Parameters of llm-d-router's plugins that the chart names, by type."""
 
+_PLUGINS = [
+    _closed({"type!": {"const": name}, "parameters": _closed(parameters)})
+    for name, parameters in PICKER_PLUGINS.items()
+]
 ENDPOINT_PICKER_CONFIG = _closed(
     {
-        "apiVersion": {"const": "llm-d.ai/v1alpha1"},
-        "kind": {"const": "EndpointPickerConfig"},
-        "plugins": _list(
-            {
-                "oneOf": [
-                    _closed({"type": {"const": name}, "parameters": _closed(parameters)}, "type")
-                    for name, parameters in PICKER_PLUGINS.items()
-                ]
-            }
-        ),
-        "dataLayer": _closed(
-            {
-                "sources": _list(
-                    _closed({**_REF, "extractors": _list(_closed(_REF, "pluginRef"))}, "pluginRef")
-                )
-            }
-        ),
-        "schedulingProfiles": _list(
-            _closed(
-                {
-                    "name": _NAME,
-                    "plugins": _list(_closed({**_REF, "weight": {"type": "number"}}, "pluginRef")),
-                },
-                "name",
-                "plugins",
-            )
-        ),
-    },
-    "apiVersion",
-    "kind",
-    "plugins",
-    "schedulingProfiles",
+        "apiVersion!": {"const": "llm-d.ai/v1alpha1"},
+        "kind!": {"const": "EndpointPickerConfig"},
+        "plugins[]!": {"oneOf": _PLUGINS},
+        "dataLayer.sources[].pluginRef!": _NAME,
+        "dataLayer.sources[].extractors[].pluginRef!": _NAME,
+        "schedulingProfiles[]!.name!": _NAME,
+        "schedulingProfiles[]!.plugins[]!.pluginRef!": _NAME,
+        "schedulingProfiles[]!.plugins[]!.weight": {"type": "number"},
+    }
 )
 """The configuration of llm-d-router (0.10): a file, not a resource of a cluster."""
 

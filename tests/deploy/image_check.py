@@ -76,15 +76,8 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._podman = [
-            "podman",
-            "--root",
-            f"{folder}/graph",
-            "--runroot",
-            f"{folder}/run",
-            "--storage-driver",
-            "vfs",
-        ]
+        places = ("--root", f"{folder}/graph", "--runroot", f"{folder}/run")
+        self._podman = ["podman", *places, "--storage-driver", "vfs"]
         storage, containers = folder / "storage.conf", folder / "containers.conf"
         storage.write_text(f'[storage]\ndriver="vfs"\nrunroot="{folder}/run"\ngraphroot="{folder}/graph"\n')
         containers.write_text(

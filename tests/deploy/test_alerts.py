@@ -40,6 +40,10 @@ def answers(errors: int) -> list[dict[str, str]]:
     ]
 
 
+def waiting(values: str) -> list[dict[str, str]]:
+    return [series("corepipe_requests_waiting", values, engine="0")]
+
+
 def held_blocks(values: str) -> list[dict[str, str]]:
     """A gauge in percent: blocks held out of 100."""
     blocks = [("corepipe_kv_blocks_held", values), ("corepipe_kv_blocks", "100x60")]
@@ -53,21 +57,11 @@ CASES: list[tuple[str, str, bool, list[dict[str, str]]]] = [
     ("CorepipeErrors", "a tenth fails", True, answers(10)),
     ("CorepipeErrors", "one in a hundred fails", False, answers(1)),
     ("CorepipeErrors", "nobody asks", False, answers(0)[:1]),
-    ("CorepipeQueueGrows", "it grows", True, [series("corepipe_requests_waiting", "0+2x60", engine="0")]),
-    ("CorepipeQueueGrows", "it is long", False, [series("corepipe_requests_waiting", "50x60", engine="0")]),
-    (
-        "CorepipeQueueGrows",
-        "it grows a little",
-        False,
-        [series("corepipe_requests_waiting", "0+0.1x60", engine="0")],
-    ),
+    ("CorepipeQueueGrows", "it grows", True, waiting("0+2x60")),
+    ("CorepipeQueueGrows", "it is long", False, waiting("50x60")),
+    ("CorepipeQueueGrows", "it grows a little", False, waiting("0+0.1x60")),
     ("CorepipeKVCacheFull", "full", True, held_blocks("99x60")),
-    (
-        "CorepipeKVCacheFull",
-        "now and then",
-        False,
-        held_blocks("99 20 " * 30),
-    ),
+    ("CorepipeKVCacheFull", "now and then", False, held_blocks("99 20 " * 30)),
     ("CorepipeRestarts", "two within an hour", True, [series(STARTS, "100x10 700x10 1300x40")]),
     ("CorepipeRestarts", "one within an hour", False, [series(STARTS, "100x10 700x50")]),
     ("CorepipeRestarts", "gone while it loads", True, [series(STARTS, "100x10 _x3 700x10 _x3 1300x30")]),

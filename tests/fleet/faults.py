@@ -104,7 +104,7 @@ async def disturbed(
     `alone`: a server without a fleet, which gives the right answers.  `at_least`: the answers beside the
     faults.
     """
-    model = server.get("/v1/models").json()["data"][0]["id"]
+    model = server.model
     asked = bodies(model, 12, (100, 400))
     clients = LoadClients(server.url, asked, await answers(alone, asked))
     report = Report(wrong=clients.wrong)

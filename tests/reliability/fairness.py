@@ -1,20 +1,16 @@
 """The time to the first token of one key's requests while another key floods the server.
 
-    python -m tests.reliability.fairness --seconds 60
-
 The light key has one request at a time.  In turns, the other key has no requests in flight, as many as there
-are seats, and eight times as many.  Prints the light key's times to the first token beside each; exits with 1
-where p99 beside the flood is more than `MOST` times p99 beside the full batch.
+are seats, and eight times as many.  The light key's times to the first token beside the flood may be `MOST`
+times those beside the full batch, at p99.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 import aiohttp
 
-from tests.reliability.load_clients import Body, Outcome, ask
+from tests.reliability.load_clients import PACE, Body, Outcome, ask
 from tests.servers import TINY, Served, served
 
 SEATS = 8
@@ -32,20 +28,22 @@ FLOOD = 8 * SEATS
 MOST = 2.0
 ROUNDS = 4
 
-PACE = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--time-scale", 40)
-"""A pace of some milliseconds a step on any host, so that the measured time is that of waiting."""
-
 LIGHT, HEAVY = "sk-light", "sk-heavy"
 
 
 @contextlib.contextmanager
 def shared(*arguments: object) -> Iterator[Served]:
-    """Runs a server with two keys, neither of which has limits of its own."""
+    """Runs a server with two keys, neither of which has limits of its own.
+
+    Its pace is some milliseconds a step on any host, so that the measured time is that of waiting.
+    """
     with TemporaryDirectory() as directory:
         keys = Path(directory) / "keys"
         keys.write_text(f"{LIGHT}\n{HEAVY}\n")
         keys.chmod(0o600)
-        with served(TINY, *arguments, "--served-model-name", "model", "--api-key-file", keys) as server:
+        with served(
+            TINY, *PACE, 40, *arguments, "--served-model-name", "model", "--api-key-file", keys
+        ) as server:
             yield server
 
 
@@ -146,17 +144,3 @@ async def fairness(server: Served, seconds: float) -> Finding:
         for count, seen in finding.seconds.items():
             seen.extend(await first_tokens(server.url, count, seconds / ROUNDS / len(finding.seconds)))
     return finding
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="One key floods; another asks now and then.")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    args = parser.parse_args()
-    with shared(*PACE, "--max-num-seqs", SEATS) as server:
-        finding = asyncio.run(fairness(server, args.seconds))
-    print(finding.show())
-    return int(finding.ratio > MOST)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,10 @@
 """Kills and stops of a server's engine at random moments under load, and the times until it is back.
 
-    python -m tests.reliability.faults --kills 50 --hangs 50
-
 Every request must have exactly one outcome, and every text must be that of an undisturbed run, up to its end.
-Prints a table; exits with 1 where that does not hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
@@ -18,13 +14,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
 import psutil
 
 from tests.reliability.load_clients import LoadClients, answers, bodies, held_bodies
-from tests.servers import Served, default_model, metric_of, served
+from tests.servers import Served, metric_of
 
 
 @dataclass
@@ -39,7 +34,7 @@ async def disturb(
     server: Served, signals: Sequence[signal.Signals], workers: int, tokens: tuple[int, int], calm: int
 ) -> Recovery:
     """Sends each of `signals` to the current engine, up to `calm` answers after the last recovery."""
-    model = server.get("/v1/models").json()["data"][0]["id"]
+    model = server.model
     asked = [*bodies(model, 12, tokens), *held_bodies(model, 8)]
     clients = LoadClients(server.url, asked, await answers(server.url, asked))
     recovery, rng = Recovery(clients=clients), random.Random(7)
@@ -91,27 +86,3 @@ def table(recovery: Recovery) -> str:
     outcomes = ", ".join(f"{count} {kind}" for kind, count in recovery.clients.outcomes.most_common())
     lines.append(f"outcomes: {outcomes}; {len(recovery.clients.wrong)} wrong")
     return "\n".join([*lines, *recovery.clients.wrong[:5]])
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Kills and stops the engine under load.")
-    parser.add_argument("--model", type=Path, help="default: SmolLM2-135M-Instruct")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--hangs", type=int, default=50)
-    parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--calm", type=int, default=24, help="most answers between two")
-    args = parser.parse_args()
-    signals = [signal.SIGKILL] * args.kills + [signal.SIGSTOP] * args.hangs
-    random.Random(3).shuffle(signals)
-    with served(args.model or default_model()) as server:
-        recovery = asyncio.run(disturb(server, signals, args.workers, (20, 300), args.calm))
-        held = server.metric("corepipe_kv_blocks_held")
-        restarts = server.metric("corepipe_engine_restarts_total")
-    print(table(recovery))
-    print(f"{restarts:.0f} restarts counted, {held:.0f} blocks held at the end")
-    assert recovery.clients is not None
-    return int(bool(recovery.clients.wrong) or held > 0 or restarts != len(signals))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,30 +1,25 @@
 """The goodput of a server under five times the load that it can serve.
 
-    python -m tests.reliability.overload --seconds 60
-
 First a closed loop finds the peak: 1.5 times as many clients as seats, which send again when answered.  Then
 requests come at five times that rate, whatever their outcome; then the peak again, because a shared machine
-drifts.  Prints goodput under overload over the mean of the two peaks, the times of refusals, and the outcomes
-of admitted requests.
+drifts.  A finding has goodput under overload over the mean of the two peaks, the times of refusals, and the
+outcomes of admitted requests.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
 
 from tests.reliability.load_clients import Body, Outcome, ask
-from tests.servers import Served, default_model, served
+from tests.servers import Served
 
 SEATS = 16
 FLAGS = ("--max-num-seqs", SEATS, "--max-num-queued-reqs", SEATS, "--max-model-len", 1024)
@@ -128,25 +123,9 @@ def _quantiles(ordered: Sequence[float], unit: float) -> str:
 
 
 async def overload(server: Served, seconds: float, tokens: int) -> Finding:
-    model = server.get("/v1/models").json()["data"][0]["id"]
+    model = server.model
     await peak(server.url, model, tokens, min(5.0, seconds))  # warm
     first = (await peak(server.url, model, tokens, seconds / 2)).goodput
     load = await flood(server.url, model, tokens, seconds, FACTOR * first)
     second = (await peak(server.url, model, tokens, seconds / 2)).goodput
     return Finding((first, second), FACTOR * first, load)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Offers a server five times what it can do.")
-    parser.add_argument("--model", type=Path, help="default: SmolLM2-135M-Instruct")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--tokens", type=int, default=128, help="of an answer")
-    args = parser.parse_args()
-    with served(args.model or default_model(), *FLAGS) as server:
-        finding = asyncio.run(overload(server, args.seconds, args.tokens))
-    print(finding.show())
-    return int(finding.ratio < 0.9 or set(finding.kinds) - {"done", "refused"} != set())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -29,7 +29,7 @@ import aiohttp
 
 from corepipe.engine.batch.masks import MOST_KEPT
 from tests.reliability.disconnects import Held, idle, own_bytes
-from tests.reliability.load_clients import RECORD, ROWS, Body, ask, bodies, held_bodies
+from tests.reliability.load_clients import RECORD, ROWS, Body, ask, bodies, held_bodies, path_of
 from tests.servers import Served, default_model, engines, served, until
 from tests.tiny_encoders import write_bert
 
@@ -118,16 +118,25 @@ class Soak:
             "logprobs": rng.random() < 0.3,
             "n": rng.choice([1, 1, 2]),
         }
-        async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
-            return None if answer.status == 200 else await answer.text()
+        return await self._told(session, body, 200)
 
-    async def _leave(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
-        body = self._body(rng) | {"stream": True, "max_tokens": 300}
-        async with session.post(f"{self.url}/v1/completions", json=body) as answer:
+    async def _leave(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
+        await self._left(session, rng, self._body(rng) | {"max_tokens": 300})
+
+    async def _held_leaves(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
+        await self._left(session, rng, rng.choice(held_bodies(self.model, 16)))
+
+    async def _left(self, session: aiohttp.ClientSession, rng: random.Random, body: Body) -> None:
+        """Leaves a stream after some of its pieces."""
+        async with session.post(self.url + path_of(body), json=body | {"stream": True}) as answer:
             for _ in range(rng.randrange(4)):
                 await answer.content.readany()
             answer.close()
-        return None
+
+    async def _told(self, session: aiohttp.ClientSession, body: Body, *wanted: int) -> str | None:
+        """Returns an answer where its status is none of those wanted."""
+        async with session.post(self.url + path_of(body), json=body) as answer:
+            return None if answer.status in wanted else f"{answer.status}: {await answer.text()}"
 
     async def _wrong_body(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         wrong = rng.choice([b"{", b"[]", b'{"model": 1}', b'{"model": "%s", "prompt": ""}'])
@@ -137,39 +146,24 @@ class Soak:
 
     async def _too_long(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         body = {"model": self.model, "prompt": [5] * rng.randrange(1024, 9000), "max_tokens": 1}
-        async with session.post(f"{self.url}/v1/completions", json=body) as answer:
-            return None if answer.status == 400 else f"{answer.status} to a prompt that does not fit"
+        return await self._told(session, body, 400)
 
     async def _held(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         outcome = await ask(session, self.url, rng.choice(held_bodies(self.model, 16)))
         return None if outcome.kind == "done" and outcome.text else str(outcome)
 
-    async def _held_leaves(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
-        body = rng.choice(held_bodies(self.model, 16))
-        path = "chat/completions" if "messages" in body else "completions"
-        async with session.post(f"{self.url}/v1/{path}", json=body | {"stream": True}) as answer:
-            for _ in range(rng.randrange(4)):
-                await answer.content.readany()
-            answer.close()
-        return None
-
     async def _fresh_grammar(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         """Sends a new grammar: the memory of remembered grammars must be bounded."""
         words = [f"{rng.randrange(10**9):x}" for _ in range(rng.randrange(1, 200))]
-        body = {
-            "model": self.model,
-            "prompt": "A word:",
-            "max_tokens": 40,
-            "structured_outputs": {"choice": words},
-        }
+        body = {"model": self.model, "prompt": "A word:", "max_tokens": 40}
+        body["structured_outputs"] = {"choice": words}
         outcome = await ask(session, self.url, body)
         return None if outcome.text in words else str(outcome)
 
     async def _offer(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         """Sends tools that need not be called, with two choices."""
         body = self._asked(rng) | {"tools": [{"type": "function", "function": RECORD}], "n": 2}
-        async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
-            return None if answer.status == 200 else await answer.text()
+        return await self._told(session, body, 200)
 
     async def _think(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         """Sends a prompt that has begun the reasoning; an answer with a schema follows that."""
@@ -184,15 +178,13 @@ class Soak:
     async def _refused_constraint(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         wrong = rng.choice([{"regex": "("}, {"regex": "a{1000}{1000}{1000}"}, {"json": {"not": {}}}])
         body = {"model": self.model, "prompt": "a", "structured_outputs": wrong}
-        async with session.post(f"{self.url}/v1/completions", json=body) as answer:
-            return None if answer.status in (400, 429) else f"{answer.status} to {wrong}"
+        return await self._told(session, body, 400, 429)
 
     async def _recorded(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         body = rng.choice(list(self.recorded))
         found = await raw(session, self.url, json.loads(body))
-        return (
-            None if found == self.recorded[body] else f"{found!r} where {self.recorded[body]!r} was recorded"
-        )
+        right = self.recorded[body]
+        return None if found == right else f"{found!r} where {right!r} was recorded"
 
     async def _vectors(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         """Checks that a text among others has the same vector as alone."""
@@ -272,15 +264,13 @@ def slope(samples: Sequence[Sample], read: Callable[[Sample], float]) -> float:
 
 
 async def raw(session: aiohttp.ClientSession, url: str, body: Body) -> bytes:
-    path = "chat/completions" if "messages" in body else "completions"
-    async with session.post(f"{url}/v1/{path}", json=body) as answer:
+    async with session.post(url + path_of(body), json=body) as answer:
         return await answer.read()
 
 
 async def record(server: Served) -> dict[str, bytes]:
     """Records bodies as JSON, and their answers."""
-    model = server.get("/v1/models").json()["data"][0]["id"]
-    asked = [*bodies(model, 8, (20, 60)), *held_bodies(model, 8)]
+    asked = [*bodies(server.model, 8, (20, 60)), *held_bodies(server.model, 8)]
     async with aiohttp.ClientSession() as session:
         return {json.dumps(body): await raw(session, server.url, body) for body in asked}
 
@@ -289,7 +279,7 @@ async def soak(
     server: Served, recorded: Mapping[str, bytes], minutes: float, workers: int
 ) -> tuple[Soak, list[Sample]]:
     """Returns the traffic, and the samples taken meanwhile."""
-    traffic = Soak(server.url, server.get("/v1/models").json()["data"][0]["id"], recorded)
+    traffic = Soak(server.url, server.model, recorded)
     await traffic.fill()
     began, samples = time.monotonic(), []
     work = asyncio.create_task(traffic.run(workers, seed=5))

@@ -22,5 +22,7 @@ def test_two_hundred_clients_that_leave() -> None:
 def test_ten_thousand_clients_that_leave() -> None:
     with served(default_model(), *SMALL, anew=True) as server:
         done, wrong = visited(server, 10_000)
+        print(done)
         assert wrong == []
+        assert not any("Traceback" in line for line in server.stderr)
         assert done.total() == 10_000

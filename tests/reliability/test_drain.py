@@ -10,18 +10,15 @@ from collections.abc import Iterator
 import httpx
 import psutil
 
+from tests.reliability.load_clients import PACE
 from tests.servers import END_SECONDS, TINY, Served, engines, run, served, until
-
-DEVICE = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--time-scale")
-"""A pace of 0.7 ms a token at scale 1, so that an answer lasts as long as a test needs."""
 
 LONG = 600
 """The scale at which an answer takes a minute and a half, longer than any test follows it."""
 
 
 def body(server: Served, tokens: int) -> dict[str, object]:
-    name = server.get("/v1/models").json()["data"][0]["id"]
-    return {"model": name, "prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    return {"model": server.model, "prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
 
 
 @contextlib.contextmanager
@@ -44,7 +41,7 @@ def rest(lines: Iterator[str]) -> list[str]:
 
 def test_it_tells_that_it_drains() -> None:
     """A second signal ends it without waiting."""
-    with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 600) as server, answering(server) as lines:
+    with served(TINY, *PACE, LONG, "--shutdown-timeout", 600) as server, answering(server) as lines:
         asked = body(server, 1)
         engine = server.engine()
         for process in (engine.pid, server.process.pid):  # to the whole group, as systemd does
@@ -64,7 +61,7 @@ def test_it_tells_that_it_drains() -> None:
 
 
 def test_what_it_has_begun_comes_to_its_end() -> None:
-    with served(TINY, *DEVICE, 20, "--shutdown-timeout", 600) as server, answering(server) as lines:
+    with served(TINY, *PACE, 20, "--shutdown-timeout", 600) as server, answering(server) as lines:
         engine = server.engine()
         server.process.send_signal(signal.SIGTERM)
         assert rest(lines)[-1] == "data: [DONE]"
@@ -73,7 +70,7 @@ def test_what_it_has_begun_comes_to_its_end() -> None:
 
 
 def test_what_outlasts_the_drain_is_told_and_cut() -> None:
-    with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 0.3) as server, answering(server) as lines:
+    with served(TINY, *PACE, LONG, "--shutdown-timeout", 0.3) as server, answering(server) as lines:
         engine = server.engine()
         server.process.send_signal(signal.SIGTERM)
         said = rest(lines)

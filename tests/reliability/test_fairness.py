@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.reliability.fairness import LIGHT, MOST, PACE, SEATS, Neighbour, body, client, fairness, shared
+from tests.reliability.fairness import LIGHT, MOST, SEATS, Neighbour, body, client, fairness, shared
 from tests.reliability.load_clients import ask, until
 from tests.servers import PATIENCE_SECONDS, Served
 
@@ -25,7 +25,7 @@ LONG = (24, 24)
 
 def test_who_floods_is_refused_and_the_other_does_not_queue_behind_it() -> None:
     """The device's times show the order of the server's decisions, however late the host is."""
-    with shared(*PACE, "--max-num-seqs", RUNNING, "--max-num-queued-reqs", QUEUE) as server:
+    with shared("--max-num-seqs", RUNNING, "--max-num-queued-reqs", QUEUE) as server:
         found = asyncio.run(beside_a_flood(server))
     assert max(found) <= RUNNING + 1, "what had a seat when it came, and one that had its turn before it"
 
@@ -78,7 +78,7 @@ def contested(mine: list[Times], flood: Neighbour) -> list[Times]:
 
 @pytest.mark.slow
 def test_the_first_token_comes_as_soon_beside_a_flood_as_beside_a_full_batch() -> None:
-    with shared(*PACE, "--max-num-seqs", SEATS) as server:
+    with shared("--max-num-seqs", SEATS) as server:
         finding = asyncio.run(fairness(server, 60.0))
     print(finding.show())
     assert finding.ratio <= MOST

@@ -14,22 +14,16 @@ import aiohttp
 import pytest
 
 from tests.constrained.longer import longer
-from tests.reliability.load_clients import Body, Outcome, answers, ask, held_bodies
+from tests.reliability.load_clients import PACE, Body, Outcome, answers, ask, held_bodies
 from tests.servers import END_SECONDS, TINY, Served, served, until
 
 CONTEXT = 1024
-SLOW = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--time-scale", 40)
-"""A pace at which an answer takes seconds."""
 
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Path]:
     with longer(TINY, CONTEXT) as found:
         yield found
-
-
-def bodies(server: Served, count: int) -> list[Body]:
-    return held_bodies(server.get("/v1/models").json()["data"][0]["id"], count)
 
 
 async def at_once(url: str, asked: Sequence[Body]) -> list[Outcome]:
@@ -40,7 +34,7 @@ async def at_once(url: str, asked: Sequence[Body]) -> list[Outcome]:
 def test_preemption_changes_none(model: Path) -> None:
     """The cache holds one full sequence: eight at once preempt each other."""
     with served(model, "--num-blocks", CONTEXT // 32, "--max-num-seqs", 8) as server:
-        asked = bodies(server, 8)
+        asked = held_bodies(server.model, 8)
         alone = asyncio.run(answers(server.url, asked))
         assert server.metric("vllm:num_preemptions_total") == 0
 
@@ -70,8 +64,8 @@ async def drained(server: Served, asked: Sequence[Body]) -> list[Outcome]:
 
 def test_a_drain_changes_none(model: Path) -> None:
     """Open answers complete unchanged."""
-    with served(model, *SLOW, "--max-num-seqs", 8, "--shutdown-timeout", 600) as server:
-        asked = bodies(server, 8)
+    with served(model, *PACE, 40, "--max-num-seqs", 8, "--shutdown-timeout", 600) as server:
+        asked = held_bodies(server.model, 8)
         undisturbed = asyncio.run(at_once(server.url, asked))
         assert {one.kind for one in undisturbed} == {"done"}
         found = asyncio.run(drained(server, asked))

@@ -9,21 +9,17 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from tests.reliability.load_clients import Outcome, ask
+from tests.reliability.load_clients import PACE, Outcome, ask
 from tests.reliability.overload import FLAGS, body, overload
 from tests.servers import PATIENCE_SECONDS, TINY, default_model, served, until
-
-SLOW = ("--clock", "device", "--instance", "inf1.xlarge", "--dtype", "fp32", "--time-scale", 40)
-"""A pace that any host can keep."""
-
 
 ENOUGH = 20
 """The answers, and the refusals, to wait for."""
 
 
 def test_more_than_fits_is_refused_and_the_rest_answered() -> None:
-    with served(TINY, *SLOW, "--max-num-seqs", 2, "--max-num-queued-reqs", 3) as server:
-        model = server.get("/v1/models").json()["data"][0]["id"]
+    with served(TINY, *PACE, 40, "--max-num-seqs", 2, "--max-num-queued-reqs", 3) as server:
+        model = server.model
         outcomes = asyncio.run(overloaded(server.url, model))
         assert {outcome.kind for outcome in outcomes} == {"done", "refused"}
         refused = [outcome for outcome in outcomes if outcome.kind == "refused"]

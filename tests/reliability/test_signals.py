@@ -15,7 +15,8 @@ import psutil
 import pytest
 import trustme
 
-from tests.reliability.test_drain import DEVICE, LONG, answering, rest
+from tests.reliability.load_clients import PACE
+from tests.reliability.test_drain import LONG, answering, rest
 from tests.servers import END_SECONDS, TINY, Served, served, until
 
 
@@ -84,7 +85,7 @@ def secret_answer(server: Served, http: httpx.Client) -> Iterator[Iterator[str]]
 def test_sighup_reloads_keys_and_certificate_and_drops_nothing(tmp_path: Path) -> None:
     files = Files(tmp_path)
     with (
-        served(TINY, *DEVICE, 60, *files.flags) as server,
+        served(TINY, *PACE, 60, *files.flags) as server,
         httpx.Client(base_url=server.url, verify=files.trusting, timeout=60) as http,
         httpx.Client(base_url=server.url, verify=files.trusting, timeout=60) as other,
     ):
@@ -111,7 +112,7 @@ def test_sighup_reloads_keys_and_certificate_and_drops_nothing(tmp_path: Path) -
 
 def test_its_state_is_told_and_answers_go_on() -> None:
     """Either signal logs the state, any number of times."""
-    with served(TINY, *DEVICE, LONG) as server, answering(server) as lines:
+    with served(TINY, *PACE, LONG) as server, answering(server) as lines:
         engine = server.engine()
         assert until(lambda: server.metric("vllm:num_requests_running") == 1)
         for times, number in enumerate((signal.SIGUSR1, signal.SIGUSR2), 1):
@@ -132,7 +133,7 @@ def test_its_state_is_told_and_answers_go_on() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_more_signals_end_it_at_once_and_without_a_traceback(number: signal.Signals) -> None:
-    with served(TINY, *DEVICE, LONG, "--shutdown-timeout", 600) as server, answering(server) as lines:
+    with served(TINY, *PACE, LONG, "--shutdown-timeout", 600) as server, answering(server) as lines:
         engine = server.engine()
         server.process.send_signal(number)
         assert until(lambda: server.get("/health/ready").status_code == 503)
@@ -151,7 +152,7 @@ def test_a_renderer_of_chats_answers_no_signal_and_a_server_without_files_reload
         server.process.send_signal(signal.SIGHUP)
         assert until(lambda: told(server, "nothing to reload"))
         assert server.get("/health").status_code == 200
-        name = server.get("/v1/models").json()["data"][0]["id"]
+        name = server.model
         chat = {"model": name, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
         first = server.post("/v1/chat/completions", json=chat)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import httpx
+import openai
 import pytest
 import uvloop
 from tokenizers import Tokenizer as Backend
@@ -30,7 +34,7 @@ from corepipe.engine.messages import (
 from corepipe.models.tasks import TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.answering.service import GENERATES
-from corepipe.serving.api.app import create_app, make_server
+from corepipe.serving.api.app import HttpServer, create_app, make_server
 from corepipe.serving.api.cassettes.no_engine import NOTHING_LOADED, NoEngine
 from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
 from corepipe.serving.api.http.ports import listen_all
@@ -88,6 +92,8 @@ DEVICE = DeviceTimes(
 FOREVER = 86400.0
 Step = Output | float | threading.Event
 Script = Callable[[Submit], Sequence[Step]]
+Serve = Callable[[TaskInfo], tuple[str, "FakeEngine"]]
+"""Returns the URL and the engine of a server of a task."""
 
 
 @functools.cache
@@ -106,7 +112,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(backend, {"eos_token": "<|im_end|>"}, TEMPLATE)
 
 
-def saying(text: str, *, pause: float = 0.0, ends: str | None = None, logprobs: bool = False) -> Script:
+def saying(text: str, *, pause: float = 0.0, ends: str | None = None) -> Script:
     """Answers with `text` a token at a time, over and over until `max_tokens`; or once, if it `ends`."""
     tokens = tokenizer().encode(text, add_special_tokens=False)
 
@@ -118,19 +124,13 @@ def saying(text: str, *, pause: float = 0.0, ends: str | None = None, logprobs: 
                 steps.append(pause)
             token = tokens[at % len(tokens)]
             last = at == count - 1
-            steps.append(
-                Output(
-                    submit.id,
-                    [token],
-                    logprobs=_logprobs([token], submit.sampling.logprobs),
-                    prompt_logprobs=_logprobs(submit.prompt[1:], submit.sampling.prompt_logprobs)
-                    if at == 0
-                    else [],
-                    cached=2 if at == 0 else 0,
-                    finish_reason=(ends or "length") if last else None,
-                    device=DEVICE if last else None,
-                )
-            )
+            more: dict[str, Any] = {"logprobs": _logprobs([token], submit.sampling.logprobs)}
+            if at == 0:
+                asked = submit.sampling.prompt_logprobs
+                more |= {"cached": 2, "prompt_logprobs": _logprobs(submit.prompt[1:], asked)}
+            if last:
+                more |= {"finish_reason": ends or "length", "device": DEVICE}
+            steps.append(Output(submit.id, [token], **more))
         return steps
 
     return script
@@ -179,6 +179,15 @@ class FakeEngine:
     closed: bool = False
     on_stats: Callable[[Stats], None] = field(default=print)
 
+    def __post_init__(self) -> None:
+        self._first = self.script
+
+    def begin_anew(self) -> None:
+        """Forgets what was submitted, and answers by its first script."""
+        self.script = self._first
+        self.submitted.clear()
+        self.aborted.clear()
+
     async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         if progress is not None:
             progress(LoadProgress("weights", 0.5))
@@ -226,6 +235,18 @@ class FakeEngine:
                 stream.push(step)
 
 
+def openai_client(url: str, **more: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, **more)
+
+
+def chunks_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Returns the events of a whole stream of a completion or a chat."""
+    assert answer.status_code == 200, answer.text
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
 @contextmanager
 def replaying(folder: Path, **server: object) -> Iterator[str]:
     """Does what `running` does, for a server without an engine that answers from a directory."""
@@ -234,19 +255,9 @@ def replaying(folder: Path, **server: object) -> Iterator[str]:
 
 
 @contextmanager
-def running(
-    engine: FakeEngine | NoEngine,
-    *,
-    ready: Ready | None = READY,
-    text: Tokenizer | None = None,
-    task: TaskInfo = GENERATES,
-    **server: object,
-) -> Iterator[str]:
-    """Runs the real app behind the real HTTP server, in a thread; yields its URL.
-
-    text: another tokenizer; task: the model's task.
-    """
-    with running_ports(engine, ready=ready, text=text, task=task, **server) as (public, *_):
+def running(engine: FakeEngine | NoEngine, **more: Any) -> Iterator[str]:
+    """Does what `running_ports` does; yields the URL of the public port alone."""
+    with running_ports(engine, **more) as (public, *_):
         yield public
 
 
@@ -259,32 +270,29 @@ def running_ports(
     task: TaskInfo = GENERATES,
     **server: object,
 ) -> Iterator[list[str]]:
-    """Does what `running` does; yields the URL of the public port and, if there is one, of the admin port."""
-    with pytest.MonkeyPatch.context() as patience:
-        patience.setattr(grammar_checker, "WAIT_SECONDS", PATIENCE_SECONDS)
-        config = ServerConfig.model_validate({"port": 0, **server})
-        with _serving(engine, ready, text, task, config) as urls:
-            yield urls
+    """Runs the real app behind the real HTTP server; yields the URLs of its ports, the public one first.
 
-
-@contextmanager
-def _serving(
-    engine: FakeEngine | NoEngine,
-    ready: Ready | None,
-    text: Tokenizer | None,
-    task: TaskInfo,
-    config: ServerConfig,
-) -> Iterator[list[str]]:
+    text: another tokenizer; task: the model's task; server: settings of the server.
+    """
+    config = ServerConfig.model_validate({"port": 0, **server})
     deployment = EngineConfig(model=MODEL, max_num_seqs=8)
     cassettes = None if config.record is None and config.replay is None else ServerCassettes(config)
     vocabulary = None if config.replays_alone else text or tokenizer()
     app = create_app(engine, vocabulary, deployment, config, "1.2.3", ready, cassettes, task)
+    with pytest.MonkeyPatch.context() as patience, serving(make_server(app, config), config) as urls:
+        patience.setattr(grammar_checker, "WAIT_SECONDS", PATIENCE_SECONDS)
+        yield urls
+
+
+@contextmanager
+def serving(http: HttpServer, config: ServerConfig) -> Iterator[list[str]]:
+    """Runs the real HTTP server in a thread; yields the URLs of its ports."""
     listeners = listen_all(config)
-    http = make_server(app, config)
+    urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in listeners]  # a server that ends closes them
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=listeners)))
     thread.start()
     try:
-        yield [f"http://127.0.0.1:{one.getsockname()[1]}" for one in listeners]
+        yield urls
     finally:
         http.stop()
         thread.join(PATIENCE_SECONDS)

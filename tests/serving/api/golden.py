@@ -43,9 +43,9 @@ def _refused(submit: Any) -> list[Output | float]:
 
 
 SCRIPTS: dict[str, Script] = {
-    "slow": saying("Hello wörld… ", pause=0.001, logprobs=True),
-    "at once": saying("Hello wörld… ", logprobs=True),
-    "eos": saying("Yes<|im_end|>", pause=0.001, ends="stop", logprobs=True),
+    "slow": saying("Hello wörld… ", pause=0.001),
+    "at once": saying("Hello wörld… "),
+    "eos": saying("Yes<|im_end|>", pause=0.001, ends="stop"),
     "broken": _broken,
     "refused": _refused,
 }

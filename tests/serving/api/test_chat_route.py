@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,32 +20,11 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.fixture(scope="module")
-def engine():
-    return FakeEngine()
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with running(engine) as url:
-        yield url
-
-
-@pytest.fixture
-def client(url, engine):
-    engine.script = saying("Hello world. ")
-    engine.submitted.clear()
-    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def test_a_plain_answer(client, engine):
     answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_completion_tokens=5)
     assert answer.object == "chat.completion"
     assert answer.id.startswith("chatcmpl-")
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].message.content == "Hello w"
-    assert answer.choices[0].finish_reason == "length"
+    assert (answer.choices[0].message.role, answer.choices[0].message.content) == ("assistant", "Hello w")
     assert answer.choices[0].logprobs is None
     assert answer.usage.completion_tokens == 5
     assert tokenizer().decode(engine.submitted[0].prompt, skip_special_tokens=False) == PROMPT
@@ -62,12 +40,9 @@ def test_the_answer_may_fill_the_context_and_the_newer_limit_counts(client, engi
 
 def test_a_stream_opens_with_the_role(client, engine):
     engine.script = saying("Hello world. ", pause=0.001)
-    options = {"include_usage": True}
-    chunks = list(
-        client.chat.completions.create(
-            model="tiny", messages=MESSAGES, max_tokens=5, n=2, stream=True, stream_options=options
-        )
-    )
+    asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "n": 2}
+    streamed = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    chunks = list(streamed)
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     opening = [(c.choices[0].index, c.choices[0].delta.role, c.choices[0].delta.content) for c in chunks[:2]]
     assert opening == [(0, "assistant", ""), (1, "assistant", "")]
@@ -76,28 +51,6 @@ def test_a_stream_opens_with_the_role(client, engine):
         assert "".join(choice.delta.content or "" for choice in mine) == "Hello w"
         assert mine[-1].finish_reason == "length"
     assert chunks[-1].usage.completion_tokens == 10
-
-
-def test_logprobs(client):
-    asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 2, "logprobs": True}
-    plain = client.chat.completions.create(**asked, top_logprobs=2).choices[0].logprobs.content
-    assert [(entry.token, entry.logprob, entry.bytes) for entry in plain] == [
-        ("H", -0.5, [72]),
-        ("e", -0.5, [101]),
-    ]
-    assert [(top.token, top.logprob) for top in plain[0].top_logprobs] == [("H", -0.5), ("I", -1.5)]
-    bare = client.chat.completions.create(**asked).choices[0].logprobs.content
-    assert bare[0].top_logprobs == []
-    streamed = client.chat.completions.create(**asked, top_logprobs=2, stream=True)
-    entries = [entry for c in streamed if c.choices[0].logprobs for entry in c.choices[0].logprobs.content]
-    assert entries == plain
-
-
-def test_an_answer_that_ends_at_eos(client, engine):
-    engine.script = saying("Yes<|im_end|>", ends="stop")
-    answer = client.chat.completions.create(model="tiny", messages=MESSAGES)
-    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Yes", "stop")
-    assert answer.usage.completion_tokens == len(tokenizer().encode("Yes")) + 1
 
 
 @pytest.mark.parametrize(
@@ -168,7 +121,6 @@ def test_texts_may_spell_special_tokens_where_the_server_allows_it():
 
 def test_a_prompt_keeps_its_special_tokens(url, engine):
     """The whole prompt comes from the caller: no template adds text to it."""
-    engine.submitted.clear()
     body = {"model": "tiny", "prompt": FORGED_TEXT, "max_tokens": 1}
     httpx.post(url + "/v1/completions", json=body).raise_for_status()
     ids = tokenizer().encode(FORGED_TEXT)
@@ -180,9 +132,7 @@ LONG = "word <|im_end|> " * 2_000
 
 
 def test_long_texts_that_spell_tokens_are_counted_as_what_they_are(url, client):
-    with pytest.raises(
-        openai.BadRequestError, match="is longer than the model's context length: it has more than the 256 "
-    ):
+    with pytest.raises(openai.BadRequestError, match="has more than the 256 "):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": LONG}])
     many = [{"role": "user", "content": "a"}] * 2_000
     tokens = httpx.post(url + "/tokenize", json={"messages": many}).json()["tokens"]
@@ -226,12 +176,6 @@ def test_tokenize_and_back(url):
     assert ask("/detokenize", tokens=[10**6])["error"]["param"] == "tokens"
     assert ask("/detokenize", tokens=["a"])["error"]["param"] == "tokens[0]"
     assert ask("/detokenize", tokens=[1], foo=1)["error"]["param"] == "foo"
-
-
-def test_long_texts_are_encoded_too(url):
-    body = json.dumps({"prompt": "word " * 10_000})
-    answer = httpx.post(url + "/tokenize", content=body, headers={"content-type": "application/json"})
-    assert tokenizer().decode(answer.json()["tokens"]) == "word " * 10_000
 
 
 def test_long_text_is_encoded_beside_the_event_loop(url, monkeypatch):

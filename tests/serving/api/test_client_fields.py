@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -16,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from corepipe.models.text.tokenizer import Tokenizer, set_bos_eos
 from corepipe.serving.api.answering import service
 from tests.serving import http_support
-from tests.serving.http_support import FakeEngine, running, saying, tokenizer
+from tests.serving.http_support import FakeEngine, chunks_of, running, saying, tokenizer
 
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi there", "max_tokens": 6}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
@@ -26,25 +24,6 @@ PATHS = pytest.mark.parametrize("path", BODIES)
 PAUSES = pytest.mark.parametrize("pause", [0.0, 0.001])
 
 
-@pytest.fixture(scope="module")
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture(scope="module")
-def url(engine: FakeEngine) -> Iterator[str]:
-    with running(engine) as where:
-        yield where
-
-
-@pytest.fixture
-def client(url: str, engine: FakeEngine) -> Iterator[openai.OpenAI]:
-    engine.script = saying(SAID, logprobs=True)
-    engine.submitted.clear()
-    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def ask(url: str, path: str, **fields: Any) -> dict[str, Any]:
     answer = httpx.post(url + path, json=BODIES.get(path, {}) | fields)
     assert answer.status_code == 200, answer.text
@@ -52,17 +31,14 @@ def ask(url: str, path: str, **fields: Any) -> dict[str, Any]:
 
 
 def chunks(url: str, path: str, **fields: Any) -> list[dict[str, Any]]:
-    answer = httpx.post(url + path, json=BODIES[path] | fields | {"stream": True})
-    assert answer.status_code == 200, answer.text
-    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    assert events.pop() == "[DONE]"
-    return [json.loads(event) for event in events]
+    return chunks_of(httpx.post(url + path, json=BODIES[path] | fields | {"stream": True}))
 
 
 def refusal(url: str, path: str, **fields: Any) -> tuple[str, str]:
     answer = httpx.post(url + path, json=BODIES.get(path, {}) | fields)
     assert answer.status_code == 400, answer.text
-    return answer.json()["error"]["param"], answer.json()["error"]["code"]
+    error = answer.json()["error"]
+    return error["param"], error["code"]
 
 
 def of_prompt(path: str, answer: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +103,7 @@ def test_a_prompts_logprobs_have_vllms_form(url, engine, path, pause, count):
 
 
 def test_an_echo_and_the_prompts_logprobs_have_what_each_was_asked_for(url, engine):
-    engine.script = saying(SAID, logprobs=True)
+    engine.script = saying(SAID)
     for echoed, asked in ((1, 2), (2, 0)):
         answer = ask(url, "/v1/completions", echo=True, logprobs=echoed, prompt_logprobs=asked)
         assert engine.submitted[-1].sampling.prompt_logprobs == 2
@@ -138,7 +114,7 @@ def test_an_echo_and_the_prompts_logprobs_have_what_each_was_asked_for(url, engi
 
 
 def test_a_chats_echo_does_not_tell_of_its_prompt(url, engine):
-    engine.script = saying(SAID, logprobs=True)
+    engine.script = saying(SAID)
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Sure: "}]
     asked = {"messages": messages, "echo": True, "continue_final_message": True, "logprobs": True}
     answer = ask(url, "/v1/chat/completions", **asked, prompt_logprobs=1)
@@ -153,7 +129,7 @@ def test_a_chats_echo_does_not_tell_of_its_prompt(url, engine):
 
 @PATHS
 def test_tokens_are_named_by_their_ids(url, engine, path):
-    engine.script = saying(SAID, logprobs=True)
+    engine.script = saying(SAID)
     asked = {"logprobs": 1} if path == "/v1/completions" else {"logprobs": True, "top_logprobs": 1}
     ids = tokenizer().encode(SAID)[:6]
 
@@ -201,7 +177,6 @@ def test_every_chunk_has_the_usage_so_far(url, engine, path):
 
 @PATHS
 def test_the_answers_id_is_the_clients(url, engine, path):
-    engine.submitted.clear()
     prefix = "cmpl" if path == "/v1/completions" else "chatcmpl"
     header = {"x-request-id": "exchange-1"}
     for _ in range(2):
@@ -214,7 +189,8 @@ def test_the_answers_id_is_the_clients(url, engine, path):
         assert refusal(url, path, request_id=wrong)[0] == "request_id"
 
 
-def test_the_sdk_reads_them(client):
+def test_the_sdk_reads_them(client, engine):
+    engine.script = saying(SAID)
     extra = {"return_token_ids": True, "prompt_logprobs": 1, "request_id": "sdk"}
     answer = client.chat.completions.create(**CHAT, extra_body=extra)
     assert answer.id == "chatcmpl-sdk"
@@ -350,12 +326,9 @@ def test_contents_come_in_the_form_that_a_template_reads(thinking, engine):
 
 
 def test_tokenize_takes_a_chats_fields_for_messages_alone(url):
-    for fields in (
-        {"continue_final_message": True},
-        {"chat_template_kwargs": {"a": 1}},
-        {"chat_template": "x"},
-    ):
-        assert refusal(url, "/tokenize", prompt="a", **fields)[0] == next(iter(fields))
+    of_chats = {"continue_final_message": True, "chat_template_kwargs": {"a": 1}, "chat_template": "x"}
+    for name, value in of_chats.items():
+        assert refusal(url, "/tokenize", prompt="a", **{name: value})[0] == name
 
 
 # Prompts
@@ -377,12 +350,11 @@ def test_a_prompt_is_cut_to_its_end_or_its_beginning(url, engine):
     assert engine.submitted[-1].prompt == whole[-5:]
 
 
-def test_what_is_put_around_a_text_stays_when_it_is_cut(engine, monkeypatch):
+def test_what_is_put_around_a_text_stays_when_it_is_cut(engine):
     own = Tokenizer(Backend.from_str(tokenizer().backend.to_str()), {}, None)
     set_bos_eos(own.backend, "<|im_start|>", "<|im_end|>", Path("tokenizer"))
-    monkeypatch.setattr(http_support, "tokenizer", lambda: own)
     ids = own.encode("The quick brown fox", add_special_tokens=False)
-    with running(engine) as url:
+    with running(engine, text=own) as url:
         for side, most, kept in (("left", 6, ids[-4:]), ("right", 6, ids[:4]), ("left", 3, ids[-1:])):
             fields = {"truncate_prompt_tokens": most, "truncation_side": side}
             ask(url, "/v1/completions", prompt="The quick brown fox", **fields)
@@ -396,20 +368,23 @@ def test_what_is_put_around_a_text_stays_when_it_is_cut(engine, monkeypatch):
 @PATHS
 def test_the_longest_prompt_leaves_room_for_the_answer(url, engine, path):
     """The context has 256 tokens; much longer texts are read and then truncated."""
-    long = "word " * 20_000
-    said = (
-        {"prompt": long} if path == "/v1/completions" else {"messages": [{"role": "user", "content": long}]}
-    )
+
+    def of(words):
+        text = "word " * words
+        return (
+            {"prompt": text}
+            if path == "/v1/completions"
+            else {"messages": [{"role": "user", "content": text}]}
+        )
+
+    said = of(20_000)
     for wanted, kept in ((6, 250), (255, 1)):
         ask(url, path, **said, max_tokens=wanted, truncate_prompt_tokens=-1)
         assert len(engine.submitted[-1].prompt) == kept
     assert refusal(url, path, **said)[1] == "context_length_exceeded"
-    assert refusal(url, path, truncate_prompt_tokens=257)[0] == "truncate_prompt_tokens"
-    assert refusal(url, path, truncate_prompt_tokens=0)[0] == "truncate_prompt_tokens"
-    assert refusal(url, path, truncate_prompt_tokens=-2)[0] == "truncate_prompt_tokens"
-    far = "word " * 200_000
-    said = {"prompt": far} if path == "/v1/completions" else {"messages": [{"role": "user", "content": far}]}
-    assert refusal(url, path, **said, truncate_prompt_tokens=-1)[1] == "context_length_exceeded"
+    for wrong in (257, 0, -2):
+        assert refusal(url, path, truncate_prompt_tokens=wrong)[0] == "truncate_prompt_tokens"
+    assert refusal(url, path, **of(200_000), truncate_prompt_tokens=-1)[1] == "context_length_exceeded"
 
 
 def with_tokens(*names: str) -> Tokenizer:
@@ -426,10 +401,9 @@ def with_tokens(*names: str) -> Tokenizer:
         ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ],
 )
-def test_a_suffix_is_put_after_the_gap(engine, monkeypatch, names):
+def test_a_suffix_is_put_after_the_gap(engine, names):
     own = with_tokens(*reversed(names))
-    monkeypatch.setattr(http_support, "tokenizer", lambda: own)
-    with running(engine) as url:
+    with running(engine, text=own) as url:
         ask(url, "/v1/completions", prompt=["def f(", "x"], suffix="return 1")
         before, between, after = (own.backend.token_to_id(name) for name in names)
         plain = [own.encode(text) for text in ("def f(", "return 1")]

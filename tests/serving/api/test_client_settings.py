@@ -20,17 +20,14 @@ from tests.serving.http_support import MODEL, FakeEngine, replaying, running, sa
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 SAID = "Hello world. "
 TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Hi there", "max_tokens": 4}
-CHAT: dict[str, Any] = {
-    "model": MODEL,
-    "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
-    "max_tokens": 4,
-}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [PARTS], "max_tokens": 4}
 CALLED: dict[str, Any] = {
     "model": MODEL,
     "max_tokens": 4,
     "messages": [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        PARTS,
         {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
         {"role": "tool", "content": "1", "tool_call_id": "1"},
     ],
@@ -236,9 +233,8 @@ def test_all_are_named_once_in_one_header(servers, stream):
 
 def test_a_page_of_an_allowed_origin_may_read_the_header():
     with running(FakeEngine(), allowed_origins=("https://ui.example",)) as url:
-        answer = httpx.post(
-            url + COMPLETIONS, json=TEXT | {"store": True}, headers={"origin": "https://ui.example"}
-        )
+        page = {"origin": "https://ui.example"}
+        answer = httpx.post(url + COMPLETIONS, json=TEXT | {"store": True}, headers=page)
         assert IGNORED in answer.headers["access-control-expose-headers"]
 
 
@@ -263,11 +259,12 @@ def test_routes_of_texts_take_what_everybody_sends(path, body):
 # What is honoured
 
 
+def without(left_out: str, path: str) -> dict[str, Any]:
+    return {name: value for name, value in (CHAT if path == CHATS else TEXT).items() if name != left_out}
+
+
 def drawn(servers: Servers, path: str, **fields: Any) -> Any:
-    base = {
-        name: value for name, value in (TEXT if path == COMPLETIONS else CHAT).items() if name != "max_tokens"
-    }
-    answer = post(servers.lenient, path, base | fields)
+    answer = post(servers.lenient, path, without("max_tokens", path) | fields)
     assert ignored(answer) is None
     return servers.engine.submitted[-1]
 
@@ -302,7 +299,7 @@ def test_minus_one_is_as_many_tokens_as_fit(servers, path, names):
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, COMPLETIONS + "/render"])
 @pytest.mark.parametrize("model", [{}, {"model": None}])
 def test_the_one_model_need_not_be_named(servers, path, model):
-    body = {name: value for name, value in (CHAT if path == CHATS else TEXT).items() if name != "model"}
+    body = without("model", path)
     answer = post(servers.lenient, path, body | model)
     assert ignored(answer) is None
     told = answer.json()

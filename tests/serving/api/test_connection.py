@@ -17,17 +17,6 @@ BODY = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": 2}).encode()
 SECOND = get("/version", b"X-Request-Id: second\r\n")
 
 
-@pytest.fixture(scope="module")
-def engine():
-    return FakeEngine()
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with running(engine) as where:
-        yield where
-
-
 @pytest.fixture
 def timed(monkeypatch):
     made = Timed()
@@ -374,7 +363,6 @@ def test_http_1_0_is_answered_without_chunks_until_the_connection_closes(url, en
             assert events[-2:] == ["data: [DONE]", ""]
             texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-2]]
             assert "".join(texts) == "Hello w"
-    engine.script = saying("Hello world. ")
 
 
 def test_http_1_0_needs_no_host_and_http_1_1_does(url):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import json
 import struct
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -14,7 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from corepipe.models.tasks import TaskInfo
 from corepipe.serving.api.routes.kserve import inference
 from corepipe.serving.api.routes.kserve import metadata as inference_metadata
 from tests.engine.encoder_support import (
@@ -29,26 +26,9 @@ from tests.engine.encoder_support import (
     computed,
     computing,
 )
-from tests.serving.http_support import MODEL, FakeEngine, running
+from tests.serving.http_support import MODEL, FakeEngine, Serve, running
 
 INFER = f"/v2/models/{MODEL}/infer"
-Serve = Callable[[TaskInfo], tuple[str, FakeEngine]]
-
-
-@pytest.fixture(scope="module")
-def serve() -> Iterator[Serve]:
-    """Makes a server for each task, started at its first request."""
-    with contextlib.ExitStack() as open_ones:
-        found: dict[int, tuple[str, FakeEngine]] = {}
-
-        def served(task: TaskInfo) -> tuple[str, FakeEngine]:
-            if id(task) not in found:
-                engine = FakeEngine(computing(task))
-                url = open_ones.enter_context(running(engine, text=bert(), task=task))
-                found[id(task)] = (url, engine)
-            return found[id(task)]
-
-        yield served
 
 
 def texts(*said: str, name: str = "text") -> dict[str, Any]:
@@ -84,12 +64,8 @@ def test_health_and_metadata(serve: Serve) -> None:
     assert httpx.get(url + "/v2/health/ready").json() == {"ready": True}
     assert httpx.get(f"{url}/v2/models/{MODEL}/ready").json() == {"name": MODEL, "ready": True}
     model = httpx.get(f"{url}/v2/models/{MODEL}").json()
-    assert [one["name"] for one in model["inputs"]] == [
-        "text",
-        "input_ids",
-        "attention_mask",
-        "token_type_ids",
-    ]
+    names = ["text", "input_ids", "attention_mask", "token_type_ids"]
+    assert [one["name"] for one in model["inputs"]] == names
     assert model["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, WIDTH]}]
     for path in ("", "/ready"):
         other = httpx.get(f"{url}/v2/models/other{path}")
@@ -303,7 +279,7 @@ def test_integers_may_have_a_fraction_of_zero_and_a_byte_order_mark_is_no_tensor
     one = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 7}}
     sent = codecs.BOM_UTF8 + json.dumps({"inputs": [one]}).encode()
     headers = {"content-type": "application/json", "inference-header-content-length": str(len(sent))}
-    answer = httpx.post(f"{url}/v2/models/{MODEL}/infer", content=sent + elements(b"cat"), headers=headers)
+    answer = httpx.post(url + INFER, content=sent + elements(b"cat"), headers=headers)
     assert outputs(answer) == outputs(infer(url, texts("cat")))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import httpx
 import pytest
 
@@ -14,7 +12,6 @@ from corepipe.serving.api.http.ports import check_bind, is_loopback
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import FakeEngine, running
-from tests.wires import POST, connected
 
 KEY = "sk-secret"
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
@@ -55,15 +52,8 @@ def open_server():
 
 
 def test_every_route_but_the_public_ones_needs_a_key(guarded):
-    for path in {
-        *{one.path for one in ROUTES},
-        "/nowhere",
-        "//v1/models",
-        "/v1/models/",
-        "/docs",
-        "/openapi.json",
-        "/v1/%2e%2e/health",
-    }:
+    others = {"/nowhere", "//v1/models", "/v1/models/", "/docs", "/openapi.json", "/v1/%2e%2e/health"}
+    for path in {one.path for one in ROUTES} | others:
         expected = {200} if path in KEYLESS_PATHS else {401}
         assert httpx.get(guarded + path).status_code in expected, path
 
@@ -78,8 +68,9 @@ def test_a_refusal_says_what_is_missing(guarded):
     assert wrong.json()["error"]["code"] == "invalid_api_key"
     twice = [("authorization", f"Bearer {KEY}")] * 2
     assert httpx.post(guarded + "/v1/completions", json=BODY, headers=twice).status_code == 401
-    right = httpx.post(guarded + "/v1/completions", json=BODY, headers={"authorization": f"Bearer {KEY}"})
-    assert right.status_code == 200
+    for more in ({}, {"host": "any.example"}):
+        headers = {"authorization": f"Bearer {KEY}", **more}
+        assert httpx.post(guarded + "/v1/completions", json=BODY, headers=headers).status_code == 200
 
 
 def test_a_key_may_come_as_x_api_key(guarded):
@@ -92,9 +83,8 @@ def test_a_key_may_come_as_x_api_key(guarded):
     bearer, named = ("authorization", f"Bearer {KEY}"), ("x-api-key", KEY)
     assert [ask(named)[0], ask(bearer, named)[0], ask(("X-Api-Key", KEY))[0]] == [200, 200, 200]
     wrong = (401, "Incorrect API key.")
-    assert [ask(("x-api-key", "no")), ask(("x-api-key", "")), ask(("x-api-key", f"Bearer {KEY}"))] == [
-        wrong
-    ] * 3
+    for named_wrongly in ("no", "", f"Bearer {KEY}"):
+        assert ask(("x-api-key", named_wrongly)) == wrong
     differ = (401, "Authorization and x-api-key are not the same key.")
     assert ask(bearer, ("x-api-key", "no")) == differ
     assert ask(("authorization", "Bearer no"), named) == differ
@@ -120,12 +110,6 @@ def test_loopback_names(open_server, host):
     assert httpx.get(open_server + "/health", headers={"host": host}).status_code == 200
 
 
-def test_large_bodies_are_refused_unread(open_server):
-    with connected(open_server) as connection:
-        connection.sendall(POST + b"Content-Length: 10000000000\r\n\r\n")
-        assert b" 413 " in connection.recv(4096)
-
-
 def test_bodies_that_grow_too_large_are_refused(open_server):
     headers = {"content-type": "application/json"}
     answer = httpx.post(open_server + "/v1/completions", content=iter([b" " * 1500] * 2), headers=headers)
@@ -134,40 +118,31 @@ def test_bodies_that_grow_too_large_are_refused(open_server):
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("types", "encodings", "status"),
     [
-        {"content-type": "text/plain"},
-        {"content-type": "application/x-www-form-urlencoded"},
-        {},
-        {"content-type": "application/json", "content-encoding": "gzip"},
-        [
-            ("content-type", "application/json"),
-            ("content-encoding", "gzip"),
-            ("content-encoding", "identity"),
-        ],
-        [("content-type", "text/plain"), ("content-type", "application/json; charset=utf-8")],
+        (["text/plain"], [], 415),
+        (["application/x-www-form-urlencoded"], [], 415),
+        ([], [], 415),
+        (["application/json"], ["gzip"], 415),
+        (["application/json"], ["gzip", "identity"], 415),
+        (["text/plain", "application/json; charset=utf-8"], [], 415),
+        (["application/JSON; charset=utf-8"], [], 400),
     ],
 )
-def test_other_kinds_of_body_are_refused(open_server, headers):
+def test_other_kinds_of_body_are_refused(open_server, types, encodings, status):
+    headers = [("content-type", one) for one in types] + [("content-encoding", one) for one in encodings]
     answer = httpx.post(open_server + "/v1/completions", content=b"{}", headers=headers)
-    assert answer.status_code == 415
-    assert answer.json()["error"]["code"] == "unsupported_media_type"
+    assert answer.status_code == status
+    assert (answer.json()["error"]["code"] == "unsupported_media_type") == (status == 415)
 
 
-def test_charset_is_no_other_kind(open_server):
-    headers = {"content-type": "application/JSON; charset=utf-8"}
-    answer = httpx.post(open_server + "/v1/completions", content=b"{}", headers=headers)
-    assert answer.status_code == 400
-
-
-def test_a_body_is_read_to_its_end():
-    parts = [b"{", b"}", b""]
-    messages = [{"type": "http.request", "body": part, "more_body": bool(part)} for part in parts]
+async def test_a_body_is_read_to_its_end():
+    messages = [{"type": "http.request", "body": part, "more_body": bool(part)} for part in (b"{", b"}", b"")]
 
     async def receive():
         return messages.pop(0)
 
-    assert asyncio.run(read_body(receive)) == b"{}"
+    assert await read_body(receive) == b"{}"
     messages.append({"type": "http.disconnect"})
     with pytest.raises(ApiError):
-        asyncio.run(read_body(receive))
+        await read_body(receive)

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
-import uvloop
 
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import Ready
@@ -19,10 +17,18 @@ from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.app import create_app_of, make_server
 from corepipe.serving.api.cassettes.server_cassettes import ServerCassettes
-from corepipe.serving.api.http.ports import listen_all
 from corepipe.serving.config import ServerConfig
-from tests.servers import PATIENCE_SECONDS, metric_of, until
-from tests.serving.http_support import READY, FakeEngine, begun, replaying, saying, tokenizer
+from tests.servers import metric_of, until
+from tests.serving.http_support import (
+    READY,
+    FakeEngine,
+    begun,
+    openai_client,
+    replaying,
+    saying,
+    serving,
+    tokenizer,
+)
 
 A, B = "first", "second/one"
 
@@ -42,18 +48,10 @@ def several(
             services[-1].set_ready(ready)
     cassettes = None if config.record is None else ServerCassettes(config)
     app = create_app_of(Models(services), config, cassettes)
-    listeners = listen_all(config)
-    url = f"http://127.0.0.1:{listeners[0].getsockname()[1]}"  # a server that has ended has closed them
     http = make_server(app, config)
     app.state.models.on_failure = http.stop
-    thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=listeners)))
-    thread.start()
-    try:
+    with serving(http, config) as (url, *_):
         yield url
-    finally:
-        http.stop()
-        thread.join(PATIENCE_SECONDS)
-        assert not thread.is_alive()
 
 
 def pair() -> dict[str, FakeEngine]:
@@ -68,7 +66,7 @@ def ask(url: str, model: str | None, **more: object) -> httpx.Response:
 def test_the_body_chooses() -> None:
     engines = pair()
     with several(engines) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        client = openai_client(url)
         for name, word in ((A, "Hello"), (B, "World"), (A, "Hello")):
             answer = client.completions.create(model=name, prompt="a", max_tokens=2)
             assert (answer.model, answer.choices[0].text.strip()[0]) == (name, word[0])

@@ -15,18 +15,13 @@ from corepipe.serving.api.routes import chat, completions, info, probes, tokens
 from corepipe.serving.api.routes.openapi import document
 from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import ServerConfig
-from tests.serving.http_support import MODEL, FakeEngine, running, saying, tokenizer
+from tests.serving.http_support import MODEL, FakeEngine, tokenizer
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+PARTS = [{"type": "text", "text": "a"}]
 TEXT = {"model": MODEL, "prompt": "a", "max_tokens": 3}
 TOKENS = {"return_token_ids": True, "prompt_logprobs": 1}
 RICH = {"logprobs": 2, "echo": True, "n": 2, "device_metrics": True}
-
-
-@pytest.fixture(scope="module")
-def url():
-    with running(FakeEngine(saying("a b", logprobs=True))) as where:
-        yield where
 
 
 @pytest.mark.parametrize("split", [True, False])
@@ -108,11 +103,7 @@ def request_schema(name):
         ("CompletionRequest", TEXT | {"stream": True, "stream_options": {"include_usage": True}}, True),
         ("CompletionRequest", TEXT | {"stream": True, "stream_options": {"other": True}}, False),
         ("ChatRequest", CHAT, True),
-        (
-            "ChatRequest",
-            CHAT | {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
-            True,
-        ),
+        ("ChatRequest", CHAT | {"messages": [{"role": "user", "content": PARTS}]}, True),
         ("ChatRequest", CHAT | {"messages": [{"role": "function", "content": "a"}]}, False),
         ("ChatRequest", CHAT | {"messages": [{"role": "tool", "content": "a", "tool_call_id": "1"}]}, True),
         ("ChatRequest", CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}]}, True),

@@ -18,11 +18,10 @@ BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 2}
 PREFLIGHT = {"access-control-request-method": "POST"}
 
 
-@pytest.fixture(scope="module")
-def plain():
-    """Runs a server with neither a key nor an allowed origin."""
-    with running(FakeEngine()) as url:
-        yield url
+@pytest.fixture
+def plain(url):
+    """The server with neither a key nor an allowed origin."""
+    return url
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +67,6 @@ def test_a_page_of_another_origin_changes_nothing(plain, headers):
                 assert "x-request-id" in answer.headers
                 assert not cors(answer)
         assert page.get("/v1/models").status_code == 200
-
-
-def test_two_origins_are_foreign(plain):
     twice = [("origin", plain), ("origin", EVIL)]
     assert httpx.post(plain + "/v1/completions", json=BODY, headers=twice).status_code == 403
 
@@ -103,9 +99,8 @@ def test_the_admin_port_is_for_no_page():
         for headers in ({"origin": UI}, {"origin": EVIL}, {"sec-fetch-site": "cross-site"}):
             answer = httpx.post(admin + "/abort_requests", json={}, headers=headers)
             assert (answer.status_code, engine.abort_calls, cors(answer)) == (403, 0, {})
-        assert (
-            httpx.options(admin + "/abort_requests", headers={"origin": UI, **PREFLIGHT}).status_code == 403
-        )
+        preflight = httpx.options(admin + "/abort_requests", headers={"origin": UI, **PREFLIGHT})
+        assert preflight.status_code == 403
         assert httpx.post(admin + "/abort_requests", json={}).status_code == 200
         assert engine.abort_calls == 1
 
@@ -136,9 +131,8 @@ def test_what_is_not_allowed_is_told_nothing_but_that_origins_matter(guarded):
     for headers in ({}, {"origin": EVIL}, {"origin": UI.upper()}, {"origin": UI + "/"}):
         answer = httpx.get(guarded + "/v1/models", headers=key | headers)
         assert (answer.status_code, answer.headers["vary"], cors(answer)) == (200, "origin", {})
-    assert (
-        httpx.post(guarded + "/v1/completions", json=BODY, headers=key | {"origin": EVIL}).status_code == 403
-    )
+    evil = httpx.post(guarded + "/v1/completions", json=BODY, headers=key | {"origin": EVIL})
+    assert evil.status_code == 403
 
 
 def test_a_preflight_is_answered_without_a_key(guarded):
@@ -189,13 +183,17 @@ def test_any_origin_where_there_are_keys():
 @pytest.mark.parametrize(
     "origin",
     [
-        "null",
-        "ui.example",
-        "https://ui.example/",
-        "https://UI.example",
-        "https://ui.example:443",
-        "http://a:80",
-        *("https://a b", "https://*.example", "", "https://", "https://u@a", "https://a:0", "https://a\n"),
+        *("null", "ui.example", "https://ui.example/", "https://UI.example", "https://ui.example:443"),
+        *(
+            "http://a:80",
+            "https://a b",
+            "https://*.example",
+            "",
+            "https://",
+            "https://u@a",
+            "https://a:0",
+            "https://a\n",
+        ),
     ],
 )
 def test_settings_refuse_what_no_browser_sends(origin):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import math
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -26,28 +24,11 @@ from tests.engine.encoder_support import (
     SCORE,
     bert,
     computed,
-    computing,
 )
-from tests.serving.http_support import MODEL, FakeEngine, running, tokenizer
+from tests.serving.http_support import MODEL, FakeEngine, Serve, running, tokenizer
 
-Serve = Callable[[TaskInfo], str]
 LONG = "cat " * 2 * MOST
-
-
-@pytest.fixture(scope="module")
-def serve() -> Iterator[Serve]:
-    """Makes a server for each task, started at its first request."""
-    with contextlib.ExitStack() as open_ones:
-        found: dict[int, str] = {}
-
-        def served(task: TaskInfo) -> str:
-            if id(task) not in found:
-                found[id(task)] = open_ones.enter_context(
-                    running(FakeEngine(computing(task)), text=bert(), task=task)
-                )
-            return found[id(task)]
-
-        yield served
+REFUSED_BY_COHERE = ({"truncate": "end"}, {"images": ["x"]}, {"inputs": []})
 
 
 def post(url: str, path: str, **body: Any) -> Any:
@@ -76,7 +57,7 @@ def vector(text: str, task: TaskInfo = EMBED) -> list[float]:
 def test_the_same_route_at_another_path(
     serve: Serve, task: TaskInfo, path: str, same: str, body: Any
 ) -> None:
-    url = serve(task)
+    url = serve(task)[0]
     assert post(url, path, **body)["data"] == post(url, same, **body)["data"]
 
 
@@ -96,11 +77,8 @@ def test_a_remote_tokenizer_finds_what_it_needs() -> None:
         assert post(url, "/detokenize", tokens=tokens)["prompt"] == "Hi there"
         assert info.chat_template is not None
         chat = [{"role": "user", "content": "Hi"}]
-        prompt = (
-            jinja2.Environment()
-            .from_string(info.chat_template)
-            .render(messages=chat, add_generation_prompt=True)
-        )
+        template = jinja2.Environment().from_string(info.chat_template)
+        prompt = template.render(messages=chat, add_generation_prompt=True)
         ours = post(url, "/tokenize", messages=chat)["tokens"]
         assert post(url, "/tokenize", prompt=prompt, add_special_tokens=False)["tokens"] == ours
 
@@ -116,16 +94,10 @@ def test_a_template_of_the_operators_is_told() -> None:
 
 
 def test_coheres_second_version_tells_vectors_by_their_types(serve: Serve) -> None:
-    url = serve(EMBED)
+    url = serve(EMBED)[0]
     texts = ["the cat", "a dog"]
-    answer = post(
-        url,
-        "/v2/embed",
-        model=MODEL,
-        texts=texts,
-        input_type="search_document",
-        embedding_types=["float", "base64"],
-    )
+    asked = {"model": MODEL, "texts": texts, "input_type": "search_document"}
+    answer = post(url, "/v2/embed", **asked, embedding_types=["float", "base64"])
     msgspec.convert(answer, cohere.Embedded)
     assert "response_type" not in answer
     assert answer["texts"] == texts
@@ -138,7 +110,7 @@ def test_coheres_second_version_tells_vectors_by_their_types(serve: Serve) -> No
 
 
 def test_coheres_first_version_says_what_they_are(serve: Serve) -> None:
-    url = serve(EMBED)
+    url = serve(EMBED)[0]
     plain = post(url, "/v1/embed", texts=["the cat"], images=[])
     assert (plain["response_type"], plain["embeddings"]) == ("embeddings_floats", [vector("the cat")])
     typed = post(url, "/v1/embed", texts=["the cat"], embedding_types=["float"])
@@ -147,25 +119,18 @@ def test_coheres_first_version_says_what_they_are(serve: Serve) -> None:
 
 
 def test_coheres_prompts_cuts_and_dimensions(serve: Serve) -> None:
-    url = serve(MATRYOSHKA)
+    url = serve(MATRYOSHKA)[0]
     by_type = post(url, "/v2/embed", texts=["a dog"], input_type="search_query")["embeddings"]["float"]
     ours = post(url, "/v1/embeddings", input="a dog", input_type="search_query")["data"][0]["embedding"]
     assert by_type == [ours]
-    url = serve(EMBED)
+    url = serve(EMBED)[0]
     cut = post(url, "/v1/embeddings", input=LONG, truncate_prompt_tokens=-1)["data"][0]["embedding"]
     assert post(url, "/v2/embed", texts=[LONG])["embeddings"]["float"] == [cut]
     post(url, "/v2/embed", texts=[LONG], truncate="START")
     assert refused(url, "/v2/embed", texts=[LONG], truncate="NONE") == "texts"
-    few = post(serve(MATRYOSHKA), "/v2/embed", texts=["a dog"], output_dimension=4)["embeddings"]["float"]
+    few = post(serve(MATRYOSHKA)[0], "/v2/embed", texts=["a dog"], output_dimension=4)["embeddings"]["float"]
     assert len(few[0]) == 4
-    for wrong in (
-        {"embedding_types": ["int8"]},
-        {"texts": []},
-        {"texts": [""]},
-        {"truncate": "end"},
-        {"images": ["x"]},
-        {"inputs": []},
-    ):
+    for wrong in ({"embedding_types": ["int8"]}, {"texts": []}, {"texts": [""]}, *REFUSED_BY_COHERE):
         assert refused(url, "/v2/embed", **{"texts": ["a"], **wrong}).startswith(next(iter(wrong)))
 
 
@@ -173,7 +138,7 @@ def test_coheres_prompts_cuts_and_dimensions(serve: Serve) -> None:
 
 
 def test_embed_is_a_list_of_vectors(serve: Serve) -> None:
-    url = serve(EMBED)
+    url = serve(EMBED)[0]
     assert post(url, "/embed", inputs="the cat") == [vector("the cat")]
     assert post(url, "/embed", inputs=["the cat", "a dog"]) == [vector("the cat"), vector("a dog")]
     assert post(url, "/embed", inputs=bert().encode("the cat")) == [vector("the cat")]
@@ -187,18 +152,16 @@ def test_embed_is_a_list_of_vectors(serve: Serve) -> None:
 
 
 def test_embed_normalizes_unless_it_is_told_not_to(serve: Serve) -> None:
-    url = serve(RAW)
-    (unit,), (raw,) = (
-        post(url, "/embed", inputs="the cat"),
-        post(url, "/embed", inputs="the cat", normalize=False),
-    )
+    url = serve(RAW)[0]
+    (unit,) = post(url, "/embed", inputs="the cat")
+    (raw,) = post(url, "/embed", inputs="the cat", normalize=False)
     assert math.isclose(math.hypot(*unit), 1, rel_tol=1e-5)
     assert raw == vector("the cat", RAW)
 
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_texts_are_ranked_in_a_list(serve: Serve, raw: bool) -> None:
-    url, texts = serve(SCORE), ["the cat", "a dog", "a mat"]
+    url, texts = serve(SCORE)[0], ["the cat", "a dog", "a mat"]
     ours = post(url, "/rerank", query="a", documents=texts, use_activation=False)["results"]
     told = post(url, "/rerank", query="a", texts=texts, raw_scores=raw, return_text=True)
     assert [one["index"] for one in told] == [one["index"] for one in ours]
@@ -210,7 +173,7 @@ def test_texts_are_ranked_in_a_list(serve: Serve, raw: bool) -> None:
 
 
 def test_ranked_texts_may_be_vectors_that_are_compared(serve: Serve) -> None:
-    url, texts = serve(EMBED), ["the cat", "a dog"]
+    url, texts = serve(EMBED)[0], ["the cat", "a dog"]
     ours = post(url, "/rerank", query="a", documents=texts)["results"]
     told = post(url, "/rerank", query="a", texts=texts)
     assert [(one["index"], one["score"]) for one in told] == [
@@ -219,7 +182,7 @@ def test_ranked_texts_may_be_vectors_that_are_compared(serve: Serve) -> None:
 
 
 def test_what_is_wrong_with_texts_is_named(serve: Serve) -> None:
-    url = serve(SCORE)
+    url = serve(SCORE)[0]
     assert refused(url, "/rerank", query="a", texts=[]) == "texts"
     assert refused(url, "/rerank", query="a", texts=[LONG]) == "texts[0]"
     post(url, "/rerank", query="a", texts=[LONG], truncate=True)

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from pydantic import BaseModel
 
@@ -20,30 +19,11 @@ from tests.structured.test_grammar_checker import sandboxes
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
 LARK = 'start: "a" | "b"'
+USER = {"role": "user", "content": "a"}
 PATHS = {
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 4},
-    "/v1/chat/completions": {
-        "model": "tiny",
-        "messages": [{"role": "user", "content": "a"}],
-        "max_tokens": 4,
-    },
+    "/v1/chat/completions": {"model": "tiny", "messages": [USER], "max_tokens": 4},
 }
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return FakeEngine(saying("Hello world. "))
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    with running(engine) as where:
-        yield where
-
-
-@pytest.fixture(autouse=True)
-def _forget(engine):
-    engine.submitted.clear()
 
 
 @pytest.fixture(params=PATHS)
@@ -64,51 +44,53 @@ TAG = {
     "triggers": ["<f"],
 }
 OF_TAG = grammar("structural_tag", json.dumps(TAG))
-NEWER = {
-    "type": "tag",
-    "begin": "<f>",
-    "content": {"type": "json_schema", "json_schema": SCHEMA},
-    "end": "</f>",
-}
+OF_JSON = {"type": "json_schema", "json_schema": SCHEMA}
+NEWER = {"type": "tag", "begin": "<f>", "content": OF_JSON, "end": "</f>"}
 OBJECT = grammar("json_object", '{"type":"object"}')
 OF_SCHEMA = grammar("json_schema", json.dumps(SCHEMA))
 
+TEXT, JSON = {"type": "text"}, {"type": "json_object"}
+OF_TEXT = json.dumps(SCHEMA)
+COMPACT, SPACED = (grammar("json_schema", OF_TEXT, space) for space in ("", "[ ]?"))
+PLUS, A_OR_B, OF_LARK = grammar("regex", "a+"), grammar("choice", '["a","b"]'), grammar("grammar", LARK)
+OF_NEWER = grammar("structural_tag", json.dumps({"format": NEWER}))
+
+
+def form(value: object, **more: object) -> dict[str, Any]:
+    return {"response_format": value, **more}
+
+
+def outputs(**fields: object) -> dict[str, Any]:
+    return {"structured_outputs": fields}
+
+
 HONOURED: list[tuple[dict[str, Any], str]] = [
     ({}, ""),
-    ({"response_format": None, "structured_outputs": None, "guided_json": None}, ""),
-    ({"response_format": {"type": "text"}}, ""),
-    ({"response_format": {"type": "json_object"}}, OBJECT),
-    ({"response_format": JSON_SCHEMA}, OF_SCHEMA),
-    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, OF_SCHEMA),
-    ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, OF_SCHEMA),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, OF_SCHEMA),
-    ({"structured_outputs": {"json": SCHEMA}}, OF_SCHEMA),
-    ({"structured_outputs": {"json": json.dumps(SCHEMA), "disable_additional_properties": True}}, OF_SCHEMA),
-    ({"structured_outputs": {"json": SCHEMA}, "response_format": {"type": "text"}}, OF_SCHEMA),
-    ({"structured_outputs": {"json_object": True}}, OBJECT),
-    ({"structured_outputs": {"regex": "a+", "choice": None, "json_object": False}}, grammar("regex", "a+")),
-    ({"structured_outputs": {"choice": ["a", "b"]}}, grammar("choice", '["a","b"]')),
-    ({"structured_outputs": {"grammar": LARK}}, grammar("grammar", LARK)),
-    (
-        {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
-        grammar("json_schema", json.dumps(SCHEMA), ""),
-    ),
-    ({"response_format": TAG}, OF_TAG),
-    ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, OF_TAG),
-    (
-        {"response_format": {"type": "structural_tag", "format": NEWER}},
-        grammar("structural_tag", json.dumps({"format": NEWER})),
-    ),
+    (form(None, structured_outputs=None, guided_json=None), ""),
+    (form(TEXT), ""),
+    (form(JSON), OBJECT),
+    (form(JSON_SCHEMA), OF_SCHEMA),
+    (form({"type": "json_object", "schema": SCHEMA}), OF_SCHEMA),
+    (form({"type": "json_schema", "schema": SCHEMA}), OF_SCHEMA),
+    (form({"type": "json_schema", "json_schema": {"schema": SCHEMA}}), OF_SCHEMA),
+    (outputs(json=SCHEMA), OF_SCHEMA),
+    (outputs(json=OF_TEXT, disable_additional_properties=True), OF_SCHEMA),
+    (outputs(json=SCHEMA) | form(TEXT), OF_SCHEMA),
+    (outputs(json_object=True), OBJECT),
+    (outputs(regex="a+", choice=None, json_object=False), PLUS),
+    (outputs(choice=["a", "b"]), A_OR_B),
+    (outputs(grammar=LARK), OF_LARK),
+    (outputs(json=SCHEMA, disable_any_whitespace=True), COMPACT),
+    (form(TAG), OF_TAG),
+    (outputs(structural_tag=json.dumps(TAG)), OF_TAG),
+    (form({"type": "structural_tag", "format": NEWER}), OF_NEWER),
     ({"guided_json": SCHEMA}, OF_SCHEMA),
-    ({"guided_json": json.dumps(SCHEMA), "guided_decoding_backend": "xgrammar"}, OF_SCHEMA),
+    ({"guided_json": OF_TEXT, "guided_decoding_backend": "xgrammar"}, OF_SCHEMA),
     ({"guided_json_object": True}, OBJECT),
-    ({"guided_regex": "a+"}, grammar("regex", "a+")),
-    ({"guided_choice": ["a", "b"]}, grammar("choice", '["a","b"]')),
-    ({"guided_grammar": LARK}, grammar("grammar", LARK)),
-    (
-        {"guided_json": SCHEMA, "guided_whitespace_pattern": "[ ]?"},
-        grammar("json_schema", json.dumps(SCHEMA), "[ ]?"),
-    ),
+    ({"guided_regex": "a+"}, PLUS),
+    ({"guided_choice": ["a", "b"]}, A_OR_B),
+    ({"guided_grammar": LARK}, OF_LARK),
+    ({"guided_json": SCHEMA, "guided_whitespace_pattern": "[ ]?"}, SPACED),
 ]
 
 
@@ -119,66 +101,38 @@ def test_what_is_asked_for_reaches_the_engine(ask, engine, fields, wanted):
     assert [one.grammar for one in engine.submitted] == [wanted]
 
 
+MISSING, WRONG, UNSUPPORTED = "missing_required_parameter", "invalid_value", "unsupported_value"
+REGEX_TAG = {"type": "structural_tag", "format": {"type": "regex", "pattern": "a"}}
+NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x"}}
+UNKNOWN = {"type": "json_schema", "json_schema": {"schema": {}, "foo": 1}}
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
-    ({"response_format": {"type": "structural_tag"}}, "response_format", "invalid_value"),
-    ({"response_format": TAG | {"type": "text"}}, "response_format.structures", "invalid_value"),
-    ({"response_format": TAG | {"schema": {}}}, "response_format.schema", "invalid_value"),
-    ({"response_format": TAG | {"format": {}}}, "response_format", "invalid_value"),
-    (
-        {"response_format": {"type": "structural_tag", "format": {"type": "regex", "pattern": "a"}}},
-        "response_format",
-        "unsupported_value",
-    ),
-    (
-        {"response_format": {"type": "json_schema"}},
-        "response_format.json_schema",
-        "missing_required_parameter",
-    ),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-        "response_format.json_schema.schema",
-        "missing_required_parameter",
-    ),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "foo": 1}}},
-        "response_format.json_schema.foo",
-        "unsupported_parameter",
-    ),
-    (
-        {"response_format": JSON_SCHEMA | {"type": "json_object"}},
-        "response_format.json_schema",
-        "invalid_value",
-    ),
-    ({"response_format": JSON_SCHEMA | {"schema": {}}}, "response_format.schema", "invalid_value"),
-    ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema", "invalid_value"),
-    (
-        {"response_format": {"type": "json_object", "schema": {"not": {}}}},
-        "response_format",
-        "unsupported_value",
-    ),
-    ({"response_format": "json"}, "response_format", "invalid_type"),
-    ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
-    (
-        {"structured_outputs": {"structural_tag": "{}"}},
-        "structured_outputs.structural_tag",
-        "invalid_value",
-    ),
-    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "invalid_value"),
-    ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "invalid_type"),
-    ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex", "invalid_value"),
-    ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "invalid_value"),
-    (
-        {"structured_outputs": {"regex": "a"}, "response_format": JSON_SCHEMA},
-        "structured_outputs",
-        "invalid_value",
-    ),
-    ({"guided_regex": "a", "response_format": JSON_SCHEMA}, "guided_regex", "invalid_value"),
-    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "invalid_value"),
-    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "invalid_value"),
-    ({"guided_json": {}, "guided_whitespace_pattern": "x"}, "guided_whitespace_pattern", "invalid_value"),
+    (form({}), "response_format.type", MISSING),
+    (form({"type": "structural_tag"}), "response_format", WRONG),
+    (form(TAG | {"type": "text"}), "response_format.structures", WRONG),
+    (form(TAG | {"schema": {}}), "response_format.schema", WRONG),
+    (form(TAG | {"format": {}}), "response_format", WRONG),
+    (form(REGEX_TAG), "response_format", UNSUPPORTED),
+    (form({"type": "json_schema"}), "response_format.json_schema", MISSING),
+    (form(NO_SCHEMA), "response_format.json_schema.schema", MISSING),
+    (form(UNKNOWN), "response_format.json_schema.foo", "unsupported_parameter"),
+    (form(JSON_SCHEMA | JSON), "response_format.json_schema", WRONG),
+    (form(JSON_SCHEMA | {"schema": {}}), "response_format.schema", WRONG),
+    (form(TEXT | {"schema": {}}), "response_format.schema", WRONG),
+    (form(JSON | {"schema": {"not": {}}}), "response_format", UNSUPPORTED),
+    (form("json"), "response_format", "invalid_type"),
+    (outputs(), "structured_outputs", WRONG),
+    (outputs(structural_tag="{}"), "structured_outputs.structural_tag", WRONG),
+    (outputs(regex="a", choice=["a"]), "structured_outputs.choice", WRONG),
+    (outputs(choice=[1]), "structured_outputs.choice[0]", "invalid_type"),
+    (outputs(regex="(?=a)"), "structured_outputs.regex", WRONG),
+    (outputs(json=5), "structured_outputs.json", WRONG),
+    (outputs(regex="a") | form(JSON_SCHEMA), "structured_outputs", WRONG),
+    (form(JSON_SCHEMA, guided_regex="a"), "guided_regex", WRONG),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", WRONG),
+    ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", WRONG),
+    ({"guided_json": {}, "guided_whitespace_pattern": "x"}, "guided_whitespace_pattern", WRONG),
     ({"guided_decoding_backend": "mine"}, "guided_decoding_backend", "unsupported_parameter"),
-    ({"structured_outputs": {"regex": "x" * 300_000}}, "structured_outputs.regex", "request_too_complex"),
+    (outputs(regex="x" * 300_000), "structured_outputs.regex", "request_too_complex"),
 ]
 
 
@@ -195,6 +149,12 @@ def test_what_cannot_be_is_refused_before_a_token(ask, engine, fields, param, co
 def test_every_choice_is_held_to_it(ask, engine):
     assert ask(response_format=JSON_SCHEMA, n=3).status_code == 200
     assert [one.grammar for one in engine.submitted] == [OF_SCHEMA] * 3
+
+
+def test_the_end_of_a_grammar_ends_an_answer_that_ignores_eos(ask, engine):
+    assert ask(response_format=JSON_SCHEMA, ignore_eos=True).status_code == 200
+    assert ask(ignore_eos=True).status_code == 200
+    assert [bool(one.stop_ids) for one in engine.submitted] == [True, False]
 
 
 def test_prompts_are_each_held_to_it(url, engine):
@@ -217,17 +177,12 @@ class Person(BaseModel):
     age: int | None = None
 
 
-def test_the_sdk_parses_a_class_of_pydantics(engine, url):
-    engine.script, before = saying('{"name": "Ada", "age": 36}<|im_end|>', ends="stop"), engine.script
-    try:
-        with openai.OpenAI(base_url=url + "/v1", api_key="x", max_retries=0) as client:
-            messages = PATHS["/v1/chat/completions"]["messages"]
-            asked = {"model": "tiny", "messages": messages, "response_format": Person}
-            whole = client.chat.completions.parse(**asked)
-            with client.chat.completions.stream(**asked) as stream:
-                streamed = stream.get_final_completion()
-    finally:
-        engine.script = before
+def test_the_sdk_parses_a_class_of_pydantics(engine, client):
+    engine.script = saying('{"name": "Ada", "age": 36}<|im_end|>', ends="stop")
+    asked = {"model": "tiny", "messages": [USER], "response_format": Person}
+    whole = client.chat.completions.parse(**asked)
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion()
     for answer in (whole, streamed):
         assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
     assert all(one.grammar for one in engine.submitted)

@@ -115,6 +115,8 @@ def test_a_request_is_a_span_under_its_callers():
     )
     found, (answer,) = traced(FakeEngine(timed), [asked])
     assert set(found.paths) == {"/v1/traces"}
+    resource = attributes(found.requests[0].resource_spans[0].resource)
+    assert resource["service.name"] == "corepipe"
     (span,) = found.servers
     assert span.trace_id.hex() == PARENT.split("-")[1]
     assert span.parent_span_id.hex() == PARENT.split("-")[2]
@@ -160,6 +162,15 @@ def test_a_request_is_a_span_under_its_callers():
     assert latency["model_inference"] == latency["model_prefill"] + latency["model_decode"]
     assert latency["queue"] + latency["model_prefill"] <= told["gen_ai.latency.time_to_first_token"]
     assert "error.type" not in told
+    phases = found.children(span)
+    queue, prefill, decode = (phases[name] for name in ("queue", "prefill", "decode"))
+    assert span.start_time_unix_nano <= queue.start_time_unix_nano
+    assert queue.end_time_unix_nano == prefill.start_time_unix_nano
+    assert prefill.end_time_unix_nano == decode.start_time_unix_nano
+    assert decode.end_time_unix_nano <= span.end_time_unix_nano
+    for phase, name in ((prefill, "prefill"), (decode, "decode")):
+        seconds = (phase.end_time_unix_nano - phase.start_time_unix_nano) / 1e9
+        assert seconds == pytest.approx(latency[f"model_{name}"], abs=1e-8)
 
 
 def test_the_machines_of_a_fleet_are_in_the_trace():
@@ -174,42 +185,17 @@ def test_the_machines_of_a_fleet_are_in_the_trace():
     assert not any("machines" in name for name in attributes(alone))
 
 
-def test_phases_are_children_one_after_the_other():
-    found, _ = traced(FakeEngine(timed), [post()])
-    (span,) = found.servers
-    phases = found.children(span)
-    queue, prefill, decode = (phases[name] for name in ("queue", "prefill", "decode"))
-    assert span.start_time_unix_nano <= queue.start_time_unix_nano
-    assert queue.end_time_unix_nano == prefill.start_time_unix_nano
-    assert prefill.end_time_unix_nano == decode.start_time_unix_nano
-    assert decode.end_time_unix_nano <= span.end_time_unix_nano
-    told = attributes(span)
-    for phase, name in ((prefill, "prefill"), (decode, "decode")):
-        seconds = (phase.end_time_unix_nano - phase.start_time_unix_nano) / 1e9
-        assert seconds == pytest.approx(told[f"gen_ai.latency.time_in_model_{name}"], abs=1e-8)
-
-
-def test_the_resource_is_this_service():
-    found, _ = traced(FakeEngine(), [post()])
-    resource = attributes(found.requests[0].resource_spans[0].resource)
-    assert (resource["service.name"], resource["service.version"]) == ("corepipe", "1.2.3")
-
-
 def test_the_environment_names_the_service(monkeypatch):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "front")
-    found, _ = traced(FakeEngine(), [post()])
-    assert attributes(found.requests[0].resource_spans[0].resource)["service.name"] == "front"
+    found, _ = traced(FakeEngine(), [post()], inject="503:100%")
+    resource = attributes(found.requests[0].resource_spans[0].resource)
+    assert (resource["service.name"], resource["service.version"]) == ("front", "1.2.3")
+    assert attributes(found.servers[0])["http.response.status_code"] == 503, "injected faults are there, too"
 
 
 def test_chats_streams_and_choices():
-    found, _ = traced(
-        FakeEngine(),
-        [
-            post("/v1/chat/completions", CHAT, stream=True),
-            post("/invocations", CHAT),
-            post(n=2, prompt=["Hi", "Hello"]),
-        ],
-    )
+    asked = [post("/v1/chat/completions", CHAT, stream=True), post("/invocations", CHAT)]
+    found, _ = traced(FakeEngine(), [*asked, post(n=2, prompt=["Hi", "Hello"])])
     chat, invoked, several = found.servers
     assert chat.name == invoked.name == "chat tiny"
     assert attributes(chat)["gen_ai.request.stream"] is True
@@ -238,22 +224,17 @@ def test_what_goes_wrong():
     assert unknown.name == "POST /v1/completions"
 
 
-def test_a_stream_that_fails_is_an_error():
+def test_a_stream_that_fails_and_a_fault_of_ours_are_errors(capfd):
     def broken(submit):
+        assert len(submit.prompt) > 2
         return [Output(submit.id, [7]), 0.01, Output(submit.id, finish_reason="error", error="lost")]
 
-    found, (answer,) = traced(FakeEngine(broken), [post(stream=True)])
-    assert answer.status_code == 200
-    (span,) = found.servers
-    assert attributes(span)["error.type"] == "error"
-    assert span.status.code == Status.STATUS_CODE_ERROR
-
-
-def test_a_fault_of_ours(capfd):
-    found, (answer,) = traced(FakeEngine(lambda submit: 1 / 0), [post()])
-    assert answer.status_code == 500
-    (span,) = found.servers
-    assert attributes(span)["error.type"] == "ZeroDivisionError"
+    found, answers = traced(FakeEngine(broken), [post(stream=True), post(prompt=[5])])
+    assert [answer.status_code for answer in answers] == [200, 500]
+    failed, fault = found.servers
+    assert attributes(failed)["error.type"] == "error"
+    assert failed.status.code == Status.STATUS_CODE_ERROR
+    assert attributes(fault)["error.type"] == "AssertionError"
     assert "Traceback" in capfd.readouterr().err
 
 
@@ -272,11 +253,6 @@ def test_what_its_caller_does_not_sample_is_not_sent():
     assert span.trace_id.hex() != unsampled.split("-")[1]
 
 
-def test_injected_faults_are_in_the_trace():
-    found, _ = traced(FakeEngine(), [post()], inject="503:100%")
-    assert attributes(found.servers[0])["http.response.status_code"] == 503
-
-
 def test_a_collector_that_is_gone_harms_nobody():
     with running(FakeEngine(), otlp_traces_endpoint="http://127.0.0.1:9/v1/traces") as url:
         assert post()(url).status_code == 200
@@ -290,20 +266,14 @@ def test_without_a_flag_there_is_no_trace():
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize(
-    "url", ["collector:4318", "grpc://collector:4317", "http://collector:4317", "http://", ""]
-)
-def test_an_endpoint_that_is_none_is_refused(url):
-    with pytest.raises(UserError, match="OTLP/HTTP URL"):
-        validated(ServerConfig, {"otlp_traces_endpoint": url}, str)
-
-
-def test_an_endpoint_without_a_path_gets_the_usual_one():
-    def path(url):
-        return ServerConfig(otlp_traces_endpoint=url).otlp_traces_endpoint
-
-    assert path("http://c:4318") == path("http://c:4318/") == "http://c:4318/v1/traces"
-    assert path("https://c/otlp/v1/traces") == "https://c/otlp/v1/traces"
+def test_endpoints():
+    """One without a path gets the usual one."""
+    paths = {"http://c:4318": "http://c:4318/v1/traces", "http://c:4318/": "http://c:4318/v1/traces"}
+    for url, whole in (paths | {"https://c/otlp/v1/traces": "https://c/otlp/v1/traces"}).items():
+        assert ServerConfig(otlp_traces_endpoint=url).otlp_traces_endpoint == whole
+    for url in ("collector:4318", "grpc://collector:4317", "http://collector:4317", "http://", ""):
+        with pytest.raises(UserError, match="OTLP/HTTP URL"):
+            validated(ServerConfig, {"otlp_traces_endpoint": url}, str)
 
 
 def test_missing_packages_are_named(monkeypatch):

@@ -7,11 +7,13 @@ restarted answer shows; hosts are processes, links are TLS over real sockets.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,8 +43,6 @@ from tests.serving.telemetry.test_neuron_metrics import stats
 
 CONFIG = EngineConfig(model="none", max_num_seqs=16)
 TOKENS = 200
-LIMIT_SECONDS = 300.0
-"""The time after which a test hangs."""
 SAMPLINGS = [GREEDY, TokenSampling(seed=7), TokenSampling(presence_penalty=0.5, seed=8)]
 
 
@@ -242,107 +242,91 @@ class Struck:
         ]
 
 
-def test_no_strike_loses_doubles_or_changes_an_answer(tmp_path: Path, expected: list[list[int]]) -> None:
-    async def main() -> None:
-        with hosts(tmp_path, 3, "assemble_held") as (identity, started):
-            proxies = [Proxy(host.at) for host in started]
-            async with front(identity, held(tmp_path), *(proxy.at for proxy in proxies)) as (client, fleet):
-                assert await asked(client, "undisturbed") == expected
-                struck = Struck(client, fleet, started, proxies)
-                for strike in struck.strikes:
-                    work = await struck.under_way(strike.__name__)
-                    await strike()
-                    assert await work == expected, strike.__name__
-            for proxy in proxies:
-                proxy.close()
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+@asynccontextmanager
+async def fleet_of(
+    folder: Path, count: int, assemble: str = "assemble_held", *, proxied: bool = False
+) -> AsyncIterator[Struck]:
+    """Yields a fleet of so many hosts when all of them serve; proxied: through proxies that cut links."""
+    with hosts(folder, count, assemble) as (identity, started), contextlib.ExitStack() as ends:
+        proxies = [ends.enter_context(contextlib.closing(Proxy(host.at))) for host in started if proxied]
+        at = [one.at for one in proxies or started]
+        async with front(identity, held(folder), *at) as (client, fleet):
+            yield Struck(client, fleet, started, proxies)
 
 
-def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
+async def test_no_strike_loses_doubles_or_changes_an_answer(
+    tmp_path: Path, expected: list[list[int]]
+) -> None:
+    async with fleet_of(tmp_path, 3, proxied=True) as struck:
+        assert await asked(struck.client, "undisturbed") == expected
+        for strike in struck.strikes:
+            work = await struck.under_way(strike.__name__)
+            await strike()
+            assert await work == expected, strike.__name__
+
+
+async def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scaling, "SCALE_SECONDS", 0.01)
     monkeypatch.setattr(scaler, "PATIENT_SECONDS", 0.0)
     monkeypatch.setattr(scaler, "IDLE_SECONDS", 0.2)
-
-    async def main() -> None:
-        with hosts(tmp_path, 2, "assemble_held") as (identity, started):
-            fleet = Hosts(*(host.at for host in started), at_first=1)
-            client = FleetClient(held(tmp_path), fleet, identity, None, Scaler(1, 2, seats=8))
-            await client.start()
-            struck = Struck(client, fleet, started)
-            struck.hold()
-            streams = [client.submit(submit(f"r{i}", max_tokens=HELD_AT + 8)) for i in range(60)]
-            await until(lambda: sum(remote.serves for remote in client.remotes) == 2)
-            struck.let_go()
-            for outputs in await asyncio.gather(*map(collect, streams)):
-                tokens_of(outputs)
-            await until(lambda: len(fleet.replaced) == 1)
-            assert fleet.wanted == [2, 1]
-            assert not losses(client)
-            await client.close()
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+    with hosts(tmp_path, 2, "assemble_held") as (identity, started):
+        fleet = Hosts(*(host.at for host in started), at_first=1)
+        client = FleetClient(held(tmp_path), fleet, identity, None, Scaler(1, 2, seats=8))
+        await client.start()
+        struck = Struck(client, fleet, started)
+        struck.hold()
+        streams = [client.submit(submit(f"r{i}", max_tokens=HELD_AT + 8)) for i in range(60)]
+        await until(lambda: sum(remote.serves for remote in client.remotes) == 2)
+        struck.let_go()
+        for outputs in await asyncio.gather(*map(collect, streams)):
+            tokens_of(outputs)
+        await until(lambda: len(fleet.replaced) == 1)
+        assert fleet.wanted == [2, 1]
+        assert not losses(client)
+        await client.close()
 
 
-def test_a_host_that_comes_back_says_what_its_cache_has(tmp_path: Path) -> None:
+async def test_a_host_that_comes_back_says_what_its_cache_has(tmp_path: Path) -> None:
     """Its engine was out of reach and not lost: the next prompt with the same prefix goes there again."""
-
-    async def main() -> None:
-        prompt, block = list(range(5, 69)), 16
-        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
-            proxies = [Proxy(host.at) for host in started]
-            async with front(identity, CONFIG, *(proxy.at for proxy in proxies)) as (client, fleet):
-                struck = Struck(client, fleet, started, proxies)
-                one, other = client.remotes
-                one.open.add("somebody's")
-                tokens_of(await collect(client.submit(submit("first", prompt, 4))))
-                one.open.discard("somebody's")
-                await struck.cut(1, "to_host", "to_front")
-                await struck.whole()
-                last = await collect(client.submit(submit("again", prompt, 4)))
-                assert machines_of(last) == [other.at.node]
-                assert sum(output.cached for output in last) == 3 * block
-            for proxy in proxies:
-                proxy.close()
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+    prompt, block = list(range(5, 69)), 16
+    async with fleet_of(tmp_path, 2, "assemble_slow", proxied=True) as struck:
+        client = struck.client
+        one, other = client.remotes
+        one.open.add("somebody's")
+        tokens_of(await collect(client.submit(submit("first", prompt, 4))))
+        one.open.discard("somebody's")
+        await struck.cut(1, "to_host", "to_front")
+        await struck.whole()
+        last = await collect(client.submit(submit("again", prompt, 4)))
+        assert machines_of(last) == [other.at.node]
+        assert sum(output.cached for output in last) == 3 * block
 
 
-def test_an_answer_says_which_machines_it_is_from(tmp_path: Path) -> None:
-    async def main() -> None:
-        with hosts(tmp_path, 2, "assemble_held") as (identity, started):
-            async with front(identity, held(tmp_path), *(host.at for host in started)) as (client, fleet):
-                struck = Struck(client, fleet, started)
-                struck.hold()
-                work = asyncio.create_task(collect(client.submit(submit("r", max_tokens=TOKENS))))
-                await struck.killed_engine()
-                outputs = await work
-                assert machines_of(outputs) == ["node-h0", "node-h1"]
-                assert not any(isinstance(output, FleetOutput) for output in outputs[:-1])
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+async def test_an_answer_says_which_machines_it_is_from(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 2) as struck:
+        struck.hold()
+        work = asyncio.create_task(collect(struck.client.submit(submit("r", max_tokens=TOKENS))))
+        await struck.killed_engine()
+        outputs = await work
+        assert machines_of(outputs) == ["node-h0", "node-h1"]
+        assert not any(isinstance(output, FleetOutput) for output in outputs[:-1])
 
 
-def test_the_placement_knows_the_hosts(tmp_path: Path) -> None:
-    async def main() -> None:
-        with hosts(tmp_path, 2, "assemble_slow") as (identity, started):
-            async with front(identity, CONFIG, *(host.at for host in started)) as (client, _):
-                told: list[Ready] = []
-                client.on_ready = told.append
-                stream = client.submit(submit("r", max_tokens=TOKENS))
-                client.drain("h0")
-                assert [host["state"] for host in told[-1].placement["hosts"]] == ["draining", "serving"]
-                tokens_of(await collect(stream))
-                (left,) = told[-1].placement["hosts"]
-                at = started[1].at
-                address = f"{at.address}:{at.port}"
-                known = {"name": "h1", "node": "node-h1", "address": address, "state": "serving"}
-                assert left == {**left, **known, "replicas": [1]}
-                assert left["kernels"]
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+async def test_the_placement_knows_the_hosts(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, 2, "assemble_slow") as struck:
+        told: list[Ready] = []
+        struck.client.on_ready = told.append
+        stream = struck.client.submit(submit("r", max_tokens=TOKENS))
+        struck.client.drain("h0")
+        assert [host["state"] for host in told[-1].placement["hosts"]] == ["draining", "serving"]
+        tokens_of(await collect(stream))
+        (left,) = told[-1].placement["hosts"]
+        at = struck.hosts[1].at
+        known = {"name": "h1", "node": "node-h1", "address": f"{at.address}:{at.port}", "state": "serving"}
+        assert left == {**left, **known, "replicas": [1]}
+        assert left["kernels"]
 
 
 def test_what_a_host_says_that_is_not_so_is_not_believed() -> None:
@@ -367,57 +351,46 @@ LIES = {
 }
 
 
-def test_a_host_that_lies_is_cut_off_and_counted_and_nothing_is_lost(
+async def test_a_host_that_lies_is_cut_off_and_counted_and_nothing_is_lost(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:
     """A false report of each kind above, each by another host."""
-
-    async def main() -> None:
-        with hosts(tmp_path, 1 + len(LIES), "assemble_held") as (identity, started):
-            async with front(identity, held(tmp_path), *(host.at for host in started)) as (client, fleet):
-                struck = Struck(client, fleet, started)
-                for counted, fault in LIES.items():
-                    work = await struck.under_way(counted)
-                    liar, before = client.remotes[0], Counter(client.refusals)
-                    assert liar.epoch is not None
-                    client.heard(liar, liar.lease, [msgspec.structs.replace(fault, epoch=liar.epoch)])
-                    assert Counter(client.refusals) - before == {("front", counted): 1}
-                    assert fleet.replaced[-1] == liar.at.name
-                    struck.let_go()
-                    assert await work == expected, counted
-                assert len(fleet.replaced) == len(LIES)
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+    async with fleet_of(tmp_path, 1 + len(LIES)) as struck:
+        client, replaced = struck.client, struck.fleet.replaced
+        for counted, fault in LIES.items():
+            work = await struck.under_way(counted)
+            liar, before = client.remotes[0], Counter(client.refusals)
+            assert liar.epoch is not None
+            client.heard(liar, liar.lease, [msgspec.structs.replace(fault, epoch=liar.epoch)])
+            assert Counter(client.refusals) - before == {("front", counted): 1}
+            assert replaced[-1] == liar.at.name
+            struck.let_go()
+            assert await work == expected, counted
+        assert len(replaced) == len(LIES)
 
 
-def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(
+async def test_what_bears_an_old_number_is_dropped_and_counted_and_nothing_is_lost(
     tmp_path: Path, expected: list[list[int]]
 ) -> None:
     """Messages with the number of an engine that is gone or a connection that is over, at both ends."""
-
-    async def main() -> None:
-        with hosts(tmp_path, 1, "assemble_held") as (identity, (host,)):
-            async with front(identity, held(tmp_path), host.at) as (client, fleet):
-                struck = Struck(client, fleet, [host])
-                work = await struck.under_way("asked")
-                (remote,) = client.remotes
-                assert remote.epoch is not None
-                assert remote.connector is not None
-                doubled = Output(next(iter(remote.open)), [1, 2, 3], finish_reason="length")
-                client.heard(remote, remote.lease, [Outputs([doubled], epoch=remote.epoch - 1)])
-                client.heard(remote, remote.lease - 1, [Outputs([doubled], epoch=remote.epoch)])
-                late = EngineOrder(remote.epoch - 1, submit("late"))
-                remote.connector.send(remote.lease, late)
-                struck.let_go()
-                wanted = {("front", "epoch"): 1, ("front", "lease"): 1, (host.at.node, "epoch"): 1}
-                await until(lambda: client.refusals == wanted)
-                assert await work == expected
-                assert not losses(client)
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+    async with fleet_of(tmp_path, 1) as struck:
+        client = struck.client
+        work = await struck.under_way("asked")
+        (remote,) = client.remotes
+        assert remote.epoch is not None
+        assert remote.connector is not None
+        doubled = Output(next(iter(remote.open)), [1, 2, 3], finish_reason="length")
+        client.heard(remote, remote.lease, [Outputs([doubled], epoch=remote.epoch - 1)])
+        client.heard(remote, remote.lease - 1, [Outputs([doubled], epoch=remote.epoch)])
+        remote.connector.send(remote.lease, EngineOrder(remote.epoch - 1, submit("late")))
+        struck.let_go()
+        wanted = {("front", "epoch"): 1, ("front", "lease"): 1, (remote.at.node, "epoch"): 1}
+        await until(lambda: client.refusals == wanted)
+        assert await work == expected
+        assert not losses(client)
 
 
-def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> None:
+async def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> None:
     def says(at: HostAddress, context: ssl.SSLContext | None, *messages: object) -> list[object]:
         """Returns the answers of a host to some messages, up to the first that is no Beat."""
         frames, heard = FrameDecoder[FromHost](FromHost), []
@@ -430,44 +403,38 @@ def test_strangers_and_old_leases_are_refused_and_counted(tmp_path: Path) -> Non
                     heard += [one for one in frames.feed(data) if not isinstance(one, Beat)]
         return heard
 
-    async def main() -> None:
-        with hosts(tmp_path, 1, "assemble_held") as (identity, (host,)):
-            config = held(tmp_path)
-            hello = Hello(1, "0.0.1", config.model_dump(mode="json"))
-            ours = identity.client(host.at.certificate)
-            (refused,) = await asyncio.to_thread(says, host.at, ours, hello)
-            assert isinstance(refused, Failed)
-            assert "0.0.1: install the same" in refused.message
-            async with front(identity, config, host.at) as (client, fleet):
-                struck = Struck(client, fleet, [host])
-                work = await struck.under_way("asked")
-                for stranger in (None, Identity.make("mallory").client(host.at.certificate)):
-                    with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
-                        assert await asyncio.to_thread(says, host.at, stranger, hello)
-                again = Hello(1, __version__, config.model_dump(mode="json"))
-                (old,) = await asyncio.to_thread(says, host.at, ours, again)
-                assert isinstance(old, Failed)
-                assert "lease 1 is over" in old.message
-                struck.let_go()
-                await work
-                assert not losses(client)
-                wanted = {"version": 1, "certificate": 2, "lease": 1}
-                await until(lambda: client.remotes[0].refused == wanted)
-                node = client.remotes[0].at.node
-                told = {(node, reason): count for reason, count in wanted.items()}
-                assert client.refusals == told
-                client.remove(client.remotes[0].at.name)
-                assert client.refusals == told, "of hosts that are gone, too"
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+    with hosts(tmp_path, 1, "assemble_held") as (identity, (host,)):
+        config = held(tmp_path)
+        hello = Hello(1, "0.0.1", config.model_dump(mode="json"))
+        ours = identity.client(host.at.certificate)
+        (refused,) = await asyncio.to_thread(says, host.at, ours, hello)
+        assert isinstance(refused, Failed)
+        assert "0.0.1: install the same" in refused.message
+        async with front(identity, config, host.at) as (client, fleet):
+            struck = Struck(client, fleet, [host])
+            work = await struck.under_way("asked")
+            for stranger in (None, Identity.make("mallory").client(host.at.certificate)):
+                with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
+                    assert await asyncio.to_thread(says, host.at, stranger, hello)
+            again = Hello(1, __version__, config.model_dump(mode="json"))
+            (old,) = await asyncio.to_thread(says, host.at, ours, again)
+            assert isinstance(old, Failed)
+            assert "lease 1 is over" in old.message
+            struck.let_go()
+            await work
+            assert not losses(client)
+            wanted = {"version": 1, "certificate": 2, "lease": 1}
+            await until(lambda: client.remotes[0].refused == wanted)
+            node = client.remotes[0].at.node
+            told = {(node, reason): count for reason, count in wanted.items()}
+            assert client.refusals == told
+            client.remove(client.remotes[0].at.name)
+            assert client.refusals == told, "of hosts that are gone, too"
 
 
-def test_a_config_that_cannot_be_served_ends_the_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        with hosts(tmp_path, 1, "assemble_refused") as (identity, (host,)):
-            client = FleetClient(CONFIG, Hosts(host.at), identity, None)
-            with pytest.raises(UserError, match="no such model"):
-                await client.start()
-            await client.close()
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+async def test_a_config_that_cannot_be_served_ends_the_start(tmp_path: Path) -> None:
+    with hosts(tmp_path, 1, "assemble_refused") as (identity, (host,)):
+        client = FleetClient(CONFIG, Hosts(host.at), identity, None)
+        with pytest.raises(UserError, match="no such model"):
+            await client.start()
+        await client.close()

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ from corepipe.serving.supervision.client import OutputStream
 from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests.engine.engine_support import VOCAB, submit
-from tests.servers import PATIENCE_SECONDS
 
 CONFIG = EngineConfig(model="none", seed=3)
 ROOT = Path(__file__).parents[3]
@@ -41,21 +41,19 @@ async def collect(stream: OutputStream) -> list[Output]:
     return [output async for output in stream]
 
 
-def with_client(body: Callable[[ProcessClient], Awaitable[None]]) -> None:
-    async def main() -> None:
-        client = process_client()
-        await client.start()
-        try:
-            await body(client)
-        finally:
-            await client.close()
-        assert not client.alive
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
+@asynccontextmanager
+async def started(client: ProcessClient) -> AsyncIterator[ProcessClient]:
+    """Yields a client whose engine has loaded, and ends both."""
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+    assert not client.alive
 
 
-def test_answers_come_as_streams() -> None:
-    async def body(client: ProcessClient) -> None:
+async def test_answers_come_as_streams() -> None:
+    async with started(process_client()) as client:
         assert client.alive
         streams = [client.submit(submit(f"r{i}", prompt=i + 1, max_tokens=20)) for i in range(12)]
         for outputs in await asyncio.gather(*map(collect, streams)):
@@ -63,29 +61,23 @@ def test_answers_come_as_streams() -> None:
             assert outputs[-1].finish_reason == "length"
             assert outputs[-1].device is not None
 
-    with_client(body)
 
-
-def test_refusals_come_as_the_only_news() -> None:
-    async def body(client: ProcessClient) -> None:
+async def test_refusals_come_as_the_only_news() -> None:
+    async with started(process_client()) as client:
         (output,) = await collect(client.submit(submit("a", prompt=[VOCAB])))
         assert (output.finish_reason, output.error_kind) == ("error", "invalid")
 
-    with_client(body)
 
-
-def test_an_abort_ends_the_stream() -> None:
-    async def body(client: ProcessClient) -> None:
+async def test_an_abort_ends_the_stream() -> None:
+    async with started(process_client()) as client:
         stream = client.submit(submit("a", max_tokens=250))
         client.abort(["a", "unknown"])
         outputs = await collect(stream)
         assert outputs[-1].finish_reason in {"abort", "length"}
 
-    with_client(body)
 
-
-def test_closing_a_stream_frees_its_request() -> None:
-    async def body(client: ProcessClient) -> None:
+async def test_closing_a_stream_frees_its_request() -> None:
+    async with started(process_client()) as client:
         stream = client.submit(submit("a", max_tokens=250))
         await anext(stream)
         await stream.aclose()
@@ -94,11 +86,9 @@ def test_closing_a_stream_frees_its_request() -> None:
             await asyncio.sleep(0.001)  # the very first stats are of an engine that has done nothing
         assert client.stats[0].blocks_held == 0
 
-    with_client(body)
 
-
-def test_stats_are_told_once_and_the_latest_kept() -> None:
-    async def body(client: ProcessClient) -> None:
+async def test_stats_are_told_once_and_the_latest_kept() -> None:
+    async with started(process_client()) as client:
         told: list[Stats] = []
         client.on_stats = told.append
         await collect(client.submit(submit("a", prompt=5, max_tokens=8)))
@@ -108,32 +98,24 @@ def test_stats_are_told_once_and_the_latest_kept() -> None:
         assert client.stats == [told[-1]]
         assert (told[-1].steps, told[-1].generation_tokens, told[-1].prompt_tokens) == (8, 8, 5)
 
-    with_client(body)
+
+async def test_closing_the_client_ends_open_streams() -> None:
+    client = process_client()
+    await client.start()
+    stream = client.submit(submit("a", max_tokens=250))
+    await client.close()
+    assert (await collect(stream))[-1].finish_reason in {"abort", "length", "error"}
+    (output,) = await collect(client.submit(submit("b")))
+    assert (output.finish_reason, output.error) == ("error", "engine died")
 
 
-def test_closing_the_client_ends_open_streams() -> None:
-    async def main() -> None:
-        client = process_client()
-        await client.start()
-        stream = client.submit(submit("a", max_tokens=250))
-        await client.close()
-        assert (await collect(stream))[-1].finish_reason in {"abort", "length", "error"}
-        (output,) = await collect(client.submit(submit("b")))
-        assert (output.finish_reason, output.error) == ("error", "engine died")
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
-
-
-def test_progress_is_told_while_loading() -> None:
-    async def main() -> None:
-        told: list[LoadProgress] = []
-        client = process_client()
-        ready = await client.start(told.append)
-        await client.close()
-        assert [progress.done for progress in told] == [0.5, 1.0]
-        assert ready.max_model_len == 256
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
+async def test_progress_is_told_while_loading() -> None:
+    told: list[LoadProgress] = []
+    client = process_client()
+    ready = await client.start(told.append)
+    await client.close()
+    assert [progress.done for progress in told] == [0.5, 1.0]
+    assert ready.max_model_len == 256
 
 
 @pytest.mark.parametrize(
@@ -144,14 +126,11 @@ def test_progress_is_told_while_loading() -> None:
         ("assemble_gone", EngineError, "while it was loading", 9),
     ],
 )
-def test_a_failed_start_says_why(
+async def test_a_failed_start_says_why(
     assemble: str, error: type[Exception], message: str, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async def main() -> None:
-        client = process_client(assemble)
-        with pytest.raises(error, match=message):
-            await client.start()
-        await client.close()
-        assert client._engines.child.returncode == code
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_SECONDS))
+    client = process_client(assemble)
+    with pytest.raises(error, match=message):
+        await client.start()
+    await client.close()
+    assert client._engines.child.returncode == code

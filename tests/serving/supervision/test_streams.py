@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from corepipe.engine.messages import Output, TokenLogprobs
 from corepipe.serving.supervision.client import MAX_PENDING, OutputStream, Streams, merge_outputs
+from tests.serving.supervision.test_client import collect
 
 news = st.builds(
     Output,
@@ -29,78 +30,56 @@ def test_merging_loses_nothing(outputs: list[Output], ended: bool) -> None:
     assert (merged.finish_reason, merged.preemptions) == (last.finish_reason, last.preemptions)
 
 
-def aborts() -> tuple[list[str], Streams]:
-    return [], Streams()
+async def test_a_slow_consumer_gets_merged_news() -> None:
+    aborted, streams = list[str](), Streams()
+    stream = streams.open("a", aborted.extend)
+    for token in range(5):
+        streams.push([Output("a", [token])])
+    streams.push([Output("a", [5], finish_reason="length")])
+    assert [output async for output in stream] == [Output("a", [0, 1, 2, 3, 4, 5], finish_reason="length")]
+    assert aborted == []
 
 
-def test_a_slow_consumer_gets_merged_news() -> None:
-    async def main() -> None:
-        aborted, streams = aborts()
-        stream = streams.open("a", aborted.extend)
-        for token in range(5):
-            streams.push([Output("a", [token])])
-        streams.push([Output("a", [5], finish_reason="length")])
-        assert [output async for output in stream] == [
-            Output("a", [0, 1, 2, 3, 4, 5], finish_reason="length")
-        ]
-        assert aborted == []
-
-    asyncio.run(main())
-
-
-def test_a_waiting_consumer_is_woken_and_the_stream_ends() -> None:
-    async def main() -> None:
-        aborted, streams = aborts()
-        stream = streams.open("a", aborted.extend)
-        reader = asyncio.create_task(collect(stream))
-        for token in range(3):
-            await asyncio.sleep(0)
-            streams.push([Output("a", [token]), Output("unknown", [9])])
-            await asyncio.sleep(0)
-        streams.push([Output("a", finish_reason="stop")])
-        outputs = await reader
-        assert [token for output in outputs for token in output.tokens] == [0, 1, 2]
-        assert outputs[-1].finish_reason == "stop"
-        await stream.aclose()
-        assert aborted == []
-
-    asyncio.run(main())
-
-
-async def collect(stream: OutputStream) -> list[Output]:
-    return [output async for output in stream]
-
-
-def test_closing_and_cancelling_abort_the_request_once() -> None:
-    async def main() -> None:
-        aborted, streams = aborts()
-        closed = streams.open("closed", aborted.extend)
-        await closed.aclose()
-        await closed.aclose()
-        cancelled = streams.open("cancelled", aborted.extend)
-        reader = asyncio.create_task(collect(cancelled))
+async def test_a_waiting_consumer_is_woken_and_the_stream_ends() -> None:
+    aborted, streams = list[str](), Streams()
+    stream = streams.open("a", aborted.extend)
+    reader = asyncio.create_task(collect(stream))
+    for token in range(3):
         await asyncio.sleep(0)
-        reader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reader
-        assert aborted == ["closed", "cancelled"]
-        assert await collect(closed) == []
+        streams.push([Output("a", [token]), Output("unknown", [9])])
+        await asyncio.sleep(0)
+    streams.push([Output("a", finish_reason="stop")])
+    outputs = await reader
+    assert [token for output in outputs for token in output.tokens] == [0, 1, 2]
+    assert outputs[-1].finish_reason == "stop"
+    await stream.aclose()
+    assert aborted == []
 
-    asyncio.run(main())
+
+async def test_closing_and_cancelling_abort_the_request_once() -> None:
+    aborted, streams = list[str](), Streams()
+    closed = streams.open("closed", aborted.extend)
+    await closed.aclose()
+    await closed.aclose()
+    cancelled = streams.open("cancelled", aborted.extend)
+    reader = asyncio.create_task(collect(cancelled))
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert aborted == ["closed", "cancelled"]
+    assert await collect(closed) == []
 
 
-def test_failing_ends_every_open_stream() -> None:
-    async def main() -> None:
-        aborted, streams = aborts()
-        open_streams = [streams.open(name, aborted.extend) for name in "ab"]
-        streams.push([Output("a", [1])])
-        streams.fail("engine died")
-        for stream in open_streams:
-            (output,) = await collect(stream)
-            assert (output.finish_reason, output.error) == ("error", "engine died")
-        streams.open("a", aborted.extend)
-
-    asyncio.run(main())
+async def test_failing_ends_every_open_stream() -> None:
+    aborted, streams = list[str](), Streams()
+    open_streams = [streams.open(name, aborted.extend) for name in "ab"]
+    streams.push([Output("a", [1])])
+    streams.fail("engine died")
+    for stream in open_streams:
+        (output,) = await collect(stream)
+        assert (output.finish_reason, output.error) == ("error", "engine died")
+    streams.open("a", aborted.extend)
 
 
 def test_an_open_id_cannot_be_opened_again() -> None:
@@ -110,12 +89,9 @@ def test_an_open_id_cannot_be_opened_again() -> None:
         streams.open("a", list)
 
 
-def test_news_that_nobody_reads_become_one_piece():
-    async def read():
-        stream = OutputStream("r", lambda ids: None)
-        for number in range(10 * MAX_PENDING):
-            stream.push(Output("r", [number]))
-            assert len(stream._pending) <= MAX_PENDING
-        return (await anext(stream)).tokens
-
-    assert asyncio.run(read()) == list(range(10 * MAX_PENDING))
+async def test_news_that_nobody_reads_become_one_piece() -> None:
+    stream = OutputStream("r", lambda ids: None)
+    for number in range(10 * MAX_PENDING):
+        stream.push(Output("r", [number]))
+        assert len(stream._pending) <= MAX_PENDING
+    assert (await anext(stream)).tokens == list(range(10 * MAX_PENDING))

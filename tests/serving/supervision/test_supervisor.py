@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from corepipe.serving.supervision.supervisor import ProcessClient
 from corepipe.signals import SHARED
 from tests.bench.virtual_time import VirtualTimeLoop
 from tests.engine.engine_support import DEADLY, ENDLESS, FAULTY, LOAD_CPU_SECONDS, floats, submit
-from tests.serving.supervision.test_client import child, collect
+from tests.serving.supervision.test_client import child, collect, started
 
 CONFIG = EngineConfig(model="none", max_num_seqs=4)
 LIMIT_SECONDS = 300.0
@@ -61,35 +62,24 @@ def struck(number: signal.Signals, step: int) -> EngineConfig:
     return CONFIG.model_copy(update={"model": f"{number.name}@{step}"})
 
 
-Body = Callable[[ProcessClient], Awaitable[None]]
-
-
-def supervised(
-    body: Body,
+@asynccontextmanager
+async def supervised(
     assemble: str = "assemble_fragile",
     config: EngineConfig = CONFIG,
     *,
     spares: bool = False,
-    **more: object,
-) -> None:
-    """Runs `body` with a client whose engine has loaded, and ends both.
+    **more: Any,
+) -> AsyncIterator[ProcessClient]:
+    """Yields a client whose engine has loaded, and ends both.
 
     spares: with a spare engine, as in a server; without them no process does imports that are not needed.
     """
-
-    async def main() -> None:
-        client = ProcessClient(config, child(assemble), **more)  # type: ignore[arg-type]
-        if not spares:
-            client._engines.prepare = lambda: None  # type: ignore[method-assign]
-        await client.start()
-        try:
-            await body(client)
-        finally:
-            await client.close()
-        assert not client.alive
-        assert not client.restarting
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+    client = ProcessClient(config, child(assemble), **more)
+    if not spares:
+        client._engines.prepare = lambda: None  # type: ignore[method-assign]
+    async with started(client):
+        yield client
+    assert not client.restarting
 
 
 async def restarted(client: ProcessClient, times: int = 1) -> None:
@@ -136,28 +126,27 @@ def ends_of(outputs: list[Output]) -> list[str | None]:
         pytest.param(signal.SIGSEGV, "crashed", marks=pytest.mark.slow),
     ],
 )
-def test_answers_go_on_where_they_were(number: signal.Signals, reason: str) -> None:
+async def test_answers_go_on_where_they_were(number: signal.Signals, reason: str) -> None:
     """There are more requests than seats: some wait when the engine is lost, in its 60th step."""
     submits = [submit(f"r{i}", prompt=i + 1, max_tokens=40) for i in range(8)]
-    answers: list[list[list[int]]] = []
 
-    async def body(client: ProcessClient) -> None:
+    async def answers(client: ProcessClient) -> list[list[Output]]:
         news = await asyncio.gather(*[collect(client.submit(s)) for s in submits])
         assert list(map(ends_of, news)) == [["length"]] * 8
-        answers.append(list(map(tokens_of, news)))
-        if len(answers) > 1:
-            assert client.restarts == {reason: 1}
-            assert max(output.cached for outputs in news for output in outputs) == 0
-            times = [outputs[-1].device for outputs in news]
-            assert None in times, "the time of another engine is not this request's"
+        return news
 
-    supervised(body)
-    supervised(body, config=struck(number, 60), spares=number == signal.SIGKILL)
-    assert answers[0] == answers[1]
+    async with supervised() as client:
+        expected = await answers(client)
+    async with supervised(config=struck(number, 60), spares=number == signal.SIGKILL) as client:
+        news = await answers(client)
+        assert client.restarts == {reason: 1}
+    assert list(map(tokens_of, news)) == list(map(tokens_of, expected))
+    assert max(output.cached for outputs in news for output in outputs) == 0
+    assert None in [outputs[-1].device for outputs in news], "the time of another engine is not a request's"
 
 
-def test_counters_go_on_and_nothing_is_held() -> None:
-    async def body(client: ProcessClient) -> None:
+async def test_counters_go_on_and_nothing_is_held() -> None:
+    async with supervised() as client:
         await collect(client.submit(submit("a", max_tokens=30)))
         before = client.stats[0]
         loaded: list[Ready] = []
@@ -171,34 +160,25 @@ def test_counters_go_on_and_nothing_is_held() -> None:
         assert after.steps > before.steps
         assert (after.running, after.blocks_held) == (0, 0)
 
-    supervised(body)
 
-
-def test_an_answer_goes_on_as_often_as_an_engine_gets_on_with_it() -> None:
+async def test_an_answer_goes_on_as_often_as_an_engine_gets_on_with_it() -> None:
     """Each engine is killed in its twelfth step."""
-    asked = submit("a", max_tokens=30)
-    answers: list[list[int]] = []
-
-    async def body(client: ProcessClient) -> None:
-        news = await collect(client.submit(asked))
-        assert ends_of(news) == ["length"]
-        answers.append(tokens_of(news))
-        if len(answers) > 1:
-            assert client.restarts["killed"] >= 30 // 12
-
-    supervised(body)
-    supervised(body, config=struck(signal.SIGKILL, 12))
-    assert answers[0] == answers[1]
+    answers = []
+    for config in (CONFIG, struck(signal.SIGKILL, 12)):
+        async with supervised(config=config) as client:
+            answers.append(await collect(client.submit(submit("a", max_tokens=30))))
+    assert client.restarts["killed"] >= 30 // 12
+    assert [ends_of(news) for news in answers] == [["length"]] * 2
+    assert tokens_of(answers[0]) == tokens_of(answers[1])
 
 
-def test_engines_that_were_well_are_replaced_however_often_they_are_lost(
+async def test_engines_that_were_well_are_replaced_however_often_they_are_lost(
     hurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are lost as soon as they have loaded, more often than engines in a row may fail to load."""
     monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 2)
     times = 3
-
-    async def body(client: ProcessClient) -> None:
+    async with supervised(spares=True) as client:
         waits = [client.submit(submit(f"r{i}", max_tokens=5)) for i in range(3)]
         for lost in range(times):
             signalled(client)
@@ -207,8 +187,6 @@ def test_engines_that_were_well_are_replaced_however_often_they_are_lost(
             assert ends_of(await collect(stream))[0] in ("length", "error")
         assert ends_of(await collect(client.submit(submit("later")))) == ["length"]
         assert client.restarts == {"killed": times}
-
-    supervised(body, spares=True)
 
 
 @pytest.mark.parametrize(
@@ -219,12 +197,11 @@ def test_engines_that_were_well_are_replaced_however_often_they_are_lost(
         pytest.param(ENDLESS, "hung", marks=pytest.mark.slow),
     ],
 )
-def test_a_request_that_breaks_each_engine_ends_alone(
+async def test_a_request_that_breaks_each_engine_ends_alone(
     token: int, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Requests that wait behind it are answered, and so are later ones."""
-
-    async def body(client: ProcessClient) -> None:
+    async with supervised(config=CONFIG.model_copy(update={"max_num_seqs": 1})) as client:
         bad = client.submit(submit("bad", prompt=[token], max_tokens=5))
         behind = [client.submit(submit(f"r{i}", priority=1)) for i in range(12)]
         (end,) = await collect(bad)
@@ -235,11 +212,9 @@ def test_a_request_that_breaks_each_engine_ends_alone(
         assert ends_of(await collect(client.submit(submit("later")))) == ["length"]
         assert client.restarts == {reason: 2}
 
-    supervised(body, config=CONFIG.model_copy(update={"max_num_seqs": 1}))
 
-
-def test_who_runs_beside_a_request_that_breaks_each_engine_goes_on() -> None:
-    async def body(client: ProcessClient) -> None:
+async def test_who_runs_beside_a_request_that_breaks_each_engine_goes_on() -> None:
+    async with supervised() as client:
         good = [client.submit(submit(f"r{i}", max_tokens=200)) for i in range(3)]
         news = [[await anext(stream)] for stream in good]
         (end,) = await collect(client.submit(submit("bad", prompt=[DEADLY])))
@@ -250,14 +225,13 @@ def test_who_runs_beside_a_request_that_breaks_each_engine_goes_on() -> None:
         assert [len(tokens_of(outputs)) for outputs in news] == [200] * 3
         assert client.restarts == {"crashed": 2}
 
-    supervised(body)
 
-
-def test_a_request_that_comes_while_there_is_no_engine_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_comes_while_there_is_no_engine_waits_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The next engine loads only when the request has come."""
     start = EngineChild.start
-
-    async def body(client: ProcessClient) -> None:
+    async with supervised() as client:
         may_load = asyncio.Event()
 
         async def started(child: EngineChild, *more: Any) -> Ready:
@@ -276,14 +250,11 @@ def test_a_request_that_comes_while_there_is_no_engine_waits_for_one(monkeypatch
         assert ends_of(await collect(answer)) == ["length"]
         assert not client._streams.ids
 
-    supervised(body)
 
-
-def test_what_nobody_awaits_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_nobody_awaits_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its engine stands still in the twelfth step, unnoticed, when the request is aborted."""
     monkeypatch.setattr(child_module, "SERVING", PATIENT)
-
-    async def body(client: ProcessClient) -> None:
+    async with supervised(config=struck(signal.SIGSTOP, 12)) as client:
         stream = client.submit(submit("a", max_tokens=250))
         await anext(stream)
         while psutil.Process(client.engine_pid).status() != psutil.STATUS_STOPPED:
@@ -295,15 +266,12 @@ def test_what_nobody_awaits_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) 
         await collect(client.submit(submit("b")))
         assert client.stats[0].generation_tokens < 250
 
-    supervised(body, config=struck(signal.SIGSTOP, 12))
 
-
-def test_engines_that_do_not_load_any_more_end_it(
+async def test_engines_that_do_not_load_any_more_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 3)
-
-    async def body(client: ProcessClient) -> None:
+    async with supervised("assemble_once", CONFIG.model_copy(update={"cache_dir": tmp_path})) as client:
         failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         client.on_failure = failure.set_result
         stream = client.submit(submit("a", max_tokens=250))
@@ -319,14 +287,11 @@ def test_engines_that_do_not_load_any_more_end_it(
         assert end.error_kind == "unavailable"
         assert client.restarts == {"killed": 1, "load": 3}
 
-    supervised(body, "assemble_once", CONFIG.model_copy(update={"cache_dir": tmp_path}))
 
-
-def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     loads_within(monkeypatch, 0.6)
     monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 2)
-
-    async def body(client: ProcessClient) -> None:
+    async with supervised() as client:
         failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         client.on_failure = failure.set_result
         await next_is(client, "assemble_forever")
@@ -334,20 +299,17 @@ def test_a_load_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "it hung" in str(await failure)
         assert client.restarts == {"killed": 1, "load": 2}
 
-    supervised(body)
 
-
-def test_a_load_that_tells_of_progress_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_load_that_tells_of_progress_takes_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It takes longer than a silent load may, in processor time, so that other processes do not matter."""
     loads_within(monkeypatch, LOAD_CPU_SECONDS / 2)
-
-    async def body(client: ProcessClient) -> None:
+    async with supervised(spares=True) as client:
         await spare_is(client, "assemble_busily")
         signalled(client)
         await restarted(client)
         assert client.restarts == {"killed": 1}
-
-    supervised(body, spares=True)
 
 
 @pytest.mark.parametrize("talks", [True, False])
@@ -379,7 +341,9 @@ def test_an_engine_that_reports_does_not_hang_however_still_its_heartbeat(
         assert runner.run(main()) is not talks
 
 
-def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loads_that_somebody_kills_do_not_end_it(
+    hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each but the first, whose spare is gone, has a spare with its imports done or under way."""
     monkeypatch.setattr(supervisor, "MOST_FAILED_LOADS", 2)
     spares: list[bool] = []
@@ -390,8 +354,7 @@ def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pyt
         return await start(child, *more)
 
     monkeypatch.setattr(EngineChild, "start", started)
-
-    async def body(client: ProcessClient) -> None:
+    async with supervised(spares=True) as client:
         await next_is(client, "assemble_forever")
         last = client.engine_pid
         signalled(client)
@@ -407,11 +370,9 @@ def test_loads_that_somebody_kills_do_not_end_it(hurried: None, monkeypatch: pyt
         assert client.restarts == {"killed": 1, "load": 4}
         assert spares == [False, False, True, True, True, True], "the first engine of all had none either"
 
-    supervised(body, spares=True)
 
-
-def test_a_spare_engine_is_at_hand_and_one_that_is_gone_is_not_missed() -> None:
-    async def body(client: ProcessClient) -> None:
+async def test_a_spare_engine_is_at_hand_and_one_that_is_gone_is_not_missed() -> None:
+    async with supervised(spares=True) as client:
         for spare_is_gone in (False, True):
             assert client._engines.spare is not None
             spare = client._engines.spare.pid
@@ -425,45 +386,35 @@ def test_a_spare_engine_is_at_hand_and_one_that_is_gone_is_not_missed() -> None:
             assert (client.engine_pid == spare) is not spare_is_gone
             assert ends_of(await collect(client.submit(submit("a")))) == ["length"]
 
-    supervised(body, spares=True)
 
-
-def test_closing_it_while_an_engine_loads_leaves_nothing() -> None:
-    pids: list[int] = []
-
-    async def body(client: ProcessClient) -> None:
+async def test_closing_it_while_an_engine_loads_leaves_nothing() -> None:
+    async with supervised() as client:
         await next_is(client, "assemble_forever")
         first = client.engine_pid
         signalled(client)
         while client.engine_pid in (first, None):
             await asyncio.sleep(0.005)
-        pids.append(client.engine_pid or 0)
-
-    supervised(body)
+        loading = client.engine_pid or 0
     with pytest.raises(ProcessLookupError):
-        os.kill(pids[0], 0)
+        os.kill(loading, 0)
 
 
-def test_signals_to_all_of_a_group_do_not_end_an_engine_before_its_first_import() -> None:
-    async def main() -> None:
-        one = EngineChild(child("assemble_fragile"), 0, print)
-        one.spawn()
-        assert one.pid is not None
-        for number in SHARED:
-            os.kill(one.pid, number)
-        await one.start(CONFIG, print)
-        await one.close()
-        assert one.returncode == 0
-
+async def test_signals_to_all_of_a_group_do_not_end_an_engine_before_its_first_import() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+    one = EngineChild(child("assemble_fragile"), 0, print)
+    one.spawn()
+    assert one.pid is not None
+    for number in SHARED:
+        os.kill(one.pid, number)
+    await one.start(CONFIG, print)
+    await one.close()
+    assert one.returncode == 0
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def test_a_full_queue_is_told_at_once() -> None:
+async def test_a_full_queue_is_told_at_once() -> None:
     """The client refuses, not the engine, which is stopped."""
-
-    async def body(client: ProcessClient) -> None:
+    async with supervised(config=CONFIG.model_copy(update={"max_queued_requests": 3})) as client:
         signalled(client, signal.SIGSTOP)
         waiting = [client.submit(submit(f"r{i}", max_tokens=2)) for i in range(3)]
         (output,) = await collect(client.submit(submit("more")))
@@ -475,14 +426,12 @@ def test_a_full_queue_is_told_at_once() -> None:
             assert ends_of(await collect(stream)) == ["length"]
         assert ends_of(await collect(client.submit(submit("more")))) == ["length"]
 
-    supervised(body, config=CONFIG.model_copy(update={"max_queued_requests": 3}))
 
-
-def test_who_has_waited_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_has_waited_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine stands still in the middle of another answer until the request has waited too long."""
     monkeypatch.setattr(child_module, "SERVING", PATIENT)
-
-    async def body(client: ProcessClient) -> None:
+    config = struck(signal.SIGSTOP, 12).model_copy(update={"max_num_seqs": 1})
+    async with supervised(config=config, queue_seconds=0.05) as client:
         running = client.submit(submit("a", max_tokens=250))
         await anext(running)
         while psutil.Process(client.engine_pid).status() != psutil.STATUS_STOPPED:
@@ -492,9 +441,6 @@ def test_who_has_waited_too_long_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
         assert (output.finish_reason, output.error_kind) == ("error", "expired")
         signalled(client, signal.SIGCONT)
         assert ends_of(await collect(running)) == ["length"]
-
-    config = struck(signal.SIGSTOP, 12).model_copy(update={"max_num_seqs": 1})
-    supervised(body, config=config, queue_seconds=0.05)
 
 
 FORGER = """
@@ -510,17 +456,14 @@ with socket.socket(fileno=int(sys.argv[1])) as connection:
 """
 
 
-def test_news_of_another_engine_are_not_heard() -> None:
-    async def main() -> None:
-        told: list[Outputs] = []
-        one = EngineChild((sys.executable, "-c", FORGER), 7, told.append)
-        await one.start(CONFIG, print)
-        while not told:
-            await asyncio.sleep(0.005)
-        await one.close()
-        assert [news.epoch for news in told] == [7]
-
-    asyncio.run(asyncio.wait_for(main(), LIMIT_SECONDS))
+async def test_news_of_another_engine_are_not_heard() -> None:
+    told: list[Outputs] = []
+    one = EngineChild((sys.executable, "-c", FORGER), 7, told.append)
+    await one.start(CONFIG, print)
+    while not told:
+        await asyncio.sleep(0.005)
+    await one.close()
+    assert [news.epoch for news in told] == [7]
 
 
 LAST_WORDS = """
@@ -554,27 +497,14 @@ def test_last_words_are_heard_although_nothing_more_can_be_said(runner: Callable
     runner(asyncio.wait_for(main(), LIMIT_SECONDS))
 
 
-def test_a_command_that_is_no_program_is_a_failed_start() -> None:
-    async def main() -> None:
-        client = ProcessClient(CONFIG, ("/no/such/program",))
-        with pytest.raises(EngineError, match="cannot be started"):
-            await client.start()
-        await client.close()
-
-    asyncio.run(main())
-
-
-def test_what_generates_nothing_is_computed_again(tmp_path: Path) -> None:
+async def test_what_generates_nothing_is_computed_again(tmp_path: Path) -> None:
     """The engine is killed in its third step: the next one computes the results that it had not sent."""
     texts = [[n + 1, 2 * n + 1, 7] for n in range(24)]
-
-    async def body(client: ProcessClient) -> None:
+    config = CONFIG.model_copy(update={"cache_dir": tmp_path})
+    async with supervised("assemble_fragile_encoder", config) as client:
         streams = [client.submit(submit(f"r{n}", text, 0, second=1)) for n, text in enumerate(texts)]
         for text, stream in zip(texts, streams, strict=True):
             (output,) = [output async for output in stream]
             assert output.finish_reason == "stop"
             assert floats(output) == [[sum(text), 2, 3]]
         assert client.restarts["killed"] == 1
-
-    config = CONFIG.model_copy(update={"cache_dir": tmp_path})
-    supervised(body, "assemble_fragile_encoder", config)

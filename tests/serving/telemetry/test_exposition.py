@@ -29,34 +29,25 @@ PROMETHEUS_3 = (
     "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
     "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
+OPENMETRICS, PLAIN = "application/openmetrics-text", "text/plain; version=0.0.4; charset=utf-8"
 FORMATS = {
-    "": "text/plain; version=0.0.4; charset=utf-8",
-    "*/*": "text/plain; version=0.0.4; charset=utf-8",
-    "application/json": "text/plain; version=0.0.4; charset=utf-8",
-    "text/plain;version=0.0.4": "text/plain; version=0.0.4; charset=utf-8",
+    "": PLAIN,
+    "*/*": PLAIN,
+    "application/json": PLAIN,
+    "text/plain;version=0.0.4": PLAIN,
     "text/plain;version=1.0.0": "text/plain; version=1.0.0; charset=utf-8; escaping=underscores",
     **{
         f"{kind};version=1.0.0;escaping={asked}": f"{kind}; version=1.0.0; charset=utf-8; escaping={told}"
-        for kind in ("text/plain", "application/openmetrics-text")
-        for asked, told in (
-            ("allow-utf-8", "allow-utf-8"),
-            ("underscores", "underscores"),
-            ("dots", "underscores"),
-            ("values", "underscores"),
-        )
+        for kind in ("text/plain", OPENMETRICS)
+        for asked in ("allow-utf-8", "underscores", "dots", "values")
+        for told in ("allow-utf-8" if asked == "allow-utf-8" else "underscores",)
     },
-    "application/openmetrics-text": (
-        "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores"
-    ),
-    "application/openmetrics-text; version=0.0.1": (
-        "application/openmetrics-text; version=0.0.1; charset=utf-8"
-    ),
-    "application/openmetrics-text; version=9.9.9": "text/plain; version=0.0.4; charset=utf-8",
-    "application/openmetrics-text; version=1.0.0;q=0.1,text/plain;version=0.0.4;q=0.9": (
-        "text/plain; version=0.0.4; charset=utf-8"
-    ),
-    PROMETHEUS_2: "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores",
-    PROMETHEUS_3: "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8",
+    OPENMETRICS: f"{OPENMETRICS}; version=1.0.0; charset=utf-8; escaping=underscores",
+    f"{OPENMETRICS}; version=0.0.1": f"{OPENMETRICS}; version=0.0.1; charset=utf-8",
+    f"{OPENMETRICS}; version=9.9.9": PLAIN,
+    f"{OPENMETRICS}; version=1.0.0;q=0.1,text/plain;version=0.0.4;q=0.9": PLAIN,
+    PROMETHEUS_2: f"{OPENMETRICS}; version=1.0.0; charset=utf-8; escaping=underscores",
+    PROMETHEUS_3: f"{OPENMETRICS}; version=1.0.0; charset=utf-8; escaping=allow-utf-8",
 }
 """The Accept header of a scraper -> the content type that it gets."""
 

@@ -76,11 +76,8 @@ def test_a_slow_moment_is_forgiven() -> None:
 def test_what_is_not_paced_is_valid() -> None:
     lateness = Lateness(1.0)
     lateness.take(STATS)
-    assert (lateness.verdict.valid, lateness.verdict.steps, lateness.verdict.time_scale_needed) == (
-        True,
-        0,
-        1.0,
-    )
+    verdict = lateness.verdict
+    assert (verdict.valid, verdict.steps, verdict.time_scale_needed) == (True, 0, 1.0)
 
 
 @pytest.mark.parametrize(("scale", "needed"), [(1.0, 3.4), (0.001, 3.4), (2.0, 3.4)])

@@ -6,9 +6,7 @@ import os
 from dataclasses import dataclass
 
 import httpx
-import pytest
 from msgspec.structs import replace
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from corepipe.engine.config import EngineConfig
@@ -16,7 +14,7 @@ from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.exposition import render
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 from corepipe.serving.telemetry.observer import Observer
-from tests.serving.http_support import READY, STATS, FakeEngine, running
+from tests.serving.http_support import READY, STATS
 
 CORE = {"memory_bytes": {"weights": 700, "kv_cache": 200, "buffers": 100}}
 PLACED = replace(READY, placement={**READY.placement, "cores": [CORE, CORE]}, pid=os.getpid())
@@ -162,18 +160,9 @@ def test_an_engine_that_is_gone_has_no_figures():
     assert values(made, "neuron_runtime_memory_used_bytes", "memory_location")["host"] == 0
 
 
-@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
-def test_it_is_served_beside_metrics(accept):
-    engine = FakeEngine()
-    with running(engine) as url:
-        engine.on_stats(STATS)
-        answer = httpx.get(url + "/metrics/neuron", headers={"accept": accept})
-        assert answer.status_code == 200
-        parse = parse_openmetrics if accept else parse_text
-        assert "neuroncore_utilization" not in httpx.get(url + "/metrics").text
-        assert "neuroncore_utilization_ratio" in {family.name for family in parse(answer.text)}
-
-
-def test_keys_are_asked_for():
-    with running(FakeEngine(), api_keys=("secret",)) as url:
-        assert httpx.get(url + "/metrics/neuron").status_code == 401
+def test_it_is_served_beside_metrics(url, engine):
+    engine.on_stats(STATS)
+    answer = httpx.get(url + "/metrics/neuron")
+    assert answer.status_code == 200
+    assert "neuroncore_utilization" not in httpx.get(url + "/metrics").text
+    assert "neuroncore_utilization_ratio" in {family.name for family in parse_text(answer.text)}

@@ -22,19 +22,17 @@ from corepipe.serving.api.cassettes.writer import CassetteWriter
 from corepipe.serving.api.routes.table import is_recorded
 
 CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 
 
 def asked(text: str, path: str = CHAT) -> RecordedRequest:
-    return RecordedRequest(
-        "POST", path, b'{"model":"tiny","messages":[{"role":"user","content":"%b"}]}' % text.encode()
-    )
+    body = b'{"model":"tiny","messages":[{"role":"user","content":"%b"}]}'
+    return RecordedRequest("POST", path, body % text.encode())
 
 
 def saying(request: RecordedRequest, answer: str) -> RecordedExchange:
-    said = RecordedAnswer(
-        200, {"content-type": "application/json"}, (AnswerPiece(1.0, b'"%b"' % answer.encode()),)
-    )
-    return RecordedExchange(request, said)
+    piece = AnswerPiece(1.0, b'"%b"' % answer.encode())
+    return RecordedExchange(request, RecordedAnswer(200, JSON, (piece,)))
 
 
 def opened(folder: Path, redaction: Redaction | None = None) -> CassetteLibrary:
@@ -71,12 +69,8 @@ def test_files_may_have_any_names_and_numbers_in_them_are_numbers(tmp_path: Path
         (tmp_path / name).write_text("no cassette")
     (tmp_path / "folder").mkdir()
     library = opened(tmp_path)
-    assert [heard(library, asked("a")) for _ in range(4)] == [
-        "a.yaml",
-        "b 2.yaml",
-        "b 10.yaml",
-        "b 010x.yaml",
-    ]
+    names = ["a.yaml", "b 2.yaml", "b 10.yaml", "b 010x.yaml"]
+    assert [heard(library, asked("a")) for _ in range(4)] == names
 
 
 def test_names_say_what_was_asked_and_stay_when_others_come(tmp_path: Path) -> None:
@@ -174,9 +168,8 @@ def test_files_that_are_no_cassettes(tmp_path: Path, name: str) -> None:
 def test_links_pipes_and_directories(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("root:x:0:0")
-    for number, make in enumerate(
-        (lambda path: path.symlink_to(secret), lambda path: path.symlink_to(path), os.mkfifo, os.mkdir)
-    ):
+    links = (lambda path: path.symlink_to(secret), lambda path: path.symlink_to(path))
+    for number, make in enumerate((*links, os.mkfifo, os.mkdir)):
         folder = tmp_path / str(number)
         folder.mkdir()
         make(folder / "a.yaml")
@@ -232,12 +225,7 @@ def test_what_cannot_be_written_is_told_and_the_rest_is(
     writer.add(saying(asked("b"), "lost"))
     writer._pool.submit(lambda: None).result()
     (tmp_path / "away").rename(folder)
-    writer.add(
-        RecordedExchange(
-            asked("c"),
-            RecordedAnswer(200, {"content-type": "application/json"}, (AnswerPiece(0.0, b"\xff"),)),
-        )
-    )
+    writer.add(RecordedExchange(asked("c"), RecordedAnswer(200, JSON, (AnswerPiece(0.0, b"\xff"),))))
     writer.add(saying(asked("c"), "there"))
     writer.close()
     assert counted == ["lost", "lost", "lost", "recorded"]

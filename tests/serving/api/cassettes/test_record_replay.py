@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,19 @@ from tests.wires import connected, post
 
 KEY = "sk-canary-0a1b2c3d4e"
 PASSING = {"broken", "refused"}
-CLIENTS: list[httpx.Client] = []
+HTTP = httpx.Client()
+"""One instance for all tests: making one takes as long as a test."""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def client() -> Iterator[None]:
-    """One instance for all tests: making one takes as long as a test."""
-    with httpx.Client() as made:
-        CLIENTS.append(made)
+def _closed() -> Iterator[None]:
+    with HTTP:
         yield
 
 
 def ask(url: str, path: str, body: dict[str, Any], **headers: str) -> tuple[int, dict[str, str], bytes]:
     """Returns the status, the headers that do not depend on the moment, and the body of an answer."""
-    answer = CLIENTS[0].post(url + path, json=body, headers=headers)
+    answer = HTTP.post(url + path, json=body, headers=headers)
     passing = {"date", "x-request-id", "connection"}
     return answer.status_code, {n: v for n, v in answer.headers.items() if n not in passing}, answer.content
 
@@ -47,9 +46,7 @@ def cassettes(folder: Path) -> list[dict[str, Any]]:
 
 
 def counted(url: str, outcome: str) -> float:
-    return metric_of(
-        CLIENTS[0].get(f"{url}/metrics").text, "corepipe_cassettes_total", f'outcome="{outcome}"'
-    )
+    return metric_of(HTTP.get(f"{url}/metrics").text, "corepipe_cassettes_total", f'outcome="{outcome}"')
 
 
 def test_everything_that_answers_may_be_comes_back_byte_for_byte(tmp_path: Path) -> None:
@@ -58,18 +55,17 @@ def test_everything_that_answers_may_be_comes_back_byte_for_byte(tmp_path: Path)
         for script, path, body in cases():
             engine.script = SCRIPTS[script]
             heard.append(ask(url, path, body))
-        models = CLIENTS[0].get(f"{url}/v1/models").content
+        models = HTTP.get(f"{url}/v1/models").content
         tokens = ask(url, "/tokenize", {"prompt": "Hi"})
         wrong = [ask(url, COMPLETIONS, TEXT | more) for more in ({"temperature": 9}, {"model": "none"})]
     with replaying(tmp_path) as url:
         for (script, path, body), before in zip(cases(), heard, strict=True):
             if script not in PASSING:
                 assert ask(url, path, body) == before
-        assert CLIENTS[0].get(f"{url}/v1/models").content == models
+        assert HTTP.get(f"{url}/v1/models").content == models
         assert ask(url, "/tokenize", {"prompt": "Hi"}) == tokens
-        assert [
-            ask(url, COMPLETIONS, TEXT | more) for more in ({"temperature": 9}, {"model": "none"})
-        ] == wrong
+        again = [ask(url, COMPLETIONS, TEXT | more) for more in ({"temperature": 9}, {"model": "none"})]
+        assert again == wrong
         assert [status for status, _, _ in wrong] == [400, 404]
         assert counted(url, "refused") == 0
 
@@ -95,19 +91,21 @@ def test_a_secret_of_a_rule_reaches_no_file(tmp_path: Path) -> None:
     rules, folder = tmp_path / "rules.toml", tmp_path / "tapes"
     rules.write_text(f"[[rule]]\nregex='{KEY[:3]}[a-z0-9-]+'\n[[rule]]\npath='$.user'\n")
     asked = TEXT | {"prompt": f"Say {KEY}", "max_tokens": 64, "user": "alice", "logprobs": 1} | STREAM
-    engine = FakeEngine(saying(f"It is {KEY} of alice", pause=0.001, ends="stop", logprobs=True))
+    engine = FakeEngine(saying(f"It is {KEY} of alice", pause=0.001, ends="stop"))
     with running(engine, record=folder, record_redact=rules) as url:
         _, _, heard = ask(url, COMPLETIONS, asked)
-    said = "".join(json.loads(line[6:])["choices"][0]["text"] for line in heard.decode().split("\n\n")[:-2])
-    assert said == f"It is {KEY} of alice"
+    assert text_of(heard) == f"It is {KEY} of alice"
     (file,) = folder.iterdir()
     written = file.read_text()
     for secret in ("canary", "0a1b", "alice"):
         assert secret not in written
     with replaying(folder, record_redact=rules) as url:
         _, _, again = ask(url, COMPLETIONS, asked | {"user": "bob"})
-    said = "".join(json.loads(line[6:])["choices"][0]["text"] for line in again.decode().split("\n\n")[:-2])
-    assert said == "It is REDACTED of REDACTED"
+    assert text_of(again) == "It is REDACTED of REDACTED"
+
+
+def text_of(stream: bytes) -> str:
+    return "".join(json.loads(line[6:])["choices"][0]["text"] for line in stream.decode().split("\n\n")[:-2])
 
 
 def test_the_header_that_asks_for_device_times_tells_requests_apart(tmp_path: Path) -> None:
@@ -257,24 +255,17 @@ def test_injected_faults_are_not_recorded_and_meet_replays(recorded: Path, tmp_p
 
 def test_a_replay_is_a_server_like_any_other(recorded: Path) -> None:
     with replaying(recorded, served_model_names=("tiny",)) as url:
-        for path in (
-            "/health",
-            "/health/ready",
-            "/health/live",
-            "/ping",
-            "/version",
-            "/metrics",
-            "/metrics/neuron",
-        ):
-            assert CLIENTS[0].get(url + path).status_code == 200, path
-        (card,) = CLIENTS[0].get(f"{url}/v1/models").json()["data"]
+        probes = ("/health", "/health/ready", "/health/live", "/ping", "/version")
+        for path in (*probes, "/metrics", "/metrics/neuron"):
+            assert HTTP.get(url + path).status_code == 200, path
+        (card,) = HTTP.get(f"{url}/v1/models").json()["data"]
         assert (card["id"], card["max_model_len"]) == ("tiny", None)
-        assert CLIENTS[0].get(f"{url}/v1/models/tiny").json()["id"] == "tiny"
-        assert CLIENTS[0].get(f"{url}/v1/models/none").status_code == 404
-        assert CLIENTS[0].get(f"{url}/v1/placement").status_code == 404
-        assert CLIENTS[0].get(f"{url}/openapi.json").status_code == 200
+        assert HTTP.get(f"{url}/v1/models/tiny").json()["id"] == "tiny"
+        assert HTTP.get(f"{url}/v1/models/none").status_code == 404
+        assert HTTP.get(f"{url}/v1/placement").status_code == 404
+        assert HTTP.get(f"{url}/openapi.json").status_code == 200
         assert ask(url, "/tokenize", {"prompt": "a"})[0] == 404
-        assert CLIENTS[0].get(url + CHATS).status_code == 405
+        assert HTTP.get(url + CHATS).status_code == 405
     with replaying(recorded, api_keys=(KEY,)) as url:
         assert ask(url, CHATS, CHAT)[0] == 401
         assert ask(url, CHATS, CHAT, Authorization=f"Bearer {KEY}")[0] == 200
@@ -293,17 +284,10 @@ def test_a_directory_that_breaks_costs_no_answer(tmp_path: Path) -> None:
 
 
 def test_many_at_once_are_all_recorded(tmp_path: Path) -> None:
-    def one(url: str, number: int, heard: dict[int, object]) -> None:
-        heard[number] = ask(url, CHATS, CHAT | {"seed": number} | (STREAM if number % 2 else {}))
-
-    def all_of(url: str) -> dict[int, object]:
-        heard: dict[int, object] = {}
-        threads = [threading.Thread(target=one, args=(url, number, heard)) for number in range(32)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return heard
+    def all_of(url: str) -> list[object]:
+        bodies = [CHAT | {"seed": number} | (STREAM if number % 2 else {}) for number in range(32)]
+        with ThreadPoolExecutor(32) as pool:
+            return [*pool.map(lambda body: ask(url, CHATS, body), bodies)]
 
     with running(FakeEngine(saying("Hi there. ", pause=0.001)), record=tmp_path) as url:
         live = all_of(url)
@@ -313,11 +297,8 @@ def test_many_at_once_are_all_recorded(tmp_path: Path) -> None:
 
 
 def test_two_servers_record_into_one_directory(tmp_path: Path) -> None:
-    engine = FakeEngine(saying("Hi there. "))
-    with (
-        running(engine, record=tmp_path) as one,
-        running(FakeEngine(engine.script), record=tmp_path) as other,
-    ):
+    hi = saying("Hi there. ")
+    with running(FakeEngine(hi), record=tmp_path) as one, running(FakeEngine(hi), record=tmp_path) as other:
         said = [ask(url, CHATS, CHAT)[2] for _ in range(5) for url in (one, other)]
     assert len(cassettes(tmp_path)) == len(set(said)) == 10
     with replaying(tmp_path) as url:
