@@ -89,6 +89,10 @@ STRETCHED, PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
             {"rope_scaling": LINEAR, "rope_parameters": DEFAULT | THETA},
             "default, but in rope_scaling .* linear",
         ),
+        (
+            {"rope_scaling": YARN | {"beta_fast": 8}, "rope_parameters": YARN},
+            "beta_fast is absent, .* it is 8",
+        ),
         ({"rope_scaling": LINEAR, "rope_parameters": LINEAR | THETA}, r"rope_theta is 500000\.0, .* absent"),
         ({"rope_theta": 1e4, "rope_parameters": DEFAULT | THETA}, r"500000\.0, but 10000\.0 beside it"),
         (

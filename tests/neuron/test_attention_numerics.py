@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from corepipe.neuron.formats import DType
-from corepipe.neuron.numerics.attention import alibi_slopes
+from corepipe.neuron.numerics.attention import Tempering, alibi_slopes
 from tests.reference.arithmetic import round_to
 from tests.reference.attention import AttentionScores, HeadVectors, attend, hadamard, hadamard_order
 
@@ -116,3 +116,9 @@ def test_probabilities_are_rounded_for_the_values_only():
 def test_slopes_of_alibi(heads, slopes):
     """Press et al. 2022, section 3; for other numbers of heads as BLOOM and MPT have them."""
     assert alibi_slopes(heads) == pytest.approx(slopes, rel=1e-7)
+
+
+def test_queries_are_sharper_from_the_last_position_of_a_stretch_on():
+    """As in transformers' Llama 4, a query's own position is among those that have passed."""
+    found = Tempering(16, 0.5).factors(np.array([0, 14, 15, 30, 31]))
+    np.testing.assert_allclose(found, 1 + 0.5 * np.log([1, 1, 2, 2, 3]), rtol=1e-6)
