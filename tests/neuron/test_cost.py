@@ -159,6 +159,17 @@ def test_replicas_share_the_memory_of_an_inf1_chip():
     assert seconds(data=5, replica=4) == pytest.approx(seconds())
 
 
+def test_a_lone_batch_shares_a_bank_with_the_largest_stage_of_another_replica():
+    """Two replicas of two stages on an inf1 chip; the stages of one take turns, and the first reads more."""
+    graph, machine = llama(replace(LLAMA_70B, layers=8)), instance("inf1.xlarge")
+    programs = compile_graph(graph, Placement(2), [0.0, *[1.0] * 8, 4.0])
+    both = CostModel(programs, machine, ASYNC, data=2, constants=IDEAL)
+    one = CostModel(programs, machine, ASYNC, constants=IDEAL)
+    shape = StepShape.decode(1, 1)
+    assert [len(program.layers) for program in programs] == [6, 2]
+    assert both.lone.seconds(0, shape) == pytest.approx(2 * one.lone.seconds(0, shape), rel=0.01)
+
+
 def test_inf1_reads_what_does_not_stay_on_chip():
     """A layer of SmolLM2-135M has 3.5M weights: one stays on chip; of two in bf16 three tenths do not."""
     machine, shape = instance("inf1.24xlarge"), StepShape.decode(1, 1)
