@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 
 from msgspec.structs import replace
@@ -18,12 +19,9 @@ from corepipe.scheduler.request import FinishReason
 from corepipe.serving.fleet.connector import Connector, HostAddress, LinkThread
 from corepipe.serving.fleet.hosts import Fleet
 from corepipe.serving.fleet.identity import Identity
-from corepipe.serving.fleet.remote import RemoteHost
-from corepipe.serving.fleet.request_hosts import RequestHosts
+from corepipe.serving.fleet.remote import RemoteHost, RequestHosts, difference
 from corepipe.serving.fleet.router import HostRouter
-from corepipe.serving.fleet.same_bytes import difference
 from corepipe.serving.fleet.scaler import FleetLoad, Scaler
-from corepipe.serving.fleet.scaling import scale
 from corepipe.serving.fleet.slo_share import SloShare
 from corepipe.serving.fleet.wire import Beat, FromHost, Gone, Loaded
 from corepipe.serving.supervision.client import ENGINE_DIED, JournaledClient, OutputStream
@@ -32,6 +30,10 @@ from corepipe.serving.supervision.stats import idle
 
 UNREACHABLE_SECONDS = 5.0
 """The time after which a host that cannot be reached is replaced."""
+
+
+SCALE_SECONDS = 1.0
+"""The time between two looks at the load."""
 
 
 class FleetClient(JournaledClient):
@@ -108,7 +110,7 @@ class FleetClient(JournaledClient):
         self._kind = await self._first
         self._watch_queue()
         if self._scaler is not None:
-            self._scaling = asyncio.create_task(scale(self, self._scaler))
+            self._scaling = asyncio.create_task(self._scale(self._scaler))
         return self._told()
 
     def submit(self, submit: Submit) -> OutputStream:
@@ -154,7 +156,8 @@ class FleetClient(JournaledClient):
             "max_queued_tokens": self._config.max_queued_tokens * MOST_HOSTS,
         }  # the front limits how many requests may wait
         config = self._config.model_copy(update=limits).model_dump(mode="json")
-        remote.connector = Connector(self._links, at, context, config, _HostListener(self, remote))
+        heard, down = partial(self.heard, remote), partial(self.down, remote)
+        remote.connector = Connector(self._links, at, context, config, heard, down)
         self._given_up_unless_back(remote)
 
     def drain(self, name: str) -> None:
@@ -180,6 +183,20 @@ class FleetClient(JournaledClient):
             open=len(self._journal),
             good=self._slo.share(now),
         )
+
+    async def _scale(self, scaler: Scaler) -> None:
+        """Checks each second whether the number of wanted hosts changes, and changes it."""
+        wanted = scaler.least
+        while True:
+            await asyncio.sleep(SCALE_SECONDS)
+            now = monotonic()
+            before, wanted = wanted, scaler.wanted(self.work(wanted, now), now)
+            if wanted != before:
+                _log().warning("scaling the fleet from %d to %d hosts", before, wanted)
+                self.want(wanted)
+            serving = [remote for remote in self.remotes if remote.takes]
+            if wanted < len(serving):
+                self.drain(min(serving, key=lambda remote: len(remote.open)).at.name)
 
     def remove(self, name: str) -> None:
         """Drops a host that is gone from the fleet."""
@@ -364,20 +381,6 @@ class FleetClient(JournaledClient):
         if remote.connector is not None:
             remote.connector.close()
         self._tell_placement()
-
-
-class _HostListener:
-    """The `connector.ConnectorListener` of one host."""
-
-    def __init__(self, client: FleetClient, remote: RemoteHost) -> None:
-        self._client = client
-        self._remote = remote
-
-    def heard(self, lease: int, messages: Sequence[FromHost]) -> None:
-        self._client.heard(self._remote, lease, messages)
-
-    def down(self, lease: int, reason: str) -> None:
-        self._client.down(self._remote, lease, reason)
 
 
 FRONT = "front"

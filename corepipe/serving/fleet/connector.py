@@ -9,7 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import uvloop
 
@@ -63,20 +63,11 @@ class LinkThread:
         self._loop.close()
 
 
-class ConnectorListener(Protocol):
-    """Receives the events of a connector, in its own event loop."""
-
-    def heard(self, lease: int, messages: Sequence[FromHost]) -> None:
-        """Takes messages of the host."""
-
-    def down(self, lease: int, reason: str) -> None:
-        """Takes the loss of the link; the connector tries another one, with the next lease."""
-
-
 class Connector:
     """Keeps a link to a host: a new one after each that is lost, each with a lease of its own.
 
-    It is made and used by the thread of `listener`, whose event loop is the running one.
+    It is made and used in the event loop of the server, in which it calls `heard` with messages of the host
+    and their lease, and `down` with the lease and the reason when the link is lost.
     """
 
     def __init__(
@@ -85,13 +76,15 @@ class Connector:
         at: HostAddress,
         context: ssl.SSLContext,
         config: dict[str, Any],
-        listener: ConnectorListener,
+        heard: Callable[[int, Sequence[FromHost]], None],
+        down: Callable[[int, str], None],
     ) -> None:
         self._links = links
         self._at = at
         self._context = context
         self._config = config
-        self._listener = listener
+        self._heard = heard
+        self._down = down
         self._home = asyncio.get_running_loop()
         self._lease = 0
         self._link: FleetLink[FromHost] | None = None
@@ -128,7 +121,7 @@ class Connector:
             lost = asyncio.get_running_loop().create_future()
             try:
                 await self._connect(self._lease, lost)
-                self._tell(self._listener.down, self._lease, await lost)
+                self._tell(self._down, self._lease, await lost)
                 pause = FIRST_PAUSE
             except (OSError, TimeoutError):
                 pause = min(2 * pause, MOST_PAUSE)
@@ -138,7 +131,7 @@ class Connector:
         """Connects.  Raises OSError or TimeoutError where the host is out of reach or is another one."""
 
         def take(messages: Sequence[FromHost]) -> None:
-            self._tell(self._listener.heard, lease, messages)
+            self._tell(self._heard, lease, messages)
 
         def end(reason: str) -> None:
             if not lost.done():

@@ -1,18 +1,49 @@
-"""The state of one host as its front knows it: whether its engine takes commands, and its open requests."""
+"""The hosts as their front knows them: their engines, their requests, and what makes two of them alike."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from corepipe.engine.messages import KEY_BYTES, Abort, Outputs, Prefixes, Ready, Stats, Submit
+from corepipe.engine.messages import (
+    KEY_BYTES,
+    Abort,
+    FleetOutput,
+    Output,
+    Outputs,
+    Prefixes,
+    Ready,
+    Stats,
+    Submit,
+)
 from corepipe.serving.fleet.connector import Connector, HostAddress
-from corepipe.serving.fleet.same_bytes import OWN
 from corepipe.serving.fleet.wire import EngineOrder
 from corepipe.serving.supervision.stats import total
+
+OWN = frozenset({"host_limits", "kv_blocks_per_replica"})
+"""The fields of a placement that may differ between machines, since they depend on memory."""
+
+
+def difference(one: Ready, other: Ready) -> str | None:
+    """Returns why the engine of `other` must not continue answers of that of `one`; None: it may."""
+    if one.isa != other.isa and one.placement.get("bits") != "same":
+        return f"its kernels are for {other.isa}, those of the other hosts are for {one.isa}: use --bits same"
+    if one.weights != other.weights:
+        return f"its weights differ from those of the other hosts ({other.weights}, not {one.weights})"
+    for name in ("block_size", "max_model_len", "task"):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        if ours != theirs:
+            return f"its {name} is {theirs}, that of the other hosts is {ours}"
+    if _shared(one.placement) != _shared(other.placement):
+        return "its placement of the model differs from that of the other hosts"
+    return None
+
+
+def _shared(placement: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in placement.items() if name not in OWN}
 
 
 @dataclass(eq=False)
@@ -124,3 +155,37 @@ class RemoteHost:
     def _order(self, command: Submit | Abort) -> None:
         if self.epoch is not None and self.connector is not None:
             self.connector.send(self.lease, EngineOrder(self.epoch, command))
+
+
+class RequestHosts:
+    """The hosts of the open requests of a front."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, RemoteHost] = {}
+        self._been: dict[str, list[str]] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        """Tells whether a host has the request."""
+        return request_id in self._at
+
+    def give(self, request_id: str, remote: RemoteHost) -> None:
+        """Notes that a host has the request now."""
+        self._at[request_id] = remote
+        self._been.setdefault(request_id, []).append(remote.at.node)
+
+    def lose(self, ids: Iterable[str]) -> None:
+        """Notes that no host has these requests until `give` gives them to one."""
+        for request_id in ids:
+            self._at.pop(request_id, None)
+
+    def of(self, remote: RemoteHost, ids: Sequence[str]) -> list[str]:
+        """Returns those of the requests that this host has."""
+        return [request_id for request_id in ids if self._at.get(request_id) is remote]
+
+    def with_machines(self, outputs: Sequence[Output]) -> list[Output]:
+        """Returns the outputs, each last one with the machines that had its request; forgets that request."""
+        return [output if output.finish_reason is None else self._end(output) for output in outputs]
+
+    def _end(self, output: Output) -> FleetOutput:
+        self._at.pop(output.id, None)
+        return FleetOutput(**asdict(output), machines=self._been.pop(output.id, []))

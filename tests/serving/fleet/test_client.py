@@ -26,7 +26,7 @@ from corepipe.engine.messages import Failed, FleetOutput, Output, Outputs, Prefi
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.errors import UserError
 from corepipe.serving.fleet import client as fleet_client
-from corepipe.serving.fleet import scaler, scaling
+from corepipe.serving.fleet import scaler
 from corepipe.serving.fleet.client import FleetClient
 from corepipe.serving.fleet.connector import HostAddress
 from corepipe.serving.fleet.identity import PEER, Identity
@@ -268,7 +268,7 @@ async def test_no_strike_loses_doubles_or_changes_an_answer(
 async def test_a_long_queue_asks_for_a_host_which_is_drained_when_it_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scaling, "SCALE_SECONDS", 0.01)
+    monkeypatch.setattr(fleet_client, "SCALE_SECONDS", 0.01)
     monkeypatch.setattr(scaler, "PATIENT_SECONDS", 0.0)
     monkeypatch.setattr(scaler, "IDLE_SECONDS", 0.2)
     with hosts(tmp_path, 2, "assemble_held") as (identity, started):
