@@ -32,6 +32,7 @@ LIMITS = {
     "package lines": 80_500,
     "test lines": 80_500,
     "files in a folder": 25,
+    "file lines": 400,
     "function lines": 60,
     "circles": 0,
 }
@@ -121,11 +122,14 @@ def figures() -> dict[str, tuple[int, str]]:
     }
     fullest = max(folders, key=lambda folder: folders[folder])
     longest = max(functions(trees))
+    files = {path: len(path.read_text().splitlines()) for path in known.values()}
+    long_file = max(files, key=lambda path: files[path])
     found = circles(trees, known)
     return {
         "package lines": (lines_of(PACKAGE), f"{len(known)} files in {len(folders) + 1} folders"),
         "test lines": (lines_of(ROOT / "tests"), ""),
         "files in a folder": (folders[fullest], str(fullest.relative_to(ROOT))),
+        "file lines": (files[long_file], str(long_file.relative_to(ROOT))),
         "function lines": (
             longest[0],
             f"{longest[1]}; median {statistics.median(lines for lines, _ in functions(trees))}",

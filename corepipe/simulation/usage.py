@@ -9,8 +9,9 @@ from math import fsum
 
 import numpy as np
 
+from corepipe.neuron.chips.hardware import ENGINES
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timing.cost import ENGINES, CostModel, LimitingResource
+from corepipe.neuron.timing.cost import CostModel, LimitingResource
 from corepipe.simulation.columns import Floats, RecordTable
 from corepipe.simulation.record import PlayedReplica, SimulationRecord
 

@@ -9,9 +9,10 @@ import pytest
 
 from corepipe.models.registry import architecture
 from corepipe.neuron import ops
+from corepipe.neuron.chips.hardware import ENGINES
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import Op
-from corepipe.neuron.timing.cost import ENGINES, LimitingResource
+from corepipe.neuron.timing.cost import LimitingResource
 from corepipe.neuron.values import SOURCE, TOKENS, WANTED, WeightRole
 from tests.digest.check import one_a_family, part
 from tests.digest.models import source

@@ -10,8 +10,8 @@ from corepipe.engine.batch.requests import to_request
 from corepipe.engine.batch.runner import Runner
 from corepipe.engine.loop.loop import LEAD_SECONDS, Loop, ReplicaRouter
 from corepipe.engine.loop.replica import Completed, InFlight, Replica
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.timing.clock import Clock, HostClock, PacedClock, VirtualClock
-from corepipe.neuron.timing.cost import PROFILES
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import Scheduler

@@ -13,7 +13,7 @@ from corepipe.engine.loop.replica import Replica
 from corepipe.engine.messages import Abort, Output, Stats
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.neuron.chips.hardware import ENGINES
-from corepipe.neuron.timing.cost import PROFILES
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.scheduler import QueueFull, Scheduler
 from tests.engine.engine_support import (

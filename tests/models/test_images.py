@@ -13,12 +13,13 @@ from corepipe.models.published import config
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.constants import IDEAL
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.compiler import check, compile_for_timing
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.ops import Convolution
 from corepipe.neuron.ops.convolution import ImageFunction
-from corepipe.neuron.timing.cost import PROFILES, CostModel, StepShape
+from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.neuron.values import OutputKind, weight_bytes
 
 IMAGE = StepShape((1, 1), 1, 1, 1)

@@ -12,13 +12,14 @@ from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.axes import fixed
 from corepipe.neuron.chips.catalog import instance
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.rates import core_rates
 from corepipe.neuron.compile.compiler import check, compile_for_timing, compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS, DType, Format
 from corepipe.neuron.ops import Concatenate, Convolution, Upconvolution, Upsample, WindowPool
 from corepipe.neuron.ops.convolution import ImageFunction, MapSize, Window
-from corepipe.neuron.timing.cost import PROFILES, CostModel, StepShape
+from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.neuron.values import Value, WeightRole, WeightSpec, pixels
 
 INF2 = instance("inf2.xlarge")

@@ -17,7 +17,8 @@ from corepipe.neuron.axes import HeadLayout, hidden
 from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.constants import IDEAL, Constants
 from corepipe.neuron.chips.engines import Cost
-from corepipe.neuron.chips.hardware import GIB
+from corepipe.neuron.chips.hardware import ENGINES, GIB
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.rates import Mesh, core_rates, ring_steps, sharing_of
 from corepipe.neuron.compile.compiler import compile_for_timing, compile_graph
 from corepipe.neuron.compile.placement import Placement, cut_layers
@@ -26,13 +27,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import AllReduce, Attention, ExpertRange, GatherSlots, Linear
 from corepipe.neuron.ops.costs import matrix_cost
 from corepipe.neuron.timing.balance import stage_weights
-from corepipe.neuron.timing.cost import (
-    ENGINES,
-    PROFILES,
-    CostModel,
-    LimitingResource,
-    StepShape,
-)
+from corepipe.neuron.timing.cost import CostModel, LimitingResource, StepShape
 from corepipe.neuron.values import TOKENS
 
 INF2 = instance("inf2.48xlarge")

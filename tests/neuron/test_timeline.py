@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corepipe.neuron.chips.catalog import instance
-from corepipe.neuron.timing.cost import PROFILES, CostModel, StepShape
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.neuron.timing.timeline import Timeline
 from tests.spans import Span, pipe_fill
 

@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 from corepipe.neuron.chips.constants import HOST_LINK_BYTES_PER_SECOND, Constants
 from corepipe.neuron.chips.engines import Engines
-from corepipe.neuron.chips.hardware import ENGINES, Instance
+from corepipe.neuron.chips.hardware import Instance
 from corepipe.neuron.chips.native_plugin import takes_flash
 from corepipe.neuron.chips.padding import pad, pad_contexts
-from corepipe.neuron.chips.profiles import NEVER, PROFILES, Buckets, RuntimeProfile, SamplingLocation
+from corepipe.neuron.chips.profiles import NEVER, Buckets, RuntimeProfile, SamplingLocation
 from corepipe.neuron.chips.rates import CoreRates, core_rates, link, read_share, sharing_of, stage_mesh
 from corepipe.neuron.chips.scales import Scales, Site
 from corepipe.neuron.compile.program import Program, of_each
@@ -37,13 +37,9 @@ from corepipe.neuron.timing.tables import (
 from corepipe.neuron.values import OutputKind, WeightRole, weight_bytes
 
 __all__ = [
-    "ENGINES",
-    "PROFILES",
-    "Breakdown",
     "CostModel",
     "LimitingResource",
     "OpTime",
-    "RuntimeProfile",
     "StepShape",
     "dollars_per_million_tokens",
 ]

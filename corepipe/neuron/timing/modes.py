@@ -22,7 +22,7 @@ from typing import Literal
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.hardware import Instance
-from corepipe.neuron.chips.profiles import ExpertParallel
+from corepipe.neuron.chips.profiles import ExpertParallel, RuntimeProfile
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.memory import DeploymentLimits, blocks_that_fit, measure
 from corepipe.neuron.compile.placement import Placement
@@ -31,7 +31,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Experts
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.balance import stage_weights
-from corepipe.neuron.timing.cost import CostModel, RuntimeProfile
+from corepipe.neuron.timing.cost import CostModel
 from corepipe.neuron.timing.rounds import Rounds
 from corepipe.neuron.values import InputKind, weight_bytes
 

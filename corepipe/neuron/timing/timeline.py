@@ -10,7 +10,8 @@ from typing import Protocol
 
 from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.chips.hardware import ENGINES
-from corepipe.neuron.timing.cost import CostModel, RuntimeProfile, StepShape
+from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.rounds import Rounds
 

@@ -22,9 +22,10 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import FORMATS, Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.timing.cost import Breakdown, CostModel, StepShape, dollars_per_million_tokens
+from corepipe.neuron.timing.cost import CostModel, StepShape, dollars_per_million_tokens
 from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.modes import refuses_experts
+from corepipe.neuron.timing.tables import Breakdown
 from corepipe.neuron.values import InputKind
 from corepipe.planning.profiling.profile import BLOCK, unpadded
 
