@@ -86,80 +86,89 @@ std::vector<Queries> queries_of(const Batch& batch, int sequence, bool wanted) {
   return runs;
 }
 
+// Calls body(item, rows) for each run of a batch's queries and each head, with an item of their first row.
+template <class Body>
+void for_runs(const AttentionCall& call, const Batch& batch, Body body) {
+  for (int s = 0; s < batch.sequences(); ++s) {
+    AttentionItem item{};
+    item.sequence = s, item.end = batch.positions[batch.starts[s + 1] - 1] + 1;
+    const std::vector<Queries> runs = queries_of(batch, s, call.wanted);
+    for (item.head = 0; item.head < call.kv_heads; ++item.head) {
+      for (const Queries& run : runs) {
+        item.row = run.row, item.query = run.query;
+        body(item, run.rows);
+      }
+    }
+  }
+}
+
+// Calls body(item) for each `most` of the `rows` rows from the item's first on, with the segments that they see.
+template <class Body>
+void for_parts(const AttentionCall& call, AttentionItem item, int rows, int most, Body body) {
+  for (const int last = item.row + rows; item.row < last; item.row += most, item.query += most) {
+    item.rows = std::min(most, last - item.row);
+    find_segments(call, item);
+    body(item);
+  }
+}
+
+Turn turn_of(const KernelTable& kernels, const AttentionCall& call) {
+  const AttentionTable& table = kernels.attention;
+  return call.cache.fp32 ? Turn(nullptr, nullptr) : Turn(table.begin_bf16, table.end_bf16);
+}
+
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionCall& call, const Batch& batch, int threads)
-    : kv_heads_(call.kv_heads),
-      group_(call.group),
-      width_(call.cache.width),
-      value_width_(call.cache.value_width()),
-      window_(call.window),
-      chunked_(call.chunked),
-      ahead_(call.ahead),
-      tables_(call.tables),
-      wanted_(call.wanted),
-      tokens_(tokens_of_item(call)) {
+    : made_for_(call), tokens_(tokens_of_item(call)) {
   if (!call.keeps) {
     int longest = 0;
     for (int s = 0; s < batch.sequences(); ++s) longest = std::max(longest, batch.starts[s + 1] - batch.starts[s]);
     for (int g = 0; g * kKeyGroup < longest; ++g) groups_.push_back(g);
     return;
   }
-  for (int s = 0; s < batch.sequences(); ++s) {
-    const std::vector<Queries> runs = queries_of(batch, s, wanted_);
-    const int end = batch.positions[batch.starts[s + 1] - 1] + 1;
-    for (int head = 0; head < kv_heads_; ++head) {
-      for (const Queries& run : runs) {
-        for (int at = 0; at < run.rows; at += tokens_) {
-          AttentionItem item{};
-          item.sequence = s, item.head = head, item.end = end;
-          item.row = run.row + at, item.rows = std::min(tokens_, run.rows - at), item.query = run.query + at;
-          add_rows(call, item);
-        }
-      }
-    }
-  }
+  for_runs(call, batch, [&](const AttentionItem& first, int rows) {
+    for_parts(call, first, rows, tokens_, [&](const AttentionItem& item) {
+      wholes_.push_back({item, 1, cost_of(call, item)});
+    });
+  });
   choose_parts(threads);
   const bool latents = call.cache.shared > 0;
-  add_writes(batch, latents, (latents && kv_heads_ > 1) || reads_fresh_blocks(call, batch));
+  add_writes(batch, latents, (latents && call.kv_heads > 1) || reads_fresh_blocks(call, batch));
   for (int w = 0; w < static_cast<int>(wholes_.size()); ++w) split(call, w);
-  std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
+  sort_parts();
   missing_ = std::make_unique<std::atomic<int>[]>(wholes_.size());
 }
 
 bool AttentionPlan::fits(const AttentionCall& call) const {
-  return call.kv_heads == kv_heads_ && call.group == group_ && call.cache.width == width_ &&
-         call.cache.value_width() == value_width_ && call.window == window_ &&
-         call.chunked == chunked_ && call.ahead == ahead_ && call.tables == tables_ && call.wanted == wanted_;
-}
-
-void AttentionPlan::add_rows(const AttentionCall& call, AttentionItem item) {
-  find_segments(call, item);
-  wholes_.push_back({item, 1, cost_of(call, item)});
+  const AttentionCall& own = made_for_;
+  return call.kv_heads == own.kv_heads && call.group == own.group && call.cache.width == own.cache.width &&
+         call.cache.value_width() == own.cache.value_width() && call.window == own.window &&
+         call.chunked == own.chunked && call.ahead == own.ahead && call.tables == own.tables &&
+         call.wanted == own.wanted;
 }
 
 // A head of a sequence is an item, whose keys and values a thread lays out for itself; if there are few heads, an item
 // is some of its rows, and several threads lay out the same keys.
 void AttentionPlan::add_own(const AttentionCall& call, const Batch& batch, int threads) {
-  const int heads = batch.sequences() * kv_heads_;
+  const int heads = batch.sequences() * call.kv_heads;
   const int cuts = (threads * kPartsPerThread + heads - 1) / heads;
-  for (int s = 0; s < batch.sequences(); ++s) {
-    const int end = batch.starts[s + 1] - batch.starts[s];
-    const std::vector<Queries> runs = queries_of(batch, s, wanted_);
-    for (int head = 0; head < kv_heads_; ++head) {
-      for (const Queries& run : runs) {
-        const int most = threads == 1 ? run.rows : std::max(tokens_, (run.rows + cuts - 1) / cuts);
-        for (int at = 0; at < run.rows; at += most) {
-          AttentionItem item{};
-          item.sequence = s, item.head = head, item.end = end;
-          item.row = run.row + at, item.rows = std::min(most, run.rows - at), item.query = run.query + at;
-          find_segments(call, item);
-          parts_.push_back({item, -1, cost_of(call, item)});
-        }
-      }
-    }
-  }
+  for_runs(call, batch, [&](const AttentionItem& first, int rows) {
+    const int most = threads == 1 ? rows : std::max(tokens_, (rows + cuts - 1) / cuts);
+    for_parts(call, first, rows, most, [&](const AttentionItem& item) {
+      parts_.push_back({item, -1, cost_of(call, item)});
+    });
+  });
+  sort_parts();
+}
+
+void AttentionPlan::sort_parts() {
   std::stable_sort(parts_.begin(), parts_.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
+}
+
+// Floats of the sums of one segment of an item.
+size_t AttentionPlan::floats_of(const AttentionItem& item) const {
+  return item.rows * made_for_.group * state_floats(made_for_.cache.value_width());
 }
 
 void AttentionPlan::choose_parts(int threads) {
@@ -171,15 +180,14 @@ void AttentionPlan::choose_parts(int threads) {
   for (Whole& whole : wholes_) {
     const int segments = whole.item.segment_end - whole.item.segment;
     whole.parts = std::clamp(static_cast<int>(whole.cost / share), 1, segments);
-    if (whole.parts > 1) floats += segments * whole.item.rows * group_ * state_floats(value_width_);
+    if (whole.parts > 1) floats += segments * floats_of(whole.item);
   }
   partials_.resize(floats);
   float* at = partials_.data();
   for (Whole& whole : wholes_) {
     if (whole.parts == 1) continue;
     whole.item.partial = at;
-    const int segments = whole.item.segment_end - whole.item.segment;
-    at += segments * whole.item.rows * group_ * state_floats(value_width_);
+    at += (whole.item.segment_end - whole.item.segment) * floats_of(whole.item);
   }
 }
 
@@ -191,7 +199,7 @@ void AttentionPlan::split(const AttentionCall& call, int index) {
     const int first = segments * p / whole.parts;
     item.segment = whole.item.segment + first;
     item.segment_end = whole.item.segment + segments * (p + 1) / whole.parts;
-    if (item.partial != nullptr) item.partial += first * item.rows * group_ * state_floats(value_width_);
+    if (item.partial != nullptr) item.partial += first * floats_of(item);
     parts_.push_back({item, index, cost_of(call, item)});
   }
 }
@@ -199,16 +207,18 @@ void AttentionPlan::split(const AttentionCall& call, int index) {
 // A sequence with a single item stores its keys and values there; the others store them before, and so do all sequences
 // if one reads blocks that another writes.
 void AttentionPlan::add_writes(const Batch& batch, bool latents, bool all_beforehand) {
-  std::vector<bool> stored(static_cast<size_t>(batch.sequences()) * kv_heads_);
+  const size_t kv_heads = made_for_.kv_heads;
+  std::vector<bool> stored(batch.sequences() * kv_heads);
   for (Whole& whole : wholes_) {
     AttentionItem& item = whole.item;
     const int rows = batch.starts[item.sequence + 1] - batch.starts[item.sequence];
     item.writes = !all_beforehand && whole.parts == 1 && item.rows == rows;
-    if (item.writes) stored[static_cast<size_t>(item.sequence) * kv_heads_ + item.head] = true;
+    if (item.writes) stored[item.sequence * kv_heads + item.head] = true;
   }
-  const size_t heads = latents ? 1 : kv_heads_;  // all heads have the same
+  const size_t heads = latents ? 1 : kv_heads;  // all heads have the same
   for (size_t i = 0; i < stored.size(); ++i) {
-    if (i % kv_heads_ < heads && !stored[i]) add_write(batch, static_cast<int>(i / kv_heads_), static_cast<int>(i % kv_heads_));
+    const int sequence = static_cast<int>(i / kv_heads), head = static_cast<int>(i % kv_heads);
+    if (i % kv_heads < heads && !stored[i]) add_write(batch, sequence, head);
   }
 }
 
@@ -271,52 +281,44 @@ const AttentionPlan::Part* AttentionPlan::take() {
 
 // Takes each part in advance, so that its first keys can be fetched while the last part is multiplied.
 void AttentionPlan::attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch) {
-  const AttentionTable& table = kernels.attention;
-  const bool bf16 = !call.cache.fp32;
-  const Turn turn(bf16 ? table.begin_bf16 : nullptr, bf16 ? table.end_bf16 : nullptr);
+  const Turn turn = turn_of(kernels, call);
   const Part* part = take();
   while (part != nullptr) {
     const Part* following = take();
-    table.attend(call, part->item, following != nullptr ? &following->item : nullptr, scratch);
+    kernels.attention.attend(call, part->item, following != nullptr ? &following->item : nullptr, scratch);
     if (part->item.partial != nullptr) finish_part(kernels, call, *part);
     part = following;
   }
 }
 
 void AttentionPlan::attend_own(const KernelTable& kernels, AttentionCall call, void* scratch, Buffer& memory) {
-  const AttentionTable& table = kernels.attention;
-  const bool bf16 = !call.cache.fp32;
-  const Turn turn(bf16 ? table.begin_bf16 : nullptr, bf16 ? table.end_bf16 : nullptr);
+  const Turn turn = turn_of(kernels, call);
   call.cache.base = reinterpret_cast<char*>(memory.data());
-  while (const Part* part = take()) attend_alone(table, call, part->item, scratch);
+  while (const Part* part = take()) attend_alone(kernels.attention, call, part->item, scratch);
 }
 
 // Runs an item, whose keys and values are first laid out in the call's memory.
-void AttentionPlan::attend_alone(const AttentionTable& table, const AttentionCall& given, AttentionItem item,
+void AttentionPlan::attend_alone(const AttentionTable& table, const AttentionCall& given, const AttentionItem& item,
                                  void* scratch) const {
   AttentionCall call = given;
-  const int last = item.row + item.rows, first = item.row - call.positions[item.row];
+  const int first = item.row - call.positions[item.row];
   if (call.values_in_place) call.v += first * call.v_stride;
   table.write(call, item.sequence, first, item.end, item.head);
-  for (; item.row < last; item.row += tokens_, item.query += tokens_) {
-    item.rows = std::min(tokens_, last - item.row);
-    find_segments(call, item);
-    table.attend(call, item, nullptr, scratch);
-  }
+  for_parts(call, item, item.rows, tokens_, [&](const AttentionItem& part) {
+    table.attend(call, part, nullptr, scratch);
+  });
 }
 
 void AttentionPlan::run_sequences(const KernelTable& kernels, const AttentionCall& given, const Batch& batch, int first,
                                   int end, void* scratch, Buffer& memory) const noexcept {
   AttentionCall call = with_memory(kernels, given);
-  const AttentionTable& table = kernels.attention;
-  const bool bf16 = !call.cache.fp32;
-  const Turn turn(bf16 ? table.begin_bf16 : nullptr, bf16 ? table.end_bf16 : nullptr);
+  const Turn turn = turn_of(kernels, call);
   call.cache.base = reinterpret_cast<char*>(memory.data());
   for (int s = first; s < end; ++s) {
     AttentionItem item{};
     item.sequence = s, item.row = item.query = batch.starts[s];
     item.rows = item.end = batch.starts[s + 1] - batch.starts[s];
-    for (item.head = 0; item.head < kv_heads_; ++item.head) attend_alone(table, call, item, scratch);
+    for (item.head = 0; item.head < call.kv_heads; ++item.head) attend_alone(kernels.attention, call, item, scratch);
   }
 }
 

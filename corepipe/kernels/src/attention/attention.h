@@ -40,8 +40,9 @@ class AttentionPlan {
     double cost;
   };
 
-  void add_rows(const AttentionCall& call, AttentionItem item);
   void add_own(const AttentionCall& call, const Batch& batch, int threads);
+  void sort_parts();
+  size_t floats_of(const AttentionItem& item) const;
   void choose_parts(int threads);
   void split(const AttentionCall& call, int whole);
   void add_writes(const Batch& batch, bool latents, bool all_beforehand);
@@ -49,15 +50,12 @@ class AttentionPlan {
   void attend_all(const KernelTable& kernels, const AttentionCall& call, void* scratch);
   AttentionCall with_memory(const KernelTable& kernels, const AttentionCall& call) const;
   void attend_own(const KernelTable& kernels, AttentionCall call, void* scratch, Buffer& memory);
-  void attend_alone(const AttentionTable& table, const AttentionCall& call, AttentionItem item, void* scratch) const;
+  void attend_alone(const AttentionTable& table, const AttentionCall& call, const AttentionItem& item,
+                    void* scratch) const;
   void finish_part(const KernelTable& kernels, const AttentionCall& call, const Part& part);
   const Part* take();
 
-  const int kv_heads_, group_, width_, value_width_, window_;
-  const bool chunked_;
-  const int ahead_;
-  const int32_t* const tables_;
-  const bool wanted_;
+  const AttentionCall made_for_;  // its data is not read
   const int tokens_;  // of a block of rows
   std::vector<Whole> wholes_;
   std::vector<Part> parts_;              // longest first

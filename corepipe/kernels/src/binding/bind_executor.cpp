@@ -5,7 +5,8 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "binding/bind_program.h"
+#include "binding/binding.h"
+#include "executor/checked.h"
 #include "executor/executor.h"
 
 namespace corepipe {
@@ -124,13 +125,13 @@ void make_pool(JobQueue* self, int threads, std::optional<Counter> beats) {
 
 class PyExecutor {
  public:
-  PyExecutor(std::shared_ptr<JobQueue> queue, std::vector<std::shared_ptr<PyProgram>> programs, int result, int width,
+  PyExecutor(std::shared_ptr<JobQueue> queue, std::vector<std::shared_ptr<Program>> programs, int result, int width,
              bool same_bits)
       : programs_(std::move(programs)), width_(width) {
     std::vector<Program*> bare;
     for (const auto& program : programs_) {
-      if (!program) throw std::invalid_argument("a program is None");
-      bare.push_back(&program->program);
+      require(program != nullptr, "a program is None");
+      bare.push_back(program.get());
     }
     executor_ = std::make_unique<Executor>(std::move(queue), std::move(bare), result, width, same_bits);
   }
@@ -206,7 +207,7 @@ class PyExecutor {
     return found->second;
   }
 
-  std::vector<std::shared_ptr<PyProgram>> programs_;
+  std::vector<std::shared_ptr<Program>> programs_;
   const int width_;
   std::unique_ptr<Executor> executor_;
   std::unordered_map<int64_t, std::shared_ptr<Job>> jobs_;
@@ -217,12 +218,10 @@ nb::dict sample(Array<float, 2> logits, nb::object object, std::optional<Array<i
   const int rows = static_cast<int>(logits.shape(0)), vocab = static_cast<int>(logits.shape(1));
   const std::optional<Sampling> sampling = read_sampling(object);
   if (!sampling) throw nb::type_error("sampling must be a SamplingBatch");
-  if (vocab < 1) throw std::invalid_argument("the vocabulary is empty");
+  require(vocab >= 1, "the vocabulary is empty");
   check_sampling(*sampling, rows, vocab);
   const std::vector<uint32_t> words = masks ? words_of(*masks) : std::vector<uint32_t>();
-  if (words.size() != sampling->masks() * mask_words(vocab)) {
-    throw std::invalid_argument("there must be a mask for each masked row");
-  }
+  require(words.size() == sampling->masks() * mask_words(vocab), "there must be a mask for each masked row");
   std::vector<const float*> pointers;
   for (int r = 0; r < rows; ++r) pointers.push_back(logits.data() + static_cast<size_t>(r) * vocab);
   Pool pool(1);
@@ -238,7 +237,7 @@ void bind_executor(nb::module_& m) {
       .def_prop_ro("threads", &JobQueue::threads)
       .def("close", &JobQueue::close, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<PyExecutor>(m, "Executor")
-      .def(nb::init<std::shared_ptr<JobQueue>, std::vector<std::shared_ptr<PyProgram>>, int, int, bool>(), "pool"_a,
+      .def(nb::init<std::shared_ptr<JobQueue>, std::vector<std::shared_ptr<Program>>, int, int, bool>(), "pool"_a,
            "programs"_a, "result"_a, "width"_a, "same_bits"_a = false)
       .def("submit", &PyExecutor::submit, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "sequence_starts"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(),

@@ -22,9 +22,7 @@ using namespace nb::literals;
 
 void make_matrix(PyMatrix* self, const std::string& kind, Array<uint8_t> data, std::optional<Array<float>> scale, int n,
                  int k) {
-  if (scale && n >= 0 && scale->size() < static_cast<size_t>(n)) {
-    throw std::invalid_argument("scale must have n elements");
-  }
+  require(!scale || n < 0 || scale->size() >= static_cast<size_t>(n), "scale must have n elements");
   Matrix matrix(kind, data.data(), data.size(), scale ? scale->data() : nullptr, n, k);
   new (self) PyMatrix{matrix, {std::make_shared<Array<uint8_t>>(data)}};
   if (scale) self->kept.push_back(std::make_shared<Array<float>>(*scale));
@@ -59,7 +57,7 @@ void bind_cache(nb::module_& m) {
 
 nb::object accumulators(Array<int8_t, 2> x, const PyMatrix& matrix) {
   const size_t rows = x.shape(0), n = matrix.matrix.n, groups = matrix.matrix.groups();
-  if (x.shape(1) != static_cast<size_t>(matrix.matrix.k)) throw std::invalid_argument("x must be [M, k]");
+  require(x.shape(1) == static_cast<size_t>(matrix.matrix.k), "x must be [M, k]");
   std::vector<int32_t> out(checked_product("the sums", {groups, rows, n, sizeof(int32_t)}) / sizeof(int32_t));
   int8_accumulators(kernels(), x.data(), static_cast<int>(rows), matrix.matrix, out.data());
   return to_numpy(std::move(out), {groups, rows, n});

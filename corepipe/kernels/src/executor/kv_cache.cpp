@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <new>
-#include <stdexcept>
 
 #include "executor/checked.h"
 
@@ -18,9 +17,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kLongRun = 8 * kHugePage;
 
 bool is_fp32(const std::string& dtype) {
-  if (dtype != "bf16" && dtype != "fp32") {
-    throw std::invalid_argument("a cache holds bf16 or fp32, not '" + dtype + "'");
-  }
+  require(dtype == "bf16" || dtype == "fp32", "a cache holds bf16 or fp32, not '" + dtype + "'");
   return dtype == "fp32";
 }
 
@@ -52,18 +49,12 @@ KVCache::KVCache(int layer_count, int block_count, int size_of_block, int heads,
       arena_(checked_bytes(), head_bytes() >= kLongRun) {}
 
 size_t KVCache::checked_bytes() const {
-  if (layers < 0 || blocks < 1 || kv_heads < 1) {
-    throw std::invalid_argument("a cache needs layers >= 0, blocks >= 1 and kv_heads >= 1");
-  }
-  if (block_size < kKeyGroup || block_size % kKeyGroup != 0) {
-    throw std::invalid_argument("block_size must be a multiple of 16, got " + std::to_string(block_size));
-  }
-  if (head_dim < 1 || head_dim > kMaxHeadDim) {
-    throw std::invalid_argument("head_dim must be 1 .. " + std::to_string(kMaxHeadDim));
-  }
-  if (shared < 0 || shared > head_dim || (shared > 0 && kv_heads != 1)) {
-    throw std::invalid_argument("of latents there is one head, a part of which is the value");
-  }
+  require(layers >= 0 && blocks >= 1 && kv_heads >= 1, "a cache needs layers >= 0, blocks >= 1 and kv_heads >= 1");
+  require(block_size >= kKeyGroup && block_size % kKeyGroup == 0,
+          "block_size must be a multiple of 16, got " + std::to_string(block_size));
+  require(head_dim >= 1 && head_dim <= kMaxHeadDim, "head_dim must be 1 .. " + std::to_string(kMaxHeadDim));
+  require(shared >= 0 && shared <= head_dim && (shared == 0 || kv_heads == 1),
+          "of latents there is one head, a part of which is the value");
   return checked_product("a cache", {size_t(layers), size_t(kv_heads), size_t(blocks), size_t(block_size / kKeyGroup),
                                      group_bytes()});
 }

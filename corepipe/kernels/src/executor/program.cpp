@@ -26,6 +26,12 @@ Norm norm_over(const NormSpec& spec, int width) {
   return norm_of(spec);
 }
 
+// A row from outside, rounded if the Program rounds.
+void copy_row(const RowTable& rows, const float* from, float* to, int width, bool round) {
+  if (round) return rows.round(from, to, width);
+  std::memcpy(to, from, width * sizeof(float));
+}
+
 }  // namespace
 
 Program::Program(std::vector<int> widths, int rows, bool round)
@@ -74,6 +80,12 @@ Step& Program::append(std::function<void(const Run&)> run) {
   return steps_.back();
 }
 
+Step& Program::append_exchange(Step::Kind kind, const Value& x, const Value& out) {
+  Step& step = append(nullptr);
+  step.kind = kind, step.x = x, step.out = out;
+  return step;
+}
+
 // An Op whose rows each depend only on the same row of its operands: body(run, row).
 template <class Body>
 void Program::append_rows(Rows rows, int width, Body body) {
@@ -91,17 +103,14 @@ void Program::append_rows(Rows rows, int width, Body body) {
 void Program::embed(int out_index, const StoredTable& table) {
   const Value out = write(out_index, Rows::tokens, table.width);
   token_limit = std::min(token_limit, table.rows);
-  const bool round = round_bf16;
-  append([=](const Run& run) {
+  append([=, round = round_bf16](const Run& run) {
     const RowTable& rows = run.kernels.rows;
     run.for_rows(run.batch.rows(), table.width, [&](int r) noexcept {
       const void* stored = table.row(run.batch.tokens[r]);
       if (table.is_bf16) {
         rows.widen(static_cast<const uint16_t*>(stored), out.row(r), table.width);
-      } else if (round) {
-        rows.round(static_cast<const float*>(stored), out.row(r), table.width);
       } else {
-        std::memcpy(out.row(r), stored, table.width * sizeof(float));
+        copy_row(rows, static_cast<const float*>(stored), out.row(r), table.width, round);
       }
     });
   });
@@ -111,14 +120,9 @@ void Program::patches(int out_index) {
   const Value out = write(out_index, Rows::tokens, at(out_index).width);
   require(patch_width == 0 || patch_width == out.width, "patches have one width");
   patch_width = out.width;
-  const bool round = round_bf16;
-  append_rows(Rows::tokens, out.width, [=](const Run& run, int r) noexcept {
+  append_rows(Rows::tokens, out.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     const float* patch = run.batch.patches.data() + static_cast<size_t>(r) * out.width;
-    if (round) {
-      run.kernels.rows.round(patch, out.row(r), out.width);
-    } else {
-      std::memcpy(out.row(r), patch, out.width * sizeof(float));
-    }
+    copy_row(run.kernels.rows, patch, out.row(r), out.width, round);
   });
 }
 
@@ -127,16 +131,11 @@ void Program::first_rows(int out_index, Vector rows) {
   require(out.rows == Rows::tokens, "only rows of tokens have positions");
   require(rows.size >= 1 && rows.size % out.width == 0, "the first rows must be as wide as the others");
   const int count = rows.size / out.width;
-  const bool round = round_bf16;
-  append_rows(Rows::tokens, out.width, [=](const Run& run, int r) noexcept {
+  append_rows(Rows::tokens, out.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     const int position = run.batch.positions[r];
     if (position >= count) return;
     const float* row = rows.data + static_cast<size_t>(position) * out.width;
-    if (round) {
-      run.kernels.rows.round(row, out.row(r), out.width);
-    } else {
-      std::memcpy(out.row(r), row, out.width * sizeof(float));
-    }
+    copy_row(run.kernels.rows, row, out.row(r), out.width, round);
   });
 }
 
@@ -150,8 +149,7 @@ void Program::add_embedding(int x_index, int out_index, const StoredTable& table
   limit = std::min(limit, table.rows - offset);
   reads_types = reads_types || typed;
   const Value out = write(out_index, x.rows, x.width);
-  const bool round = round_bf16;
-  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+  append_rows(x.rows, x.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     const int32_t index = typed ? run.batch.types[r] : run.batch.positions[r];
     const void* stored = table.row(static_cast<size_t>(index) + offset);
     run.kernels.rows.add_stored(x.row(r), stored, table.is_bf16, out.row(r), x.width, round);
@@ -167,8 +165,7 @@ void Program::norm(int x_index, int out_index, const NormSpec& spec, int groups)
   require(groups == 1 || (grouped && groups >= 1 && gain % groups == 0), "groups of a gain must be equal");
   const int width = gain / groups;
   const Value out = write(out_index, x.rows, x.width);
-  const bool round = round_bf16;
-  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+  append_rows(x.rows, x.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     Norm own = norm;
     for (int i = 0; i < x.width; i += width) {
       if (grouped) own.gain = norm.gain + i % gain;
@@ -216,8 +213,7 @@ void Program::linear(int x_index, const std::vector<LinearSegment>& specs, const
   const Function function = around.function;
   const float factor = around.factor;
   const bool glu = around.glu;
-  const bool round = round_bf16;
-  const auto linear_of = [=](const Run& run) {
+  const auto linear_of = [=, round = round_bf16](const Run& run) {
     Linear op{};
     op.x = x.data;
     op.x_stride = static_cast<int64_t>(x.stride);
@@ -259,8 +255,7 @@ void Program::rope(int x_index, int out_index, int head_dim, RopeTable table) {
   require(x.rows == Rows::tokens, "only rows of tokens have positions");
   limit_positions(table, head_dim);
   const Value out = write(out_index, x.rows, x.width);
-  const bool round = round_bf16;
-  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+  append_rows(x.rows, x.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     const size_t at = static_cast<size_t>(run.batch.positions[r]) * table.half;
     for (int i = 0; i < x.width; i += head_dim) {
       run.kernels.rows.rope(x.row(r) + i, out.row(r) + i, head_dim, table.cos + at, table.sin + at, table.half, round);
@@ -368,8 +363,7 @@ void Program::attention(int q_index, int k_index, int v_index, int out_index, co
 void Program::activate(Function function, int x_index, int out_index) {
   const Value x = at(x_index);
   const Value out = write(out_index, x.rows, x.width);
-  const bool round = round_bf16;
-  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+  append_rows(x.rows, x.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     run.kernels.rows.activate(function, x.row(r), out.row(r), x.width, round);
   });
 }
@@ -378,8 +372,7 @@ void Program::glu(Function function, int gate_index, int up_index, int out_index
   const Value gate = at(gate_index), up = at(up_index);
   require(gate.width == up.width && gate.rows == up.rows, "gate and up differ in shape");
   const Value out = write(out_index, gate.rows, gate.width);
-  const bool round = round_bf16;
-  append_rows(gate.rows, gate.width, [=](const Run& run, int r) noexcept {
+  append_rows(gate.rows, gate.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     run.kernels.rows.glu(function, gate.row(r), up.row(r), out.row(r), gate.width, round);
   });
 }
@@ -388,8 +381,7 @@ void Program::clamp(int x_index, float limit, int out_index) {
   const Value x = at(x_index);
   require(limit > 0, "limit must be positive");
   const Value out = write(out_index, x.rows, x.width);
-  const bool round = round_bf16;
-  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+  append_rows(x.rows, x.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     const float* from = x.row(r);
     float* to = out.row(r);
     for (int i = 0; i < x.width; ++i) to[i] = from[i] < -limit ? -limit : from[i] > limit ? limit : from[i];
@@ -402,8 +394,7 @@ void Program::scale(int x_index, float factor, int by_index, int out_index) {
   const Value by = by_index < 0 ? Value{} : at(by_index);
   require(by_index < 0 || (by.width == 1 && by.rows == x.rows), "there must be one factor for each row");
   const Value out = write(out_index, x.rows, x.width);
-  const bool round = round_bf16;
-  append_rows(x.rows, x.width, [=](const Run& run, int r) noexcept {
+  append_rows(x.rows, x.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     const float own = by.data == nullptr ? factor : factor * *by.row(r);
     run.kernels.rows.scale(x.row(r), own, out.row(r), x.width, round);
   });
@@ -413,8 +404,7 @@ void Program::add(int a_index, int b_index, int out_index) {
   const Value a = at(a_index), b = at(b_index);
   require(a.width == b.width && a.rows == b.rows, "the operands differ in shape");
   const Value out = write(out_index, a.rows, a.width);
-  const bool round = round_bf16;
-  append_rows(a.rows, a.width, [=](const Run& run, int r) noexcept {
+  append_rows(a.rows, a.width, [=, round = round_bf16](const Run& run, int r) noexcept {
     run.kernels.rows.add(a.row(r), b.row(r), out.row(r), a.width, round);
   });
 }
@@ -437,8 +427,7 @@ void Program::pool(Pooling pooling, int x_index, int out_index) {
   const Value out = write(out_index, Rows::logits, x.width);
   require(out.data != x.data, "pooling can't work in place");
   one_logit_row = true;
-  const bool round = round_bf16;
-  append([=](const Run& run) {
+  append([=, round = round_bf16](const Run& run) {
     const std::vector<int32_t>& starts = run.batch.starts;
     const int width = x.width * (run.batch.rows() / run.batch.sequences());
     run.for_rows(run.batch.sequences(), width, [&](int s) noexcept {
@@ -451,9 +440,7 @@ void Program::pool(Pooling pooling, int x_index, int out_index) {
 void Program::all_reduce(int x_index, int out_index, std::vector<int> group) {
   const Value x = at(x_index);
   const Value out = write(out_index, x.rows, x.width);
-  Step& step = append(nullptr);
-  step.kind = Step::Kind::all_reduce;
-  step.x = x, step.out = out;
+  Step& step = append_exchange(Step::Kind::all_reduce, x, out);
   step.group = std::move(group);
 }
 
@@ -467,25 +454,17 @@ void Program::all_gather(int x_index, int out_index, std::vector<int> group, std
   }
   const Value out = write(out_index, x.rows, total);
   require(out.data != x.data, "all_gather can't work in place");
-  Step& step = append(nullptr);
-  step.kind = Step::Kind::all_gather;
-  step.x = x, step.out = out;
+  Step& step = append_exchange(Step::Kind::all_gather, x, out);
   step.group = std::move(group), step.widths = std::move(widths);
 }
 
 void Program::send(int x_index, int peer, Rows rows) {
-  const Value x = at(x_index);
-  require(x.rows == rows, "send: the value holds other rows");
-  Step& step = append(nullptr);
-  step.kind = Step::Kind::send;
-  step.x = x, step.peer = peer;
+  require(at(x_index).rows == rows, "send: the value holds other rows");
+  append_exchange(Step::Kind::send, at(x_index), {}).peer = peer;
 }
 
 void Program::receive(int out_index, int peer, Rows rows) {
-  const Value out = write(out_index, rows, at(out_index).width);
-  Step& step = append(nullptr);
-  step.kind = Step::Kind::receive;
-  step.out = out, step.peer = peer;
+  append_exchange(Step::Kind::receive, {}, write(out_index, rows, at(out_index).width)).peer = peer;
 }
 
 }  // namespace corepipe

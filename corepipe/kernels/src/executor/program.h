@@ -164,8 +164,8 @@ struct Step {
   Slots slots{};
 };
 
-// The methods append Ops and throw std::invalid_argument for indices and shapes that don't fit.  What
-// they point to must outlive the Program.
+// The methods append Ops and throw std::invalid_argument for indices and shapes that don't fit.  What they point to
+// must outlive the Program, which may `hold` it.
 class Program {
  public:
   Program(std::vector<int> widths, int max_rows, bool round_bf16);
@@ -210,6 +210,9 @@ class Program {
   void send(int x, int peer, Rows rows);
   void receive(int out, int peer, Rows rows);
 
+  // Keeps an object that Ops point into for as long as the Program lives.
+  void hold(std::shared_ptr<void> object) { held_.push_back(std::move(object)); }
+
   // Forbids further Ops: an Executor has planned its run.
   void freeze() { frozen_ = true; }
 
@@ -232,6 +235,7 @@ class Program {
   Value& at(int index);
   Value& write(int index, Rows rows, int64_t width);
   Step& append(std::function<void(const Run&)> run);
+  Step& append_exchange(Step::Kind kind, const Value& x, const Value& out);
   template <class Body>
   void append_rows(Rows rows, int width, Body body);
   void keep(const StatePart& part, size_t elements);
@@ -245,6 +249,7 @@ class Program {
   std::vector<Value> values_;
   std::unique_ptr<Arena> arena_;
   std::vector<Step> steps_;
+  std::vector<std::shared_ptr<void>> held_;
   bool frozen_ = false;
 };
 

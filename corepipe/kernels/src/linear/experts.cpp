@@ -336,9 +336,7 @@ void Program::gather_slots(int x_index, int scores_index, int out_index, std::ve
   require(x.width % routing.top_k == 0, "there must be a place for each expert that a row takes");
   const Value out = write(out_index, x.rows, x.width / routing.top_k);
   require(out.data != x.data && out.data != scores.data, "gather_slots can't work in place");
-  Step& step = append(nullptr);
-  step.kind = Step::Kind::gather_slots;
-  step.x = x, step.out = out;
+  Step& step = append_exchange(Step::Kind::gather_slots, x, out);
   step.group = std::move(group), step.slots = Slots{scores, std::move(bounds), routing};
 }
 

@@ -91,6 +91,18 @@ CP_INLINE QuantizedGroup<1> group_of_values(const int8_t* q) {
   return group;
 }
 
+// A product of a block of R rows, which a Product has as run<R>; for `rows` rows, at most kMostRows.
+using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead);
+
+template <int kMostRows, class Product>
+static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, Fetch ahead) {
+  unrolled<kMostRows>([&](auto r) CP_LAMBDA {
+    if (rows == r.value + 1) {
+      Product::template run<r.value + 1>((const uint8_t*)panel, (const uint8_t*)block, groups, sums, ahead);
+    }
+  });
+}
+
 CP_INLINE f32x16 round_if(bool round, f32x16 x) { return round ? round_bf16(x) : x; }
 
 // What is the same for all rows of 16 columns.  Without a scale it is 1, without a bias -0: neither changes a bit.

@@ -213,8 +213,6 @@ static void prepare_int8_rows(const float* x, int k, int row, int rows, void* bl
 
 // ---- fp32.  A block has for each group: [R][64] f32.
 
-constexpr int kFp32RowGroup = 4 * kGroup;
-
 template <int R>
 static void multiply_fp32(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   constexpr int kStepBytes = 128;
@@ -226,36 +224,19 @@ static void multiply_fp32(const uint8_t* w, const uint8_t* x, int groups, float*
       const __m512 w0 = _mm512_loadu_ps(w), w1 = _mm512_loadu_ps(w + 64);
       fetch(ahead, step);
       unrolled<R>([&](int r) CP_LAMBDA {
-        const __m512 v = _mm512_castsi512_ps(broadcast_word(x + kFp32RowGroup * r));
+        const __m512 v = _mm512_castsi512_ps(broadcast_word(x + kFloatRowGroup * r));
         sums[r][0] = _mm512_fmadd_ps(w0, v, sums[r][0]);
         sums[r][1] = _mm512_fmadd_ps(w1, v, sums[r][1]);
       });
       w += 128;
       x += 4;
     }
-    x += (R - 1) * kFp32RowGroup;
+    x += (R - 1) * kFloatRowGroup;
   }
   unrolled<R>([&](int r) CP_LAMBDA { store_pair(out + 32 * r, sums[r]); });
 }
 
-static void prepare_fp32(const float* x, int k, int row, int rows, void* block) {
-  float padded[kGroup];
-  float* to = (float*)block + kGroup * row;
-  for (int g = 0; g * kGroup < k; ++g, to += kGroup * rows) {
-    memcpy(to, group_of(x, k, g, padded), kFp32RowGroup);
-  }
-}
-
 // ---- choice of R
-
-template <int Rows, class Product>
-static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, Fetch ahead) {
-  unrolled<Rows>([&](auto r) CP_LAMBDA {
-    if (rows == r.value + 1) {
-      Product::template run<r.value + 1>((const uint8_t*)panel, (const uint8_t*)block, groups, sums, ahead);
-    }
-  });
-}
 
 struct Int8Product {
   template <int R>
@@ -271,14 +252,15 @@ constexpr LinearKernel int8_kernel(int max_rows) {
   return {max_rows, kInt8RowGroup, prepare_int8_rows, multiply<kInt8WideRows, Int8Product>, prepare_int8_values};
 }
 
-constexpr LinearKernels kFp32Kernels = {{kFloatRows, kFp32RowGroup, prepare_fp32, multiply<kFloatRows, Fp32Product>}};
+constexpr LinearKernels kFp32Kernels = {
+    {kFloatRows, kFloatRowGroup, prepare_float<false>, multiply<kFloatRows, Fp32Product>}};
 
 constexpr DenseLinears dense_linears(const LinearKernels& int8, const ChainRows& chain, int unaided_rows) {
   return {
       {
           int8,
           {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Int8wProduct>}},
-          {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product<Bf16Weights>>}},
+          {{kFloatRows, kBf16RowGroup, prepare_bf16, multiply<kFloatRows, Bf16Product>}},
           kFp32Kernels,
       },
       chain,

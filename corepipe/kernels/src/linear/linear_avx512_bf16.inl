@@ -1,6 +1,7 @@
 // bf16, and int8 weights widened on the fly, with AVX-512 BF16 and VBMI.  A block has for each group: [R][64] bf16.
 #pragma once
 
+#include "linear/linear_float.inl"
 #include "linear/linear_zmm.inl"
 
 namespace corepipe {
@@ -14,7 +15,7 @@ CP_INLINE void dot_bf16(__m512& sum, __m512i weights, __m512i x) {
 }
 
 // A step is two k: what one vdpbf16ps takes.
-struct Bf16Weights {
+struct Bf16Pairs {
   static constexpr int kStepBytes = 128;
 
   CP_INLINE void load(const uint8_t* w, __m512i v[2]) {
@@ -126,10 +127,9 @@ static void prepare_bf16(const float* x, int k, int row, int rows, void* block) 
   }
 }
 
-template <class Weights>
 struct Bf16Product {
   template <int R>
-  static constexpr Multiply run = multiply_bf16<Weights, R>;
+  static constexpr Multiply run = multiply_bf16<Bf16Pairs, R>;
 };
 
 struct Int8wProduct {

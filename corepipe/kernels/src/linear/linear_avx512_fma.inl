@@ -10,13 +10,8 @@ namespace COREPIPE_SIMD {
 constexpr int kBf16RowGroup = kFloatRowGroup;
 constexpr auto prepare_bf16 = prepare_float<true>;
 
-template <class Weights>
-struct Bf16Product {
-  template <int R>
-  static constexpr Multiply run = multiply_float<Weights, R>;
-};
-
-using Int8wProduct = Bf16Product<Int8Weights>;
+using Bf16Product = FloatProduct<Bf16Weights>;
+using Int8wProduct = FloatProduct<Int8Weights>;
 
 }  // namespace COREPIPE_SIMD
 }  // namespace corepipe

@@ -75,6 +75,12 @@ static void multiply_float(const uint8_t* w, const uint8_t* x, int groups, float
   });
 }
 
+template <class Weights>
+struct FloatProduct {
+  template <int R>
+  static constexpr Multiply run = multiply_float<Weights, R>;
+};
+
 template <bool kRound>
 static void prepare_float(const float* x, int k, int row, int rows, void* block) {
   float padded[kGroup];

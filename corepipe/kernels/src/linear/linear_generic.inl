@@ -317,41 +317,21 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
 
 // ---- choice of R
 
-using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead);
-
 template <class Products>
 struct Int8Product {
   template <int R>
-  struct Of {
-    static constexpr Multiply run = multiply_int8<Products, R>;
-  };
+  static constexpr Multiply run = multiply_int8<Products, R>;
 };
-
-template <class Weights>
-struct FloatProduct {
-  template <int R>
-  struct Of {
-    static constexpr Multiply run = multiply_float<Weights, R>;
-  };
-};
-
-template <template <int> class Product, int kMostRows, int R = 1>
-static void multiply(int rows, const void* panel, const void* block, int groups, float* sums, Fetch ahead) {
-  if constexpr (R < kMostRows) {
-    if (rows > R) return multiply<Product, kMostRows, R + 1>(rows, panel, block, groups, sums, ahead);
-  }
-  Product<R>::run((const uint8_t*)panel, (const uint8_t*)block, groups, sums, ahead);
-}
 
 template <class Products>
 constexpr DenseLinears dense_linears(const ChainRows& chain, int unaided_rows) {
   return {
       {
           {{kInt8BlockRows, kInt8RowGroup<Products>, prepare_int8<Products>,
-            multiply<Int8Product<Products>::template Of, kInt8BlockRows>, prepare_int8_values<Products>}},
-          {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Int8Weights>::Of, kBlockRows>}},
-          {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<FloatProduct<Bf16Weights>::Of, kBlockRows>}},
-          {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<FloatProduct<Fp32Weights>::Of, kBlockRows>}},
+            multiply<kInt8BlockRows, Int8Product<Products>>, prepare_int8_values<Products>}},
+          {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<kBlockRows, FloatProduct<Int8Weights>>}},
+          {{kBlockRows, kFloatRowGroup, prepare_float<true>, multiply<kBlockRows, FloatProduct<Bf16Weights>>}},
+          {{kBlockRows, kFloatRowGroup, prepare_float<false>, multiply<kBlockRows, FloatProduct<Fp32Weights>>}},
       },
       chain,
       unaided_rows,

@@ -65,6 +65,24 @@ CP_INLINE void unpack_scales(const uint8_t* packed, bool zeros, Int4Group<Layout
   }
 }
 
+template <class Layout>
+CP_INLINE void unpack_group(const uint8_t* packed, bool zeros, Int4Group<Layout>& group) {
+  unpack_scales(packed, zeros, group);
+  const i32x16 lower = broadcast_i32(0x0f0f0f0f);
+  const uint8_t* w = packed + Layout::scale_bytes;
+  for (int i = 0; i < kGroup / 4; ++i) {
+    i32x16 both;
+    CP_PARTS(memcpy(&both.v[p], w + 64 * i + p * kNativeBytes, kNativeBytes));
+    i32x16 upper;
+    CP_PARTS(upper.v[p] = both.v[p] >> 4);
+    const i32x16 halves[2] = {both & lower, upper & lower};
+    for (int c = 0; c < 2; ++c) {
+      uint8_t* to = group.weights + 128 * i + 64 * c;
+      CP_PARTS(memcpy(to + p * kNativeBytes, &halves[c].v[p], kNativeBytes));
+    }
+  }
+}
+
 // Asks for a part of what comes later: so many lines while each group is unpacked.
 struct GroupFetch {
   const uint8_t* from;
@@ -117,6 +135,28 @@ static void unpack_int4(const void* panel, int groups, void* out) {
     unpack_group(packed, kZeros, ((Int4Group<Layout>*)out)[g]);
   }
 }
+
+// The scales and offsets of a group, by where they are among its numbers: as unpacked before, or from what is packed.
+template <class Layout>
+struct UnpackedScales {
+  const Int4Group<Layout>& group;
+
+  f32x16 scale(int at) const { return load(group.scale + at); }
+  f32x16 less_whole(int at) const { return load(group.less_whole + at); }
+  f32x16 offset(int at) const { return load(group.offset + at); }
+};
+
+template <class Layout, bool kZeros>
+struct PackedScales {
+  const uint16_t* halves;
+
+  f32x16 scale(int at) const { return load_fp16(halves + at); }
+  f32x16 less_whole(int at) const { return broadcast(-kWhole) * scale(at); }
+  f32x16 offset(int at) const {
+    const f32x16 offset = load_fp16(halves + Layout::numbers + at);
+    return kZeros ? offset * scale(at) : offset;
+  }
+};
 
 // What goes with a part's sum: without offsets the bits that products start from, else the sum itself.
 template <class Layout>

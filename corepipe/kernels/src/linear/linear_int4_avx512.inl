@@ -7,43 +7,7 @@
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-template <class Layout>
-CP_INLINE void unpack_group(const uint8_t* packed, bool zeros, Int4Group<Layout>& group) {
-  unpack_scales(packed, zeros, group);
-  const __m512i lower = _mm512_set1_epi8(15);
-  const uint8_t* w = packed + Layout::scale_bytes;
-  unrolled<kGroup / 4>([&](int i) CP_LAMBDA {
-    const __m512i both = _mm512_loadu_si512(w + 64 * i);
-    _mm512_store_si512(group.weights + 128 * i, _mm512_and_si512(both, lower));
-    const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(both, 4), lower);
-    _mm512_store_si512(group.weights + 128 * i + 64, upper);
-  });
-}
-
 CP_INLINE __m512 broadcast_float(const uint8_t* x) { return _mm512_castsi512_ps(broadcast_word(x)); }
-
-// What goes with the products of part `part`, of columns 16 c on: as unpacked before, or from what is packed.
-template <class Layout>
-struct UnpackedScales {
-  const Int4Group<Layout>& group;
-
-  __m512 scale(int part, int c) const { return _mm512_load_ps(group.scale + part * kPanel + kLanes * c); }
-  __m512 less_whole(int part, int c) const { return _mm512_load_ps(group.less_whole + part * kPanel + kLanes * c); }
-  __m512 offset(int part, int c) const { return _mm512_load_ps(group.offset + part * kPanel + kLanes * c); }
-};
-
-template <class Layout, bool kZeros>
-struct PackedScales {
-  const uint8_t* packed;
-
-  __m512 number(int at) const { return (__m512)load_fp16((const uint16_t*)packed + at).v[0]; }
-  __m512 scale(int part, int c) const { return number(part * kPanel + kLanes * c); }
-  __m512 less_whole(int part, int c) const { return _mm512_mul_ps(_mm512_set1_ps(-kWhole), scale(part, c)); }
-  __m512 offset(int part, int c) const {
-    const __m512 offset = number(Layout::numbers + part * kPanel + kLanes * c);
-    return kZeros ? _mm512_mul_ps(offset, scale(part, c)) : offset;
-  }
-};
 
 // Sums of rows [R][32], in registers or in memory.
 template <int R, bool kInRegisters>
@@ -74,12 +38,13 @@ template <class Layout, int R, bool kInRegisters, class Scales>
 CP_INLINE void add_part(Totals<R, kInRegisters>& totals, const __m512i (&acc)[R][2], const Scales& scales, const uint8_t* x,
                         int part) {
   unrolled<2>([&](int c) CP_LAMBDA {
-    const __m512 scale = scales.scale(part, c), less_whole = scales.less_whole(part, c);
+    const int at = part * kPanel + kLanes * c;
+    const __m512 scale = (__m512)scales.scale(at).v[0], less_whole = (__m512)scales.less_whole(at).v[0];
     unrolled<R>([&](int r) CP_LAMBDA {
       const __m512 more = _mm512_castsi512_ps(acc[r][c]);  // than the product, by kWhole
       __m512 t = _mm512_fmadd_ps(more, scale, less_whole);
       if (Layout::offsets) {
-        t = _mm512_fmadd_ps(scales.offset(part, c), broadcast_float(x + Layout::sum_at(R, r, part)), t);
+        t = _mm512_fmadd_ps((__m512)scales.offset(at).v[0], broadcast_float(x + Layout::sum_at(R, r, part)), t);
       }
       const __m512 scale_x = broadcast_float(x + Layout::scale_at(R, r, part));
       const __m512 before = Totals<R, kInRegisters>::get(totals, r, c);
@@ -146,7 +111,7 @@ static void multiply_int4_few(const uint8_t* panel, const uint8_t* x, int groups
       start_part<Layout>(acc, x, part);
       const uint8_t* w = panel + Layout::scale_bytes + kPanel / 2 * Layout::k * part;
       add_packed_products<Layout>(acc, w, x + Layout::values_at(R) + Layout::k * part);
-      add_part<Layout>(totals, acc, PackedScales<Layout, kZeros>{panel}, x, part);
+      add_part<Layout>(totals, acc, PackedScales<Layout, kZeros>{(const uint16_t*)panel}, x, part);
     });
   }
   Sums::finish(totals);

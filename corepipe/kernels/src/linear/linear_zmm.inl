@@ -8,8 +8,6 @@ namespace COREPIPE_SIMD {
 
 constexpr int kFloatRows = 14;  // 28 accumulators, two registers of weights, one or two of activations
 
-using Multiply = void (*)(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead);
-
 CP_INLINE __m512i broadcast_word(const void* x) {
   int32_t word;
   memcpy(&word, x, sizeof word);

@@ -60,8 +60,7 @@ void Program::convolve(int x_index, int out_index, Vector weights, Vector bias, 
   keep(part, static_cast<size_t>(taps - 1) * x.width);
   const Value out = write(out_index, x.rows, x.width);
   require(out.data != x.data, "a convolution can't work in place");
-  const bool round = round_bf16;
-  append([=](const Run& run) {
+  append([=, round = round_bf16](const Run& run) {
     const int parts = (x.width + kChannelsOfItem - 1) / kChannelsOfItem;
     run.pool.parallel(run.batch.sequences() * parts, [&](int item, int) noexcept {
       const SequenceRows own = rows_of(run.batch, item / parts, part);
