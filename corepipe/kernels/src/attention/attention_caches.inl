@@ -22,8 +22,8 @@ constexpr int kTileRows = 2, kTileVecs = 2;
 // kVecs vectors, and its values in whole runs of kGrain keys.
 
 #if defined(__AVX512F__)
-// bf16 by two multiply-adds, in the order that Order says.  One after the other, as both operands of so many sums would
-// find no free registers.  Factors are bf16 numbers as fp32.
+// bf16 by two multiply-adds, in the order that Order says, in two passes: there are not enough registers for the
+// operands of both.  Factors are bf16 numbers as fp32.
 template <class Order>
 struct FmaBf16Cache {
   static constexpr int kHeight = kTileRows, kVecs = kTileVecs, kLaneBytes = 64;

@@ -6,8 +6,8 @@
 namespace corepipe {
 namespace COREPIPE_SIMD {
 
-// The run of kGrain keys around a bound of what is seen.  Those beyond the bound are replaced by 0 in a copy, for as
-// long as this lives.
+// The values of the kGrain keys around a bound of the visible span.  Those beyond the bound are 0 in a copy, which the
+// block uses until `restore`.
 template <class Cache>
 class MaskedKeys {
  public:
@@ -58,7 +58,7 @@ static void meet_edge(const Shape& shape, const typename Cache::Factor* q, float
   first.restore();
 }
 
-// Sets lanes that hold an infinity or a NaN.
+// All bits of each lane that holds an infinity or a NaN, otherwise none.
 CP_INLINE i32x16 not_finite(i32x16 x, const uint16_t*) {
   const i32x16 high = broadcast_i32(0x7f800000), low = broadcast_i32(0x7f80);
   return ((x & high) == high) | ((x & low) == low);

@@ -28,7 +28,7 @@ static void fold_state(float* total, const float* state, int width) {
   total[kLanes] = maximum;
 }
 
-// What a row's sums are multiplied by: 1 over the denominator.  A sink adds to that alone.
+// The factor of a row's sums: 1 / denominator.  A sink only adds to the denominator.
 static float share_of(const AttentionCall& call, size_t head, const float* state) {
   const float total = reduce_add(load(state));
   if (call.sinks == nullptr) return 1.0f / total;

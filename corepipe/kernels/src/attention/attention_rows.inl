@@ -1,4 +1,4 @@
-// One head of a row made ready, and rows into the cache.
+// The preparation of one head of a row, and the writing of rows into the cache.
 
 #pragma once
 
@@ -10,7 +10,7 @@ namespace COREPIPE_SIMD {
 
 // ---- one head of a row: norms and rotation, of which the first two as the separate Ops do them
 
-// Returns x, or `work` with what they make of it.
+// Returns x if there is nothing to do, otherwise `work`, which has the result.
 static const float* ready_head(const AttentionCall& call, const float* x, const Norm& norm, int position,
                                float* work) {
   if (norm.kind != NormKind::none) {
@@ -30,7 +30,7 @@ static const float* ready_head(const AttentionCall& call, const float* x, const 
   return x;
 }
 
-// Rows lie far apart, where the hardware expects nothing: `x` is what is read after next.
+// Prefetches a row that is read soon: rows lie too far apart for the hardware's prefetchers.
 CP_INLINE void fetch_row(const float* x, int elements) {
   for (int i = 0; i < elements; i += 16) __builtin_prefetch(x + i);
 }
@@ -86,7 +86,7 @@ struct PlainRows {
   }
 };
 
-// And as int8, of numbers that are rounded to the type of what is computed.
+// The same as int8, of numbers that are first rounded to the type of the computation.
 template <class Cache>
 struct Int8Rows {
   typedef typename Cache::Element Element;

@@ -53,9 +53,8 @@ CP_INLINE f32x16 exp2_nonpositive(f32x16 x) {
 
 // ---- products
 
-// The groups of the block that comes next, fetched to the second-level cache while others are multiplied:
-// as much a step as four vectors of lanes are, in the order of their addresses, which the hardware's own prefetchers
-// then join.
+// The groups of the next block, which are prefetched into the L2 cache during the products of this one: four vectors of
+// lanes a step, in order of addresses, so that the hardware's prefetchers follow.
 struct Ahead {
   const char* groups[kKeyBlock / kKeyGroup];
   int count = 0;  // groups not begun
@@ -95,7 +94,8 @@ CP_INLINE void add_step(f32x16 (&sum)[kRows][kVecs], const typename Cache::Facto
   }
 }
 
-// Keeps what comes before and after a Cache's Steps out of them, and them out of it.
+// Keeps the compiler from moving arithmetic into or out of the scope of a Cache's Steps, which change a mode of the
+// CPU.
 template <class Cache, int kRows, int kVecs>
 CP_INLINE void pin(f32x16 (&sum)[kRows][kVecs]) {
 #pragma GCC unroll 8
@@ -241,7 +241,7 @@ CP_INLINE void scale_scores(const KeyBlock& block, int rows, int begin, int end,
   }
 }
 
-// What each row of a tile sees of a block, and all of them together.
+// The keys of a block that each row of a tile sees, and those that any of them sees.
 template <class Cache>
 struct Sight {
   Span rows[Cache::kRows];
@@ -251,7 +251,7 @@ struct Sight {
   CP_INLINE int end_group(const Sight& s) { return (s.all.end + kLanes - 1) / kLanes; }
 };
 
-// Probabilities times the scales of int8 values; a scale of what is not seen may be no number.
+// Probabilities times the scales of int8 values; the scale of a hidden value may be NaN, and is masked.
 template <bool kWhole>
 CP_INLINE f32x16 weighed(f32x16 e, const KeyBlock& block, int group, const Span& seen) {
   const f32x16 product = e * load(block.value_scales[group]);
@@ -295,8 +295,8 @@ CP_INLINE void softmax(const float* scores, int rows, const Sight<Cache>& sight,
   }
 }
 
-// What becomes of products q.k, where that is more than a factor: `cap` * tanh(product * scale / cap), less a head's
-// slope for each position that the key lies back, or with a head's bias by how far on it lies.
+// The changes of scores q.k beyond a factor: `cap` * tanh(product * scale / cap), less a head's slope for each position
+// that the key lies back, or with a head's bias by how far on it lies.
 struct Bend {
   float scale, cap;      // 0: no cap
   const float* slopes;   // [group], or null

@@ -1,4 +1,4 @@
-// What comes from outside.
+// Checks of input from outside.
 #pragma once
 
 #include <cstddef>

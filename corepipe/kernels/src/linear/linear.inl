@@ -1,5 +1,5 @@
-// What a Linear does around the product: norm, quantisation, rounding, residual, gate.  Compiled once for
-// each ISA; every function works on one row or one panel, so that a row's bits can't depend on the others.
+// The steps of a Linear around its product: norm, quantisation, rounding, residual, gate.  Compiled once for each ISA;
+// every function works on one row or one panel, so that a row's bits can't depend on the others.
 #pragma once
 
 #include "linear/int8.inl"
@@ -49,7 +49,7 @@ CP_INLINE const float* group_of(const float* x, int k, int g, float* padded) {
   return padded;
 }
 
-// As int8.inl says, each of as many equal parts with a scale.
+// A group of numbers as int8 (int8.inl), each of kParts equal parts with its own scale.
 template <int kParts>
 struct QuantizedGroup {
   static constexpr int part_vectors = 4 / kParts;
@@ -78,10 +78,10 @@ CP_INLINE int32_t sum_of(const QuantizedGroup<kParts>& group, int part) {
   return reduce_add(group.q[2 * part] + group.q[2 * part + 1]);
 }
 
-// What makes up for the offset of int8 weights.
+// The correction of a sum for the offset of int8 weights, 128.
 CP_INLINE int32_t correction_of(int32_t sum) { return (int32_t)(-128u * (uint32_t)sum); }
 
-// Values as they are.
+// Takes int8 values as they are, with scale 1.
 CP_INLINE QuantizedGroup<1> group_of_values(const int8_t* q) {
   int32_t values[kGroup];
   for (int i = 0; i < kGroup; ++i) values[i] = q[i];
@@ -105,7 +105,8 @@ static void multiply(int rows, const void* panel, const void* block, int groups,
 
 CP_INLINE f32x16 round_if(bool round, f32x16 x) { return round ? round_bf16(x) : x; }
 
-// What is the same for all rows of 16 columns.  Without a scale it is 1, without a bias -0: neither changes a bit.
+// The scales and biases of 16 columns, the same for all rows.  Without a scale it is 1, without a bias -0: neither
+// changes a bit.
 struct Columns {
   f32x16 scale, bias;
 
@@ -117,7 +118,7 @@ struct Columns {
   CP_INLINE f32x16 apply(const Columns& c, f32x16 y, bool round) { return round_if(round, y * c.scale + c.bias); }
 };
 
-// What follows the sum of a panel, in this order; each step rounds.
+// The steps after the sum of a panel, in this order; each rounds its result.
 template <Function kFunction, bool kGlu = false, bool kScaled = false, bool kResidual = false, bool kOuter = false>
 struct Ending {
   static constexpr Function function = kFunction;

@@ -28,7 +28,7 @@ CP_INLINE void fetch_lines(Fetch& ahead, int lines) {
   for (int i = 0; i < lines; ++i, ahead.from += 64) __builtin_prefetch(ahead.from, 0, kIntoL2);
 }
 
-// How many for each `bytes` of a panel.
+// The number of lines to prefetch for each `bytes` of a panel.
 CP_INLINE int lines_of(const Fetch& ahead, int bytes) { return ahead.parts == 0 ? 0 : bytes / 64 / ahead.parts; }
 
 // ---- int8.  A block has q [groups][tiles][16][64] s8, then scale and -128 * sum(q) [groups][tiles][16] f32.
@@ -207,7 +207,7 @@ static void multiply_bf16_tiled(int rows, const void* panel, const void* block, 
   }
 }
 
-// Fetches ahead by itself: products of an unpacked panel leave memory idle.
+// Prefetches, since products of unpacked panels do not read memory.
 static void unpack_int8w(const void* panel, int groups, void* out) {
   constexpr int kBytesAhead = 4096, kIntoL2 = 2;
   const uint8_t* w = (const uint8_t*)panel;

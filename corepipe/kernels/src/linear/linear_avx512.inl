@@ -97,7 +97,8 @@ static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float*
   }
 }
 
-// Where a row of a block has its int8 values, and for each of `parts` parts of group g a scale and what its sum is for.
+// The places of a row in a block: its int8 values, and for each of `parts` parts of group g its scale and its
+// correction.
 struct InterleavedRow {
   static constexpr int parts = 1;
   uint8_t* block;
@@ -155,8 +156,8 @@ struct Sum {
   CP_INLINE __m512i of(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
 };
 
-// quantize_group and put_group for four groups at once: what is one number for each group takes as many
-// instructions for four.
+// quantize_group and put_group for four groups at once: reductions to one number a group take as many instructions for
+// four groups as for one.
 template <class Row>
 CP_INLINE void prepare_four_groups(const float* x, const Row& to, int first) {
   const auto largest = [](auto a, auto b) CP_LAMBDA { return Largest::of(a, b); };

@@ -153,8 +153,8 @@ struct PackedNibbles {
   }
 };
 
-// Of weights below 16, by products of bytes: two of them make at most 2 * 15 * 127, of which s16 holds eight.
-// q [R][64] s8.
+// Products of bytes, for weights below 16: a pair of products is at most 2 * 15 * 127, and s16 holds the sum of eight
+// pairs. q [R][64] s8.
 struct NibbleProducts {
   static constexpr int kValueBytes = kGroup;
   static constexpr bool kKeepsOffset = true;
@@ -202,7 +202,7 @@ struct NibbleProducts {
     });
   }
 
-  // Not inlined: what its caller has in registers would take them from the sums.
+  // Not inlined, so that the caller's values take no registers from the sums.
   template <class Weights, int R, int C>
   __attribute__((noinline)) static void sum_words(const uint8_t* w, const uint8_t* q, i32x16 (&to)[R][C]) {
     i32x16 sums[R][C] = {};
@@ -299,8 +299,8 @@ __attribute__((noinline)) static void multiply_halves(const uint8_t* w, const ui
   }
 }
 
-// A panel that comes from memory is taken group by group, both halves of each, so that it comes in order and all the
-// time; one that another block has brought in, half after half.
+// A panel from memory is read group by group, both halves of each, so that memory is read in order and without a pause;
+// a panel that is in the cache already is read half by half.
 template <class Products, int R>
 static void multiply_int8(const uint8_t* w, const uint8_t* x, int groups, float* out, Fetch ahead) {
   constexpr int kHalves = R > 2 ? 1 : 2;  // the sums of 3 rows and 32 columns would leave too few for the weights

@@ -83,7 +83,7 @@ CP_INLINE void unpack_group(const uint8_t* packed, bool zeros, Int4Group<Layout>
   }
 }
 
-// Asks for a part of what comes later: so many lines while each group is unpacked.
+// Prefetches a part of a later panel: so many lines for each group that is unpacked.
 struct GroupFetch {
   const uint8_t* from;
   int lines;
@@ -117,14 +117,14 @@ struct Int4Panel {
   }
 
  private:
-  // Not inlined: it would take registers from the sums.
+  // Not inlined, so that it takes no registers from the sums.
   __attribute__((noinline)) static void unpack_next(const uint8_t* at, bool zeros, GroupFetch& ahead, Group& room) {
     GroupFetch::next(ahead);
     unpack_group(at, zeros, room);
   }
 };
 
-// By itself an unpacked panel's product would leave memory idle: what is unpacked fetches ahead.
+// Products of unpacked panels do not read memory, so the unpacking prefetches the panels after it.
 template <class Layout, bool kZeros>
 static void unpack_int4(const void* panel, int groups, void* out) {
   constexpr int kBytesAhead = 4096;
@@ -158,7 +158,7 @@ struct PackedScales {
   }
 };
 
-// What goes with a part's sum: without offsets the bits that products start from, else the sum itself.
+// Stores the use of a part's sum: without offsets the bits that products start from, with offsets the sum itself.
 template <class Layout>
 CP_INLINE void put_part_sum(uint8_t* to, int32_t sum) {
   const int32_t start = (int32_t)((uint32_t)kWholeBits - 8u * (uint32_t)sum);

@@ -53,15 +53,15 @@ CP_INLINE void add_part(Totals<R, kInRegisters>& totals, const __m512i (&acc)[R]
   });
 }
 
-// acc [R][2] = where the products of a part start.
+// acc [R][2] = the values from which the products of a part start.
 template <class Layout, int R>
 CP_INLINE void start_part(__m512i (&acc)[R][2], const uint8_t* x, int part) {
   if (!Layout::offsets) return start_from(acc, x + Layout::sum_at(R, 0, part));
   unrolled<R>([&](int r) CP_LAMBDA { acc[r][0] = acc[r][1] = _mm512_set1_epi32(kWholeBits); });
 }
 
-// Of a panel whose groups are unpacked, before or here one at a time.  The totals are in registers as long as there are
-// enough of those and no unpacking takes them.
+// Multiplies a panel whose groups were unpacked before, or are unpacked here one at a time.  The totals are in
+// registers if there are enough, and if no unpacking uses them.
 template <class Layout, bool kPacked, int R>
 static void multiply_int4_rows(Int4Panel<Layout, kPacked> panel, const uint8_t* x, int groups, float* out) {
   constexpr int kStep = 16;  // of k are unrolled: with more there would be twice the code, and no more speed
@@ -97,7 +97,7 @@ CP_INLINE void add_packed_products(__m512i (&acc)[R][2], const uint8_t* w, const
   });
 }
 
-// Few rows wait for memory: what they multiply never leaves the registers.
+// Few rows wait for memory: their weights are unpacked in registers and never stored.
 template <class Layout, bool kZeros, int R>
 static void multiply_int4_few(const uint8_t* panel, const uint8_t* x, int groups, float* out, GroupFetch ahead) {
   typedef Totals<R, true> Sums;
@@ -158,7 +158,7 @@ static void prepare_int4(const float* x, int k, int row, int rows, void* block) 
   prepare_row(x, k, Int4Row<Layout>{(uint8_t*)block, row, rows});
 }
 
-// Few rows wait for memory and unpack a group when they come to it; many unpack a panel once.
+// Few rows wait for memory, and unpack each group when they need it; many rows unpack a panel once.
 template <int kWeightGroup, Offsets kOffsets>
 constexpr LinearKernels int4_kernels() {
   using Layout = Int4Layout<kGroup / kWeightGroup, kOffsets != Offsets::none>;

@@ -21,7 +21,7 @@ static void prepare_int4(const float* x, int k, int row, int rows, void* block) 
   }
 }
 
-// acc [R][C] = where the products of a part start.
+// acc [R][C] = the values from which the products of a part start.
 template <class Layout, int R, int C>
 CP_INLINE void start_part(i32x16 (&acc)[R][C], const uint8_t* x, int part) {
   if (!Layout::offsets) return start_from(acc, x + Layout::sum_at(R, 0, part));
@@ -108,7 +108,7 @@ static void multiply_int4(int rows, const void* panel, const void* block, int gr
   });
 }
 
-// Few rows take a group as it is packed, or unpack it when they come to it; many unpack a panel once.
+// Few rows multiply a packed group, or unpack each group when they need it; many rows unpack a panel once.
 template <class Products, int kWeightGroup, Offsets kOffsets>
 constexpr LinearKernels int4_kernels() {
   using Layout = Int4Layout<kGroup / kWeightGroup, kOffsets != Offsets::none>;

@@ -11,7 +11,7 @@ namespace COREPIPE_SIMD {
 
 // Sums of columns times rows: four k of four columns by four k of a row, whose place among sixteen is kLane.
 
-// Of weights below 128, which may be taken as numbers with signs.
+// For weights below 128, which are the same as signed numbers.
 struct SignedDot {
   static constexpr bool kKeepsOffset = true;
   template <int kLane>
@@ -20,7 +20,7 @@ struct SignedDot {
   }
 };
 
-// Of weights that lose their offset of 128 on the way.
+// For weights whose offset of 128 is removed before the product.
 struct FlippedDot {
   static constexpr bool kKeepsOffset = false;
   template <int kLane>
@@ -30,7 +30,7 @@ struct FlippedDot {
 };
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-// Of weights as they are.
+// For unsigned weights.
 struct MixedDot {
   static constexpr bool kKeepsOffset = true;
   template <int kLane>
@@ -74,7 +74,7 @@ struct DotProducts {
   }
 };
 
-// Chains: as on AVX2, and with i8mm of whole blocks of rows; measured on no ARM.
+// The numbers of rows of a chain are AVX2's, and with i8mm those of whole blocks; they were not measured on ARM.
 
 #if !defined(__ARM_FEATURE_MATMUL_INT8)
 using FourBitDot = SignedDot;
@@ -193,7 +193,7 @@ static void multiply_by_matrices(int rows, const void* panel, const void* block,
 
 using FourBitDot = MixedDot;
 
-// One row would be half of each product.
+// A single row would use half of each product, so it goes by dot products.
 constexpr DenseLinears neon_linears() {
   DenseLinears linears = dense_linears<DotProducts<MixedDot>>({56, 56, 16, kMatrixRows}, 0);
   LinearKernels& int8 = linears.kinds[(int)Kind::int8];
