@@ -57,6 +57,14 @@ class TestBatches:
         ]
         assert [(each.id, each.seed) for each in started] == [("a", 7), ("b", 7)]
 
+    def test_both_texts_have_type_0_where_there_is_one_type(self) -> None:
+        executor = SummingExecutor()
+        runner = EncodingRunner(executor, Encoding(types=True, one_type=True), lambda _started: None)
+        pair = request("a", [5, 6, 7, 8], second=2)
+        runner.add(pair)
+        runner.submit(Batch(1, (Chunk(pair, 0, 4, samples=True),)))
+        assert executor.inputs[0].types.tolist() == [0, 0, 0, 0]
+
     def test_what_sees_the_tokens_before_gives_its_last_row(self) -> None:
         executor = SummingExecutor()
         runner = EncodingRunner(executor, LAST_TOKEN, lambda _started: None)

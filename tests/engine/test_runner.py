@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from corepipe.engine.batch.arrays import joining
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import Runner, SubmittedStep
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.neuron.inputs import SamplingBatch, StepInputs
 from corepipe.scheduler.request import Batch, Chunk, Request
+from tests.engine.engine_support import scheduler_config
 from tests.null_executor import NullExecutor
 
 VOCAB = 1000
@@ -75,6 +79,23 @@ def test_a_mixed_batch_becomes_flat_arrays() -> None:
     assert step.shape.attended == (3 + 4 + 5) + 3 + (1 + 2)
     tokens = runner.wait(step).tokens
     assert [[type(token) for token in drawn] for drawn in tokens] == [[int], [int], []]
+
+
+def test_groups_of_layers_have_tables_one_after_the_other() -> None:
+    """A request's table has rows of a block for each group; empty places are 0."""
+    long = request_with("a", [1] * 5, [4, -1, 5, 6, 7, 8])
+    short = request_with("b", [2], [2, 3])
+    executor = Recorder()
+    runner = Runner(executor, VOCAB, print, joining(replace(scheduler_config(), windows=(None, 8))))
+    for request in (long, short):
+        runner.add(request)
+    runner.submit(batch_of(Chunk(long, 4, 1, samples=True), Chunk(short, 0, 1, samples=True)))
+    tables = executor.inputs[0].block_tables
+    assert tables.tolist() == [[4, 5, 7], [2, 0, 0], [0, 6, 8], [3, 0, 0]]
+    assert tables.flags.c_contiguous
+    runner.submit(batch_of(Chunk(short, 0, 1, samples=True)))
+    assert executor.inputs[1].block_tables.tolist() == [[2], [3]]
+    assert executor.inputs[1].block_tables.flags.c_contiguous
 
 
 def prompt_chunks(request: Request, runner: Runner, sizes: list[int]) -> list[SubmittedStep]:
