@@ -231,6 +231,7 @@ CONTRADICTIONS = [
     ("pack-group", {"weight_shape": np.array([1.0, 2.0])}, "weight_shape is not two integers"),
     ("pack-group", {"weight_scale": np.ones((12, 8), np.float32)}, r"scales \[12, 8\]\) contradicts"),
     ("pack-ordered", {"weight_g_idx": None}, "contradicts quantization_config"),
+    ("pack-ordered", {"weight_g_idx": np.zeros(63, np.int32)}, "contradicts quantization_config"),
 ]
 
 

@@ -162,13 +162,16 @@ def test_a_damaged_header_never_crashes(
         ({"a": "model.bin"}, "not at a .safetensors file beside it"),
         ({"a": 3}, "not at a .safetensors file beside it"),
         ({"a": "gone.safetensors"}, "gone.safetensors is missing"),
-        ({"b": "one.safetensors"}, "tensor b is missing"),
+        ({"c": "one.safetensors"}, "tensor c is missing"),
+        ({"a": "two.safetensors", "b": "one.safetensors"}, "tensor a is missing"),
+        ({"a": "one.safetensors", "c": "three.safetensors"}, r"tensor a is also in one\.safetensors"),
         ({}, "weight_map is missing"),
         (["a"], "weight_map is missing"),
     ],
 )
 def test_an_index_cannot_point_elsewhere(tmp_path: Path, owners: object, why: str) -> None:
-    save_file({"a": np.zeros(2, np.float32)}, tmp_path / "one.safetensors")
+    for file, names in (("one", "a"), ("two", "b"), ("three", "ac")):
+        save_file({name: np.zeros(2, np.float32) for name in names}, tmp_path / f"{file}.safetensors")
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": owners}))
     with pytest.raises(UserError, match=why):
         SafetensorsCheckpoint(tmp_path)

@@ -202,6 +202,7 @@ def dense(**changes: object) -> dict[str, object]:
     ("files", "why"),
     [
         ({MODULE: {}}, r"modules.json: must hold a list of 1 to 64 modules"),
+        ({MODULE: [*MODULES, *[NORMALIZE] * 63]}, r"modules.json: must hold a list of 1 to 64 modules"),
         ({MODULE: [{"type": "custom_st.Transformer"}]}, r"\[0\].type .*code that comes with the model"),
         ({MODULE: [MODULES[1]]}, r"\[0\].type: a model of Pooling is not supported"),
         ({MODULE: [{**MODULES[0], "path": "0_Transformer"}]}, r"\[0\].path: a model that is not in"),
