@@ -34,16 +34,14 @@ from corepipe.neuron.chips.constants import (
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import Fit, Known, fit, leave_one_family_out, usable, version
+from corepipe.planning.calibration.fit import FEW_ROWS, Fit, Known, fit, leave_one_out, usable, version
+from corepipe.planning.calibration.physics import consistent
 from corepipe.planning.calibration.predict import Predictor, RowPrediction
 from corepipe.planning.calibration.residuals import left_out
 from corepipe.planning.calibration.rows import Raw
 from corepipe.planning.calibration.score import Cell, cells, pair
 
-FEW_ROWS = ("v3",)
-"""Generations with few measurements: their constants stay close to those of the previous one."""
-
-NEAR = 1.0
+NEAR = 0.3
 """Strength of that (`fit.fit`, pull)."""
 
 
@@ -61,7 +59,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FILE, help="where to write the constants")
     given = parser.parse_args()
     table, cases, console = rows.read(given.rows), Cases(), results()
-    known = tuple(completed(table.rows))
+    known = tuple(consistent(tuple(completed(table.rows)), cases))
     if given.keep:
         found = errors(known, cases, *stored())
         show(console, found)
@@ -83,9 +81,9 @@ def main() -> None:
 
 
 def fit_and_folds(used: Sequence[Raw], cases: Cases) -> tuple[Fit, dict[str, Fit]]:
-    """Returns the fit to all rows, and those without each family of models."""
+    """Returns the fit to all rows, and those without each family of models and without each campaign."""
     one = partial(fit_all, known={})
-    return one(used, cases), leave_one_family_out(used, cases, one)
+    return one(used, cases), leave_one_out(used, cases, one)
 
 
 def stored() -> tuple[Fit, dict[str, Fit]]:

@@ -1,10 +1,10 @@
 """Writes the errors that intervals are made of, and reports how often those intervals contain a measurement.
 
-    python benchmarks/residuals.py ROWS.csv           # writes neuron/residuals.json: run it after any change
-    python benchmarks/residuals.py ROWS.csv --print   # writes nothing
+    python benchmarks/residuals.py ROWS.csv           # writes neuron/timing/residuals.json: run it after any
+    change python benchmarks/residuals.py ROWS.csv --print   # writes nothing
 
-Each family of models is predicted with the constants of its fold, which fit_cost_model.py stored beside the
-constants; nothing is fitted.  The file of measurements stays outside the repository.
+Each row is predicted with the constants of its folds, which fit_cost_model.py stored beside the constants,
+and without the rules that its fold does not bear out.  The file of measurements stays outside the repository.
 """
 
 from __future__ import annotations
@@ -12,27 +12,33 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import replace
+from math import exp
 from pathlib import Path
+from statistics import median
 
+import numpy as np
+from prediction_rules import by_row, gains, without
 from rich.console import Console
 
 from corepipe.cli.output.common import results
 from corepipe.cli.output.tables import Figures
 from corepipe.cli.run.validate import show_coverage, show_decisions
 from corepipe.neuron.chips.constants import folds
-from corepipe.neuron.timing import uncertainty
-from corepipe.neuron.timing.uncertainty import COLUMNS, FILE, LEVEL, Residual, Widths, as_rows, scored
+from corepipe.neuron.timing.uncertainty import COLUMNS, FILE, LEVEL, as_rows
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.coverage import by_steps, coverage, nested
+from corepipe.planning.calibration.coverage import TAILS, by_steps, coverage, left_out
 from corepipe.planning.calibration.decisions import decisions
+from corepipe.planning.calibration.fit import usable
+from corepipe.planning.calibration.physics import consistent
 from corepipe.planning.calibration.predict import Predictor
-from corepipe.planning.calibration.residuals import MeasuredRow, left_out, measured, residuals
-from corepipe.planning.calibration.rows import Raw, text
+from corepipe.planning.calibration.residuals import MeasuredRow, measured, residuals
+from corepipe.planning.calibration.residuals import left_out as predictor_of
+from corepipe.planning.calibration.rows import Raw, campaign, family, text
 
 CHECKED = (
     "instance", "model", "task", "dtype", "parallelism", "batch_size", "input_len", "output_len", "metric",
@@ -49,28 +55,26 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="write nothing")
     given = parser.parse_args()
     cases = Cases()
-    known = tuple(completed(rows.read(given.rows).rows))
-    found = measured(known, left_out(cases, folds()))
+    known = consistent(tuple(completed(rows.read(given.rows).rows)), cases)
+    found = judged(known, cases)
     errors = residuals(found)
-    chosen = recorded(errors)
-    errors = scored(errors, chosen.widths)
-    report(results(), found, errors, chosen)
+    held = left_out(errors)
+    console = results()
+    show_coverage(console, coverage(held), LEVEL)
+    show_steps(console, by_steps(held))
+    show_decisions(console, decisions(found, held))
     if not given.print:
-        FILE.write_text(_lines(record(given.rows, found, errors, chosen, cases)))
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The parameters of intervals: those chosen on all families, and by family those chosen on all others."""
-
-    widths: Widths
-    folds: dict[str, Widths]
-
-
-def recorded(errors: Sequence[Residual]) -> Chosen:
-    """Returns the parameters in the file; a family that is not in it has those of all families."""
-    widths, folds = Widths(**uncertainty.record()["widths"]), uncertainty.fold_widths()
-    return Chosen(widths, {one.family: folds.get(one.family, widths) for one in errors})
+        document = {
+            "rows_sha256": hashlib.sha256(given.rows.read_bytes()).hexdigest(),
+            "level": LEVEL,
+            "coverage": [one.as_json() for one in coverage(held)],
+            "decisions": decisions(found, held).as_json(),
+            "scores": scores(found),
+            "checks": checks(found, cases),
+            "columns": COLUMNS,
+            "residuals": as_rows(errors),
+        }
+        FILE.write_text(_lines(document))
 
 
 def show_steps(console: Console, found: Mapping[int, tuple[int, float, float, float]]) -> None:
@@ -81,34 +85,35 @@ def show_steps(console: Console, found: Mapping[int, tuple[int, float, float, fl
     console.print(table)
 
 
-def report(
-    console: Console, found: Sequence[MeasuredRow], errors: Sequence[Residual], chosen: Chosen
-) -> None:
-    """Prints coverage, widths and decisions, by the intervals of other families alone."""
-    held = nested(errors, chosen.folds)
-    console.print(f"chosen: {chosen.widths}; without a family: {Counter(chosen.folds.values())}")
-    show_coverage(console, coverage(held), LEVEL)
-    show_steps(console, by_steps(held))
-    show_decisions(console, decisions(found, held))
+def judged(known: Sequence[Raw], cases: Cases) -> list[MeasuredRow]:
+    """Returns the rows, each with the larger of its errors with constants that were fitted without its
+    family, and without its campaign; and without the rules that the other families and campaigns alone do not
+    bear out."""
+    whole = by_row(known, measured(known, lambda _: Predictor(cases=cases)))
+    folds_ = folds()
+    ways = [measured(known, predictor_of(cases, folds_, name_of=name_of)) for name_of in (family, campaign)]
+    off = without(known, usable(known, cases))
+    gained = {rule: gains(known, whole, errors) for rule, errors in off.items()}
+    numbers = {id(row): number for number, row in enumerate(known)}
+    found = []
+    for pair in zip(*ways, strict=True):
+        worst = max(pair, key=lambda one: abs(one.error))
+        number, owner = numbers[id(worst.row)], (family(worst.row), campaign(worst.row))
+        dropped = [rule for rule, gain in gained.items() if sum(gain.values()) - gain[owner] <= 0]
+        error = worst.error + sum(off[rule][number] - whole[number] for rule in dropped)
+        found.append(replace(worst, error=error))
+    return found
 
 
-def record(
-    path: Path, found: Sequence[MeasuredRow], errors: Sequence[Residual], chosen: Chosen, cases: Cases
-) -> dict[str, object]:
-    """Returns the document that is written: the errors, their coverage, and figures that show later
-    whether the cost model still gives the same."""
-    held = nested(errors, chosen.folds)
-    return {
-        "rows_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "level": LEVEL,
-        "widths": asdict(chosen.widths),
-        "fold_widths": {family: astuple(widths) for family, widths in chosen.folds.items()},
-        "coverage": [one.as_json() for one in coverage(held)],
-        "decisions": decisions(found, held).as_json(),
-        "checks": checks(found, cases),
-        "columns": COLUMNS,
-        "residuals": as_rows(errors),
-    }
+def scores(found: Sequence[MeasuredRow]) -> list[dict[str, object]]:
+    """Returns median and 90th percentile of the relative errors of the rows, by kind of figure."""
+    kinds: defaultdict[str, list[float]] = defaultdict(list)
+    for one in found:
+        kinds[one.point.kind + TAILS * one.point.tail].append(abs(exp(-one.error) - 1))
+    return [
+        {"kind": kind, "rows": len(errors), "median": median(errors), "p90": float(np.quantile(errors, 0.9))}
+        for kind, errors in sorted(kinds.items())
+    ]
 
 
 def checks(found: Sequence[MeasuredRow], cases: Cases) -> list[Mapping[str, object]]:

@@ -105,7 +105,7 @@ def test_verbose_says_all() -> None:
         said = "".join(server.stderr)
     for word in (
         "auto: pipeline 1",
-        "90% intervals of a measurement",
+        "intervals of a measurement",
         "KV a token",
         "tool calls as hermes",
     ):

@@ -51,7 +51,7 @@ def test_predict_writes_the_same_rows(file, tmp_path):
     with out.open(newline="") as read:
         rows = list(csv.DictReader(read))
     assert {name: rows[0][name] for name in ROW} == ROW
-    assert list(rows[0]) == [*ROW, "predicted", "low", "high", "reason"]
+    assert list(rows[0]) == [*ROW, "predicted", "otherwise", "low", "high", "basis", "reason"]
     assert 5 < float(rows[0]["predicted"]) < float(rows[1]["predicted"]) < 50
     assert rows[2]["predicted"] == ""
     assert rows[2]["reason"].startswith("no runtime profile is known for the task 'guessing'")

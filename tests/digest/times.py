@@ -9,7 +9,8 @@ from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import Instance
-from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.compile.compiler import compile_for_timing
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program

@@ -9,7 +9,8 @@ import pytest
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance
-from corepipe.neuron.chips.profiles import PROFILES, SamplingLocation
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.chips.runtime_profile import SamplingLocation
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.memory import DeploymentLimits, Draft, blocks_that_fit, measure
 from corepipe.neuron.compile.placement import Placement

@@ -104,7 +104,7 @@ def _part(placement: Mapping[str, Any]) -> str:
 def _sure(intervals: Mapping[str, Mapping[str, float]]) -> str:
     """Returns a line on how far measurements may be from predictions."""
     parts = [f"{figure} {_between(known)}" for figure, known in intervals.items()]
-    return f"90% intervals of a measurement, as multiples of its prediction: {', '.join(parts)}"
+    return f"intervals of a measurement, as multiples of its prediction: {', '.join(parts)}"
 
 
 def _between(known: Mapping[str, float]) -> str:

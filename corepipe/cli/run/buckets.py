@@ -16,7 +16,7 @@ from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.chips import profiles
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import Instance, hypothetical
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.compile.memory import DeploymentLimits
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS, Format
 from corepipe.neuron.timing.modes import RequestedDegrees, resolve

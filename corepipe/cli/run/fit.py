@@ -10,7 +10,8 @@ from typing import Any
 from corepipe.cli.output.common import check_writable, errors, progress_bar, results, write_result
 from corepipe.cli.output.tables import Figures, between
 from corepipe.errors import UserError
-from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile, as_text
+from corepipe.neuron.chips.profiles import PROFILES, as_text
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.chips.scales import Scales
 from corepipe.neuron.timing.uncertainty import interval
 from corepipe.planning.calibration.assumed import completed
@@ -18,9 +19,9 @@ from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.physics import RefusedRow, refused
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.planning.calibration.refine import Refined, narrowed, refine
-from corepipe.planning.calibration.residuals import MeasuredRow, is_rate, measured
+from corepipe.planning.calibration.residuals import MeasuredRow, measured
 from corepipe.planning.calibration.results import MeasuredDeployment, read_result
-from corepipe.planning.calibration.rows import Raw, read, text
+from corepipe.planning.calibration.rows import Raw, is_rate, read, text
 
 DEFAULT_PROFILE = "vllm-neuron"
 

@@ -28,7 +28,7 @@ from corepipe.models import published
 from corepipe.models.config import ModelConfig
 from corepipe.models.registry import Architecture, architecture
 from corepipe.neuron.chips import profiles
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner import emit_vllm
 from corepipe.planning.planner.commands import measure_commands, serve_command, simulate_command

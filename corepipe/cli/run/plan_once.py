@@ -21,7 +21,7 @@ from corepipe.models.registry import Architecture
 from corepipe.neuron.chips import profiles
 from corepipe.neuron.formats import TIMED_FORMATS
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.timing.uncertainty import LEVEL
+from corepipe.neuron.timing.uncertainty import Figure
 from corepipe.planning.planner.commands import serve_command, simulate_once_command, wrapped
 from corepipe.planning.planner.demand import LEAST_REQUESTS, Demand
 from corepipe.planning.planner.search import INTERRUPTED as INTERRUPTED_BY_USER
@@ -164,7 +164,7 @@ def _print(found: SinglePassResult, demand: Demand, given: Mapping[str, Any], gr
     bounds = best.report.intervals.latencies("e2e", best.report.e2e, 1e3)
     if bounds is not None:
         told = f"end to end p50 {between(bounds['p50'])}, p99 {between(bounds['p99'])} ms"
-        console.print(f"{LEVEL:.0%} interval: {told}")
+        console.print(f"interval: {told} ({best.report.intervals.of(Figure.BATCH).basis})")
     console.print(_table(found, demand))
     if (serve := _serve(best, given)) is not None:
         console.print(f"to serve it emulated, on each instance:\n{wrapped(serve)}")

@@ -141,9 +141,14 @@ def _certainty(plan: Plan, option: PlanOption) -> Iterator[str]:
     price = known.interval(option, Figure.THROUGHPUT)
     low, high = known.price(option)
     yield (
-        f"{known.level:.0%} interval: TTFT {between(ttft)} ms, TPOT {between(tpot)} ms "
+        f"intervals of measurements: TTFT {between(ttft)} ms, TPOT {between(tpot)} ms "
         f"at p{percentile:g}, {low:.4g} to {high:.4g} $/h for this rate ({price.basis})"
     )
+    if otherwise := option.deployment.candidate.shape.profile.otherwise:
+        yield (
+            "which kernel or sampling its software uses is not documented: the figures are the worse of "
+            f"{option.deployment.candidate.shape.profile.name} and {otherwise}; one measured prompt tells"
+        )
     if missed := known.may_miss(option):
         yield f"at the upper ends of the intervals it misses: {', '.join(name.upper() for name in missed)}"
     if plan.undecided or (len(plan.options) > 1 and known.undecided(plan.options)):

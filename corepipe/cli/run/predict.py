@@ -14,15 +14,19 @@ from corepipe.neuron.chips.profiles import profile as find_profile
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Predictor, RowPrediction
-from corepipe.planning.calibration.residuals import bounds
-from corepipe.planning.calibration.rows import UNITS, Raw, as_csv, read
+from corepipe.planning.calibration.residuals import row_interval
+from corepipe.planning.calibration.rows import UNITS, Raw, as_csv, is_rate, read
 
 SHOWN = 5
 """Reasons for rows without a prediction, the most frequent ones, that are printed."""
 
 
-ADDED = ("predicted", "low", "high", "reason")
-"""Columns that are added to each row; nine of ten measurements would lie between low and high."""
+ADDED = ("predicted", "otherwise", "low", "high", "basis", "reason")
+"""Columns that are added to each row.
+
+otherwise: the other figure, where the software's kernel or sampling is not documented.  low, high: what a
+measurement is expected to lie between; basis: what that rests on.
+"""
 
 
 def run(given: Mapping[str, Any]) -> None:
@@ -80,5 +84,13 @@ def _tell(output: Path, found: Sequence[RowPrediction], by: Counter[str]) -> Non
 def _columns(predictor: Predictor, row: Raw, found: RowPrediction) -> dict[str, str]:
     if found.value is None:
         return {**dict.fromkeys(ADDED, ""), "reason": found.reason}
-    figures = (found.value, *bounds(predictor.ask(row), row, found.value))
-    return {**dict(zip(ADDED, (f"{value:.6g}" for value in figures), strict=False)), "reason": found.reason}
+    known = row_interval(predictor.ask(row), row)
+    low, high = known.around(*found.values, rate=is_rate(row))
+    return {
+        "predicted": f"{found.value:.6g}",
+        "otherwise": "" if found.other is None else f"{found.other:.6g}",
+        "low": f"{low:.6g}",
+        "high": f"{high:.6g}",
+        "basis": known.basis,
+        "reason": found.reason,
+    }

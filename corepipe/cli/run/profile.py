@@ -20,7 +20,6 @@ from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import hypothetical
 from corepipe.neuron.formats import FORMATS, TIMED_FORMATS
 from corepipe.neuron.timing import modes, perfetto
-from corepipe.neuron.timing.uncertainty import LEVEL
 from corepipe.planning.profiling.bottlenecks import StepBottleneck, bottlenecks
 from corepipe.planning.profiling.profile import Phase, ProfileRun, ProfileSetup, placed
 from corepipe.planning.profiling.step_summary import PhaseMeasurement, Summary, measure
@@ -158,8 +157,11 @@ def _print(console: Console, result: _Result, *, assumes: bool) -> None:
     table = Figures("a step", *(f">{part.phase}" for part in result.measured))
     for field in fields(Summary):
         table.add_row(field.name, *(_figure(getattr(part.summary, field.name)) for part in result.measured))
-    table.add_row(f"{LEVEL:.0%} interval", *(_sure(result.run, part.phase) for part in result.measured))
+    table.add_row("interval", *(_sure(result.run, part.phase) for part in result.measured))
     console.print(table)
+    for part in result.measured:
+        basis = result.run.interval(part.phase).basis
+        console.print(f"interval of {part.phase.value}: {basis}", style="dim", markup=False)
     for bottleneck in result.bottlenecks:
         console.print(f"- {bottleneck}")
     if result.output is not None:

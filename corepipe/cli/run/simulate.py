@@ -22,7 +22,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timing.uncertainty import LEVEL, Figure
+from corepipe.neuron.timing.uncertainty import Figure
 from corepipe.simulation.assumed_drafts import SyntheticDrafts
 from corepipe.simulation.plot import page
 from corepipe.simulation.report import LATENCIES, SimulationReport
@@ -215,7 +215,7 @@ def _results(report: SimulationReport) -> Iterator[tuple[str, str]]:
     bounds = known.latencies("e2e", report.e2e, 1e3)
     took = f"end to end p50 {between(bounds['p50'])}, p99 {between(bounds['p99'])} ms; " if bounds else ""
     rates = between(known.rate(report.throughput.requests))
-    yield f"{LEVEL:.0%} interval", f"{took}{rates} requests/s ({known.of(known.figures[-1]).basis})"
+    yield "interval", f"{took}{rates} requests/s ({known.of(known.figures[-1]).basis})"
     dollars = report.dollars_per_million_output_tokens
     if dollars is not None:
         yield "cost", f"{dollars:.2f} $ per million requests, at {report.price_per_hour:.2f} $/h"
@@ -228,7 +228,7 @@ def _rates(report: SimulationReport) -> Iterator[tuple[str, str]]:
         f"{rates.requests:.2f} requests/s, {rates.output_tokens:,.1f} output tokens/s, "
         f"{rates.total_tokens:,.1f} tokens/s",
     )
-    yield f"{LEVEL:.0%} interval", _sure(report)
+    yield "interval", _sure(report)
     yield from _goodput(report)
     dollars = report.dollars_per_million_output_tokens
     if dollars is not None:

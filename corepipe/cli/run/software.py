@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from corepipe.neuron.chips.padding import in_words
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import InputKind
 

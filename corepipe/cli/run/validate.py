@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -11,14 +12,16 @@ from rich.text import Text
 
 from corepipe.cli.output.common import errors, print_json, progress_bar, results
 from corepipe.cli.output.tables import Figures
+from corepipe.cli.run import scoreboard
 from corepipe.errors import UserError
 from corepipe.neuron.chips.constants import IDEAL, provenance, shipped
 from corepipe.neuron.chips.profiles import profile as find_profile
 from corepipe.neuron.timing.uncertainty import LEVEL, record, shipped_uncertainty
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.coverage import Coverage, Covered, coverage
+from corepipe.planning.calibration.coverage import CAMPAIGNS, Coverage, Covered, coverage
 from corepipe.planning.calibration.decisions import Decisions, PairOrder, decisions
+from corepipe.planning.calibration.physics import refused
 from corepipe.planning.calibration.predict import Predictor, RowPrediction
 from corepipe.planning.calibration.residuals import MeasuredRow, measured, residuals
 from corepipe.planning.calibration.rows import read_measured
@@ -33,6 +36,11 @@ def run(given: Mapping[str, Any]) -> None:
     """Scores the rows and prints the cells.  Raises UserError for a file that cannot be read, and for values
     that cannot have been measured."""
     rows, profile = given["rows"], given["profile"]
+    if given["scoreboard"]:
+        _scoreboard(as_json=given["json"])
+        return
+    if rows is None:
+        raise UserError("give a file of measurements, or --scoreboard", "rows")
     chosen = find_profile(profile) if profile else None
     table, cases = read_measured(rows), Cases(chosen)
     predictor = Predictor(cases=cases)
@@ -44,25 +52,45 @@ def run(given: Mapping[str, Any]) -> None:
             report("predicting", number / len(table.rows))
             predicted.append(predictor.predict(row))
             baseline.append(plain.predict(row))
-    found = cells(pair(table.rows, predicted, baseline))
+    bad = refused(table.rows, cases)
+    apart = {one.number for one in bad}
+    kept = [number for number in range(len(table.rows)) if number + 1 not in apart]
+    found = cells(
+        pair(*([values[number] for number in kept] for values in (table.rows, predicted, baseline)))
+    )
     if not found:
         raise UserError(f"{rows}: {_nothing(predicted)}", "rows")
     skipped = sum(p.value is None for p in predicted)
-    compared = measured(tuple(completed(table.rows)), lambda _: predictor)
+    known = tuple(completed(table.rows))
+    compared = measured([known[number] for number in kept], lambda _: predictor)
     held = _held(compared)
     if given["json"]:
         intervals = {"coverage": [one.as_json() for one in coverage(held)]}
         chosen_by = {"decisions": decisions(compared, held).as_json()}
-        print_json({**_document(found, len(table.rows), skipped), "intervals": {**intervals, **chosen_by}})
+        document = _document(found, len(table.rows), skipped)
+        print_json(
+            {**document, "contradictory": [asdict(one) for one in bad], "intervals": intervals | chosen_by}
+        )
         return
     console = results()
     show(console, found, _stored())
     show_coverage(console, coverage(held), LEVEL, "runs within their {level:.0%} intervals")
     show_decisions(console, decisions(compared, held))
+    if bad:
+        console.print(f"{len(bad)} rows contradict themselves or physics and are not counted:")
+        for one in bad:
+            console.print(f"  {one}", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"{len(table.rows) - skipped} of {len(table.rows)} rows are predicted; "
         "errors in percent, median / p90; left out: in cross-validation; few rows and tails: not validated."
     )
+
+
+def _scoreboard(*, as_json: bool) -> None:
+    if as_json:
+        print_json({"errors": [one._asdict() for one in scoreboard.rows()]})
+    else:
+        scoreboard.show(results())
 
 
 def _held(compared: Sequence[MeasuredRow]) -> list[Covered]:
@@ -141,12 +169,18 @@ def _percent(share: float | None) -> str:
 
 def show_coverage(console: Console, found: Sequence[Coverage], level: float, title: str = LEFT_OUT) -> None:
     """Prints how many runs lie in their intervals, by kind of figure."""
-    names = ("kind of figure", ">runs", ">within", ">19 times of 20", ">width", ">")
+    names = ("kind of figure", ">runs", ">campaigns", ">within", ">19 times of 20", ">width", "")
     table = Figures(*names, title=title.format(level=level))
     for one in found:
-        bound, off = f"{one.least:.0%} to {one.most:.0%}", "" if one.sound else "off"
-        table.add_row(one.kind, str(one.runs), f"{one.share:.1%}", bound, f"x {one.width:.2f}", off)
+        bound, width = f"{one.least:.0%} to {one.most:.0%}", f"x/÷ {one.width**0.5:.2f}"
+        table.add_row(one.kind, str(one.runs), str(one.units), f"{one.share:.1%}", bound, width, _judged(one))
     console.print(table)
+
+
+def _judged(one: Coverage) -> str:
+    if one.units < CAMPAIGNS:
+        return "too few campaigns: the largest error seen"
+    return "" if one.sound else "off"
 
 
 def show_decisions(console: Console, found: Decisions) -> None:

@@ -92,13 +92,15 @@ class AttentionCost:
     """The cost of attention over the contexts.  `window` bounds a sequence's context and a row's keys.
 
     tensor: seconds per key that one row of a key/value head's queries attends to; such a head has `group`
-    queries, and at least `min_rows` rows count.  vector, scalar: seconds per attended key.  traffic: seconds
-    per context token.  write: seconds per row.  start: seconds of an Op; queued: seconds for each sequence's
-    keys and values, in addition.
-    spilled: seconds per attended key for prompts whose scores exceed the `held` keys that fit in on-chip
-    memory; `spilled_bytes`: the bytes written to memory and read back.  scattered: seconds per row of several
-    prompts in one step, instead of `write`.
-    """
+    queries, and at least `min_rows` rows count. vector, scalar: seconds per attended key. traffic: seconds
+    per context token. write: seconds per row. start: seconds of an Op; queued: seconds for each sequence's
+    keys and values, in addition. spilled: seconds per attended key for prompts whose scores exceed the `held`
+    keys that fit in on-chip memory, in steps of at least `spills_from` prompts; `spilled_bytes`: the bytes
+    written to memory and read back. scattered: seconds per row of several prompts in one step, instead of
+    `write`. lanes: rows of a step at which a softmax fills the lanes of VectorE (one lane a query row: 128
+    partitions of a core, nki/guides/architecture/trainium_inferentia2_arch.rst).  A decode step has few rows,
+    and its softmax follows the transfer of keys and values.  That it does is inferred from measurements:
+    docs/prediction.md."""
 
     rows: int
     causal: bool
@@ -115,6 +117,8 @@ class AttentionCost:
     token_bytes: int
     flops: float
     held: float = inf
+    spills_from: int = 1
+    lanes: float = 0.0
     spilled: float = 0.0
     spilled_bytes: tuple[float, float] = (0.0, 0.0)
     scattered: float = 0.0
@@ -128,14 +132,16 @@ class AttentionCost:
         kept = rows if self.causal else 0
         old = max(0, seen - rows)
         prompts = not shape.decodes
-        out = attended if prompts and attended > self.held else 0
+        spills = prompts and shape.sequences >= self.spills_from and attended > self.held
+        out = attended if spills else 0
         write = self.scattered if prompts and shape.sequences > 1 else self.write
+        after = 0.0 if prompts or not self.lanes else self.vector * attended * max(1.0, self.lanes / rows)
         return Engines(
             tensor=self.tensor * max(self.group * attended, self.min_rows * seen),
             vector=self.vector * attended,
             scalar=self.scalar * attended,
             dma=self.queued * shape.sequences + (self.traffic * old + write * kept) + self.spilled * out,
-            start=self.start,
+            start=self.start + after,
             read=float(self.token_bytes * old) + self.spilled_bytes[1] * out,
             written=float(self.token_bytes * kept) + self.spilled_bytes[0] * out,
             flops=self.flops * attended,
@@ -155,7 +161,8 @@ class AttentionCost:
         busiest = np.maximum(
             np.maximum(tensor, dma), np.maximum(self.vector * attended, self.scalar * attended)
         )
-        total: npt.NDArray[np.float64] = self.start + busiest
+        after = self.vector * attended * max(1.0, self.lanes / sequences) if self.lanes else 0.0
+        total: npt.NDArray[np.float64] = self.start + after + busiest
         return total
 
     def seen(self, rows: int, sequences: int, kv_tokens: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.chips import native_plugin
-from corepipe.neuron.chips.profiles import AttentionKernel, Buckets, RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import AttentionKernel, Buckets, RuntimeProfile
 from corepipe.neuron.step import StepShape
 
 

@@ -8,166 +8,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from corepipe.errors import UserError
-from corepipe.neuron.chips.constants import Constants, as_json, parse, shipped
+from corepipe.neuron.chips.constants import as_json, parse, shipped
 from corepipe.neuron.chips.native_plugin import DEFAULT_CHUNK, KvBudget
-from corepipe.neuron.chips.scales import UNSCALED, Scales
+from corepipe.neuron.chips.runtime_profile import (
+    NEVER,
+    AttentionKernel,
+    AttentionStyle,
+    Buckets,
+    ExpertParallel,
+    RuntimeProfile,
+    SamplingLocation,
+)
 from corepipe.neuron.chips.scales import parse as parse_scales
-
-SMALLEST_BUCKET = 128
-"""Smallest of the powers of two that graphs are compiled for: NxD Inference's developer guide, bucketing."""
-
-HALVED_FROM = 64
-"""The smallest of transformers-neuronx's prompt buckets, each half of a bucket for tokens (bucket.py)."""
-
-
-class Buckets(StrEnum):
-    """The lengths that graphs are compiled for: a shorter length is padded to the next."""
-
-    EXACT = "any length"
-    POWERS = "powers of two"
-    HALVES = "halves of powers of two"
-    SINGLE = "the longest sequence"
-    CHUNKS = "one chunk, or powers of two where prompts are computed whole"
-
-    def pad(self, length: int, longest: int) -> int:
-        """Returns the bucket of `length` tokens, where sequences have up to `longest`."""
-        match self:
-            case Buckets.EXACT:
-                return length
-            case Buckets.SINGLE:
-                return max(length, longest)
-            case Buckets.CHUNKS:
-                raise ValueError("how prompts are cut is not known here: see native_plugin.prefill")
-            case Buckets.POWERS | Buckets.HALVES:
-                smallest = SMALLEST_BUCKET if self is Buckets.POWERS else HALVED_FROM
-                power = 1 << max(length - 1, smallest - 1).bit_length()
-                return max(length, min(power, longest))
-
-
-class AttentionKernel(StrEnum):
-    """The kernel that computes a prompt's scores.
-
-    SEPARATE: the whole square, each step of the softmax a separate operation.  SQUARE: the whole square in
-    one kernel.  CAUSAL: one kernel that skips the scores that the causal mask hides.
-    """
-
-    SEPARATE = "separate"
-    SQUARE = "square"
-    CAUSAL = "causal"
-
-
-NEVER = 1 << 40
-"""The shortest prompt of a kernel that does not exist."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionStyle:
-    """The way in which a software stack runs attention, whatever the model.
-
-    kernel: for prompts in shorter buckets than causal_from, which has the shortest bucket of a causal kernel,
-    on cores of one physical core and of two.  expands_kv: where keys and values are copied to more ranks than
-    there are heads, each query head has its own copy.  gathers_kv: a sequence's keys and values are read
-    token by token, as slots for continuous batching lie in memory, not in one piece.
-    masks_window: a window is only a mask: hidden keys are kept, read and computed as all others.
-    batch_innermost: hidden states are [width, tokens, sequences] (HSB), so that the elements of the keys and
-    values of one of several prompts are not contiguous.
-    rewrites_kv: a step of a beam search picks its beams' keys and values, appends to them, and writes all of
-    them back.  fuses_rope: queries and keys are rotated within the kernel.
-    """
-
-    kernel: AttentionKernel = AttentionKernel.SQUARE
-    causal_from: tuple[int, int] = (0, 0)
-    expands_kv: bool = False
-    gathers_kv: bool = True
-    masks_window: bool = False
-    batch_innermost: bool = False
-    rewrites_kv: bool = False
-    fuses_rope: bool = False
-
-    def kernel_of(self, bucket: int, lnc: int) -> AttentionKernel:
-        """Returns the kernel that prompts of a bucket run in."""
-        return AttentionKernel.CAUSAL if bucket >= self.causal_from[lnc - 1] else self.kernel
-
-
-class ExpertParallel(StrEnum):
-    """The batches for which software divides experts among the tensor ranks."""
-
-    FULL = "full"  # batches whose rows are routed to at least as many experts as there are
-    ALL = "all"
-
-
-class SamplingLocation(StrEnum):
-    """The place where tokens are sampled: from logits that go to the host, or on the device."""
-
-    HOST = "host"
-    DEVICE = "device"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeProfile:
-    """The way in which a software stack runs a model.
-
-    host_seconds: host time per step, one step after the other.  host_seconds_per_logit: host time of
-    sampling, per logit.  prefill_buckets, decode_buckets: padding of the rows of a prompt, and of the context
-    of a decode step.  pads_batch: decode steps run all sequences that the graph was compiled for.
-    batched_prefill: a batch's prompts run in one step.  attention: how it attends.  policy: the scheduler's.
-    asynchronous: the host works on the next step while the device runs this one.
-    change_seconds: host time of a step whose sequences are not those of the step before, instead of
-    host_seconds (None: the same).  batch_powers: with pads_batch, the batch is padded to a power of two.
-    chunk: tokens of a prefill step unless another number is given (None: prompts as they come).
-    sequence_parallel: ranks share the rows of a prefill between its collectives.  kv_budget: the part of a
-    core's memory for keys and values (None: all that is left).
-    workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
-    result_copies: how often the results of such a model are copied on their way to the host.
-    beams: sequences that an encoder-decoder generates for each one.
-    expert_parallel: the batches for which experts may be divided among the tensor ranks (None: never).
-    constants: by generation of cores, instead of the shipped ones.
-    scales: the measured times of a model's steps relative to the predicted ones, from a fit.  refines: the
-    profile that a fit started from.  narrowed: by kind of figure, the share of its interval's width that
-    remains after a fit.
-    """
-
-    name: str
-    source: str
-    host_seconds: float
-    host_seconds_per_logit: float = 0.0
-    prefill_buckets: Buckets = Buckets.EXACT
-    decode_buckets: Buckets = Buckets.EXACT
-    pads_batch: bool = False
-    batched_prefill: bool = False
-    attention: AttentionStyle = AttentionStyle()
-    sampling: SamplingLocation = SamplingLocation.DEVICE
-    policy: str = "segregated"
-    asynchronous: bool = False
-    workers: int = 1
-    result_copies: int = 1
-    change_seconds: float | None = None
-    batch_powers: bool = False
-    chunk: int | None = None
-    sequence_parallel: bool = False
-    kv_budget: KvBudget | None = None
-    beams: int = 1
-    expert_parallel: ExpertParallel | None = None
-    constants: tuple[tuple[str, Constants], ...] = ()
-    scales: Scales = UNSCALED
-    refines: str = ""
-    narrowed: tuple[tuple[str, float], ...] = ()
-
-    @property
-    def stack(self) -> str:
-        """The name of the software: of the profile that a fit refined."""
-        return self.refines or self.name
-
-    def constants_of(self, version: str) -> Constants:
-        """Returns the constants for cores of `version`."""
-        return dict(self.constants).get(version) or shipped()[version]
-
 
 _ASYNC_GAP = "vllm-neuron/docs/design/framework/async_execution.md: gap per step"
 _EMPTY = "src/neuronperf/model_neuron_b1.csv: time of an empty model"
@@ -186,6 +43,13 @@ _TNX_FLASH = "aws-neuron/transformers-neuronx at c8d6bdc, llama/hlo.py (a flash 
 _NXDI_KERNEL = (
     "neuronx-distributed-inference modules/attention/attention_base.py, releases for SDK 2.22 to 2.28"
 )
+
+_HOST_SAMPLING = (
+    "optimum-neuron benchmark/vllm/chunked-prefill/README.md: 48.2 ms a token of 32 sequences where sampling "
+    "on the device takes 24.5"
+)
+HOST_SECONDS_PER_LOGIT = 4.5e-9
+"""Host time of sampling, per logit: the difference of those two, by 32 x 128,256 logits and the link."""
 
 _EXPERTS = (
     "neuronx-distributed modules/moe/expert_mlps_v2.py, ExpertMLPsV2.forward (expert parallel: "
@@ -210,7 +74,23 @@ _TRANSFORMERS_NEURONX = RuntimeProfile(
         causal_from=(NEVER, NEVER), expands_kv=True, gathers_kv=False, masks_window=True
     ),
     sampling=SamplingLocation.HOST,
+    otherwise="transformers-neuronx-spilled",
     source=f"{_TNX}; {_TNX_SAMPLES}; {_EMPTY}",
+)
+_SPILLED = AttentionStyle(kernel=AttentionKernel.SEPARATE, crossings=(3, 4))
+"""Scores of one prompt that do not stay on chip: the product, the exponential and the quotient are written;
+the maximum with the mask, the exponential, the quotient and the product with the values read them.  Which
+prompts the compiler runs so is not documented: docs/prediction.md, "Two values"."""
+
+_OPTIMUM_TNX = replace(
+    _TRANSFORMERS_NEURONX,
+    name="optimum-tnx",
+    prefill_buckets=Buckets.SINGLE,
+    decode_buckets=Buckets.SINGLE,
+    batched_prefill=False,
+    attention=AttentionStyle(expands_kv=True, masks_window=True),
+    otherwise="optimum-tnx-spilled",
+    source=f"optimum-neuron's exports (n_positions = [sequence_length], continuous batching); {_TNX}",
 )
 _NXDI = RuntimeProfile(
     name="nxdi",
@@ -222,6 +102,13 @@ _NXDI = RuntimeProfile(
     expert_parallel=ExpertParallel.FULL,
     source=f"{_BUCKETS}; {_NXDI_KERNEL}; {_ASYNC_GAP}; {_EXPERTS}",
 )
+_OPTIMUM_NXDI = replace(
+    _NXDI,
+    name="optimum-nxdi",
+    prefill_buckets=Buckets.SINGLE,
+    decode_buckets=Buckets.SINGLE,
+    source=f"optimum-neuron's exports (one bucket of sequence_length, on-device sampling); {_ASYNC_GAP}",
+)
 _ALL = (
     _IDEAL,
     replace(_IDEAL, name="async", host_seconds=28e-6, asynchronous=True, source=_EMPTY),
@@ -231,32 +118,69 @@ _ALL = (
         _TRANSFORMERS_NEURONX,
         name="transformers-neuronx-hsb",
         attention=replace(
+            _TRANSFORMERS_NEURONX.attention,
+            kernel=AttentionKernel.SEPARATE,
+            separate_from=2,
+            batch_innermost=True,
+        ),
+        otherwise="transformers-neuronx-hsb-spilled",
+        source=f"{_TNX}; {_TNX_SAMPLES}; {_TNX_PLAIN}; {_EMPTY}",
+    ),
+    replace(
+        _TRANSFORMERS_NEURONX,
+        name="transformers-neuronx-hsb-spilled",
+        attention=replace(
             _TRANSFORMERS_NEURONX.attention, kernel=AttentionKernel.SEPARATE, batch_innermost=True
         ),
+        otherwise="",
         source=f"{_TNX}; {_TNX_SAMPLES}; {_TNX_PLAIN}; {_EMPTY}",
     ),
     replace(
         _TRANSFORMERS_NEURONX,
         name="transformers-neuronx-flash",
         attention=replace(_TRANSFORMERS_NEURONX.attention, causal_from=(4096, 4096)),
+        otherwise="",
         source=f"{_TNX}; {_TNX_FLASH}; {_EMPTY}",
     ),
     replace(
         _TRANSFORMERS_NEURONX,
-        name="optimum-tnx",
-        prefill_buckets=Buckets.SINGLE,
-        decode_buckets=Buckets.SINGLE,
-        batched_prefill=False,
-        attention=AttentionStyle(expands_kv=True, masks_window=True),
-        source=f"optimum-neuron's exports (n_positions = [sequence_length], continuous batching); {_TNX}",
+        name="transformers-neuronx-spilled",
+        attention=replace(
+            _TRANSFORMERS_NEURONX.attention, kernel=_SPILLED.kernel, crossings=_SPILLED.crossings
+        ),
+        otherwise="",
+    ),
+    _OPTIMUM_TNX,
+    replace(
+        _OPTIMUM_TNX,
+        name="optimum-tnx-spilled",
+        attention=replace(_OPTIMUM_TNX.attention, kernel=_SPILLED.kernel, crossings=_SPILLED.crossings),
+        otherwise="",
+    ),
+    replace(
+        _OPTIMUM_TNX,
+        name="optimum-tnx-host-sampling",
+        host_seconds_per_logit=HOST_SECONDS_PER_LOGIT,
+        otherwise="",
+        source=f"{_TNX}; optimum-neuron 6ba3db94, generator.py: a slot's token is sampled on the host, one "
+        f"slot after the other; {_HOST_SAMPLING}",
     ),
     _NXDI,
     replace(
         _NXDI,
-        name="optimum-nxdi",
-        prefill_buckets=Buckets.SINGLE,
-        decode_buckets=Buckets.SINGLE,
-        source=f"optimum-neuron's exports (one bucket of sequence_length, on-device sampling); {_ASYNC_GAP}",
+        name="nxdi-trn2",
+        prefill_buckets=Buckets.TUTORIAL,
+        sequence_parallel=True,
+        source=f"{_NXDI.source}; libraries/nxd-inference/tutorials/"
+        "trn2-llama3.1-405b-speculative-tutorial.rst",
+    ),
+    _OPTIMUM_NXDI,
+    replace(
+        _OPTIMUM_NXDI,
+        name="stack-unknown",
+        otherwise="optimum-tnx-host-sampling",
+        source="a server that does not say its software: optimum-neuron's exports through NxD Inference, or "
+        "through transformers-neuronx before 2025",
     ),
     replace(
         _NXDI,
@@ -269,9 +193,8 @@ _ALL = (
         _NXDI,
         name="vllm-host-sampling",
         sampling=SamplingLocation.HOST,
-        host_seconds_per_logit=4.5e-9,
-        source=f"{_BUCKETS}; optimum-neuron benchmark/vllm/chunked-prefill/README.md: 48.2 ms a token of 32 "
-        "sequences where sampling on the device takes 24.5",
+        host_seconds_per_logit=HOST_SECONDS_PER_LOGIT,
+        source=f"{_BUCKETS}; {_HOST_SAMPLING}",
     ),
     RuntimeProfile(
         name="vllm-neuron-native",

@@ -8,7 +8,7 @@ from math import ceil, inf
 
 from corepipe.neuron.chips.constants import IDEAL, Constants
 from corepipe.neuron.chips.hardware import Instance, Topology
-from corepipe.neuron.chips.profiles import AttentionStyle
+from corepipe.neuron.chips.runtime_profile import AttentionStyle
 from corepipe.neuron.formats import DType, Format
 
 TILE = 128
@@ -19,6 +19,14 @@ MIN_CYCLES = 64
 
 PLAIN = AttentionStyle()
 """One causal kernel for all lengths, and one copy of keys and values, stored token by token."""
+
+LANES = 128
+"""Lanes of VectorE, one for each partition (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
+
+BETWEEN_CHIPS = {"v3": 1024 / 384, "v4": 1024 / 384}
+"""Speed at which a rank passes on data between chips, relative to that of NeuronCore-v2, at whose constant
+the few measurements of v3 are held: as the bandwidths of their NeuronLinks in one instance (GB/s of a chip of
+trn2 and of trn1: about-neuron/arch/neuron-hardware/trn2-arch.rst, trn1-arch.rst)."""
 
 STEP_STARTS = 3
 """Semaphores of a step around a ring: receive, reduce, send."""
@@ -53,6 +61,7 @@ class CoreRates:
     `group`: the link of the `degree` tensor ranks; `stage`: the mesh of all cores of a stage that has more
     (None: it has not).
     `style`: how the software runs attention.
+    `lanes`: rows that VectorE computes at once (0: a decode step's softmax takes no time of its own).
     `sequence_parallel`: between the collectives of a prefill a rank has its part of the rows.
     """
 
@@ -77,6 +86,7 @@ class CoreRates:
     exponentials: float = 0.0
     sequence_parallel: bool = False
     stage: Mesh | None = None
+    lanes: int = 0
 
     @property
     def mesh(self) -> Mesh:
@@ -134,6 +144,7 @@ def core_rates(
         style=attention,
         on_chip=instance.lnc * (silicon.sbuf_bytes or inf),
         contraction=(silicon.tensor.contraction or {}).get(fmt.multiplied, TILE),
+        lanes=instance.lnc * LANES,
         exponentials=instance.lnc * silicon.vector.exponentials_per_second * speed,
     )
 
@@ -169,7 +180,10 @@ def _group_link(instance: Instance, group: Sequence[int], memory: float, constan
     One after the other: neuron-runtime/explore/intranode-collective-comm.rst.
     """
     way = link(instance, group, memory)
-    return CoreLink(way.seconds, 1 / (1 / way.bytes_per_second + 1 / constants.collective_bytes_per_second))
+    speed = constants.collective_bytes_per_second
+    if len({instance.chip_of(core) for core in group}) > 1:
+        speed *= BETWEEN_CHIPS.get(instance.chip.core.version, 1.0)
+    return CoreLink(way.seconds, 1 / (1 / way.bytes_per_second + 1 / speed))
 
 
 def link(instance: Instance, cores: Sequence[int], on_chip: float) -> CoreLink:

@@ -7,8 +7,8 @@ from math import ceil
 
 from corepipe.neuron.axes import HeadLayout
 from corepipe.neuron.chips.engines import AttentionCost, Cost
-from corepipe.neuron.chips.profiles import AttentionKernel
 from corepipe.neuron.chips.rates import TILE, CoreRates
+from corepipe.neuron.chips.runtime_profile import AttentionKernel
 from corepipe.neuron.formats import Format
 from corepipe.neuron.numerics.attention import Tempering
 from corepipe.neuron.ops.base import (
@@ -45,14 +45,6 @@ width], a number of 4 bytes each (xla/client/lib/slicing.cc: TorchGather)."""
 
 SCORE_BYTES = 4
 """Bytes of a score in memory, as the array has left it in PSUM: fp32."""
-
-WRITTEN, READ = 5, 7
-"""Number of times that scores too large for on-chip memory cross memory, where each step is a separate
-operation.
-
-Written by the product, the mask, the difference to the maximum, the exponential and the quotient; read by the
-last four, the maximum, the sum and the product with the values (transformers-neuronx 7a30b42, llama/hlo.py).
-"""
 
 WINDOWED = 1
 """Additional crossings, each way, for a second mask (mistral/hlo.py)."""
@@ -248,6 +240,7 @@ def _cost(
         write=token * piece,
         scattered=token * (rates.pieces(fmt.compute.bytes) if rates.style.batch_innermost else piece),
         start=rates.start,
+        lanes=rates.lanes / queries,
         queued=2 * rates.start / DMA_QUEUES,
         token_bytes=moved,
         flops=4.0 * width * queries,
@@ -264,10 +257,12 @@ def _spilling(cost: AttentionCost, queries: int, rates: CoreRates, again: int) -
     if rates.style.kernel is not AttentionKernel.SEPARATE:
         return cost
     size = queries * SCORE_BYTES
-    crossing = (size * (WRITTEN + again), size * (READ + again))
+    written, read = rates.style.crossings
+    crossing = (size * (written + again), size * (read + again))
     return replace(
         cost,
         held=rates.on_chip / size,
+        spills_from=rates.style.separate_from,
         spilled=sum(crossing) * rates.pieces(TILE * SCORE_BYTES),
         spilled_bytes=crossing,
     )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from corepipe.neuron.chips.constants import Constants
 from corepipe.neuron.chips.engines import Cost
 from corepipe.neuron.chips.hardware import Instance
-from corepipe.neuron.chips.profiles import RuntimeProfile
 from corepipe.neuron.chips.rates import core_rates, read_share
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Op
 from corepipe.neuron.step import StepShape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corepipe.neuron.chips.profiles import SamplingLocation
+from corepipe.neuron.chips.runtime_profile import SamplingLocation
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import CostModel
 

@@ -22,7 +22,7 @@ from typing import Literal
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.hardware import Instance
-from corepipe.neuron.chips.profiles import ExpertParallel, RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import ExpertParallel, RuntimeProfile
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.memory import DeploymentLimits, blocks_that_fit, measure
 from corepipe.neuron.compile.placement import Placement

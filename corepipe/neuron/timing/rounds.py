@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import CostModel
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from corepipe.neuron.chips.engines import AttentionCost, Cost, Engines, OpCost, ScanCost
 from corepipe.neuron.chips.hardware import ENGINES
-from corepipe.neuron.chips.profiles import AttentionStyle
 from corepipe.neuron.chips.rates import CoreLink, CoreRates
+from corepipe.neuron.chips.runtime_profile import AttentionStyle
 from corepipe.neuron.compile.program import Program, of_each
 from corepipe.neuron.ops.base import Op
 from corepipe.neuron.step import StepShape

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.chips.hardware import ENGINES
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.rounds import Rounds

@@ -1,15 +1,18 @@
-"""Prediction intervals: how far a measurement may be from a predicted figure, at 90 %, from the errors of
-earlier ones.
+"""Prediction intervals: how far a measurement may be from a predicted figure, from the errors of earlier
+ones.
 
-`residuals.json` has the errors of published measurements, each family of models predicted with constants that
-were fitted to the other families (benchmarks/residuals.py writes it).  An interval is the spread of the
-errors of figures of its kind.  It grows with each step by which a case lies outside of the measured cases:
-another instance, generation, software stack or kind of model; each doubling beyond the longest sequence and
-the most tensor ranks.
+`residuals.json` has the errors of published measurements, each predicted with constants and rules that were
+chosen without its family of models and without its campaign (benchmarks/residuals.py writes it).  Intervals
+are conformal (Vovk et al. 2005, Algorithmic Learning in a Random World) and hierarchical: the unit that is
+exchanged is a family of models in a campaign (one benchmark, with one SDK or on one day, on one instance),
+since runs of one unit share their error (Dunn, Wasserman, Ramdas 2023).  With K units an interval of 90 % is
+known from K >= 9 on; below, an interval reaches to the largest error seen, and says so.  It grows with each
+step by which a case lies outside of the measured cases: another instance, generation, software stack or kind
+of model; each doubling beyond the longest sequence and the most tensor ranks.
 
 Errors are logarithms of measured / predicted *time*: above 0 the device was slower.  For a rate it is the
-other way round.
-"""
+other way round.  A prediction with two values is off by the distance to the nearer one, and by 0 between
+them."""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from typing import Any
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.catalog import instance as find_instance
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import SOURCE, InputKind
 
@@ -34,8 +37,11 @@ FILE = Path(__file__).with_name("residuals.json")
 LEVEL = 0.9
 """Default probability of an interval."""
 
-LEAST_SCALE = 0.02
-"""Smallest size of an error: repeated measurements differ by as much."""
+LEAST_SIZE = 0.02
+"""Smallest expected size of an error: repeated measurements differ by as much."""
+
+LEAST_REACH = 0.05
+"""Smallest half width of an interval, as a logarithm: served models vary so from day to day."""
 
 FAR = log(5.0)
 """Largest size of an error; larger ones count as this, since such a row measured something else than was
@@ -48,20 +54,12 @@ GUESSED = ", guessed"
 """Suffix of the profile of a case of which not everything is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Widths:
-    """The parameters of intervals, chosen by interval score (docs/decisions/2026-11-22-intervals.md).
+GROWTH = 1.5
+"""Factor of a width (on a logarithm) for each step away from the measured cases, chosen by interval score
+(docs/decisions/2026-11-22-intervals.md)."""
 
-    growth: factor of a width (on a logarithm) for each step away from the measured cases.
-    own_families: a stack's own errors count as much as all stacks' together when they are of so many families
-    of models.
-    others: how many of a kind's own errors the shape of all kinds' errors counts as, for a kind (its tails
-    apart) with few.
-    """
-
-    growth: float
-    own_families: float
-    others: float
+OWN_UNITS = 4.0
+"""The errors of a stack count as much as those of all stacks together when they are of so many units."""
 
 
 class Figure(StrEnum):
@@ -131,9 +129,8 @@ class Point:
     divided: bool = False
 
     @property
-    def shape(self) -> tuple[str, bool]:
-        """The group whose errors have one distribution, relative to their size: more tails are far off than
-        medians."""
+    def group(self) -> tuple[str, bool]:
+        """The kind of figure whose errors make its interval; tails are a kind of their own."""
         return self.kind, self.tail
 
     @property
@@ -154,86 +151,104 @@ def _generation(instance: str) -> str:
 class Residual:
     """The error of a run's figures of one kind: of the one that was predicted worst.
 
-    predicted, unit: that figure, in seconds or a second.  score: the error relative to the spread that the
-    other families' errors give.
+    campaign: the benchmark, the SDK or day, and the instance.  predicted, unit: that figure, in seconds or a
+    second.
     """
 
     point: Point
     family: str
+    campaign: str
     run: str
     error: float
     predicted: float
     unit: str
-    score: float = 0.0
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """The family in a campaign that measured it."""
+        return self.family, self.campaign
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
     """The factors of the predicted *time* within which a measurement is expected.
 
-    steps: distance from the measured cases; measured: number of runs that it is known from.
-    """
+    steps: distance from the measured cases; measured, units: number of runs, and of families in campaigns,
+    that it is known from.  claimed: the share of measurements that lie within is known to be `level`;
+    otherwise the interval reaches to the largest error seen."""
 
     low: float
     high: float
     steps: float
     measured: int
+    units: int
+    claimed: bool
     level: float = LEVEL
 
-    def around(self, value: float, *, rate: bool = False) -> tuple[float, float]:
-        """Returns the smallest and the largest expected value of a figure."""
-        return (value / self.high, value / self.low) if rate else (value * self.low, value * self.high)
+    def around(self, *values: float, rate: bool = False) -> tuple[float, float]:
+        """Returns the smallest and the largest expected value of a figure that is predicted to be one of
+        `values`."""
+        low, high = min(values), max(values)
+        return (low / self.high, high / self.low) if rate else (low * self.low, high * self.high)
 
     @property
     def basis(self) -> str:
         """The runs that the interval is known from, in words."""
         away = f", {self.steps:.2g} steps from them" if self.steps else ""
-        return f"{self.measured} measured runs{away}"
+        known = f"{self.measured} runs of {self.units} families in campaigns{away}"
+        if self.claimed:
+            return f"{self.level:.0%} of published runs of campaigns that were not seen; from {known}"
+        return f"too few campaigns for {self.level:.0%}: the largest error seen; from {known}"
 
     def as_json(self) -> dict[str, object]:
         return {
             "level": self.level,
+            "level_is_known": self.claimed,
             "time_factor_low": self.low,
             "time_factor_high": self.high,
             "measured_runs": self.measured,
+            "measured_campaigns": self.units,
             "steps_away": self.steps,
+            "basis": self.basis,
         }
 
 
-class _KindErrors:
-    """The measured cases of one kind of figure, and the size of its errors."""
+class _Group:
+    """The measured cases of one kind of figure, and the sizes of its errors."""
 
     def __init__(self, residuals: Sequence[Residual]) -> None:
         points = [one.point for one in residuals]
-        self.runs = len(residuals)
         self.instances = _seen(point.instance for point in points)
         self.generations = _seen(point.generation for point in points)
-        self.profiles = _seen((point.profile, point.tail) for point in points)
+        self.profiles = _seen(point.profile for point in points)
         self.architectures = _seen(point.architecture for point in points)
         self.divided = any(point.divided for point in points)
         self.tensor = max(point.tensor for point in points)
         self.tokens = max(point.tokens for point in points)
-        self.scale = _size(residuals)[0]
-        own: defaultdict[tuple[str, bool], list[Residual]] = defaultdict(list)
+        own: defaultdict[str, list[Residual]] = defaultdict(list)
         for one in residuals:
-            own[one.point.profile, one.point.tail].append(one)
-        self._own = {key: _size(group) for key, group in own.items()}
-
-    def own(self, point: Point) -> tuple[float, int]:
-        """Returns the mean size of the errors of a point's stack, and the number of families they are of."""
-        return self._own.get((point.profile, point.tail), (0.0, 0))
+            own[one.point.profile].append(one)
+        self._size = _size(residuals)[0]
+        self._own = {profile: _size(group) for profile, group in own.items()}
 
     def steps(self, point: Point) -> float:
         """Returns how far a point lies outside of the measured cases."""
         unseen = (
             point.instance not in self.instances,
             point.generation not in self.generations,
-            (point.profile, point.tail) not in self.profiles,
+            point.profile not in self.profiles,
             point.architecture not in self.architectures,
             point.divided and not self.divided,
         )
         beyond = (point.tokens / self.tokens, point.tensor / self.tensor)
         return sum(unseen) + sum(log2(ratio) for ratio in beyond if ratio > 1)
+
+    def size(self, point: Point) -> float:
+        """Returns the expected size of an error at a point: that of its stack, drawn to that of all stacks;
+        larger for each step away."""
+        own, units = self._own.get(point.profile, (0.0, 0))
+        near = (units * own + OWN_UNITS * self._size) / (units + OWN_UNITS)
+        return near * float(GROWTH ** self.steps(point))
 
 
 def _seen(values: Iterable[Hashable]) -> set[Hashable]:
@@ -242,110 +257,78 @@ def _seen(values: Iterable[Hashable]) -> set[Hashable]:
 
 
 def _size(residuals: Sequence[Residual]) -> tuple[float, int]:
-    """Returns the mean size of the errors, and the number of families they are of."""
-    errors = [min(FAR, abs(one.error)) for one in residuals]
-    return max(LEAST_SCALE, sum(errors) / len(errors)), len({one.family for one in residuals})
+    """Returns the mean over units of the mean size of their errors, and the number of units."""
+    units: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for one in residuals:
+        units[one.owner].append(min(FAR, abs(one.error)))
+    means = [sum(errors) / len(errors) for errors in units.values()]
+    return max(LEAST_SIZE, sum(means) / len(means)), len(units)
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes of errors at a point: on its stack, with the number of families; of all of its kind; and the
-    steps from the measured cases to the point."""
+class _Conformal:
+    """The conformal scores of one kind of figure: each error by the size that the other units let expect.
 
-    own: float
-    families: int
-    kind: float
-    steps: float
+    unmeasured: 1 where they are of other kinds of figures, since none of this kind was measured.
+    """
 
-    def with_widths(self, widths: Widths) -> float:
-        """Returns the size of an error at the point."""
-        families, drawn = self.families, widths.own_families
-        near = (families * self.own + drawn * self.kind) / (families + drawn)
-        return near * float(widths.growth**self.steps)
-
-
-class Spread:
-    """The size of errors at any point, from those of some families.  Raises ValueError for none."""
-
-    def __init__(self, residuals: Sequence[Residual]) -> None:
-        kinds: defaultdict[str, list[Residual]] = defaultdict(list)
+    def __init__(self, residuals: Sequence[Residual], unmeasured: int = 0) -> None:
+        self._unmeasured = unmeasured
+        self.runs = len(residuals)
+        self._group = _Group(residuals)
+        units: defaultdict[tuple[str, str], list[Residual]] = defaultdict(list)
         for one in residuals:
-            kinds[one.point.kind].append(one)
-        self._kinds = {kind: _KindErrors(group) for kind, group in kinds.items()}
-        self._all = _KindErrors(residuals)
+            units[one.owner].append(one)
+        self.units = len(units)
+        scores = []
+        for owner, runs in units.items():
+            others = [one for one in residuals if one.owner != owner]
+            known = _Group(others) if others else self._group
+            weight = 1 / (self.units + 1) / len(runs)
+            scores += [(abs(one.error) / known.size(one.point), weight) for one in runs]
+        self._scores = sorted(scores)
 
-    def at(self, point: Point) -> Sizes:
-        """Returns the sizes of errors at a point."""
-        known = self._kinds.get(point.kind)
-        if known is None:  # no figure of its kind was ever measured
-            return Sizes(0.0, 0, self._all.scale, 1 + self._all.steps(point))
-        return Sizes(*known.own(point), known.scale, known.steps(point))
-
-    def runs(self, kind: str) -> int:
-        """Returns the number of measured runs of a kind."""
-        return self._kinds[kind].runs if kind in self._kinds else 0
-
-
-def scored(residuals: Sequence[Residual], widths: Widths) -> list[Residual]:
-    """Returns the residuals with their scores: each error relative to the spread of the other families'
-    errors."""
-    found = []
-    for family in dict.fromkeys(one.family for one in residuals):
-        others = [one for one in residuals if one.family != family]
-        if not others:
-            continue
-        spread = Spread(others)
-        found += [
-            Residual(
-                one.point, one.family, one.run, one.error, one.predicted, one.unit,
-                one.error / spread.at(one.point).with_widths(widths),
-            )
-            for one in residuals
-            if one.family == family
-        ]  # fmt: skip
-    return found
+    def reach(self, point: Point, level: float) -> tuple[float, float, bool]:
+        """Returns the half width of the interval at a point, as a logarithm; the point's steps from the
+        measured cases; and whether so many units make the level known."""
+        below, claimed = 0.0, self.units / (self.units + 1) >= level - 1e-9
+        score = self._scores[-1][0]
+        for reached, weight in self._scores if claimed else ():
+            below += weight
+            if below >= level - 1e-9:
+                score = reached
+                break
+        steps = self._group.steps(point) + self._unmeasured
+        size = self._group.size(point) * GROWTH**self._unmeasured
+        return max(LEAST_REACH, score * size), steps, claimed and not self._unmeasured
 
 
 class Uncertainty:
-    """Intervals from residuals that have their scores.  Raises ValueError for none."""
+    """Intervals from residuals.  Raises ValueError for none."""
 
-    def __init__(self, residuals: Sequence[Residual], widths: Widths) -> None:
-        self.residuals, self.widths = residuals, widths
-        self._spread = Spread(residuals)
-        self._scores = sorted(((abs(one.score), one.point.shape) for one in residuals), reverse=True)
-        self._quantile = cache(self._find_quantile)
+    def __init__(self, residuals: Sequence[Residual]) -> None:
+        if not residuals:
+            raise ValueError("intervals need at least one measured error")
+        self.residuals = residuals
+        self._found = cache(self._find)
 
     def interval(self, point: Point, level: float = LEVEL, narrowed: float = 1.0) -> Interval:
-        """Returns the interval that holds a measured figure with a probability of `level`: as much above as
-        below, on a logarithm, since the side on which one family lies says little about the next.
+        """Returns the interval of a figure: as much above as below, on a logarithm, since the side on which
+        one family lies says little about the next.
 
         narrowed: the share of its width that is left where such figures of this very model were measured.
         """
-        sizes = self._spread.at(point)
-        reach = sizes.with_widths(self.widths) * self._quantile(point.shape, level) * narrowed
-        return Interval(exp(-reach), exp(reach), sizes.steps, self._spread.runs(point.kind), level)
+        known = self._found(point.group)
+        reach, steps, claimed = known.reach(point, level)
+        reach *= narrowed
+        return Interval(exp(-reach), exp(reach), steps, known.runs, known.units, claimed, level)
 
-    def _find_quantile(self, shape: tuple[str, bool], level: float) -> float:
-        own = [found == shape for _, found in self._scores]
-        return exceeded([score for score, _ in self._scores], own, self.widths.others, level)
-
-
-def exceeded(scores: Sequence[float], own: Sequence[bool], others: float, level: float) -> float:
-    """Returns the size of scores that is exceeded by no larger share of a kind than the level allows.
-
-    scores: of all kinds, the largest first; own: which are the kind's; others: how many of these all the
-    others count as.
-    """
-    borrowed = len(scores) - sum(own)
-    other = others / max(1, borrowed)
-    room = (1 - level) * (1 + sum(own) + min(others, borrowed))
-    reached = scores[0]
-    for score, mine in zip(scores, own, strict=True):
-        room -= 1.0 if mine else other
-        if room < 0:
-            break
-        reached = score
-    return reached
+    def _find(self, group: tuple[str, bool]) -> _Conformal:
+        """Returns the scores of a kind of figure; of its medians where it has no tails; of all figures where
+        nothing of the kind was measured."""
+        kind, _ = group
+        own = [one for one in self.residuals if one.point.group == group]
+        own = own or [one for one in self.residuals if one.point.kind == kind]
+        return _Conformal(own) if own else _Conformal(self.residuals, unmeasured=1)
 
 
 def interval(point: Point, profile: RuntimeProfile, level: float = LEVEL) -> Interval:
@@ -355,16 +338,16 @@ def interval(point: Point, profile: RuntimeProfile, level: float = LEVEL) -> Int
 
 
 COLUMNS = (
-    "kind", "instance", "profile", "architecture", "tensor", "tokens", "tail", "family", "run", "error",
-    "predicted", "unit", "score",
+    "kind", "instance", "profile", "architecture", "tensor", "tokens", "tail", "family", "campaign", "run",
+    "error", "predicted", "unit",
 )  # fmt: skip
 
 
 def as_rows(residuals: Iterable[Residual]) -> list[list[object]]:
     """Returns the residuals for a file, in the order of COLUMNS."""
     return [
-        [*(getattr(one.point, name) for name in COLUMNS[:7]), one.family, one.run, round(one.error, 5),
-         float(f"{one.predicted:.5g}"), one.unit, round(one.score, 4)]
+        [*(getattr(one.point, name) for name in COLUMNS[:7]), one.family, one.campaign, one.run,
+         round(one.error, 5), float(f"{one.predicted:.5g}"), one.unit]
         for one in residuals
     ]  # fmt: skip
 
@@ -381,13 +364,7 @@ def record() -> dict[str, Any]:
     return found
 
 
-def fold_widths() -> dict[str, Widths]:
-    """Returns by family of models the widths that were chosen from the other families alone."""
-    return {family: Widths(*values) for family, values in record()["fold_widths"].items()}
-
-
 @cache
 def shipped_uncertainty() -> Uncertainty:
     """Returns the uncertainty of the constants and rules that come with corepipe."""
-    found = record()
-    return Uncertainty(from_rows(found["residuals"]), Widths(**found["widths"]))
+    return Uncertainty(from_rows(record()["residuals"]))

@@ -24,7 +24,7 @@ from corepipe.neuron.chips.native_plugin import (
     is_chunked,
     prefill_buckets,
 )
-from corepipe.neuron.chips.profiles import Buckets, RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import Buckets, RuntimeProfile
 from corepipe.neuron.compile.compiler import compile_for_timing
 from corepipe.neuron.compile.memory import Footprint
 from corepipe.neuron.compile.placement import Placement

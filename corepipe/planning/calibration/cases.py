@@ -11,7 +11,7 @@ from corepipe.neuron.axes import AxisKind
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.constants import Constants
 from corepipe.neuron.chips.hardware import GIB, Instance
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.compile.compiler import compile_for_timing, weight_bytes_by_format
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
@@ -31,7 +31,7 @@ from corepipe.planning.calibration.rows import (
     number_format,
     text,
 )
-from corepipe.planning.calibration.stacks import ENCODERS, ModelTraits, profile_of
+from corepipe.planning.calibration.stacks import ENCODERS, ModelTraits, profile_of, sends_one_more
 
 DEFAULT_TOKENS = 2048
 """Tokens of a whole sequence, where a row that counts input and output together does not say: that of the
@@ -243,7 +243,7 @@ def _native(fmt: Format, instance: Instance) -> Format:
 
 def _held(graph: Graph, instance: Instance, tokens: int) -> RowDegrees:
     """Returns one core; where the weights do not fit it, the fewest tensor ranks that hold them and the keys
-    and values of `tokens`, if any do.
+    and values of `tokens`; where none do, the fewest that hold the weights.
 
     The tables that count input and output together do not all say how many cores a model took.
     """
@@ -251,10 +251,10 @@ def _held(graph: Graph, instance: Instance, tokens: int) -> RowDegrees:
     if weights <= instance.bank_bytes:
         return RowDegrees()
     kept = (state.per_token for state in graph.states() if state.kind is StateKind.TOKENS)
-    held = weights + tokens * sum(kept) * graph.format.compute.bytes
-    for tensor in instance.tensor_degrees:
-        if held * min(tensor, instance.cores_per_bank) <= tensor * instance.bank_bytes:
-            return RowDegrees(tensor=tensor)
+    for held in (weights + tokens * sum(kept) * graph.format.compute.bytes, weights):
+        for tensor in instance.tensor_degrees:
+            if held * min(tensor, instance.cores_per_bank) <= tensor * instance.bank_bytes:
+                return RowDegrees(tensor=tensor)
     return RowDegrees()
 
 
@@ -279,6 +279,7 @@ def _lengths(row: Raw, graph: Graph, encodes: bool) -> _Lengths:
     if _unsaid(row, graph, encodes):
         tokens = max(given, longest) or min(graph.max_positions, DEFAULT_TOKENS)
         return _Lengths(1, tokens - 1, tokens)
+    given += sends_one_more(row)
     if not given + outputs:
         raise Unpredictable("input_len and output_len are missing")
     inputs = given or 1

@@ -1,23 +1,25 @@
-"""Coverage: how often intervals contain measurements of families that they were made without."""
+"""Coverage: how often intervals contain measurements of families and campaigns that they were made
+without."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from math import comb, exp, log
+from math import exp, lgamma, log
 
-from corepipe.neuron.timing.uncertainty import LEVEL, Interval, Residual, Uncertainty, Widths, scored
+from corepipe.neuron.timing.uncertainty import LEVEL, Interval, Residual, Uncertainty
 
 ALL = "all"
 TAILS = ", tails"
-MANY = 40
-"""Number of runs from which on a kind's coverage is checked against its binomial bound."""
+CAMPAIGNS = 10
+"""Units (families in campaigns) from which on the coverage of a kind is checked against its binomial
+bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """A left-out run and the interval that the other families gave."""
+    """A left-out run and the interval that the other families and campaigns gave."""
 
     residual: Residual
     interval: Interval
@@ -29,39 +31,38 @@ class Covered:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The coverage of one kind: runs; the share whose measurement lies in its interval; the bounds within
-    which a coverage of 90 % would be found 19 times of 20; and the mean width, as the upper end divided by
-    the lower."""
+    """The coverage of one kind: runs; units, which are families in campaigns; the share whose measurement
+    lies in its interval, each unit weighing the same; the bounds within which a coverage of 90 % of so many
+    units would be found 19 times of 20; and the mean width, as the upper end divided by the lower.  claimed:
+    the share of intervals that claim their level."""
 
     kind: str
     runs: int
+    units: int
     share: float
     least: float
     most: float
     width: float
+    claimed: float
 
     @property
     def sound(self) -> bool:
-        """Tells whether the share is one that intervals of 90 % would have, as far as so few runs tell."""
-        return self.runs < MANY or self.least <= self.share <= self.most
+        """Tells whether the share is one that intervals of 90 % would have, as far as so few units tell."""
+        return self.units < CAMPAIGNS or self.least <= self.share
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 
-def nested(
-    residuals: Sequence[Residual], widths: Mapping[str, Widths], level: float = LEVEL
-) -> list[Covered]:
-    """Returns every run with the interval that other families alone give: constants, errors and `widths`
-    (by the family that is left out) are all from other families."""
+def left_out(residuals: Sequence[Residual], level: float = LEVEL) -> list[Covered]:
+    """Returns every run with the interval that is made without its family in its campaign."""
     found = []
-    for family in dict.fromkeys(one.family for one in residuals):
-        rest = scored([one for one in residuals if one.family != family], widths[family])
-        if not rest:
-            continue
-        known = Uncertainty(rest, widths[family])
-        here = (one for one in residuals if one.family == family)
-        found += [Covered(one, known.interval(one.point, level)) for one in here]
+    for owner in dict.fromkeys(one.owner for one in residuals):
+        rest = [one for one in residuals if one.owner != owner]
+        if rest:
+            known = Uncertainty(rest)
+            here = (one for one in residuals if one.owner == owner)
+            found += [Covered(one, known.interval(one.point, level)) for one in here]
     return found
 
 
@@ -92,9 +93,20 @@ def by_steps(found: Iterable[Covered]) -> dict[int, tuple[int, float, float, flo
 
 
 def _of(kind: str, group: Sequence[Covered], level: float) -> Coverage:
-    least, most = binomial(len(group), level)
-    width = exp(_mean(log(one.interval.high / one.interval.low) for one in group))
-    return Coverage(kind, len(group), _mean(one.holds for one in group), least, most, width)
+    owners: defaultdict[tuple[str, ...], list[bool]] = defaultdict(list)
+    for one in group:
+        owners[(one.residual.point.kind, *one.residual.owner)].append(one.holds)
+    least, most = binomial(len(owners), level)
+    return Coverage(
+        kind=kind,
+        runs=len(group),
+        units=len(owners),
+        share=_mean(_mean(held) for held in owners.values()),
+        least=least,
+        most=most,
+        width=exp(_mean(log(one.interval.high / one.interval.low) for one in group)),
+        claimed=_mean(one.interval.claimed for one in group),
+    )
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -102,14 +114,17 @@ def _mean(values: Iterable[float]) -> float:
     return sum(known) / len(known)
 
 
-def binomial(runs: int, level: float, within: float = 0.95) -> tuple[float, float]:
-    """Returns the shares between which that of `runs` draws of probability `level` lies, but for (1 -
-    within) / 2 on either side."""
+def binomial(draws: int, level: float, within: float = 0.95) -> tuple[float, float]:
+    """Returns the shares between which that of `draws` draws of probability `level` lies, but for (1 -
+    within) / 2 on either side; for any number of draws, as each probability is computed from logarithms."""
+    if not draws:
+        return 0.0, 1.0
     tail, below, low = (1 - within) / 2, 0.0, None
-    for hits in range(runs + 1):
-        below += comb(runs, hits) * level**hits * (1 - level) ** (runs - hits)
+    for hits in range(draws + 1):
+        ways = lgamma(draws + 1) - lgamma(hits + 1) - lgamma(draws - hits + 1)
+        below += exp(ways + hits * log(level) + (draws - hits) * log(1 - level))
         if low is None and below > tail:
             low = hits
         if below >= 1 - tail:
-            return (low or 0) / runs, hits / runs
-    return (low or 0) / runs, 1.0
+            return (low or 0) / draws, hits / draws
+    return (low or 0) / draws, 1.0

@@ -12,9 +12,9 @@ import numpy as np
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.timing.uncertainty import Interval, Point
 from corepipe.planning.calibration.coverage import Covered
-from corepipe.planning.calibration.residuals import MeasuredRow, is_rate, run
-from corepipe.planning.calibration.rows import UNITS, count, degrees, text
-from corepipe.planning.calibration.score import resolution
+from corepipe.planning.calibration.residuals import MeasuredRow
+from corepipe.planning.calibration.rows import UNITS, count, degrees, is_rate, text
+from corepipe.planning.calibration.score import resolution, run
 
 CHOICES = ("instance", "parallelism", "batch_size")
 """Columns that are chosen, and differ between the two rows of a pair."""

@@ -17,11 +17,15 @@ import numpy.typing as npt
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.constants import Constants, fitted, shipped
 from corepipe.planning.calibration.cases import Cases
+from corepipe.planning.calibration.physics import consistent
 from corepipe.planning.calibration.predict import Predictor, RequestedFigure
-from corepipe.planning.calibration.rows import Raw, text
-from corepipe.planning.calibration.score import pair, resolution
+from corepipe.planning.calibration.rows import Raw, campaign, family, text
+from corepipe.planning.calibration.score import log_error, pair, resolution
 
 F64 = npt.NDArray[np.float64]
+
+FEW_ROWS = ("v3",)
+"""Generations with few measurements: their constants stay close to those of the previous one."""
 
 SOFT = 0.1
 """Share from which on errors count less and less (soft l1)."""
@@ -76,7 +80,7 @@ def usable(rows: Sequence[Raw], cases: Cases) -> list[Raw]:
     which there is no constant; elsewhere they test constants that have not seen any.
     """
     predictor = Predictor(cases=cases)
-    middle = [row for row in rows if _middle(row)]
+    middle = [row for row in consistent(rows, cases) if _middle(row)]
     found = [predictor.predict(row) for row in middle]
     scored = pair(middle, [replace(one, value=None) if one.assumed else one for one in found])
     return [one.row for one in scored if abs(log(one.predicted / one.value)) < log(FAR)]
@@ -84,7 +88,18 @@ def usable(rows: Sequence[Raw], cases: Cases) -> list[Raw]:
 
 def _middle(row: Raw) -> bool:
     alone = not text(row, "arrival") and not text(row, "task").startswith("serving")
-    return alone and text(row, "task").lower() != "cnn" and text(row, "percentile") in {"", "mean", "p50"}
+    return (
+        (alone or _single_user(row))
+        and text(row, "task").lower() != "cnn"
+        and text(row, "percentile") in {"", "mean", "p50"}
+    )
+
+
+def _single_user(row: Raw) -> bool:
+    """Tells whether a server answered one request after the other, on cores of which few runs are measured
+    alone: its time to a first token and between tokens are those of a batch alone."""
+    few = version(row) in FEW_ROWS
+    return few and text(row, "arrival") == "synchronous" and text(row, "metric") in {"ttft", "itl"}
 
 
 def fit(
@@ -191,13 +206,6 @@ def constants_from(base: Constants, x: F64) -> Constants:
     return replace(base, **{name: float(np.exp(value)) for name, value in zip(fitted(base), x, strict=True)})
 
 
-def log_error(predicted: float, value: float, slack: float) -> float:
-    """Returns log(predicted / measured), 0 within the rounding of the source."""
-    if predicted > value + slack:
-        return log(predicted / (value + slack))
-    return min(0.0, log(predicted / (value - slack)))
-
-
 def _weights(rows: Sequence[Raw]) -> F64:
     """Returns 1 / sqrt(repeats): rows that measure one configuration again count as one."""
     keys = [tuple(text(row, c) for c in _CONFIGURATION) for row in rows]
@@ -208,14 +216,12 @@ def _weights(rows: Sequence[Raw]) -> F64:
 _CONFIGURATION = ("task", "instance", "model", "dtype", "parallelism", "batch_size", "metric", "seq_len")
 
 
-def family(row: Raw) -> str:
-    """Returns the family of a row's model: its models are left out of a fold together."""
-    return text(row, "family") or text(row, "model")
-
-
-def leave_one_family_out(
+def leave_one_out(
     rows: Sequence[Raw], cases: Cases, fitted: Callable[[Sequence[Raw], Cases], Fit]
 ) -> dict[str, Fit]:
-    """Returns, for each family of models, the fit to the others' rows."""
-    names = sorted({family(row) for row in rows})
-    return {name: fitted([row for row in rows if family(row) != name], cases) for name in names}
+    """Returns, for each family of models and for each campaign, the fit to the others' rows."""
+    folds: dict[str, Fit] = {}
+    for name_of in (family, campaign):
+        for name in sorted({name_of(row) for row in rows}):
+            folds[name] = fitted([row for row in rows if name_of(row) != name], cases)
+    return folds

@@ -14,13 +14,13 @@ from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import CostModel
 from corepipe.planning.calibration.cases import Case, Cases
 from corepipe.planning.calibration.predict import Predictor, RequestedFigure, whole_batch
-from corepipe.planning.calibration.residuals import is_rate, run
-from corepipe.planning.calibration.rows import UNITS, Raw, Unpredictable, text
+from corepipe.planning.calibration.rows import UNITS, Raw, Unpredictable, is_rate, text
+from corepipe.planning.calibration.score import run
 
 SLACK = 0.97
 """Tolerance of a bound: data sheets are rounded."""
 
-DISAGREE = 1.5
+DISAGREE = 1.25
 """Factor by which a run's throughput and latency may disagree: means, medians and ramps differ."""
 
 TOO_MANY = 1.15
@@ -44,6 +44,12 @@ def refused(rows: Sequence[Raw], cases: Cases) -> list[RefusedRow]:
     left = {number: row for number, row in enumerate(rows, 1) if number not in found}
     found |= _contradictions(left, cases)
     return [RefusedRow(number, found[number]) for number in sorted(found)]
+
+
+def consistent(rows: Sequence[Raw], cases: Cases) -> list[Raw]:
+    """Returns the rows that contradict neither physics nor one another."""
+    bad = {one.number for one in refused(rows, cases)}
+    return [row for number, row in enumerate(rows, 1) if number not in bad]
 
 
 def _impossible(row: Raw, cases: Cases) -> str | None:
@@ -139,6 +145,8 @@ def _disagreement(group: Mapping[int, Raw], cases: Cases) -> dict[int, str]:
         return {}
     found: dict[int, str] = {}
     rate, latency = _named(figures, _RATES), _named(figures, _LATENCIES)
+    if figures.keys() >= _TOKENS:
+        rate, latency = "total_throughput", "per_token_latency"
     if rate and latency and (reason := _little(asked[rate], seconds[rate], seconds[latency])):
         found |= {figures[name][0]: reason for name in (rate, latency)}
     if figures.keys() >= _BATCH and (reason := _batch(asked["output_throughput"], seconds)):
@@ -154,6 +162,7 @@ def _named(figures: Mapping[str, object], names: Sequence[str]) -> str | None:
 
 
 _BATCH = {"ttft", "tpot", "output_throughput"}
+_TOKENS = {"total_throughput", "per_token_latency"}
 
 
 def _batch(asked: RequestedFigure, seconds: Mapping[str, float]) -> str | None:
@@ -180,7 +189,8 @@ def _little(asked: RequestedFigure, rate: float, latency: float) -> str | None:
             return None
         return f"{rate:.4g} a second of {latency:.4g} s each are {flight:.3g} in flight, of {users} users"
     seats = case.batch * case.degrees.data * case.degrees.pipeline
-    if flight <= DISAGREE * seats * case.profile.workers:
+    fewest = case.batch * case.degrees.data / DISAGREE
+    if fewest <= flight <= DISAGREE * seats * case.profile.workers:
         return None
     return (
         f"{rate:.4g} a second of {latency:.4g} s each are {flight:.3g} in flight, and there are {seats} seats"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from math import log
 
 import numpy as np
 import numpy.typing as npt
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.constants import Constants
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.scales import Scales
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import CostModel
+from corepipe.neuron.timing.uncertainty import ModelKind
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Case, Cases
 from corepipe.planning.calibration.load import RowLoad, ServedRequests, load, serve
@@ -24,11 +27,24 @@ F64 = npt.NDArray[np.float64]
 
 NOT_VALIDATED = "not validated"
 
+TAILS = {
+    "decode": (0.03, 0.0),
+    "first token": (0.0, 5e-3),
+    "answer": (0.04, 0.0),
+    "encoder": (0.04, 0.0),
+    "convolutional network": (0.01, 0.0),
+}
+"""By kind of figure, the share of the median and the seconds by which the p99 of a batch alone is above it:
+the host's pauses, which lengthen a prompt whatever it takes.  Other quantiles follow an exponential tail.
+Under load tails are those of the simulated requests."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowPrediction:
     """A figure in the row's unit, or None with the reason; `reason` may also qualify a figure.
 
+    other: the figure with the profile that holds otherwise, where the chosen one rests on something that no
+    document states; None: there is none.
     profile: the runtime profile that was used; empty where none was chosen yet.  assumed: whether an
     assumption replaces a value that the row does not state.  column: where there is no figure since a cell is
     missing or cannot be read, its column.
@@ -39,6 +55,12 @@ class RowPrediction:
     profile: str = ""
     assumed: bool = False
     column: str = ""
+    other: float | None = None
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The figure, and the other one where there are two."""
+        return tuple(value for value in (self.value, self.other) if value is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +129,8 @@ class Predictor:
             doubt = asked.case.instance.hypothetical
             notes = (f"hypothetical: {doubt}" if doubt else "", _caveat(row, asked.case), *guesses)
             reason = "; ".join(filter(None, notes))
-            return RowPrediction(self.answer(asked), reason, profile, bool(guesses))
+            value, other = self.answers(asked)
+            return RowPrediction(value, reason, profile, bool(guesses), other=other)
         except Unpredictable as error:
             return RowPrediction(None, str(error), profile, column=error.column)
         except UserError as error:
@@ -127,6 +150,15 @@ class Predictor:
         offered = load(row, case.vocabulary) if _under_load(row) else None
         return RequestedFigure(case, metric, unit, _quantile(row), offered)
 
+    def answers(self, asked: RequestedFigure) -> tuple[float, float | None]:
+        """Returns the figure's value, and that with the profile that holds otherwise where it differs: None
+        where there is no such profile.  Raises Unpredictable."""
+        value, otherwise = self.answer(asked), asked.case.profile.otherwise
+        if not otherwise:
+            return value, None
+        other = self.answer(replace(asked, case=replace(asked.case, profile=PROFILES[otherwise])))
+        return value, None if other == value else other
+
     def answer(self, asked: RequestedFigure) -> float:
         """Returns the figure's value, in the row's unit.  Raises Unpredictable."""
         case = asked.case
@@ -134,8 +166,10 @@ class Predictor:
             served = self._served(case, asked.load)
             return load_figure(asked.metric, served, asked.quantile) / UNITS[asked.unit]
         if case.encodes or case.outputs == 0:
-            return _of_pass(asked.metric, self._pass(case)) / UNITS[asked.unit]
-        return _of_generation(asked.metric, self._generation(case), asked.quantile) / UNITS[asked.unit]
+            value = _of_pass(asked.metric, self._pass(case))
+        else:
+            value = _of_generation(asked.metric, self._generation(case), asked.quantile)
+        return (value + _tail(asked, value)) / UNITS[asked.unit]
 
     def _cost(self, case: Case) -> CostModel:
         cost = self._cases.cost(case, self._constants)
@@ -169,6 +203,24 @@ class Predictor:
             return EncoderBatch(alone, case.degrees.data / alone, case.batch)
         step = max(host, *cost.stage_seconds(shape))
         return EncoderBatch(max(alone, workers * step), case.degrees.data / step, case.batch)
+
+
+def _tail(asked: RequestedFigure, value: float) -> float:
+    """Returns the seconds by which a tail percentile of a batch alone is above its median."""
+    if asked.quantile is None or asked.quantile <= 0.5 or asked.unit in RATES:
+        return 0.0
+    share, fixed = TAILS.get(_tail_kind(asked), (0.0, 0.0))
+    return (share * value + fixed) * log(0.5 / max(1 - asked.quantile, 1e-4)) / log(50)
+
+
+def _tail_kind(asked: RequestedFigure) -> str:
+    if asked.case.architecture is ModelKind.CONVOLUTION:
+        return "convolutional network"
+    if asked.case.encodes or not asked.case.outputs:
+        return "encoder"
+    if asked.metric in {"tpot", "itl"}:
+        return "decode"
+    return "first token" if asked.metric.startswith("ttft") else "answer"
 
 
 def whole_batch(case: Case) -> StepShape:

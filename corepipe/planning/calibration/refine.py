@@ -19,11 +19,11 @@ from corepipe.neuron.chips.constants import Constants, fitted, shipped
 from corepipe.neuron.chips.scales import UNSCALED, Scales, Site
 from corepipe.neuron.timing.uncertainty import Residual, shipped_uncertainty
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import BOUNDS, F64, log_error, version
+from corepipe.planning.calibration.fit import BOUNDS, F64, version
 from corepipe.planning.calibration.predict import Predictor, RequestedFigure, typical_steps
-from corepipe.planning.calibration.residuals import PredictorOf, is_rate, measured, run
-from corepipe.planning.calibration.rows import Raw, text
-from corepipe.planning.calibration.score import resolution
+from corepipe.planning.calibration.residuals import PredictorOf, measured
+from corepipe.planning.calibration.rows import Raw, is_rate, text
+from corepipe.planning.calibration.score import log_error, resolution, run
 
 CONSTANT_SPREAD = 0.05
 """Standard deviation of a constant's logarithm: as from fold to fold."""

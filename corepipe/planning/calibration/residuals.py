@@ -8,13 +8,21 @@ from dataclasses import dataclass
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.constants import Constants
-from corepipe.neuron.timing.uncertainty import GUESSED, Figure, Point, Residual, interval, kind_of
+from corepipe.neuron.timing.uncertainty import GUESSED, Figure, Interval, Point, Residual, interval, kind_of
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import family, log_error
 from corepipe.planning.calibration.predict import Predictor, RequestedFigure
-from corepipe.planning.calibration.rows import RATES, UNITS, Raw, Unpredictable, text
-from corepipe.planning.calibration.score import SAME, measured_value, resolution
+from corepipe.planning.calibration.rows import (
+    RATES,
+    UNITS,
+    Raw,
+    Unpredictable,
+    campaign,
+    family,
+    is_rate,
+    text,
+)
+from corepipe.planning.calibration.score import log_error, measured_value, resolution, run
 
 TAIL = 0.75
 """Quantile above which figures are tails: their errors are larger than those of means and medians."""
@@ -50,14 +58,18 @@ def point(asked: RequestedFigure, row: Raw) -> Point:
     )
 
 
-def bounds(asked: RequestedFigure, row: Raw, value: float) -> tuple[float, float]:
-    """Returns the bounds of a predicted figure."""
-    return interval(point(asked, row), asked.case.profile).around(value, rate=is_rate(row))
+def row_interval(asked: RequestedFigure, row: Raw) -> Interval:
+    """Returns the interval of the figure that a row requests."""
+    return interval(point(asked, row), asked.case.profile)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """A row with its prediction.  error: log of measured / predicted time; 0 within the source's rounding."""
+    """A row with its prediction.
+
+    predicted: the value that is nearer to the measured one, where there are two.  error: log of measured /
+    predicted time; 0 within the source's rounding, and between two values.
+    """
 
     row: Raw
     point: Point
@@ -78,22 +90,14 @@ def measured(rows: Sequence[Raw], predictor_of: PredictorOf) -> list[MeasuredRow
             continue
         try:
             asked = predictor.ask(row)
-            predicted = predictor.answer(asked)
+            predicted = [one for one in predictor.answers(asked) if one is not None]
         except (Unpredictable, UserError, OSError):
             continue
-        error = -log_error(predicted, value, resolution(row) / 2)
-        found.append(MeasuredRow(row, point(asked, row), value, predicted, -error if is_rate(row) else error))
+        nearest = min(predicted, key=lambda one: abs(log_error(one, value, resolution(row) / 2)))
+        between = min(predicted) <= value <= max(predicted)
+        error = 0.0 if between else -log_error(nearest, value, resolution(row) / 2)
+        found.append(MeasuredRow(row, point(asked, row), value, nearest, -error if is_rate(row) else error))
     return found
-
-
-def is_rate(row: Raw) -> bool:
-    """Tells whether higher values are better."""
-    return text(row, "unit") in RATES
-
-
-def run(row: Raw) -> str:
-    """Returns the name of the run that measured a row: a configuration, on one day."""
-    return text(row, "config_id") or " ".join(text(row, name) for name in SAME if name != "metric")
 
 
 def residuals(found: Sequence[MeasuredRow]) -> list[Residual]:
@@ -109,7 +113,13 @@ def _residual(one: MeasuredRow) -> Residual:
     unit = text(one.row, "unit")
     seconds = one.predicted * UNITS[unit]
     return Residual(
-        one.point, family(one.row), run(one.row), one.error, seconds, "1/s" if unit in RATES else "s"
+        point=one.point,
+        family=family(one.row),
+        campaign=campaign(one.row),
+        run=run(one.row),
+        error=one.error,
+        predicted=seconds,
+        unit="1/s" if unit in RATES else "s",
     )
 
 
@@ -117,9 +127,10 @@ def left_out(
     cases: Cases,
     folds: Mapping[str, Mapping[str, Constants]],
     others: Mapping[str, Constants] | None = None,
+    name_of: Callable[[Raw], str] = family,
 ) -> PredictorOf:
-    """Returns a function from a row to its family's predictor: with constants that were fitted without it,
-    or else with `others` (None: the shipped ones)."""
+    """Returns a function from a row to the predictor of its family, or its campaign (`name_of`): with
+    constants that were fitted without it, or else with `others` (None: the shipped ones)."""
     predictors = {name: Predictor(constants, cases) for name, constants in folds.items()}
     other = Predictor(others, cases)
-    return lambda row: predictors.get(family(row), other)
+    return lambda row: predictors.get(name_of(row), other)

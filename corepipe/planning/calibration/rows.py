@@ -36,6 +36,10 @@ UNITS = {
 RATES = frozenset({"tokens/s", "inferences/s", "req/s"})
 
 
+DAY = re.compile(r"\b(20\d\d-\d\d-\d\d)-\d\d-\d\d-\d\d\b")
+"""The day in the name that guidellm gives to a report."""
+
+
 class Unpredictable(Exception):  # noqa: N818 -- an answer, not an error
     """Raised for a row that cannot be predicted; the message is the reason.
 
@@ -99,6 +103,23 @@ def as_csv(columns: Sequence[str], rows: Iterable[Raw]) -> str:
 def text(row: Raw, column: str) -> str:
     """Returns a cell without the spaces around it; empty where the column is missing."""
     return (row.get(column) or "").strip()
+
+
+def is_rate(row: Raw) -> bool:
+    """Tells whether higher values are better."""
+    return text(row, "unit") in RATES
+
+
+def family(row: Raw) -> str:
+    """Returns the family of a row's model: its models are left out of a fold together."""
+    return text(row, "family") or text(row, "model")
+
+
+def campaign(row: Raw) -> str:
+    """Returns the campaign of a row: a benchmark, with one SDK or on one day, on one instance."""
+    day = DAY.search(text(row, "source"))
+    names = [text(row, name) for name in ("task", "sdk", "instance")]
+    return " ".join([*names, day[1]] if day else names)
 
 
 def count(row: Raw, column: str, default: int | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from math import log
 
 import numpy as np
 
@@ -31,6 +32,18 @@ SAME = (
     "metric", "arrival", "users",
 )  # fmt: skip
 """Columns by which, with `percentile`, two rows are repeats of one measurement."""
+
+
+def run(row: Raw) -> str:
+    """Returns the name of the run that measured a row: a configuration, on one day."""
+    return text(row, "config_id") or " ".join(text(row, name) for name in SAME if name != "metric")
+
+
+def log_error(predicted: float, value: float, slack: float) -> float:
+    """Returns log(predicted / measured), 0 within the rounding of the source."""
+    if predicted > value + slack:
+        return log(predicted / (value + slack))
+    return min(0.0, log(predicted / (value - slack)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +95,14 @@ def pair(
     predictions: Sequence[RowPrediction],
     baselines: Sequence[RowPrediction] | None = None,
 ) -> list[Scored]:
-    """Returns the rows that have both a value and a prediction."""
+    """Returns the rows that have both a value and a prediction: the nearer one, where there are two."""
     scored = []
     for i, (row, found) in enumerate(zip(rows, predictions, strict=True)):
         value = measured_value(row)
         if value is not None and found.value is not None:
             baseline = baselines[i].value if baselines else None
-            scored.append(Scored(row, value, found.value, baseline, found.profile, found.assumed))
+            nearest = min(found.values, key=lambda one: abs(log(one / value)))
+            scored.append(Scored(row, value, nearest, baseline, found.profile, found.assumed))
     return scored
 
 

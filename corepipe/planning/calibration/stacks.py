@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import exp
 
 from corepipe.errors import UserError
-from corepipe.neuron.chips.profiles import PROFILES, RuntimeProfile
+from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.profiles import profile as find_profile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
+from corepipe.neuron.chips.scales import Scales
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import SOURCE, InputKind
-from corepipe.planning.calibration.rows import Raw, RowDegrees, Unpredictable, text
+from corepipe.planning.calibration.rows import DAY, Raw, RowDegrees, Unpredictable, text
 
 NXDI_SINCE = 20
 """SDK 2.20 is the last whose language models were measured with transformers-neuronx."""
@@ -26,6 +29,14 @@ COPIED_ONCE_SINCE = (10, 0)
 
 FUSED_SINCE, FLASH_SINCE = (18, 1), (19, 0)
 """Releases of SDK 2 in which transformers-neuronx changed prompts' attention (neuron/chips/profiles.py)."""
+
+STATIC = "static-batch(optimum-neuron)"
+"""Task of optimum-neuron's benchmark of whole batches."""
+
+DRIFT, DRIFTS_SINCE, UNDRIFTED = 0.006, 10, 20
+"""Share by which each release of SDK 2 made encoders of texts on NeuronCore-v2 faster, from release 10 on;
+the release whose encoders take what the constants say.  Fitted to 50 latencies of releases 10 to 28, of 5
+families (docs/prediction.md)."""
 
 ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding", "cnn"})
 """Tasks of models that run once over their input."""
@@ -56,29 +67,50 @@ def profile_of(
             raise Unpredictable(str(error), "profile") from error
     task, sdk = text(row, "task").lower(), text(row, "sdk")
     match task:
-        case "static-batch(optimum-neuron)":
+        case _ if task == STATIC:
             return PROFILES[_static(sdk, batch)]
         case "text-generation" | "text-generation(in+out)" | "encoder-decoder" | "encoder-decoder(in+out)":
-            return PROFILES["beam-search" if kind.translates else _decoder(task, sdk)]
+            return PROFILES["beam-search" if kind.translates else _decoder(task, sdk, text(row, "instance"))]
         case "serving-tgi":
             return PROFILES["optimum-tnx" if batch > 1 else "transformers-neuronx"]
         case "serving":
-            return PROFILES["optimum-nxdi"]
+            return PROFILES[_server(text(row, "source"))]
         case _ if task in ENCODERS:
-            return PROFILES[_encoder(degrees, text(row, "instance"), sdk, kind)]
+            return _drifted(PROFILES[_encoder(degrees, text(row, "instance"), sdk, kind)], row, kind)
         case _:
             raise Unpredictable(
                 f"no runtime profile is known for the task {task!r:.40}; name one in `profile`", "task"
             )
 
 
+def _server(source: str) -> str:
+    """Returns the profile of a server of optimum-neuron by the harness and the day that its source names; of
+    another, the profile of one whose software is unknown."""
+    day = DAY.search(source)
+    if day is None:
+        return "stack-unknown"
+    return "optimum-nxdi" if int(day[1][:4]) >= NXDI_YEAR else "optimum-tnx-host-sampling"
+
+
 def _static(sdk: str, batch: int) -> str:
     """Returns the profile of optimum-neuron: one prompt at a time in one bucket, but for a batch of one
     before NxD Inference."""
-    year = re.search(r"\b(20\d\d)-\d\d", sdk)
-    if (year and int(year[1]) >= NXDI_YEAR) or not (year or _older(sdk)):
+    if not _before_nxdi(sdk):
         return "optimum-nxdi"
     return "optimum-tnx" if batch > 1 else "transformers-neuronx"
+
+
+def _before_nxdi(sdk: str) -> bool:
+    """Tells whether optimum-neuron ran transformers-neuronx, by the day or the SDK of a measurement."""
+    year = re.search(r"\b(20\d\d)-\d\d", sdk)
+    return int(year[1]) < NXDI_YEAR if year else _older(sdk)
+
+
+def sends_one_more(row: Raw) -> bool:
+    """Tells whether the benchmark sent a token more than it says: optimum-neuron's static one did until 2024
+    (huggingface/optimum-neuron benchmark/text-generation/benchmark.py), so that a prompt that just fills a
+    bucket takes the next."""
+    return text(row, "task").lower() == STATIC and _before_nxdi(text(row, "sdk"))
 
 
 def _encoder(degrees: RowDegrees, instance: str, sdk: str, kind: ModelTraits) -> str:
@@ -94,13 +126,21 @@ def _encoder(degrees: RowDegrees, instance: str, sdk: str, kind: ModelTraits) ->
     return "data-parallel-sdk-2.9" if early and not on_inf1 and not kind.images else "data-parallel"
 
 
-def _decoder(task: str, sdk: str) -> str:
+def _drifted(profile: RuntimeProfile, row: Raw, kind: ModelTraits) -> RuntimeProfile:
+    """Returns an encoder's profile with the speed of its SDK release."""
+    release = _release(text(row, "sdk"))
+    if kind.images or text(row, "instance").startswith("inf1") or not release or release[0] < DRIFTS_SINCE:
+        return profile
+    return replace(profile, scales=Scales(prompt=exp(-DRIFT * (release[0] - UNDRIFTED))))
+
+
+def _decoder(task: str, sdk: str, instance: str) -> str:
     """Returns a decoder's profile by release: NxD Inference, or before it transformers-neuronx, whose
     samples' layout is BSH since SDK 2.18.1, and which has a flash kernel since 2.19.  Other tasks' tables
     are older."""
     release = _release(sdk)
     if task == "text-generation" and not _older(sdk):
-        return "nxdi"
+        return "nxdi-trn2" if instance.startswith("trn2") else "nxdi"
     if release is None or FUSED_SINCE <= release < FLASH_SINCE:
         return "transformers-neuronx"
     return "transformers-neuronx-hsb" if release < FUSED_SINCE else "transformers-neuronx-flash"

@@ -24,7 +24,7 @@ from math import ceil, floor, inf
 
 import numpy as np
 
-from corepipe.neuron.chips.profiles import Buckets
+from corepipe.neuron.chips.runtime_profile import Buckets
 from corepipe.neuron.compile.memory import CoreMemory, blocks_that_fit
 from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.planning.planner.demand import Floats, Objectives, RequestSizes

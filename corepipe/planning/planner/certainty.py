@@ -119,15 +119,15 @@ class Certainty:
         return len(options) > 1 and all(overlap(one, other) for one, other in pairs)
 
     def next_measurement(self, options: Sequence[PlanOption]) -> Measurement | None:
-        """Returns the measurement that would distinguish most options; of equal ones, that on the cheapest
-        instance.
+        """Returns the measurement that would distinguish most options, first of those whose software is not
+        fully documented; of equal ones, that on the cheapest instance.
 
         Returns None where there is only one option, or where no measurement would distinguish any.
         """
         rivals = [*options[:1], *self.alike(options)]
         if len(rivals) < 2:
             return None
-        best = max(self._measurements(rivals), key=lambda m: (m.separates, -m.price, m.width))
+        best = max(self._measurements(rivals), key=_worth)
         return best if best.separates else None
 
     def _measurements(self, rivals: Sequence[PlanOption]) -> Iterator[Measurement]:
@@ -154,3 +154,13 @@ class Measurement:
     rivals: int
     price: float
     width: float
+
+    @property
+    def settles(self) -> str:
+        """The profile that holds instead if the measurement does not confirm the option's; empty: none."""
+        return self.option.deployment.candidate.shape.profile.otherwise
+
+
+def _worth(one: Measurement) -> tuple[bool, int, float, float]:
+    """Returns a key that sorts measurements by what they tell."""
+    return bool(one.separates and one.settles), one.separates, -one.price, one.width

@@ -16,7 +16,8 @@ from corepipe.models.registry import Architecture
 from corepipe.neuron.chips.catalog import INSTANCES
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import Instance
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.compile.compiler import compile_for_timing
 from corepipe.neuron.compile.layer_groups import block_positions
 from corepipe.neuron.compile.memory import (
@@ -38,7 +39,7 @@ from corepipe.planning.planner.bounds import PlanFailure, Reason, ShapeBounds, S
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.judging import Judge
 from corepipe.planning.planner.lateness import Queue, surely_late
-from corepipe.planning.planner.search_result import SimulatedOutcome
+from corepipe.planning.planner.search_result import SimulatedOutcome, worst
 from corepipe.planning.planner.space import (
     BLOCK_SIZE,
     MOST_INSTANCES,
@@ -177,8 +178,9 @@ class SimulationEvaluator:
         return self.prices[shape.instance]
 
     def measure(self, deployment: PlannedDeployment) -> SimulatedOutcome:
-        """Simulates a deployment."""
-        return self._measure(self._twin_of(deployment.candidate), deployment.instances)
+        """Simulates a deployment: with both of its software's ways, where no document decides."""
+        candidates = map(self._twin_of, _undocumented(deployment.candidate))
+        return worst(self._measure(candidate, deployment.instances) for candidate in candidates)
 
     def _make_measurement(self, candidate: Candidate, instances: int) -> SimulatedOutcome:
         """Simulates a deployment; stops when so many requests are late that the whole must fail: requests
@@ -191,7 +193,7 @@ class SimulationEvaluator:
 
     def alone(self, candidate: Candidate) -> SimulatedOutcome:
         """Simulates a candidate with next to no load: more instances cannot do better."""
-        return self._alone(self._twin_of(candidate))
+        return worst(self._alone(self._twin_of(one)) for one in _undocumented(candidate))
 
     def _make_alone(self, candidate: Candidate) -> SimulatedOutcome:
         seconds = self._bounds_of(candidate).fastest(candidate.limits)
@@ -374,3 +376,12 @@ def _device(instance: Instance) -> tuple[object, ...]:
     """Returns all properties that times and memory depend on."""
     chip = replace(instance.chip, name="")
     return chip, instance.chips, instance.topology, instance.link_bytes_per_second, instance.lnc
+
+
+def _undocumented(candidate: Candidate) -> list[Candidate]:
+    """Returns the candidate, and the one that it is where its software chooses otherwise than its profile
+    says: which of them holds is not documented."""
+    otherwise = candidate.shape.profile.otherwise
+    if not otherwise:
+        return [candidate]
+    return [candidate, replace(candidate, shape=replace(candidate.shape, profile=PROFILES[otherwise]))]

@@ -128,6 +128,7 @@ def _intervals(plan: Plan, chosen: PlanOption) -> dict[str, object]:
         "output_tokens_per_second": known.rate(chosen),
         "price_per_hour": known.price(chosen),
         "basis": known.interval(chosen, Figure.THROUGHPUT).basis,
+        "or_profile": chosen.deployment.candidate.shape.profile.otherwise or None,
         "may_miss": known.may_miss(chosen),
     }
 

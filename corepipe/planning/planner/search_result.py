@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from corepipe.planning.planner.bounds import PlanFailure
@@ -19,6 +20,19 @@ class SimulatedOutcome:
     tokens_per_second: float
     failure: PlanFailure | None
     seen: float = 1.0
+
+
+def worst(outcomes: Iterable[SimulatedOutcome]) -> SimulatedOutcome:
+    """Returns the slowest of each figure, and a failure where one fails."""
+    found = list(outcomes)
+    return SimulatedOutcome(
+        ttft=max(one.ttft for one in found),
+        tpot=max(one.tpot for one in found),
+        latency=max(one.latency for one in found),
+        tokens_per_second=min(one.tokens_per_second for one in found),
+        failure=next((one.failure for one in found if one.failure is not None), None),
+        seen=min(one.seen for one in found),
+    )
 
 
 @dataclass(frozen=True, slots=True)

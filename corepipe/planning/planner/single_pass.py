@@ -15,7 +15,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.chips.hardware import Instance, Support
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import Format
 from corepipe.neuron.step import StepShape

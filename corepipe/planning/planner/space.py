@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import Instance, Support
-from corepipe.neuron.chips.profiles import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS, Format
 

@@ -15,7 +15,7 @@ from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.chips.constants import HOST_LINK_BYTES_PER_SECOND
 from corepipe.neuron.chips.hardware import Instance, Support
-from corepipe.neuron.chips.profiles import Buckets, RuntimeProfile, SamplingLocation
+from corepipe.neuron.chips.runtime_profile import Buckets, RuntimeProfile, SamplingLocation
 from corepipe.neuron.compile.compiler import compile_for_timing
 from corepipe.neuron.compile.memory import DeploymentLimits, Draft, blocks_that_fit, measure
 from corepipe.neuron.compile.placement import Placement

@@ -10,7 +10,8 @@ from functools import cached_property
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.chips.hardware import Instance
-from corepipe.neuron.chips.profiles import PROFILES, Buckets, RuntimeProfile
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.chips.runtime_profile import Buckets, RuntimeProfile
 from corepipe.neuron.compile.memory import DeploymentLimits, plan_memory
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program

@@ -9,7 +9,7 @@ import pytest
 
 from corepipe.neuron.chips.constants import fitted, shipped
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import fit, least_squares, leave_one_family_out, usable
+from corepipe.planning.calibration.fit import fit, least_squares, leave_one_out, usable
 from corepipe.planning.calibration.predict import Predictor
 from tests.planning.calibration.test_predict import DECODER, ENCODER
 
@@ -54,9 +54,14 @@ def test_few_rows_move_the_constants_little(cases, measured):
     assert free < drawn < start
 
 
-def test_a_family_is_predicted_from_the_others(cases, measured):
-    folds = leave_one_family_out(measured, cases, fit)
-    assert {name: fold.rows["v2"] for name, fold in folds.items()} == {"a": 2, "b": 6}
+def test_families_and_campaigns_are_predicted_from_the_others(cases, measured):
+    folds = leave_one_out(measured, cases, fit)
+    assert {name: fold.rows["v2"] for name, fold in folds.items()} == {
+        "a": 2,
+        "b": 6,
+        "encoder 2.26.0 inf2.xlarge": 6,
+        "text-generation 2.22 inf2.48xlarge": 2,
+    }
     other = Predictor(folds["a"].constants, cases).predict(measured[0]).value
     assert other != pytest.approx(float(measured[0]["value"]), rel=1e-3)
 
@@ -70,6 +75,13 @@ def test_rows_that_cannot_be_compared_are_left_out(cases, measured):
         measured[0] | {"task": "cnn"},
     ]
     assert usable([*bad, measured[0]], cases) == [measured[0]]
+
+
+def test_a_server_with_one_user_counts_on_cores_that_few_measured_alone(cases):
+    row = DECODER | {"task": "serving", "arrival": "synchronous", "users": "1", "config_id": "x"}
+    row |= {"metric": "itl", "unit": "ms", "parallelism": "TP4", "value": "30", "percentile": "mean"}
+    rows = [row | {"instance": name} for name in ("trn2.48xlarge", "inf2.48xlarge")]
+    assert usable(rows, cases) == rows[:1]
 
 
 def test_least_squares_stays_within_its_bounds():

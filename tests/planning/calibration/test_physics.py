@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.physics import refused
+from corepipe.planning.calibration.physics import consistent, refused
 from corepipe.planning.calibration.predict import Predictor
 from tests.planning.calibration.test_predict import DECODER, ENCODER
 
@@ -64,6 +64,21 @@ def test_a_batch_whose_times_and_rate_disagree_is_refused() -> None:
     found = refused([*one_run[:2], slow], CASES)
     assert [one.number for one in found] == [1, 2, 3]
     assert "tokens/s, and by its times" in found[0].reason
+
+
+def test_a_quarter_is_as_much_as_times_and_rate_may_disagree() -> None:
+    one_run = [row | {"config_id": "a"} for row in GOOD[:3]]
+    for factor, count in ((1.2, 0), (1.3, 3)):
+        other = one_run[2] | {"value": repr(float(one_run[2]["value"]) / factor)}
+        assert len(refused([*one_run[:2], other], CASES)) == count
+        assert len(consistent([*one_run[:2], other], CASES)) == 3 - count
+
+
+def test_an_encoder_of_idle_cores_is_refused() -> None:
+    time = GOOD[3] | {"config_id": "e"}
+    rate = predicted(ENCODER | {"metric": "throughput", "unit": "inferences/s"}) | {"config_id": "e"}
+    assert refused([time, rate], CASES) == []
+    assert len(refused([time, rate | {"value": repr(float(rate["value"]) / 4)}], CASES)) == 2
 
 
 def test_more_in_flight_than_there_are_users_is_refused() -> None:

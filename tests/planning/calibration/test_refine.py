@@ -86,7 +86,7 @@ def test_a_familys_own_part_of_the_errors() -> None:
     point = Point("decode", "inf2.48xlarge", "nxdi", "decoder", 8, 1024)
     offsets = {"a": 0.3, "b": -0.2, "c": 0.05}
     every = [
-        Residual(point, name, f"{name}{i}", offset + noise, 1.0, "s")
+        Residual(point, name, "campaign", f"{name}{i}", offset + noise, 1.0, "s")
         for name, offset in offsets.items()
         for i, noise in enumerate((0.01, -0.01, 0.0))
     ]

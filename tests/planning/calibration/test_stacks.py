@@ -22,7 +22,7 @@ from corepipe.planning.calibration.stacks import ModelTraits, profile_of
         ("text-generation", "2.2x", 1, "nxdi"),
         ("text-generation", "", 1, "nxdi"),
         ("text-generation(in+out)", "2.14.0", 1, "transformers-neuronx-hsb"),
-        ("serving", "2.2x", 32, "optimum-nxdi"),
+        ("serving", "2.2x", 32, "stack-unknown"),
         ("serving-tgi", "2.18-2.19", 4, "optimum-tnx"),
         ("Encoder", "2.26.0", 4, "data-parallel"),
         ("encoder", "2.10.0", 4, "data-parallel"),
@@ -32,6 +32,32 @@ from corepipe.planning.calibration.stacks import ModelTraits, profile_of
 def test_task_and_release_name_the_profile(task, sdk, batch, name):
     row = {"task": task, "sdk": sdk, "instance": "inf2.48xlarge"}
     assert profile_of(row, batch, RowDegrees()).name == name
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("results.csv 2025-06-04-13-34-44 users=128", "optimum-nxdi"),
+        ("results.csv 2024-12-06-10-00-00 users=128", "optimum-tnx-host-sampling"),
+        ("results; published on 2026-11-27", "stack-unknown"),
+    ],
+)
+def test_a_server_is_known_by_the_day_of_its_report(source, name):
+    row = {"task": "serving", "sdk": "2.2x", "instance": "inf2.48xlarge", "source": source}
+    assert profile_of(row, 8, RowDegrees()).name == name
+    assert profile_of({**row, "profile": "vllm-neuron"}, 8, RowDegrees()).name == "vllm-neuron"
+
+
+def test_trn2_has_the_buckets_of_its_tutorials():
+    row = {"task": "text-generation", "sdk": "2.22.0", "instance": "trn2.48xlarge"}
+    found = profile_of(row, 1, RowDegrees(tensor=64))
+    assert (found.name, found.sequence_parallel) == ("nxdi-trn2", True)
+    assert [found.prefill_buckets.pad(n, 12800) for n in (1, 2049, 10000, 12500)] == [
+        2048,
+        4096,
+        10240,
+        12800,
+    ]
 
 
 def test_encoders_on_inf1():

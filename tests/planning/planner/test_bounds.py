@@ -12,7 +12,8 @@ import pytest
 
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.models.registry import Architecture, architecture
-from corepipe.neuron.chips.profiles import PROFILES, Buckets
+from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.chips.runtime_profile import Buckets
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.planning.planner.bounds import Reason
