@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from math import log
 from pathlib import Path
 
-from corepipe.neuron.timing.uncertainty import fold_widths, shipped_uncertainty
-from corepipe.planning.calibration.coverage import Covered, nested
+from corepipe.neuron.timing.uncertainty import shipped_uncertainty
+from corepipe.planning.calibration.coverage import Covered, left_out
 
 FILE = Path(__file__).parent.parent / "docs" / "prediction.svg"
 
@@ -102,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    new = picture(nested(shipped_uncertainty().residuals, fold_widths()))
+    new = picture(left_out(shipped_uncertainty().residuals))
     if args.check:
         sys.exit(not FILE.is_file() or new != FILE.read_text(encoding="utf-8"))
     FILE.write_text(new, encoding="utf-8")

@@ -281,4 +281,4 @@ def test_a_pipeline_is_full_of_different_batches(model: Model) -> None:
     seconds = busy_cores(spans, start, stop)
     busy = sum(cores * time for cores, time in seconds.items()) / (3 * (stop - start))
     assert busy > 0.95  # the rest is the imbalance of stages of whole layers
-    assert pipe_fill(spans, 3, start, stop) > 0.9  # all three at once
+    assert pipe_fill(spans, 3, start, stop) >= 3 * 0.95 - 2  # all three at once

@@ -55,14 +55,15 @@ def run(given: Mapping[str, Any]) -> None:
     bad = refused(table.rows, cases)
     apart = {one.number for one in bad}
     kept = [number for number in range(len(table.rows)) if number + 1 not in apart]
+    known = tuple(completed(table.rows))
+    chosen_rows = [known[number] for number in kept]
     found = cells(
-        pair(*([values[number] for number in kept] for values in (table.rows, predicted, baseline)))
+        pair(chosen_rows, [predicted[number] for number in kept], [baseline[number] for number in kept])
     )
     if not found:
         raise UserError(f"{rows}: {_nothing(predicted)}", "rows")
     skipped = sum(p.value is None for p in predicted)
-    known = tuple(completed(table.rows))
-    compared = measured([known[number] for number in kept], lambda _: predictor)
+    compared = measured(chosen_rows, lambda _: predictor)
     held = _held(compared)
     if given["json"]:
         intervals = {"coverage": [one.as_json() for one in coverage(held)]}

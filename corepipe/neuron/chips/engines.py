@@ -161,7 +161,8 @@ class AttentionCost:
         busiest = np.maximum(
             np.maximum(tensor, dma), np.maximum(self.vector * attended, self.scalar * attended)
         )
-        after = self.vector * attended * max(1.0, self.lanes / sequences) if self.lanes else 0.0
+        after: npt.NDArray[np.float64] = self.vector * attended * max(1.0, self.lanes / sequences)
+        after = after if self.lanes else np.zeros_like(after)
         total: npt.NDArray[np.float64] = self.start + after + busiest
         return total
 

@@ -71,13 +71,17 @@ _TRANSFORMERS_NEURONX = RuntimeProfile(
     pads_batch=True,
     batched_prefill=True,
     attention=AttentionStyle(
-        causal_from=(NEVER, NEVER), expands_kv=True, gathers_kv=False, masks_window=True
+        causal_from=(NEVER, NEVER),
+        expands_kv=True,
+        gathers_kv=False,
+        masks_window=True,
+        softmax_after_reads=True,
     ),
     sampling=SamplingLocation.HOST,
     otherwise="transformers-neuronx-spilled",
     source=f"{_TNX}; {_TNX_SAMPLES}; {_EMPTY}",
 )
-_SPILLED = AttentionStyle(kernel=AttentionKernel.SEPARATE, crossings=(3, 4))
+_SPILLED = AttentionStyle(softmax_after_reads=True, kernel=AttentionKernel.SEPARATE, crossings=(3, 4))
 """Scores of one prompt that do not stay on chip: the product, the exponential and the quotient are written;
 the maximum with the mask, the exponential, the quotient and the product with the values read them.  Which
 prompts the compiler runs so is not documented: docs/prediction.md, "Two values"."""
@@ -88,7 +92,7 @@ _OPTIMUM_TNX = replace(
     prefill_buckets=Buckets.SINGLE,
     decode_buckets=Buckets.SINGLE,
     batched_prefill=False,
-    attention=AttentionStyle(expands_kv=True, masks_window=True),
+    attention=AttentionStyle(expands_kv=True, masks_window=True, softmax_after_reads=True),
     otherwise="optimum-tnx-spilled",
     source=f"optimum-neuron's exports (n_positions = [sequence_length], continuous batching); {_TNX}",
 )
@@ -98,7 +102,7 @@ _NXDI = RuntimeProfile(
     prefill_buckets=Buckets.POWERS,
     decode_buckets=Buckets.POWERS,
     pads_batch=True,
-    attention=AttentionStyle(causal_from=(4096, 256)),
+    attention=AttentionStyle(causal_from=(4096, 256), softmax_after_reads=True),
     expert_parallel=ExpertParallel.FULL,
     source=f"{_BUCKETS}; {_NXDI_KERNEL}; {_ASYNC_GAP}; {_EXPERTS}",
 )
@@ -206,7 +210,7 @@ _ALL = (
         decode_buckets=Buckets.SINGLE,
         pads_batch=True,
         batch_powers=True,
-        attention=AttentionStyle(fuses_rope=True),
+        attention=AttentionStyle(fuses_rope=True, softmax_after_reads=True),
         sequence_parallel=True,
         expert_parallel=ExpertParallel.ALL,
         kv_budget=KvBudget(),

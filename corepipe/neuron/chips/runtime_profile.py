@@ -80,7 +80,10 @@ class AttentionStyle:
     batch_innermost: hidden states are [width, tokens, sequences] (HSB), so that the elements of the keys and
     values of one of several prompts are not contiguous. rewrites_kv: a step of a beam search picks its beams'
     keys and values, appends to them, and writes all of them back. fuses_rope: queries and keys are rotated
-    within the kernel."""
+    within the kernel.
+    softmax_after_reads: the softmax of a decode step begins when its keys and values are read, one lane of
+    VectorE a query row.
+    """
 
     kernel: AttentionKernel = AttentionKernel.SQUARE
     crossings: tuple[int, int] = (5, 7)
@@ -92,6 +95,7 @@ class AttentionStyle:
     batch_innermost: bool = False
     rewrites_kv: bool = False
     fuses_rope: bool = False
+    softmax_after_reads: bool = False
 
     def kernel_of(self, bucket: int, lnc: int) -> AttentionKernel:
         """Returns the kernel that prompts of a bucket run in."""

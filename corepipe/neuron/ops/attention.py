@@ -240,7 +240,7 @@ def _cost(
         write=token * piece,
         scattered=token * (rates.pieces(fmt.compute.bytes) if rates.style.batch_innermost else piece),
         start=rates.start,
-        lanes=rates.lanes / queries,
+        lanes=rates.lanes / queries if rates.style.softmax_after_reads else 0.0,
         queued=2 * rates.start / DMA_QUEUES,
         token_bytes=moved,
         flops=4.0 * width * queries,
