@@ -187,3 +187,23 @@ def test_fit_refuses_rows_that_cannot_be_and_says_which(file, tmp_path):
     told = [line for line in result.stderr.splitlines() if line.startswith("refused")]
     assert [line.split("row ")[1].split(":")[0] for line in told] == ["2", "3", "4"]
     assert "data sheet" in told[2]
+
+
+def test_the_scoreboard_has_our_errors_beside_those_of_others():
+    errors = json.loads(run("validate", "--scoreboard", "--json"))["errors"]
+    assert {"corepipe", "BLIS", "Vidur"} <= {one["predictor"] for one in errors}
+    table = run("validate", "--scoreboard")
+    assert all(word in table for word in ("first token", "17.6", "left out"))
+    with pytest.raises(UserError, match="--scoreboard"):
+        run("validate")
+
+
+def test_runs_that_contradict_themselves_are_named_and_not_counted(tmp_path):
+    batch = ROW | {"task": "text-generation", "sdk": "2.22", "batch_size": "1", "config_id": "x"}
+    batch |= {"input_len": "512", "output_len": "129", "percentile": "mean"}
+    values = {"ttft": ("100", "ms"), "tpot": ("10", "ms"), "output_throughput": ("40", "tokens/s")}
+    rows = [batch | {"metric": name, "value": value, "unit": unit} for name, (value, unit) in values.items()]
+    good = batch | {"metric": "tpot", "value": "10", "unit": "ms", "config_id": "y"}
+    found = json.loads(run("validate", written(tmp_path, [*rows, good]), "--json"))
+    assert [one["number"] for one in found["contradictory"]] == [1, 2, 3]
+    assert sum(cell["n"] for cell in found["cells"]) == 1

@@ -133,7 +133,7 @@ def by_runs(known: Sequence[Residual], one: Residual) -> bool:
     return abs(one.error) <= sizes[min(len(sizes) - 1, int(0.9 * (len(sizes) + 1)))]
 
 
-@pytest.mark.parametrize("units", [9, 14, 30])
+@pytest.mark.parametrize("units", [10, 14, 30])
 def test_intervals_hold_what_they_claim_in_a_world_with_hidden_rules(units) -> None:
     random = Random(units)
     within, naive = [], []
@@ -148,18 +148,27 @@ def test_intervals_hold_what_they_claim_in_a_world_with_hidden_rules(units) -> N
     least, most = binomial(len(within), LEVEL, 0.999)
     assert least <= sum(within) / len(within) <= most + 0.05
     assert sum(naive) < sum(within)
-    if units == 9:
+    if units == 10:
         assert sum(naive) / len(naive) < least
 
 
 def test_few_campaigns_claim_no_level_and_reach_to_the_largest_error() -> None:
     random = Random(3)
-    known = truth(random, 8)
+    known = truth(random, 9)
     found = Uncertainty(known).interval(NEAR)
     assert not found.claimed
     assert log(found.high) >= max(abs(one.error) for one in known) * 0.9
     assert "too few campaigns" in found.basis
-    assert Uncertainty(truth(random, 9)).interval(NEAR).claimed
+    assert Uncertainty(truth(random, 10)).interval(NEAR).claimed
+
+
+def test_the_confidence_in_a_limit_rises_with_it() -> None:
+    factors = (0.2, 0.8, 1.0, 1.1, 1.5, 9.0)
+    found = [KNOWN.confidence(NEAR, factor) for factor in factors]
+    assert found == sorted(found)
+    assert 0 < found[0] < 0.2 < found[2] <= found[3] < 0.99
+    at_the_end = KNOWN.interval(NEAR).high * 1.0001
+    assert KNOWN.confidence(NEAR, at_the_end) >= 0.95
 
 
 def test_a_prediction_of_two_values_spans_both() -> None:

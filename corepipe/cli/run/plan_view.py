@@ -149,6 +149,9 @@ def _certainty(plan: Plan, option: PlanOption) -> Iterator[str]:
             "which kernel or sampling its software uses is not documented: the figures are the worse of "
             f"{option.deployment.candidate.shape.profile.name} and {otherwise}; one measured prompt tells"
         )
+    if sure := known.confidence(option):
+        parts = ", ".join(f"{name.upper()} {share:.0%}" for name, share in sure.items())
+        yield f"measurements that would meet the objective, of such figures: {parts}"
     if missed := known.may_miss(option):
         yield f"at the upper ends of the intervals it misses: {', '.join(name.upper() for name in missed)}"
     if plan.undecided or (len(plan.options) > 1 and known.undecided(plan.options)):

@@ -16,10 +16,10 @@ from corepipe.cli.run import scoreboard
 from corepipe.errors import UserError
 from corepipe.neuron.chips.constants import IDEAL, provenance, shipped
 from corepipe.neuron.chips.profiles import profile as find_profile
-from corepipe.neuron.timing.uncertainty import LEVEL, record, shipped_uncertainty
+from corepipe.neuron.timing.uncertainty import ENOUGH, LEVEL, record, shipped_uncertainty
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.coverage import CAMPAIGNS, Coverage, Covered, coverage
+from corepipe.planning.calibration.coverage import Coverage, Covered, coverage
 from corepipe.planning.calibration.decisions import Decisions, PairOrder, decisions
 from corepipe.planning.calibration.physics import refused
 from corepipe.planning.calibration.predict import Predictor, RowPrediction
@@ -179,7 +179,7 @@ def show_coverage(console: Console, found: Sequence[Coverage], level: float, tit
 
 
 def _judged(one: Coverage) -> str:
-    if one.units < CAMPAIGNS:
+    if one.units < ENOUGH:
         return "too few campaigns: the largest error seen"
     return "" if one.sound else "off"
 
@@ -193,7 +193,8 @@ def show_decisions(console: Console, found: Decisions) -> None:
     regret = found.regret
     console.print(
         f"first choice by cost: the best of its group in {regret.best} of {regret.groups}; dearer than it by "
-        f"{regret.mean:.1%} on average, {regret.p90:.1%} at p90, {regret.worst:.1%} at worst"
+        f"{regret.median:.1%} in the median, {regret.mean:.1%} on average, {regret.p90:.1%} at p90, "
+        f"{regret.worst:.1%} at worst"
     )
 
 

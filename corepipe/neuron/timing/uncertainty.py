@@ -47,6 +47,9 @@ FAR = log(5.0)
 """Largest size of an error; larger ones count as this, since such a row measured something else than was
 predicted."""
 
+ENOUGH = 10
+"""Families in campaigns from which on an interval claims its level."""
+
 SEEN = 3
 """Runs from which on an instance, a stack or a kind of model counts as measured."""
 
@@ -290,7 +293,7 @@ class _Conformal:
     def reach(self, point: Point, level: float) -> tuple[float, float, bool]:
         """Returns the half width of the interval at a point, as a logarithm; the point's steps from the
         measured cases; and whether so many units make the level known."""
-        below, claimed = 0.0, self.units / (self.units + 1) >= level - 1e-9
+        below, claimed = 0.0, self.units >= ENOUGH and self.units / (self.units + 1) >= level
         score = self._scores[-1][0]
         for reached, weight in self._scores if claimed else ():
             below += weight
@@ -300,6 +303,12 @@ class _Conformal:
         steps = self._group.steps(point) + self._unmeasured
         size = self._group.size(point) * GROWTH**self._unmeasured
         return max(LEAST_REACH, score * size), steps, claimed and not self._unmeasured
+
+    def level(self, point: Point, factor: float) -> float:
+        """Returns the share of measurements that are known to lie within this factor of a figure, either
+        way."""
+        size = self._group.size(point) * GROWTH**self._unmeasured
+        return sum(weight for score, weight in self._scores if score * size <= abs(log(factor)))
 
 
 class Uncertainty:
@@ -321,6 +330,12 @@ class Uncertainty:
         reach, steps, claimed = known.reach(point, level)
         reach *= narrowed
         return Interval(exp(-reach), exp(reach), steps, known.runs, known.units, claimed, level)
+
+    def confidence(self, point: Point, factor: float) -> float:
+        """Returns the share of measurements that are known to be below `factor` times a predicted time: as
+        much above as below, those within the factor and half of the others on the side that is allowed."""
+        within = self._found(point.group).level(point, factor)
+        return (1 + within) / 2 if factor >= 1 else (1 - within) / 2
 
     def _find(self, group: tuple[str, bool]) -> _Conformal:
         """Returns the scores of a kind of figure; of its medians where it has no tails; of all figures where

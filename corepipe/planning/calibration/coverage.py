@@ -8,13 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, lgamma, log
 
-from corepipe.neuron.timing.uncertainty import LEVEL, Interval, Residual, Uncertainty
+from corepipe.neuron.timing.uncertainty import ENOUGH, LEVEL, Interval, Residual, Uncertainty
 
 ALL = "all"
 TAILS = ", tails"
-CAMPAIGNS = 10
-"""Units (families in campaigns) from which on the coverage of a kind is checked against its binomial
-bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class Coverage:
     @property
     def sound(self) -> bool:
         """Tells whether the share is one that intervals of 90 % would have, as far as so few units tell."""
-        return self.units < CAMPAIGNS or self.least <= self.share
+        return self.units < ENOUGH or self.least <= self.share
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)

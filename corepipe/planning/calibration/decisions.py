@@ -46,6 +46,7 @@ class Regret:
 
     groups: int
     best: int
+    median: float
     mean: float
     p90: float
     worst: float
@@ -134,10 +135,11 @@ def _regret(found: Sequence[MeasuredRow]) -> Regret:
             costs = [_cost(one, lambda each: each.value) for one in group]
             regrets.append(_cost(chosen, lambda each: each.value) / min(costs) - 1)
     if not regrets:
-        return Regret(0, 0, 0.0, 0.0, 0.0)
+        return Regret(0, 0, 0.0, 0.0, 0.0, 0.0)
     best = sum(regret < 1e-9 for regret in regrets)
     p90 = float(np.quantile(regrets, 0.9))
-    return Regret(len(regrets), best, float(np.mean(regrets)), p90, max(regrets))
+    middle, mean = float(np.median(regrets)), float(np.mean(regrets))
+    return Regret(len(regrets), best, middle, mean, p90, max(regrets))
 
 
 def _cost(one: MeasuredRow, figure: Callable[[MeasuredRow], float]) -> float:

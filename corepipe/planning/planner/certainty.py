@@ -16,6 +16,7 @@ from corepipe.neuron.timing.uncertainty import (
     architecture_of,
     interval,
     kind_of,
+    shipped_uncertainty,
 )
 from corepipe.planning.planner.demand import Demand
 from corepipe.planning.planner.search_result import PlanOption
@@ -51,12 +52,28 @@ class Certainty:
 
     def interval(self, option: PlanOption, figure: Figure, *, tail: bool = False) -> Interval:
         """Returns the interval of a figure of an option."""
+        point = self._point(option, figure, tail=tail)
+        return interval(point, option.deployment.candidate.shape.profile, self.level)
+
+    def _point(self, option: PlanOption, figure: Figure, *, tail: bool) -> Point:
         shape, architecture = option.deployment.candidate.shape, self._architecture
-        point = Point(
+        return Point(
             kind_of(figure, architecture, load=True), shape.instance, shape.profile.stack, architecture,
             shape.placement.tensor, self._tokens, tail, shape.placement.expert > 1,
         )  # fmt: skip
-        return interval(point, shape.profile, self.level)
+
+    def confidence(self, option: PlanOption) -> dict[str, float]:
+        """Returns by objective the share of measurements of such figures that would meet it."""
+        asked, outcome = self.demand.objectives, option.outcome
+        limits = {"ttft": (asked.ttft, outcome.ttft), "tpot": (asked.tpot, outcome.tpot)}
+        tail = asked.percentile > TAIL
+        return {
+            name: shipped_uncertainty().confidence(
+                self._point(option, FIGURES[name], tail=tail), limit / seconds
+            )
+            for name, (limit, seconds) in limits.items()
+            if limit is not None and seconds > 0
+        }
 
     @cached_property
     def _architecture(self) -> ModelKind:
@@ -127,7 +144,7 @@ class Certainty:
         rivals = [*options[:1], *self.alike(options)]
         if len(rivals) < 2:
             return None
-        best = max(self._measurements(rivals), key=_worth)
+        best = max(self._measurements(rivals), key=worth)
         return best if best.separates else None
 
     def _measurements(self, rivals: Sequence[PlanOption]) -> Iterator[Measurement]:
@@ -161,6 +178,6 @@ class Measurement:
         return self.option.deployment.candidate.shape.profile.otherwise
 
 
-def _worth(one: Measurement) -> tuple[bool, int, float, float]:
+def worth(one: Measurement) -> tuple[bool, int, float, float]:
     """Returns a key that sorts measurements by what they tell."""
     return bool(one.separates and one.settles), one.separates, -one.price, one.width

@@ -130,6 +130,7 @@ def _intervals(plan: Plan, chosen: PlanOption) -> dict[str, object]:
         "basis": known.interval(chosen, Figure.THROUGHPUT).basis,
         "or_profile": chosen.deployment.candidate.shape.profile.otherwise or None,
         "may_miss": known.may_miss(chosen),
+        "confidence": known.confidence(chosen),
     }
 
 

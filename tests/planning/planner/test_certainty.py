@@ -13,9 +13,9 @@ from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.timing.uncertainty import Figure
-from corepipe.planning.planner.certainty import MEASURED, Certainty
+from corepipe.planning.planner.certainty import MEASURED, Certainty, Measurement, worth
 from corepipe.planning.planner.commands import measure_commands
-from corepipe.planning.planner.search_result import PlanOption, SimulatedOutcome
+from corepipe.planning.planner.search_result import PlanOption, SimulatedOutcome, worst
 from corepipe.planning.planner.space import BatchLimits, Candidate, DeploymentShape, PlannedDeployment
 from tests.planning.planner.test_planner import demand
 
@@ -139,3 +139,18 @@ def test_the_measurement_of_divided_experts_says_so() -> None:
     divided = replace(plain, candidate=replace(plain.candidate, shape=shape))
     _, fit = measure_commands("mixtral-8x7b", divided, "vllm-neuron", ASKED)
     assert fit[fit.index("--expert") + 1] == "8"
+
+
+def test_where_no_document_decides_the_worse_counts_and_is_measured_first() -> None:
+    fused, spilled = (
+        SimulatedOutcome(0.1, 0.02, 1.0, 50.0, None),
+        SimulatedOutcome(0.3, 0.01, 2.0, 60.0, None),
+    )
+    found = worst([fused, spilled])
+    assert (found.ttft, found.tpot, found.latency, found.tokens_per_second) == (0.3, 0.02, 2.0, 50.0)
+    documented, unknown, useless = (
+        Measurement(option(10.0, profile=name), separates, 2, 10.0, 2.0)
+        for name, separates in (("optimum-nxdi", 2), ("optimum-tnx", 1), ("optimum-tnx", 0))
+    )
+    assert sorted([unknown, useless, documented], key=worth) == [useless, documented, unknown]
+    assert (documented.settles, unknown.settles) == ("", "optimum-tnx-spilled")
