@@ -135,7 +135,7 @@ class AttentionCost:
         spills = prompts and shape.sequences >= self.spills_from and attended > self.held
         out = attended if spills else 0
         write = self.scattered if prompts and shape.sequences > 1 else self.write
-        after = 0.0 if prompts or not self.lanes else self.vector * attended * max(1.0, self.lanes / rows)
+        after = 0.0 if prompts else self._after_reads(rows) * attended
         return Engines(
             tensor=self.tensor * max(self.group * attended, self.min_rows * seen),
             vector=self.vector * attended,
@@ -161,10 +161,12 @@ class AttentionCost:
         busiest = np.maximum(
             np.maximum(tensor, dma), np.maximum(self.vector * attended, self.scalar * attended)
         )
-        after: npt.NDArray[np.float64] = self.vector * attended * max(1.0, self.lanes / sequences)
-        after = after if self.lanes else np.zeros_like(after)
-        total: npt.NDArray[np.float64] = self.start + after + busiest
+        total: npt.NDArray[np.float64] = self.start + self._after_reads(sequences) * attended + busiest
         return total
+
+    def _after_reads(self, rows: int) -> float:
+        """Returns the seconds per attended key of a decode step's softmax that nothing hides."""
+        return self.vector * max(1.0, self.lanes / rows) if self.lanes else 0.0
 
     def seen(self, rows: int, sequences: int, kv_tokens: int) -> int:
         """Returns the tokens of the contexts that are within the window."""
