@@ -161,7 +161,8 @@ class AttentionCost:
         busiest = np.maximum(
             np.maximum(tensor, dma), np.maximum(self.vector * attended, self.scalar * attended)
         )
-        total: npt.NDArray[np.float64] = self.start + self._after_reads(sequences) * attended + busiest
+        after = np.asarray(self._after_reads(sequences) * attended, np.float64)
+        total: npt.NDArray[np.float64] = self.start + after + busiest
         return total
 
     def _after_reads(self, rows: int) -> float:
