@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rich.console import Console
-
-from corepipe.cli.output.tables import Figures
 from corepipe.neuron.timing.uncertainty import record
 
 
@@ -62,17 +59,3 @@ def rows() -> list[PublishedError]:
         for one in scores
     ]
     return [*own, *OTHERS]
-
-
-def show(console: Console) -> None:
-    """Prints the scoreboard."""
-    table = Figures(
-        "predictor", "figure", ">error in %", "found on", "blind", "source", title="median errors"
-    )
-    for one in rows():
-        table.add_row(*one)
-    console.print(table)
-    console.print(
-        "What would lower these errors most: one prompt's kernel profile of each stack (fused or spilled "
-        "attention), and the queue of a server of which the software is known."
-    )
