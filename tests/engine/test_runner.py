@@ -7,8 +7,9 @@ import numpy as np
 from corepipe.engine.batch.arrays import joining
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import Runner, SubmittedStep
+from corepipe.engine.messages import Started
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.neuron.inputs import SamplingBatch, StepInputs
+from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 from tests.engine.engine_support import scheduler_config
 from tests.null_executor import NullExecutor
@@ -17,7 +18,7 @@ VOCAB = 1000
 
 
 class Recorder(NullExecutor):
-    """An executor that keeps its inputs."""
+    """An executor that keeps its inputs; logprobs are the row's number, alternatives count from it."""
 
     def __init__(self) -> None:
         super().__init__(VOCAB)
@@ -29,6 +30,14 @@ class Recorder(NullExecutor):
         self.inputs.append(inputs)
         self.sampling.append(sampling)
         return super().submit(inputs, sampling)
+
+    def wait(self, ticket: int) -> StepOutput:
+        out = super().wait(ticket)
+        rows = np.arange(len(out.tokens), dtype=np.float32)
+        width = out.top_ids.shape[1]
+        ids = np.where(np.arange(width) < 2, np.arange(width), -1) + np.zeros_like(out.top_ids)
+        values = -rows[:, None] - np.arange(width, dtype=np.float32)
+        return StepOutput(out.tokens, -rows, ids.astype(np.int32), values, None, out.seconds, ranks=out.ranks)
 
 
 def runner_with(*requests: SampledRequest) -> tuple[Runner, Recorder]:
@@ -96,6 +105,31 @@ def test_groups_of_layers_have_tables_one_after_the_other() -> None:
     runner.submit(batch_of(Chunk(short, 0, 1, samples=True)))
     assert executor.inputs[1].block_tables.tolist() == [[2], [3]]
     assert executor.inputs[1].block_tables.flags.c_contiguous
+
+
+def test_logprobs_go_to_the_chunks_that_asked() -> None:
+    asks = request_with("a", [1], [0], TokenSampling(logprobs=3))
+    not_asks = request_with("b", [2], [1])
+    alone = request_with("c", [3], [2], TokenSampling(logprobs=0))
+    runner, _ = runner_with(not_asks, asks, alone)
+    result = runner.wait(
+        runner.submit(batch_of(*(Chunk(r, 0, 1, samples=True) for r in (not_asks, asks, alone))))
+    )
+    assert result.has_logprobs
+    assert result.logprobs(0) == []
+    (report,) = result.logprobs(1)
+    assert (report.token, report.logprob) == (*result.tokens[1], -1.0)
+    assert report.top == [(0, -1.0), (1, -2.0)]
+    assert result.logprobs(2)[0].top == []
+
+
+def test_a_request_is_announced_once() -> None:
+    request, started = request_with("a", [1, 2], [0]), list[Started]()
+    runner = Runner(Recorder(), VOCAB, started.extend)
+    runner.add(request)
+    for start in (0, 1):
+        runner.submit(batch_of(Chunk(request, start, 1, samples=start == 1)))
+    assert [each.id for each in started] == ["a"]
 
 
 def prompt_chunks(request: Request, runner: Runner, sizes: list[int]) -> list[SubmittedStep]:
