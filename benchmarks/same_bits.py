@@ -29,7 +29,7 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.weights import packed_weights
-from corepipe.neuron.inputs import SamplingBatch, StepInputs
+from corepipe.neuron.step import SamplingBatch, StepInputs
 
 WAYS = ({"temperature": 0.0}, {"temperature": 0.8}, {"top_p": 0.9}, {"top_k": 40, "min_p": 0.02})
 CASES = {"1 row": (1, 1, 128), "8 rows": (8, 1, 128), "32 rows": (32, 1, 128), "prompt of 512": (1, 512, 0)}

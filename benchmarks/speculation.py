@@ -35,7 +35,7 @@ from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.engine.speculative_config import SpeculativeConfig
 from corepipe.models import hub, registry
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.step import Executor, SamplingBatch, StepInputs, StepOutput
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTEXT = 256

@@ -32,9 +32,9 @@ from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor, Weights
 from corepipe.neuron.host.weights import packed_weights
-from corepipe.neuron.inputs import SamplingBatch, StepInputs
 from corepipe.neuron.numerics.int4 import ALL
 from corepipe.neuron.ops import Experts, Linear, SelectiveScan
+from corepipe.neuron.step import SamplingBatch, StepInputs
 
 BLOCK = 32
 LONGEST = 2048

@@ -7,11 +7,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 
-from corepipe.answers.detokenizer import Detokenizer, Pieces
 from corepipe.answers.parsing.formats import FORMATS, REASONING, AnswerFormat
 from corepipe.answers.parsing.reading import AnswerReader
 from corepipe.answers.parsing.response_template import UnreadableError, from_response_template
-from corepipe.answers.parts import Finish, Said, Text, joined_calls, joined_reasoning, joined_text
+from corepipe.answers.parts import (
+    Detokenizer,
+    Finish,
+    Pieces,
+    Said,
+    Text,
+    joined_calls,
+    joined_reasoning,
+    joined_text,
+)
 from fuzz.checks import check
 
 

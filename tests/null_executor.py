@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.step import SamplingBatch, StepInputs, StepOutput
 
 
 class NullExecutor:

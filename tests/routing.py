@@ -16,9 +16,9 @@ from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.inputs import Executor, StepInputs
 from corepipe.neuron.numerics.arithmetic import F32
 from corepipe.neuron.ops import Experts, Linear, Op
+from corepipe.neuron.step import Executor, StepInputs
 from corepipe.neuron.values import GraphOutput, OutputKind, Value
 from tests.reference.core import Run
 from tests.reference.ops import compute

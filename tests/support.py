@@ -28,7 +28,7 @@ from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeCore, NativeExecutor, Weights
 from corepipe.neuron.host.weights import PackedTensor, PackedWeights, packed_weights
-from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.step import StepInputs
 from corepipe.serving.supervision.supervisor import ProcessClient
 from tests.servers import PATIENCE_SECONDS
 

@@ -7,10 +7,9 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from corepipe.answers.detokenizer import Detokenizer, Pieces
 from corepipe.answers.parsing.formats import AnswerFormat
 from corepipe.answers.parsing.reading import AnswerReader
-from corepipe.answers.parts import Finish, Logprobs, Said, Text
+from corepipe.answers.parts import Detokenizer, Finish, Logprobs, Pieces, Said, Text
 from corepipe.engine.messages import Output, Predicted, Submit, TokenLogprobs
 
 

@@ -317,7 +317,7 @@ class Executor:
         """Copies its arguments, queues the batch, returns its ticket; types [M] and patches [M, width], or
         none (patches: [0, 0]), as Programs read.
 
-        `sampling` is a corepipe.neuron.inputs.SamplingBatch, read by attribute.
+        `sampling` is a corepipe.neuron.step.SamplingBatch, read by attribute.
         Raises ValueError for shapes that disagree or exceed the sizes of the Programs.
         """
 

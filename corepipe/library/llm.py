@@ -13,9 +13,9 @@ from typing import Any
 
 from corepipe.answers.banned_tokens import require_some, spelled
 from corepipe.answers.chat_variables import begins_turn, checked_variables
-from corepipe.answers.detokenizer import Pieces
 from corepipe.answers.parsing.choose import AUTO
 from corepipe.answers.parsing.tools import offered_by
+from corepipe.answers.parts import Pieces
 from corepipe.answers.text_answer import TextAnswer
 from corepipe.engine.assembly.assembly import assemble
 from corepipe.engine.config import EngineConfig, validated

@@ -9,7 +9,7 @@ import numpy as np
 from corepipe.engine.batch.encoding import Encoding
 from corepipe.engine.batch.runner import StepResult, SubmittedStep
 from corepipe.engine.loop.synthetic_acceptance import shape_of
-from corepipe.neuron.inputs import StepOutput
+from corepipe.neuron.step import StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 
 _TOKEN, _NOTHING = (0,), ()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers
 
-from corepipe.answers.detokenizer import Detokenizer, Pieces, StopStrings
+from corepipe.answers.parts import Detokenizer, Pieces, StopStrings
 from corepipe.models.text.tokenizer import Tokenizer
 from tests.serving.http_support import tokenizer
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.answers.detokenizer import Detokenizer, Pieces
 from corepipe.answers.parsing.formats import FORMATS
 from corepipe.answers.parsing.text_stream import MAX_HELD
-from corepipe.answers.parts import CallArguments, CallStart, Finish, Reasoning, Text
+from corepipe.answers.parts import CallArguments, CallStart, Detokenizer, Finish, Pieces, Reasoning, Text
 from tests.answers.cases import (
     CALLS,
     F1,

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corepipe.answers.detokenizer import Pieces
-from corepipe.answers.parts import Finish, Text, joined_logprobs, joined_text
+from corepipe.answers.parts import Finish, Pieces, Text, joined_logprobs, joined_text
 from corepipe.answers.text_answer import Echo, TextAnswer
 from corepipe.engine.messages import Output, Submit, TokenLogprobs
 from corepipe.engine.sampling_parameters import TokenSampling

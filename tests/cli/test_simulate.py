@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from corepipe.cli.app import app
 from corepipe.cli.run.software import ASSUMED, PROFILE, SIMULATE, GraphKind
 from corepipe.models.registry import architecture
-from corepipe.neuron.chips.padding import in_words
 from corepipe.neuron.chips.profiles import profile
+from corepipe.neuron.chips.runtime_profile import in_words
 from corepipe.neuron.formats import FORMATS
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.simulation import native_fleet, simulate

@@ -23,7 +23,7 @@ from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.errors import UserError
 from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.chips.profiles import PROFILES
-from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.step import Executor, SamplingBatch, StepInputs, StepOutput
 from corepipe.neuron.timing.clock import Clock, HostClock, VirtualClock
 from corepipe.neuron.timing.cost import StepShape
 from corepipe.neuron.timing.timeline import Timeline

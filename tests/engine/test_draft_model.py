@@ -20,7 +20,7 @@ from corepipe.engine.drafters.draft_cache import DraftCache, DraftProgress
 from corepipe.engine.drafters.draft_model import DraftModel
 from corepipe.engine.drafters.speculation import RequestDrafter
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.step import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Request
 from corepipe.scheduler.scheduler import Scheduler
 from tests.scheduler.world import config

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Abort, Output
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.neuron.inputs import SamplingBatch, StepInputs
+from corepipe.neuron.step import SamplingBatch, StepInputs
 from corepipe.neuron.timing.clock import Clock, HostClock, VirtualClock
 from tests.engine.engine_support import (
     VOCAB,

@@ -16,7 +16,7 @@ from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Abort, Output, Submit
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.neuron.inputs import ChainingExecutor
+from corepipe.neuron.step import ChainingExecutor
 from tests.servers import TINY
 
 LIMITS = {

@@ -9,7 +9,7 @@ from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import Runner, SubmittedStep
 from corepipe.engine.messages import Started
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.step import SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 from tests.engine.engine_support import scheduler_config
 from tests.null_executor import NullExecutor

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import Command, Outputs, Shutdown
 from corepipe.engine.process.session import serve
-from corepipe.neuron.inputs import SamplingBatch, StepInputs
+from corepipe.neuron.step import SamplingBatch, StepInputs
 from corepipe.neuron.timing.clock import HostClock
 from tests.engine.engine_support import VOCAB, deployment, submit
 from tests.null_executor import NullExecutor

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from corepipe.answers import detokenizer
+from corepipe.answers import parts
 from corepipe.errors import UserError
 from corepipe.models import registry
 from corepipe.models.text import chat_sandbox
@@ -85,6 +85,6 @@ def test_a_message_that_harms_a_terminal_would_be_found(monkeypatch: pytest.Monk
 
 
 def test_a_stop_string_that_is_shown_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detokenizer.StopStrings, "_undecided", lambda *_: 0)
+    monkeypatch.setattr(parts.StopStrings, "_undecided", lambda *_: 0)
     with pytest.raises(FoundError):
         TARGETS["stop_strings"](b"\x01\x01abxab")

@@ -16,7 +16,7 @@ from corepipe.engine.batch.arrays import SCALARS, pack_scalars
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.kernels import _native
 from corepipe.neuron.formats import FORMATS
-from corepipe.neuron.inputs import SamplingBatch
+from corepipe.neuron.step import SamplingBatch
 from tests.reference.attention import hadamard, hadamard_order
 
 

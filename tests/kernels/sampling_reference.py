@@ -25,7 +25,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.neuron.inputs import SamplingBatch, StepOutput
+from corepipe.neuron.step import SamplingBatch, StepOutput
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]

@@ -20,7 +20,7 @@ from corepipe.errors import UserError
 from corepipe.library.answers import RequestOutput
 from corepipe.library.llm import LLM, SamplingParams
 from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.neuron.inputs import SamplingBatch, StepInputs
+from corepipe.neuron.step import SamplingBatch, StepInputs
 from corepipe.structured.constraints import StructuredOutputsParams
 from corepipe.structured.spelling import Spelling
 from tests.engine.engine_support import deployment

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from corepipe.neuron.axes import Axis, HeadLayout, columns, fixed, hidden, vocabulary
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.numerics.attention import alibi_slopes
 from corepipe.neuron.ops import (
     Add,
@@ -35,6 +34,7 @@ from corepipe.neuron.ops import (
     SelectRows,
     TokenEmbedding,
 )
+from corepipe.neuron.step import StepInputs
 from corepipe.neuron.values import (
     TOKENS,
     WANTED,

@@ -19,9 +19,8 @@ from corepipe.neuron.chips.native_plugin import (
     prefill_buckets,
     takes_flash,
 )
-from corepipe.neuron.chips.padding import pad
 from corepipe.neuron.chips.profiles import PROFILES
-from corepipe.neuron.chips.runtime_profile import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile, pad
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.memory import CoreMemory, blocks_that_fit
 from corepipe.neuron.compile.placement import Placement

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.constants import as_json, shipped
-from corepipe.neuron.chips.padding import pad, pad_contexts
 from corepipe.neuron.chips.profiles import PROFILES, as_text, profile
-from corepipe.neuron.chips.runtime_profile import Buckets
+from corepipe.neuron.chips.runtime_profile import Buckets, pad, pad_contexts
 from corepipe.neuron.step import StepShape
 from corepipe.scheduler.next_batch import policy
 

@@ -31,8 +31,8 @@ from corepipe.neuron.compile.placement import whole as all_of
 from corepipe.neuron.compile.program import WeightShard
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.ops import Attention, Receive
+from corepipe.neuron.step import StepInputs
 from tests.kernels.harness import in_formats
 from tests.reference.core import ReferenceCore
 from tests.reference.executor import ReferenceExecutor, read_tied, tensor_parallel_bound

@@ -15,10 +15,9 @@ from corepipe.neuron.chips.catalog import instance
 from corepipe.neuron.chips.constants import IDEAL
 from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.chips.hardware import GIB, MIB
-from corepipe.neuron.chips.padding import pad
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.rates import core_rates
-from corepipe.neuron.chips.runtime_profile import AttentionKernel, AttentionStyle, Buckets
+from corepipe.neuron.chips.runtime_profile import AttentionKernel, AttentionStyle, Buckets, pad
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Attention

@@ -12,8 +12,8 @@ from corepipe.models.tasks import TaskInfo
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.ops import patches_of
+from corepipe.neuron.step import StepInputs
 from corepipe.neuron.values import TOKENS, InputKind
 from tests.parity.executors import blocks_for, executor, values_of
 

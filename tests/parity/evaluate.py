@@ -7,7 +7,7 @@ import numpy as np
 from corepipe.models.registry import Model
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import FORMATS
-from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.step import StepInputs
 from tests.parity.executors import blocks_for, executor, values_of
 
 MAX_ROWS = 128

@@ -13,8 +13,8 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.weights import InMemoryWeights, reader
-from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.numerics.arithmetic import F32
+from corepipe.neuron.step import StepInputs
 from tests.reference.executor import ReferenceExecutor
 
 BLOCK = 32

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from corepipe.neuron.axes import Axis, cut
 from corepipe.neuron.compile.program import Program, WeightShard, of_heads
 from corepipe.neuron.formats import Format
-from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.numerics.arithmetic import F32, I32, quantize_weight, rope_tables
 from corepipe.neuron.numerics.int4 import Int4, Int8, Stored, as_stored, matrices_of
 from corepipe.neuron.ops import Op
+from corepipe.neuron.step import StepInputs
 from corepipe.neuron.values import RopeSpec, Value, WeightRole, WeightSpec
 from tests.reference.arithmetic import round_to
 from tests.reference.attention import HeadVectors

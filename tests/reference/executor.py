@@ -10,9 +10,9 @@ import numpy as np
 from corepipe.neuron.compile.program import Program, cores_of_a_stage
 from corepipe.neuron.formats import DType, Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.inputs import StepInputs
 from corepipe.neuron.numerics.arithmetic import F32, INT8_MAX
 from corepipe.neuron.ops import AllReduce, SelectiveScan
+from corepipe.neuron.step import StepInputs
 from tests.reference.arithmetic import unit
 from tests.reference.core import Links, ReadTensor, ReferenceCore, Run
 from tests.reference.ops import compute

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from corepipe.answers.detokenizer import overlap
 from corepipe.answers.parsing.call_parts import CallParts
 from corepipe.answers.parsing.calls import read_calls
 from corepipe.answers.parsing.formats import AnswerFormat
 from corepipe.answers.parsing.text_stream import MAX_HELD, NotACallError, Steps, TextCursor
-from corepipe.answers.parts import CallArguments, Finish, Reasoning, Said, Text
+from corepipe.answers.parts import CallArguments, Finish, Reasoning, Said, Text, overlap
 
 
 class AnswerReader:

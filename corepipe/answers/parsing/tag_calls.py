@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from corepipe.answers.detokenizer import overlap
 from corepipe.answers.parsing.call_parts import CallParts
 from corepipe.answers.parsing.formats import CallFormat, Tags
 from corepipe.answers.parsing.text_stream import NotACallError, Steps, TextCursor
+from corepipe.answers.parts import overlap
 from corepipe.structured.schemas import resolved
 
 _PYTHONS = {"True": "true", "False": "false", "None": "null"}

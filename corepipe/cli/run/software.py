@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from corepipe.neuron.chips.padding import in_words
-from corepipe.neuron.chips.runtime_profile import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile, in_words
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import InputKind
 

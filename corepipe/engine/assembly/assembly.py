@@ -43,7 +43,7 @@ from corepipe.models.registry import Architecture, Model
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.weights import PackedWeights, packed_weights
-from corepipe.neuron.inputs import StepInputs
+from corepipe.neuron.step import StepInputs
 from corepipe.neuron.timing.clock import Clock, HostClock, PacedClock, VirtualClock
 from corepipe.scheduler.config import SchedulerConfig
 

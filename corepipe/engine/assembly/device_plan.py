@@ -13,9 +13,8 @@ from corepipe.models.registry import Architecture
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import Instance, hypothetical
-from corepipe.neuron.chips.padding import graphs_of
 from corepipe.neuron.chips.profiles import profile
-from corepipe.neuron.chips.runtime_profile import RuntimeProfile
+from corepipe.neuron.chips.runtime_profile import RuntimeProfile, graphs_of
 from corepipe.neuron.compile.layer_groups import block_positions
 from corepipe.neuron.compile.memory import CoreMemory, DeploymentLimits, Draft, MemoryPlan, plan_memory
 from corepipe.neuron.compile.placement import Placement

@@ -21,7 +21,7 @@ from corepipe.neuron.compile.compiler import bytes_read
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.weights import PackedWeights, packed_weights
-from corepipe.neuron.inputs import Executor, StepInputs
+from corepipe.neuron.step import Executor, StepInputs
 
 if TYPE_CHECKING:  # the compiled module may be missing
     from corepipe.kernels import _native

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.engine.sampling_parameters import TokenSampling, columns_of
-from corepipe.neuron.inputs import SamplingBatch
+from corepipe.neuron.step import SamplingBatch
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.request import Chunk, Request
 

@@ -17,8 +17,8 @@ from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import OnStart, RequestFailure, StepResult, SubmittedStep, announce
 from corepipe.engine.messages import Submit
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.inputs import Executor, StepInputs
 from corepipe.neuron.ops import AddEmbedding, RowIndex, patches_of
+from corepipe.neuron.step import Executor, StepInputs
 from corepipe.neuron.timing.cost import StepShape
 from corepipe.neuron.values import TOKENS, GraphInput, InputKind, WeightSpec, image_shape
 from corepipe.scheduler.request import Batch, Chunk, Request

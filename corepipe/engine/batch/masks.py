@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from corepipe.engine.freeze_heap import give_back
 from corepipe.errors import UserError, shown
-from corepipe.neuron.inputs import mask_words
+from corepipe.neuron.step import mask_words
 from corepipe.structured.grammars import LIMITS
 
 if TYPE_CHECKING:  # llguidance may be missing, and a tokenizer is needed only for grammars

@@ -30,7 +30,7 @@ from corepipe.engine.batch.masks import MaskBuffer
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.row_masks import fill, fill_after_drafts
 from corepipe.engine.messages import Started, TokenLogprobs
-from corepipe.neuron.inputs import ChainingExecutor, Executor, StepInputs, StepOutput
+from corepipe.neuron.step import ChainingExecutor, Executor, StepInputs, StepOutput
 from corepipe.neuron.timing.cost import StepShape
 from corepipe.scheduler.request import Batch, Chunk, Request, Status
 

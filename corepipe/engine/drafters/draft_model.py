@@ -15,7 +15,7 @@ from corepipe.engine.batch.arrays import LogitRows, join_tables, pack_scalars
 from corepipe.engine.drafters.draft_cache import DraftCache, DraftProgress
 from corepipe.engine.drafters.speculation import RequestDrafter
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.neuron.inputs import Executor, SamplingBatch, StepInputs
+from corepipe.neuron.step import Executor, SamplingBatch, StepInputs
 from corepipe.scheduler.request import Request
 
 GREEDY = pack_scalars(TokenSampling(temperature=0.0), seed=0)

@@ -20,7 +20,7 @@ from corepipe.engine.loop.replica import BatchRunner, Replica
 from corepipe.engine.loop.synthetic_acceptance import SyntheticAcceptanceRunner
 from corepipe.engine.messages import Ready
 from corepipe.errors import UserError
-from corepipe.neuron.inputs import ChainingExecutor, Executor
+from corepipe.neuron.step import ChainingExecutor, Executor
 from corepipe.neuron.timing.clock import Clock
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.next_batch import BatchDrafter, Policy

@@ -31,10 +31,10 @@ from corepipe.neuron.host.lowering import (
     lower,
 )
 from corepipe.neuron.host.weights import PackedTensor
-from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
 from corepipe.neuron.numerics.arithmetic import F32, quantize_weight, rope_tables
 from corepipe.neuron.numerics.attention import Tempering, distance_buckets
 from corepipe.neuron.ops import Attention, LayerNorm, Linear, Op, RMSNorm
+from corepipe.neuron.step import SamplingBatch, StepInputs, StepOutput
 from corepipe.neuron.values import RopeSpec, Value, WeightSpec
 
 if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed

@@ -18,9 +18,15 @@ from corepipe.neuron.chips.constants import HOST_LINK_BYTES_PER_SECOND, Constant
 from corepipe.neuron.chips.engines import Engines
 from corepipe.neuron.chips.hardware import Instance
 from corepipe.neuron.chips.native_plugin import takes_flash
-from corepipe.neuron.chips.padding import pad, pad_contexts
 from corepipe.neuron.chips.rates import CoreRates, core_rates, link, read_share, sharing_of, stage_mesh
-from corepipe.neuron.chips.runtime_profile import NEVER, Buckets, RuntimeProfile, SamplingLocation
+from corepipe.neuron.chips.runtime_profile import (
+    NEVER,
+    Buckets,
+    RuntimeProfile,
+    SamplingLocation,
+    pad,
+    pad_contexts,
+)
 from corepipe.neuron.chips.scales import Scales, Site
 from corepipe.neuron.compile.program import Program, of_each
 from corepipe.neuron.ops import Receive

@@ -298,7 +298,7 @@ class ShapeBounds:
         """[requests]: seconds from the first token of each request to its last, at least.
 
         That is the time of the request alone; but where contexts are padded to a bucket it is by their mean
-        (`chips.padding`), so that a request beside the shortest ones is as fast as they are.
+        (`chips.runtime_profile.pad`), so that a request beside the shortest ones is as fast as they are.
         """
         prompts, answers = self._sizes.prompts, self._sizes.answers
         steps = self._timed.tokens_alone(self._sizes.longest)

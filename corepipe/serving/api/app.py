@@ -38,7 +38,7 @@ from corepipe.serving.api.http.tenants import Tenants
 from corepipe.serving.api.http.tls import tls_certificate
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.missing import MissingRoutes
-from corepipe.serving.api.routes.route import Route, RoutePaths
+from corepipe.serving.api.routes.route import HttpMetrics, Route, RoutePaths, TrafficMiddleware
 from corepipe.serving.api.routes.table import (
     GENERATING_PATHS,
     INSTEAD,
@@ -48,7 +48,6 @@ from corepipe.serving.api.routes.table import (
     metrics_routes,
     public_routes,
 )
-from corepipe.serving.api.routes.traffic import HttpMetrics, TrafficMiddleware
 from corepipe.serving.api.state import log_state
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.faults import FaultSequence

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.registry import CollectorRegistry
 
-from corepipe.serving.api.routes.route import Route
+from corepipe.serving.api.routes.route import HttpMetrics, Route
 from corepipe.serving.api.routes.table import ROUTES
-from corepipe.serving.api.routes.traffic import HttpMetrics
 
 COUNTED = [route for route in ROUTES if route.counted]
 

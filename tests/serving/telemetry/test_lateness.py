@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.messages import StepPace
-from corepipe.neuron.inputs import SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.step import SamplingBatch, StepInputs, StepOutput
 from corepipe.neuron.timing.clock import PacedClock
 from corepipe.serving.telemetry.lateness import (
     FEWEST_STEPS,

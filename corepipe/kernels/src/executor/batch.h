@@ -1,4 +1,4 @@
-// Inputs and outputs of a step; see corepipe.neuron.inputs.
+// Inputs and outputs of a step; see corepipe.neuron.step.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Batch {
   const int32_t* table(int index) const { return tables.data() + static_cast<size_t>(index) * sequences() * table_width; }
 };
 
-// The parameters with one value x a logit row, named as in SamplingBatch (corepipe/neuron/inputs.py): the type, the
+// The parameters with one value x a logit row, named as in SamplingBatch (corepipe/neuron/step.py): the type, the
 // name, which values are allowed, and the error for others.  The struct, its binding and its checks are made of this
 // list.  masked: the row's place among the masks, which come later; -1: it has none.
 #define COREPIPE_ROW_PARAMETERS(X)                                                                          \

@@ -13,12 +13,13 @@ from corepipe.answers.parsing.formats import AnswerFormat
 from corepipe.answers.parts import PromptTokens
 from corepipe.answers.text_answer import Echo, TextAnswer
 from corepipe.engine.messages import Predicted, Submit
-from corepipe.serving.api.answering.choice import GeneratedChoice, RequestedDetails
 from corepipe.serving.api.answering.rendering import EmulatedTimes, Renderer, ResponsePart, TokenUsage
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import (
     AnswerObserver,
     AnswerOutputs,
+    GeneratedChoice,
+    RequestedDetails,
     answer,
     answer_outputs,
     charged,

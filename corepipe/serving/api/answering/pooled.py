@@ -23,11 +23,17 @@ from corepipe.engine.messages import Output, Submit
 from corepipe.engine.sampling_parameters import MAX_TOKENS
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.models.text.tokenizer import Side
-from corepipe.serving.api.answering.choice import failure
 from corepipe.serving.api.answering.endpoint import asks_device, naming, read_request
 from corepipe.serving.api.answering.rendering import EmulatedTimes
 from corepipe.serving.api.answering.service import Service
-from corepipe.serving.api.answering.submission import TRACE, AnswerObserver, answer, charged, followed
+from corepipe.serving.api.answering.submission import (
+    TRACE,
+    AnswerObserver,
+    answer,
+    charged,
+    failure,
+    followed,
+)
 from corepipe.serving.api.answering.texts import EncodedPrompt, EncodingOptions, Truncation
 from corepipe.serving.api.bodies.protocol import REQUEST_ID, ModelRequest
 from corepipe.serving.api.bodies.values import Neutral, ShortText

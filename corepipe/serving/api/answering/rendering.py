@@ -24,7 +24,7 @@ from corepipe.answers.parts import (
 )
 from corepipe.engine.messages import DeviceTimes, Predicted, Speculated
 from corepipe.serving.api.answering.answers import TokenTexts, prompt_fields
-from corepipe.serving.api.answering.choice import AnswerPart
+from corepipe.serving.api.answering.submission import AnswerPart
 from corepipe.serving.telemetry.lateness import LatenessVerdict
 
 encode = msgspec.json.encode

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from corepipe.answers.detokenizer import Pieces
 from corepipe.answers.parsing.choose import Dialect, choose
 from corepipe.answers.parsing.formats import AnswerFormat, CallFormat, ReasoningFormat
+from corepipe.answers.parts import Pieces
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.errors import UserError
