@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from corepipe.engine.assembly.device_plan import DevicePlan
 from corepipe.engine.speculative_config import SpeculativeConfig
-from corepipe.neuron.timing.cost import dollars_per_million_tokens
+from corepipe.neuron.chips.hardware import dollars_per_million_tokens
 from corepipe.neuron.timing.uncertainty import LEVEL
 from corepipe.simulation.assumed_drafts import SyntheticDrafts
 from corepipe.simulation.intervals import Intervals

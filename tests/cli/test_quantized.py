@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import httpx
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from corepipe.cli.start.announce import of_weights
 from corepipe.models import registry
@@ -96,10 +97,10 @@ def test_another_method_ends_it_with_2_and_one_line(tmp_path: Path) -> None:
 def test_weights_that_contradict_it_end_it_with_2_and_one_line(tmp_path: Path) -> None:
     """Before anything is packed."""
 
-    def spoil(tensors: dict) -> None:
-        del tensors["model.layers.0.mlp.down_proj.weight_scale"]
-
-    folder = quantised_model(tmp_path / "m", spoil)
+    folder = quantised_model(tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.down_proj.weight_scale"]
+    save_file(tensors, folder / "model.safetensors")
     done = run("serve", folder, "--port", 0)
     assert done.returncode == 2
     assert done.stderr.endswith(

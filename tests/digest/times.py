@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from corepipe.errors import UserError
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance as find_instance
-from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.chips.hardware import Instance, dollars_per_million_tokens
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.compile.compiler import compile_for_timing
@@ -17,7 +17,7 @@ from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import FORMATS
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.timing import modes
-from corepipe.neuron.timing.cost import CostModel, StepShape, dollars_per_million_tokens
+from corepipe.neuron.timing.cost import CostModel, StepShape
 from tests.digest.forms import Json
 from tests.digest.models import source
 from tests.digest.names import neutral

@@ -13,14 +13,14 @@ from strategies import Features
 
 from corepipe.neuron.chips.catalog import INSTANCES, instance
 from corepipe.neuron.chips.constants import IDEAL
-from corepipe.neuron.chips.hardware import Instance
+from corepipe.neuron.chips.hardware import Instance, dollars_per_million_tokens
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.compile.compiler import compile_graph
 from corepipe.neuron.compile.memory import DeploymentLimits
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.formats import TIMED_FORMATS
 from corepipe.neuron.step import StepShape
-from corepipe.neuron.timing.cost import CostModel, dollars_per_million_tokens
+from corepipe.neuron.timing.cost import CostModel
 from corepipe.neuron.timing.modes import resolve
 
 LONGEST, BATCH = 4096, 64

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from corepipe.cli.output.tables import Figures, facts
 from corepipe.cli.run.reading import CoreUse, MetricsDelta, ServedDeployment
-from corepipe.neuron.chips.hardware import ENGINES
-from corepipe.neuron.timing.cost import dollars_per_million_tokens
+from corepipe.neuron.chips.hardware import ENGINES, dollars_per_million_tokens
 
 LEVELS = "·▁▂▃▄▅▆▇█"
 BAR = 10

@@ -181,10 +181,10 @@ def _percent(share: float | None) -> str:
 
 def show_coverage(console: Console, found: Sequence[Coverage], level: float, title: str = LEFT_OUT) -> None:
     """Prints how many runs lie in their intervals, by kind of figure."""
-    names = ("kind of figure", ">runs", ">campaigns", ">within", ">19 times of 20", ">width", "")
+    names = ("kind of figure", ">runs", ">campaigns", ">within", ">19 times of 20", ">within a factor of", "")
     table = Figures(*names, title=title.format(level=level))
     for one in found:
-        bound, width = f"{one.least:.0%} to {one.most:.0%}", f"x/÷ {one.width**0.5:.2f}"
+        bound, width = f"{one.least:.0%} to {one.most:.0%}", f"{one.width**0.5:.2f}"
         table.add_row(one.kind, str(one.runs), str(one.units), f"{one.share:.1%}", bound, width, _judged(one))
     console.print(table)
 

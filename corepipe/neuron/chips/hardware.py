@@ -274,3 +274,11 @@ def hypothetical(instance: Instance) -> dict[str, str]:
     """Returns the entry that marks a document's figures of the instance as hypothetical; empty where they are
     not."""
     return {"hypothetical": instance.hypothetical} if instance.hypothetical else {}
+
+
+def dollars_per_million_tokens(price_per_hour: float, tokens_per_second: float) -> float:
+    """Returns dollars for a million tokens at a price in dollars an hour.  Raises ValueError for no
+    tokens."""
+    if not tokens_per_second > 0:
+        raise ValueError(f"tokens_per_second must be positive, not {tokens_per_second}")
+    return 1e6 / tokens_per_second * price_per_hour / 3600

@@ -47,7 +47,6 @@ __all__ = [
     "LimitingResource",
     "OpTime",
     "StepShape",
-    "dollars_per_million_tokens",
 ]
 
 
@@ -396,11 +395,3 @@ def _transfer(program: Program, rate: CoreRates, instance: Instance, first: int)
             fixed = max(fixed, way.seconds)
             row += op.out.width * op.out.rows.each * program.format.compute.bytes / way.bytes_per_second
     return _Transfer(fixed, row)
-
-
-def dollars_per_million_tokens(price_per_hour: float, tokens_per_second: float) -> float:
-    """Returns dollars for a million tokens at a price in dollars an hour.  Raises ValueError for no
-    tokens."""
-    if not tokens_per_second > 0:
-        raise ValueError(f"tokens_per_second must be positive, not {tokens_per_second}")
-    return 1e6 / tokens_per_second * price_per_hour / 3600

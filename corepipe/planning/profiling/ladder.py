@@ -14,7 +14,7 @@ from corepipe.engine.assembly.draft_plan import draft_graph
 from corepipe.errors import UserError
 from corepipe.models.registry import Architecture
 from corepipe.neuron.chips.constants import HOST_LINK_BYTES_PER_SECOND
-from corepipe.neuron.chips.hardware import Instance, Support
+from corepipe.neuron.chips.hardware import Instance, Support, dollars_per_million_tokens
 from corepipe.neuron.chips.runtime_profile import Buckets, RuntimeProfile, SamplingLocation
 from corepipe.neuron.compile.compiler import compile_for_timing
 from corepipe.neuron.compile.memory import DeploymentLimits, Draft, blocks_that_fit, measure
@@ -22,7 +22,7 @@ from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import FORMATS, Format
 from corepipe.neuron.graph import Graph
-from corepipe.neuron.timing.cost import CostModel, StepShape, dollars_per_million_tokens
+from corepipe.neuron.timing.cost import CostModel, StepShape
 from corepipe.neuron.timing.draft_times import DraftTimes
 from corepipe.neuron.timing.modes import refuses_experts
 from corepipe.neuron.timing.tables import Breakdown

@@ -40,7 +40,7 @@ class Nested(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Objects of several kinds; the text in the field `by` chooses the kind.
+    """Objects of several kinds in a list; the text in the field `by` chooses the kind.
 
     refusal: makes the error for another value there, from the object's path and the value.
     """
@@ -169,7 +169,7 @@ class _Walk:
     def _within(self, value: object, kind: Nested | Chosen, path: str) -> object:
         if isinstance(value, list):
             return [self._object(one, kind, f"{path}[{number}]") for number, one in enumerate(value)]
-        return self._object(value, kind, path)
+        return value if isinstance(kind, Chosen) else self._object(value, kind, path)
 
     def _object(self, value: object, kind: Nested | Chosen, path: str) -> object:
         if not isinstance(value, dict):
