@@ -1,4 +1,4 @@
-"""What each rule of docs/prediction.md buys: errors of all families in all campaigns with one rule switched
+"""The gain of each rule of docs/prediction.md: errors of all families in all campaigns with one rule switched
 off.
 
     python benchmarks/prediction_rules.py ROWS.csv

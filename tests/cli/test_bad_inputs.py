@@ -21,7 +21,7 @@ NAMES = {
     r"DRAFTS\((.*)\)": ASSUMED
     + r'"method": "draft_model", "model": "\1", "synthetic_acceptance_rates": [0.8, 0.5, 0.2]}',
 }
-"""What is written short below.  At NOBODY no server answers: port 9 is `discard`'s."""
+"""Short names of the table below.  At NOBODY no server answers: port 9 is `discard`'s."""
 
 LINES = r"""
 serve nothing-here | nor a known model

@@ -1,4 +1,4 @@
-"""How near the two executors are to one another, and their results for one batch."""
+"""The agreement of the two executors, and their results for one batch."""
 
 from __future__ import annotations
 

@@ -119,6 +119,6 @@ def test_slopes_of_alibi(heads, slopes):
 
 
 def test_queries_are_sharper_from_the_last_position_of_a_stretch_on():
-    """As in transformers' Llama 4, a query's own position is among those that have passed."""
+    """A query's own position is among those that have passed, as in transformers' Llama 4."""
     found = Tempering(16, 0.5).factors(np.array([0, 14, 15, 30, 31]))
     np.testing.assert_allclose(found, 1 + 0.5 * np.log([1, 1, 2, 2, 3]), rtol=1e-6)

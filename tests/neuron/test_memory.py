@@ -53,7 +53,7 @@ def test_blocks_fill_what_is_left():
 
 
 def test_a_pipeline_divides_weights_and_kv():
-    """What crosses cores has two buffers."""
+    """Values that cross cores have two buffers."""
     (one,) = measure(whole(llama()), LIMITS)
     stages = measure(pipeline(llama(), 3), LIMITS)
     payload = 512 * 576 * 2

@@ -37,8 +37,8 @@ OTHERS = (
     PublishedError("AIConfigurator", "any", "none published", "kernels measured on GPUs", "-", "NVIDIA"),
     PublishedError("SGLang's simulator", "any", "none found", "-", "-", "-"),
 )
-"""What others publish.  They profile kernels on the GPU that they predict; no Neuron device was profiled
-here."""
+"""The errors that others publish.  They profile kernels on the GPU that they predict; no Neuron device was
+profiled here."""
 
 FOUND_ON = "published Neuron runs"
 
