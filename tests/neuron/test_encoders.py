@@ -103,7 +103,7 @@ def test_kernels_agree_with_the_twin(pool: Any, shape: str, fmt: str) -> None:
     ("shape", "fmt"), in_formats(elsewhere(SHAPES, ["roberta-base", "modernbert-tokens"]))
 )
 def test_a_text_has_the_same_bits_alone_and_in_any_company(pool: Any, shape: str, fmt: str) -> None:
-    """An image is cut likewise."""
+    """Images have the same bits alone, too."""
     graph, given = graph_of(shape, fmt), list(inputs_of(shape))
     executor, single = kernels(graph, pool), kernels(graph, native().Pool(1))
     alone = {id(one): run(executor, [one], graph) for one in given}
@@ -202,7 +202,7 @@ def test_a_poisoned_text_leaves_its_neighbours_alone(pool: Any) -> None:
     ],
 )
 def test_what_is_no_whole_text_is_refused(pool: Any, shape: str, change: dict[str, Any], why: str) -> None:
-    """A whole image is never kept."""
+    """Parts of an image are refused, too."""
     graph = graph_of(shape, "bf16")
     inputs = step_of(PICTURES[shape][:1] or [Text(range(5))], graph)
     with pytest.raises(ValueError, match=why):
