@@ -8,15 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from corepipe.cli.output.tables import Figures, size
+from corepipe.cli.output.tables import USELESS, Figures, size
 
 CORE_COLUMNS = (">core", ">stage", ">rank", ">layers", ">heads", ">kv heads", ">weights", ">KV a token")
 
 
 DEGREES = ("pipeline", "tensor", "data", "expert")
-
-USELESS = 10.0
-"""Factor from which on an interval is too wide to be useful."""
 
 
 def print_placement(console: Console, placement: Mapping[str, Any]) -> None:

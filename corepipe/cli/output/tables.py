@@ -61,8 +61,14 @@ def size(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
+USELESS = 10.0
+"""Factor, either way, from which on an interval is too wide to decide anything by."""
+
+
 def between(bounds: tuple[float, float]) -> str:
-    """Returns an interval with as many digits as are useful."""
+    """Returns an interval with as many digits as are useful; of one that is too wide, that it says nothing."""
+    if bounds[1] > USELESS**2 * bounds[0]:
+        return "not known"
     return " to ".join(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in bounds)
 
 

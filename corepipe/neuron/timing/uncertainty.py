@@ -197,7 +197,7 @@ class Interval:
     @property
     def basis(self) -> str:
         """The runs that the interval is known from, in words."""
-        away = f", {self.steps:.2g} steps from them" if self.steps else ""
+        away = f", {self.steps:.2g} step{'s' * (self.steps != 1)} from them" if self.steps else ""
         known = f"{self.measured} runs of {self.units} families in campaigns{away}"
         if self.claimed:
             return f"{self.level:.0%} of published runs of campaigns that were not seen; from {known}"
