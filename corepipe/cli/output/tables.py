@@ -66,10 +66,10 @@ USELESS = 10.0
 
 
 def between(bounds: tuple[float, float]) -> str:
-    """Returns an interval with as many digits as are useful; of one that is too wide, that it says nothing."""
-    if bounds[1] > USELESS**2 * bounds[0]:
-        return "not known"
-    return " to ".join(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in bounds)
+    """Returns an interval with as many digits as are useful, and says of one that is too wide that it is not
+    known."""
+    ends = " to ".join(f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in bounds)
+    return ends if bounds[1] <= USELESS**2 * bounds[0] else f"not known ({ends})"
 
 
 def _limits(column: Column) -> tuple[int, int]:
