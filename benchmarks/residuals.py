@@ -27,7 +27,7 @@ from corepipe.cli.output.common import results
 from corepipe.cli.output.tables import Figures
 from corepipe.cli.run.validate import show_coverage, show_decisions
 from corepipe.neuron.chips.constants import folds
-from corepipe.neuron.timing.uncertainty import COLUMNS, FILE, LEVEL, as_rows
+from corepipe.neuron.timing.uncertainty import COLUMNS, FILE, GUESSED, LEVEL, as_rows
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
@@ -106,10 +106,12 @@ def judged(known: Sequence[Raw], cases: Cases) -> list[MeasuredRow]:
 
 
 def scores(found: Sequence[MeasuredRow]) -> list[dict[str, object]]:
-    """Returns median and 90th percentile of the relative errors of the rows, by kind of figure."""
+    """Returns median and 90th percentile of the relative errors of the rows, by kind of figure; rows that do
+    not state all that a prediction needs are apart."""
     kinds: defaultdict[str, list[float]] = defaultdict(list)
     for one in found:
-        kinds[one.point.kind + TAILS * one.point.tail].append(abs(exp(-one.error) - 1))
+        assumed = GUESSED * one.point.profile.endswith(GUESSED)
+        kinds[one.point.kind + TAILS * one.point.tail + assumed].append(abs(exp(-one.error) - 1))
     return [
         {"kind": kind, "rows": len(errors), "median": median(errors), "p90": float(np.quantile(errors, 0.9))}
         for kind, errors in sorted(kinds.items())

@@ -57,5 +57,6 @@ def rows() -> list[PublishedError]:
             FOUND_ON,
         )
         for one in scores
+        if one["kind"] in coverage  # not those of rows of which something is assumed
     ]
     return [*own, *OTHERS]
