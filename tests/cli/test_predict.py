@@ -165,7 +165,7 @@ def test_fit_takes_a_load_test_and_narrows_its_intervals(tmp_path):
     result.write_text(json.dumps(VLLM))
     deployed = ("--instance", "inf2.48xlarge", "--tensor", "8", "--max-num-seqs", "4")
     shown = run("fit", result, "-o", profile, "--profile", "optimum-nxdi", *deployed)
-    assert "90 % interval" in shown
+    assert "interval" in shown
     assert "first token, under load" in shown
     written = json.loads(profile.read_text())
     assert written["base"] == "optimum-nxdi"

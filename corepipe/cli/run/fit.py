@@ -108,7 +108,7 @@ def _show(before: Sequence[MeasuredRow], found: Refined, refined: RuntimeProfile
     """Prints each measured figure beside its predictions before and after, with their intervals."""
     predictor = found.predictor(cases)
     after = measured([one.row for one in before], lambda _: predictor)
-    table = Figures("figure", ">measured", ">before", ">90 % interval", ">after", ">90 % interval")
+    table = Figures("figure", ">measured", ">before", ">interval", ">after", ">interval")
     for one, other in list(zip(before, after, strict=True))[:SHOWN]:
         label = f"{text(one.row, 'metric')}, {text(one.row, 'unit')}"
         cells = (*_cells(one, PROFILES[refined.stack]), *_cells(other, refined))
