@@ -23,6 +23,9 @@ SLACK = 0.97
 DISAGREE = 1.25
 """Factor by which a run's throughput and latency may disagree: means, medians and ramps differ."""
 
+WORKERS = 2
+"""Batches that a benchmark may keep in flight on each core: NeuronPerf's workers_per_model."""
+
 TOO_MANY = 1.15
 """Factor of the users of a closed loop that may seem to be in flight."""
 
@@ -190,7 +193,7 @@ def _little(asked: RequestedFigure, rate: float, latency: float) -> str | None:
         return f"{rate:.4g} a second of {latency:.4g} s each are {flight:.3g} in flight, of {users} users"
     seats = case.batch * case.degrees.data * case.degrees.pipeline
     fewest = case.batch * case.degrees.data / DISAGREE
-    if fewest <= flight <= DISAGREE * seats * case.profile.workers:
+    if fewest <= flight <= DISAGREE * seats * max(WORKERS, case.profile.workers):
         return None
     return (
         f"{rate:.4g} a second of {latency:.4g} s each are {flight:.3g} in flight, and there are {seats} seats"
