@@ -25,6 +25,7 @@ from corepipe.neuron.timing import modes
 from corepipe.neuron.timing.cost import CostModel
 from corepipe.neuron.timing.description import describe
 from corepipe.neuron.timing.draft_times import DraftTimes
+from corepipe.neuron.timing.otherwise import spanning
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.neuron.timing.uncertainty import (
     LEVEL,
@@ -110,8 +111,7 @@ class DevicePlan:
         return [first.on_replica(replica) for replica in range(self.placement.data)]
 
     def _cost(self, replica: int) -> CostModel:
-        cost = CostModel(self.programs, self.instance, self.profile, self.placement.data, replica)
-        return cost.with_batch(self.batch, self.chunk)
+        return self._timed_with(self.profile, replica)
 
     def _draft_times(self, replica: int) -> DraftTimes | None:
         if self.draft is None:
@@ -136,7 +136,12 @@ class DevicePlan:
             tail,
             self.placement.expert > 1,
         )
-        return interval(point, self.profile, level)
+        found = interval(point, self.profile, level)
+        return spanning(found, self.profile, self._timed_with, figure, tokens)
+
+    def _timed_with(self, profile: RuntimeProfile, replica: int = 0) -> CostModel:
+        cost = CostModel(self.programs, self.instance, profile, self.placement.data, replica)
+        return cost.with_batch(self.batch, self.chunk)
 
     def intervals(self) -> dict[str, object]:
         """Returns the intervals of each figure under load, for the longest sequences, as /v1/placement serves

@@ -20,6 +20,7 @@ from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import Experts
 from corepipe.neuron.timing import modes
 from corepipe.neuron.timing.cost import CostModel, OpTime, StepShape
+from corepipe.neuron.timing.otherwise import spanning
 from corepipe.neuron.timing.timeline import Timeline, Timing
 from corepipe.neuron.timing.uncertainty import Figure, Interval, Point, architecture_of, interval, kind_of
 
@@ -113,11 +114,13 @@ class ProfileRun:
         self.memory = plan_memory(self.programs, setup.placement, setup.instance, setup.limits, cut)
         if self.memory.block_bytes:
             _check_batch(setup, self.memory.num_blocks)
-        self.full_pipe = CostModel(
-            self.programs, setup.instance, setup.profile, setup.placement.data, batch=setup.batch
-        )
+        self.full_pipe = self._timed_with(setup.profile)
         self.cost = self.full_pipe.lone
         self.steps = tuple(_steps(setup, self.graph, Timeline(self.full_pipe)))
+
+    def _timed_with(self, profile: RuntimeProfile) -> CostModel:
+        setup = self.setup
+        return CostModel(self.programs, setup.instance, profile, setup.placement.data, batch=setup.batch)
 
     @property
     def phases(self) -> list[Phase]:
@@ -146,7 +149,8 @@ class ProfileRun:
             setup.input_len + setup.decode_steps,
             divided=setup.placement.expert > 1,
         )
-        return interval(point, setup.profile)
+        found = interval(point, setup.profile)
+        return spanning(found, setup.profile, self._timed_with, figure, setup.input_len)
 
     def between(self, step: ProfileStep) -> tuple[float, float]:
         """Returns the bounds in seconds of a measured step."""
