@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from corepipe.models.registry import architecture
 from corepipe.neuron.chips.catalog import instance
-from corepipe.neuron.chips.profiles import PROFILES
+from corepipe.neuron.chips.profiles import PROFILES, as_text, profile
 from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.compile.compiler import compile_for_timing
 from corepipe.neuron.compile.placement import Placement
@@ -34,6 +37,12 @@ def test_an_interval_reaches_as_far_as_the_slower_figure(figure: Figure) -> None
     slower = 1.0 if figure is Figure.DECODE else other / one
     assert (found.low, found.high) == (FOUND.low, pytest.approx(FOUND.high * slower, rel=0.02))
     assert slower == 1.0 or slower > 1.2
+
+
+def test_a_measurement_settles_which_figure_holds(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(as_text(replace(PROFILES["optimum-tnx"], name="mine"), "optimum-tnx", {}))
+    assert (PROFILES["optimum-tnx"].otherwise, profile(str(file)).otherwise) == ("optimum-tnx-spilled", "")
 
 
 def test_a_documented_stack_keeps_its_interval() -> None:

@@ -101,6 +101,7 @@ def _profile(name: str, base: str, rows: Sequence[Raw], found: Refined) -> Runti
         constants=tuple(sorted(found.constants.items())),
         scales=found.scales,
         refines=base,
+        otherwise="",
     )
 
 

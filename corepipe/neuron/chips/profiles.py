@@ -289,6 +289,7 @@ def _read(path: Path) -> RuntimeProfile:
         constants=constants,
         scales=parse_scales(values.get("scales", {})),
         refines=base.name,
+        otherwise="",
         narrowed=tuple((str(kind), _share(share)) for kind, share in values.get("narrowed", {}).items()),
     )
 
