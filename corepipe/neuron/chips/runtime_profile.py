@@ -82,16 +82,20 @@ class AttentionStyle:
     crossings: number of times that scores too large for on-chip memory are written and read by a SEPARATE
     softmax: written by the product, the mask, the difference to the maximum, the exponential and the
     quotient; read by the last four, the maximum, the sum and the product with the values
-    (transformers-neuronx 7a30b42, llama/hlo.py). separate_from: fewest prompts in a step whose softmax is
-    SEPARATE; fewer run as SQUARE. kernel: for prompts in shorter buckets than causal_from, which has the
-    shortest bucket of a causal kernel, on cores of one physical core and of two. expands_kv: where keys and
-    values are copied to more ranks than there are heads, each query head has its own copy. gathers_kv: a
-    sequence's keys and values are read token by token, as slots for continuous batching lie in memory, not in
-    one piece. masks_window: a window is only a mask: hidden keys are kept, read and computed as all others.
-    batch_innermost: hidden states are [width, tokens, sequences] (HSB), so that the elements of the keys and
-    values of one of several prompts are not contiguous. rewrites_kv: a step of a beam search picks its beams'
-    keys and values, appends to them, and writes all of them back. fuses_rope: queries and keys are rotated
-    within the kernel.
+    (transformers-neuronx 7a30b42, llama/hlo.py).
+    separate_from: fewest prompts in a step whose softmax is SEPARATE; fewer run as SQUARE.
+    kernel: for prompts in shorter buckets than causal_from, which has the shortest bucket of a causal
+    kernel, on cores of one physical core and of two.
+    expands_kv: where keys and values are copied to more ranks than there are heads, each query head has its
+    own copy.
+    gathers_kv: a sequence's keys and values are read token by token, as slots for continuous batching lie
+    in memory, not in one piece.
+    masks_window: a window is only a mask: hidden keys are kept, read and computed as all others.
+    batch_innermost: hidden states are [width, tokens, sequences] (HSB), so that the elements of the keys
+    and values of one of several prompts are not contiguous.
+    rewrites_kv: a step of a beam search picks its beams' keys and values, appends to them, and writes all
+    of them back.
+    fuses_rope: queries and keys are rotated within the kernel.
     softmax_after_reads: the softmax of a decode step begins when its keys and values are read, one lane of
     VectorE a query row.
     """
@@ -131,23 +135,31 @@ class SamplingLocation(StrEnum):
 class RuntimeProfile:
     """The way in which a software stack runs a model.
 
-    host_seconds: host time per step, one step after the other. host_seconds_per_logit: host time of sampling,
-    per logit. prefill_buckets, decode_buckets: padding of the rows of a prompt, and of the context of a
-    decode step. pads_batch: decode steps run all sequences that the graph was compiled for. batched_prefill:
-    a batch's prompts run in one step. attention: how it attends. policy: the scheduler's. asynchronous: the
-    host works on the next step while the device runs this one. change_seconds: host time of a step whose
-    sequences are not those of the step before, instead of host_seconds (None: the same). batch_powers: with
-    pads_batch, the batch is padded to a power of two. chunk: tokens of a prefill step unless another number
-    is given (None: prompts as they come). sequence_parallel: ranks share the rows of a prefill between its
-    collectives. kv_budget: the part of a core's memory for keys and values (None: all that is left). workers:
-    batches of an encoder that clients keep in flight on each core: one runs, the others wait. result_copies:
-    how often the results of such a model are copied on their way to the host. beams: sequences that an
-    encoder-decoder generates for each one. expert_parallel: the batches for which experts may be divided
-    among the tensor ranks (None: never). constants: by generation of cores, instead of the shipped ones.
+    host_seconds: host time per step, one step after the other.
+    host_seconds_per_logit: host time of sampling, per logit.
+    prefill_buckets, decode_buckets: padding of the rows of a prompt, and of the context of a decode step.
+    pads_batch: decode steps run all sequences that the graph was compiled for.
+    batched_prefill: a batch's prompts run in one step.
+    attention: how it attends.
+    policy: the scheduler's.
+    asynchronous: the host works on the next step while the device runs this one.
+    change_seconds: host time of a step whose sequences are not those of the step before, instead of
+    host_seconds (None: the same).
+    batch_powers: with pads_batch, the batch is padded to a power of two.
+    chunk: tokens of a prefill step unless another number is given (None: prompts as they come).
+    sequence_parallel: ranks share the rows of a prefill between its collectives.
+    kv_budget: the part of a core's memory for keys and values (None: all that is left).
+    workers: batches of an encoder that clients keep in flight on each core: one runs, the others wait.
+    result_copies: how often the results of such a model are copied on their way to the host.
+    beams: sequences that an encoder-decoder generates for each one.
+    expert_parallel: the batches for which experts may be divided among the tensor ranks (None: never).
+    constants: by generation of cores, instead of the shipped ones.
     otherwise: the profile that holds instead where this one rests on a choice that no document states, such
-    as the compiler's of a kernel: predictions then give the figures of both. scales: the measured times of a
-    model's steps relative to the predicted ones, from a fit. refines: the profile that a fit started from.
-    narrowed: by kind of figure, the share of its interval's width that remains after a fit."""
+    as the compiler's of a kernel: predictions then give the figures of both. A fit settles it.
+    scales: the measured times of a model's steps relative to the predicted ones, from a fit.
+    refines: the profile that a fit started from.
+    narrowed: by kind of figure, the share of its interval's width that remains after a fit.
+    """
 
     name: str
     source: str

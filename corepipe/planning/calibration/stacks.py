@@ -1,6 +1,7 @@
-"""The runtime profile of a row of measurements: its `profile` column, or derived from its `task` and `sdk`.
+"""The runtime profile of a row of measurements: its `profile` column, or derived from other columns.
 
-`task` names the software, `sdk` its release.  No model's name is used.
+`task` names the software, `sdk` its release or day, and `source` the day of a server's report.  No name of a
+model is used.
 """
 
 from __future__ import annotations
