@@ -14,7 +14,7 @@ from corepipe.serving.api.bodies.protocol import NESTED
 from corepipe.serving.api.bodies.reading import Body, Chosen, Nested
 from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.routes.route import Audience, Route
-from corepipe.serving.api.routes.table import ROUTES
+from corepipe.serving.api.table import ROUTES
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
+from corepipe.serving.api.table import KEYLESS_PATHS, ROUTES
 from tests.attacks import Watch, sum_of
 from tests.servers import TINY, Served, served, until
 from tests.structured.test_grammar_checker import BOMBS

@@ -14,7 +14,7 @@ import yaml
 import corepipe.pytest
 from corepipe.serving.api.cassettes.file_format import read
 from corepipe.serving.api.cassettes.redaction import read_redaction
-from corepipe.serving.api.routes.table import ROUTES
+from corepipe.serving.api.table import ROUTES
 from tests.cli.test_main import named
 from tests.servers import TINY
 from tests.test_pytest_plugin import pytest_in

@@ -29,7 +29,7 @@ from corepipe.serving.api.cassettes.server_cassettes import CassetteMetrics
 from corepipe.serving.api.http.inject import InjectedFaults
 from corepipe.serving.api.http.limits import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.routes.route import HttpMetrics
-from corepipe.serving.api.routes.table import ROUTES
+from corepipe.serving.api.table import ROUTES
 from corepipe.serving.faults import KINDS, SECONDS
 from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.metrics import Metrics

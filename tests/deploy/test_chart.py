@@ -13,7 +13,7 @@ from corepipe.engine.config import EngineConfig, KVEventsConfig
 from corepipe.serving.api.app import LAST_WORDS_SECONDS
 from corepipe.serving.api.http.ports import check_bind
 from corepipe.serving.api.routes.route import Audience
-from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
+from corepipe.serving.api.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import ServerConfig
 from tests.deploy import tools
 from tests.deploy.charts import (

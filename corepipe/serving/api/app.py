@@ -39,7 +39,8 @@ from corepipe.serving.api.http.tls import tls_certificate
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.missing import MissingRoutes
 from corepipe.serving.api.routes.route import HttpMetrics, Route, RoutePaths, TrafficMiddleware
-from corepipe.serving.api.routes.table import (
+from corepipe.serving.api.state import log_state
+from corepipe.serving.api.table import (
     GENERATING_PATHS,
     INSTEAD,
     KEYLESS_PATHS,
@@ -48,7 +49,6 @@ from corepipe.serving.api.routes.table import (
     metrics_routes,
     public_routes,
 )
-from corepipe.serving.api.state import log_state
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.faults import FaultSequence
 from corepipe.serving.keys import read_keys

@@ -16,7 +16,7 @@ from corepipe.engine.messages import failed_output
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app, run_server
 from corepipe.serving.api.http.ports import ServerPort, listen
-from corepipe.serving.api.routes.table import ROUTES, admin_routes, public_routes
+from corepipe.serving.api.table import ROUTES, admin_routes, public_routes
 from corepipe.serving.config import ServerConfig
 from tests.api_page import PAGE, page
 from tests.servers import until

@@ -16,7 +16,7 @@ from msgspec import inspect
 from corepipe.serving.api.bodies.reading import decode
 from corepipe.serving.api.bodies.values import convert
 from corepipe.serving.api.http.errors import ApiError
-from corepipe.serving.api.routes.table import ROUTES
+from corepipe.serving.api.table import ROUTES
 from tests.serving.api.test_chat import plain
 from tests.serving.api.test_models import pair, several
 from tests.serving.api.test_protocol import chat, completion, refusal

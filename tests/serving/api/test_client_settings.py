@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from corepipe.serving.api.bodies.client_settings import IGNORED, SETTINGS, ClientSetting, SettingPlace
-from corepipe.serving.api.routes.table import ROUTES
+from corepipe.serving.api.table import ROUTES
 from tests.engine.encoder_support import EMBED, SCORE, bert, computing
 from tests.serving.api.test_models import A, pair, several
 from tests.serving.http_support import MODEL, FakeEngine, replaying, running, saying, tokenizer

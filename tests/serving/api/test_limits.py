@@ -9,7 +9,7 @@ from corepipe.errors import UserError
 from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.http.guard import read_body
 from corepipe.serving.api.http.ports import check_bind, is_loopback
-from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
+from corepipe.serving.api.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import FakeEngine, running
 

@@ -13,7 +13,7 @@ from corepipe.serving.api.app import create_app
 from corepipe.serving.api.bodies.reading import parse
 from corepipe.serving.api.routes import chat, completions, info, probes, tokens
 from corepipe.serving.api.routes.openapi import document
-from corepipe.serving.api.routes.table import KEYLESS_PATHS, ROUTES
+from corepipe.serving.api.table import KEYLESS_PATHS, ROUTES
 from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import MODEL, FakeEngine, tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 
 from corepipe.engine.config import validated
 from corepipe.errors import UserError
-from corepipe.serving.api.routes.table import ROUTES
+from corepipe.serving.api.table import ROUTES
 from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import FakeEngine, running, running_ports
 

@@ -7,7 +7,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
 from corepipe.serving.api.app import create_app
 from corepipe.serving.api.http.ports import check_bind
-from corepipe.serving.api.routes.table import ROUTES
+from corepipe.serving.api.table import ROUTES
 from corepipe.serving.config import ServerConfig
 from tests.serving.http_support import READY, FakeEngine, begun, running_ports, tokenizer
 

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.registry import CollectorRegistry
 
 from corepipe.serving.api.routes.route import HttpMetrics, Route
-from corepipe.serving.api.routes.table import ROUTES
+from corepipe.serving.api.table import ROUTES
 
 COUNTED = [route for route in ROUTES if route.counted]
 

@@ -12,6 +12,9 @@ An endpoint of any dialect consists of three parts, and everything between them 
    `Reasoning`, `CallStart`, `Finish`, `TokenUsage`, ...) to a `rendering.Renderer`, which writes them as
    events or as a whole answer; it alone knows the dialect's JSON.  `pooled` gives results to `render`.
 
-A route in `routes.table` names the endpoint.  A new dialect needs no other change: quotas, traces, metrics,
+An API whose requests are chats in another form needs no plan: `routes.chat_dialect` translates its body into
+that of a chat, and its `Renderer` writes the parts in its own JSON.
+
+A route in `table` names the endpoint.  A new dialect needs no other change: quotas, traces, metrics,
 aborts, recording and replaying, constraints and errors are the same for all.
 """

@@ -6,6 +6,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import ClassVar, Generic, TypeVar
 
@@ -59,6 +60,29 @@ def naming(send: Send, ignored: Sequence[str]) -> Send:
     return named
 
 
+@dataclass(frozen=True, slots=True)
+class ReadRequest(Generic[R]):
+    """A request that was read: its body, and the names of the fields without effect.
+
+    scope: that of ASGI.  arrival: when it came (perf_counter).
+    """
+
+    scope: Scope
+    arrival: float
+    body: R
+    ignored: Sequence[str] = ()
+
+
+def drawn_id(prefix: str, wanted: str | None = None) -> str:
+    """Returns an id that begins with `prefix` and ends with the one that a client `wanted`, or by chance."""
+    return f"{prefix}{wanted or secrets.token_hex(12)}"
+
+
+def envelope_of(service: Service, model: str, answer_id: str) -> Envelope:
+    """Returns the fields that all objects of an answer share; it is created now."""
+    return Envelope(answer_id, int(time.time()), model, service.fingerprint)
+
+
 class Endpoint(ABC, Generic[B]):
     """An endpoint that generates text, as plain ASGI: request and response objects would cost more time than
     all the rest.
@@ -92,34 +116,36 @@ class Endpoint(ABC, Generic[B]):
 
     async def prepare(self, scope: Scope, receive: Receive) -> GenerationJob:
         """Reads a request and prepares all that is computed for it.  Raises ApiError."""
-        arrival, service = perf_counter(), self.service
-        body, ignored = await read_request(service, receive, self.request)
+        arrival = perf_counter()
+        body, ignored = await read_request(self.service, receive, self.request)
+        envelope = envelope_of(self.service, body.model, drawn_id(self.prefix, body.request_id))
+        request = ReadRequest(scope, arrival, body, ignored)
+        return await self.job(request, envelope, self.renderer(body, envelope))
+
+    async def job(self, request: ReadRequest[B], envelope: Envelope, renderer: Renderer) -> GenerationJob:
+        """Prepares all that is computed for a request; its answer has the fields of `envelope`.
+
+        Raises ApiError.
+        """
+        body, service = request.body, self.service
         service.require_task(Task.GENERATE)
         service.require_ready()
         body.check(service.vocab_size, service.engine.max_num_seqs)
-        ignored += await self.without_effect(body)
+        without_effect = await self.without_effect(body)
         plans = await self.plan(body, await service.grammar(body))
-        prediction = await self._predicted(body)
-        drawn = secrets.token_hex(12)
-        envelope = Envelope(
-            id=f"{self.prefix}-{body.request_id or drawn}",
-            created=int(time.time()),
-            model=body.model,
-            fingerprint=service.fingerprint,
-        )
         return GenerationJob(
             id=envelope.id,
-            sequences=f"{self.prefix}-{drawn}",
+            sequences=envelope.id if body.request_id is None else drawn_id(self.prefix),
             body=body,
             plans=plans,
-            prediction=prediction,
-            renderer=self.renderer(body, envelope),
+            prediction=await self._predicted(body),
+            renderer=renderer,
             operation=self.operation,
-            arrival=arrival,
-            device_metrics=asks_device(body.device_metrics, scope),
-            tenant=tenant_of(scope),
-            trace=scope.get(TRACE),
-            ignored=ignored,
+            arrival=request.arrival,
+            device_metrics=asks_device(body.device_metrics, request.scope),
+            tenant=tenant_of(request.scope),
+            trace=request.scope.get(TRACE),
+            ignored=[*request.ignored, *without_effect],
         )
 
     async def _predicted(self, body: GenerationRequest) -> list[int]:

@@ -197,9 +197,9 @@ class Generation:
                 body = self._event(await self._next(outputs))
             body += self._renderer.closing(self._of_all() if self._job.body.usage_chunk else ())
         except ApiError as error:
-            body = _error_event(error)
+            body = self._renderer.failed(error)
         except Exception:
-            await send({"type": "http.response.body", "body": _error_event(internal())})
+            await send({"type": "http.response.body", "body": self._renderer.failed(internal())})
             raise
         await send({"type": "http.response.body", "body": body})
 
@@ -284,7 +284,3 @@ def _sum(answers: Sequence[TextAnswer]) -> Predicted | None:
         return None
     known = [answer.predicted for answer in answers if answer.predicted is not None]
     return Predicted(sum(one.accepted for one in known), sum(one.rejected for one in known))
-
-
-def _error_event(error: ApiError) -> bytes:
-    return b"data: " + error.body() + b"\n\n"

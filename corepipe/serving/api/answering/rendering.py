@@ -25,6 +25,7 @@ from corepipe.answers.parts import (
 from corepipe.engine.messages import DeviceTimes, Predicted, Speculated
 from corepipe.serving.api.answering.answers import TokenTexts, prompt_fields
 from corepipe.serving.api.answering.submission import AnswerPart
+from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.telemetry.lateness import LatenessVerdict
 
 encode = msgspec.json.encode
@@ -115,6 +116,10 @@ class Renderer(Protocol):
         """Returns the end of a stream; `parts` of the whole answer are sent in an event of their own."""
         ...
 
+    def failed(self, error: ApiError) -> bytes:
+        """Returns the end of a stream that failed."""
+        ...
+
     def whole(self, parts: Sequence[ResponsePart]) -> bytes:
         """Returns the body of an answer that is not streamed."""
         ...
@@ -203,6 +208,9 @@ class ChoicesRenderer:
         _, fields = _sorted(parts)
         usage = self._head + b',"choices":[]' + rest_of(fields) + b"}\n\n" if fields else b""
         return usage + b"data: [DONE]\n\n"
+
+    def failed(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"
 
     def whole(self, parts: Sequence[ResponsePart]) -> bytes:
         by_choice, fields = _sorted(parts)

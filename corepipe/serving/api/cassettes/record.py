@@ -26,7 +26,7 @@ from corepipe.serving.api.cassettes.exchange import (
 from corepipe.serving.api.cassettes.library import MAX_FILE
 from corepipe.serving.api.cassettes.writer import CassetteWriter
 from corepipe.serving.api.http.errors import ApiError
-from corepipe.serving.api.routes.table import is_recorded
+from corepipe.serving.api.table import is_recorded
 from corepipe.serving.telemetry.observer import FinishedSequence
 
 TRANSIENT = frozenset({"service_unavailable", "rate_limit_exceeded", "queue_timeout"})

@@ -16,7 +16,7 @@ from corepipe.serving.api.cassettes.library import CassetteLibrary
 from corepipe.serving.api.cassettes.writer import CountOutcome
 from corepipe.serving.api.http.errors import ApiError, send_error, unavailable
 from corepipe.serving.api.http.guard import read_again, read_body
-from corepipe.serving.api.routes.table import is_recorded
+from corepipe.serving.api.table import is_recorded
 
 
 class NotRecorded(ApiError):  # noqa: N818 -- an answer, as the other errors

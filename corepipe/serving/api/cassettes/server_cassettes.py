@@ -19,7 +19,7 @@ from corepipe.serving.api.cassettes.replay import ReplayMiddleware
 from corepipe.serving.api.cassettes.writer import CassetteWriter
 from corepipe.serving.api.http.errors import unavailable
 from corepipe.serving.api.routes.route import Route
-from corepipe.serving.api.routes.table import is_recorded
+from corepipe.serving.api.table import is_recorded
 from corepipe.serving.config import ServerConfig
 
 OUTCOMES = ("recorded", "lost", "replayed", "refused", "computed")

@@ -228,7 +228,7 @@ class Chat(ChoicesEndpoint[ChatRequest]):
     """The endpoint of chat completions."""
 
     request = ChatRequest
-    prefix = "chatcmpl"
+    prefix = "chatcmpl-"
     operation = "chat"
 
     def shape(self, vocabulary: TokenTexts) -> ChoiceShape:

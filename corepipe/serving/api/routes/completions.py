@@ -99,7 +99,7 @@ class Completions(ChoicesEndpoint[CompletionRequest]):
     """The endpoint of completions."""
 
     request = CompletionRequest
-    prefix = "cmpl"
+    prefix = "cmpl-"
     operation = "text_completion"
 
     def shape(self, vocabulary: TokenTexts) -> ChoiceShape:

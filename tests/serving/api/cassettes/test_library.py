@@ -19,7 +19,7 @@ from corepipe.serving.api.cassettes.file_format import to_text
 from corepipe.serving.api.cassettes.library import CassetteLibrary, read_library
 from corepipe.serving.api.cassettes.redaction import Redaction, read_redaction
 from corepipe.serving.api.cassettes.writer import CassetteWriter
-from corepipe.serving.api.routes.table import is_recorded
+from corepipe.serving.api.table import is_recorded
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
