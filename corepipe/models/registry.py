@@ -94,6 +94,11 @@ class Architecture:
         return self.config.max_positions
 
     @property
+    def weight_map(self) -> WeightMap:
+        """The differences between the family's checkpoints and the graph."""
+        return self._family.weights(self.config)
+
+    @property
     def reads_text(self) -> bool:
         graph = Architecture.graph(self, FORMATS["bf16"])
         return any(given.kind is InputKind.TOKENS for given in graph.inputs)
@@ -190,7 +195,7 @@ class Model(Architecture):
     @cached_property
     def checkpoint(self) -> MappedCheckpoint:
         """The weights under the graph's names; UserError where files are missing, broken, or pickles."""
-        return MappedCheckpoint(self._stored(), self._family.weights(self.config))
+        return MappedCheckpoint(self._stored(), self.weight_map)
 
     def _stored(self) -> Checkpoint:
         """Opens the checkpoint's files."""

@@ -108,6 +108,18 @@ class WeightMap:
                 rest = other.removeprefix(self.prefix)
                 yield from (prefix + rest for prefix in self.prefixes)
 
+    def modules(self, name: str) -> Iterator[tuple[str, TensorRows | None]]:
+        """Yields the modules that may have a matrix of the graph, and its rows there (None: all)."""
+        module = name.removesuffix(".weight")
+        end, part = next((item for item in self.parts.items() if _ends(module, item[0])), ("", None))
+        own = None if part is None or part.tensor is not None else part
+        places = [(module, own)]
+        if part is not None and part.tensor is not None:
+            places.append((module.removesuffix(end) + part.tensor, part))
+        for place, rows in places:
+            for spelled in self.spelled(f"{place}.weight"):
+                yield spelled.removesuffix(".weight"), rows
+
     def fingerprint(self) -> str:
         """Returns a digest that changes when weights are read differently; empty if only names differ."""
         if not (self.parts or self.transposed or self.less_one or self.stacked):
