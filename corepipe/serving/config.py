@@ -144,6 +144,19 @@ class ServerConfig(FrozenModel):
         validate_default=True,
         description="Pace of replayed answers. none: at once; recorded: as it was when they were recorded.",
     )
+    store_dir: Annotated[Path | None, Flag(SERVER)] = Field(
+        default=None,
+        description="Directory of what clients store: responses, files, batches and completions; default: a "
+        "temporary one, removed when the server ends.",
+    )
+    store_bytes: Annotated[int, Flag(SERVER)] = Field(
+        default=2 * 1024**3,
+        ge=1024 * 1024,
+        description="Most bytes that one API key may store; the oldest things are removed for new ones.",
+    )
+    store_seconds: Annotated[int, Flag(SERVER)] = Field(
+        default=30 * 86_400, ge=60, description="Seconds after which stored things are removed."
+    )
     otlp_traces_endpoint: Annotated[str | None, Flag(SERVER, chart="tracing.otlpEndpoint")] = Field(
         default=None,
         description="URL of a collector that gets OpenTelemetry traces, by OTLP over HTTP; needs "

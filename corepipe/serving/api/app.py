@@ -52,6 +52,7 @@ from corepipe.serving.api.table import (
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.faults import FaultSequence
 from corepipe.serving.keys import read_keys
+from corepipe.serving.stores.store import Store
 from corepipe.signals import Handler, answered
 
 if TYPE_CHECKING:  # slow to import
@@ -96,9 +97,10 @@ def create_app(
 
 def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassettes | None = None) -> FastAPI:
     """Makes the ASGI application of `models`; its `state.models` are the models, its `state.others` the
-    applications of the server's other ports.
+    applications of the server's other ports, its `state.store` what clients store.
 
-    `cassettes`: record or replay exchanges; closed at the end.  Raises UserError for a bad key file.
+    `cassettes`: record or replay exchanges; closed at the end.  Raises UserError for a bad key file
+    or store.
     """
     version, engine = models.first.version, models.first.engine
     routes = public_routes(admin_port=server.admin_port is not None)
@@ -113,13 +115,16 @@ def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassett
         server.max_tokens_per_minute_per_key,
     )
     app.state.tenants = tenants
+    app.state.store = Store(server)
+    if server.store_dir is not None:
+        app.state.store.open()
     _furnish(app, models, routes, keys=bool(tenants))
     if cassettes is not None:
         cassettes.install(app, models)
     if server.inject:
         draw, counts = FaultSequence(server.inject, engine.seed), InjectedFaults(models.registry)
         app.add_middleware(FaultMiddleware, draw=draw, counts=counts, paths=GENERATING_PATHS)
-    app.state.closers = [_trace(app, server, engine, version), models.close]
+    app.state.closers = [_trace(app, server, engine, version), models.close, app.state.store.close]
     if cassettes is not None:
         app.state.closers.append(cassettes.close)
     _guard(app, server, server.host, tenants, routes, server.allowed_origins)

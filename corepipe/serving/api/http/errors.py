@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Scope, Send
 
 from corepipe.errors import UserError
+from corepipe.serving.stores.errors import StoreError, StoreFullError
 
 MAX_ECHO = 200
 MAX_MESSAGE = 500
@@ -139,6 +140,13 @@ def contradicted(message: str) -> ApiError:
     return invalid(message, "allowed_token_ids", "constraint_failed")
 
 
+def unstored(error: StoreError) -> ApiError:
+    """Returns error 507 where a store is full, and 500 where it fails."""
+    if isinstance(error, StoreFullError):
+        return ApiError(507, error.message, code="store_full")
+    return ApiError(500, error.message, code="store_failed")
+
+
 def internal() -> ApiError:
     """Returns error 500 without details, which are in the log."""
     return ApiError(500, "The server failed to answer this request; its log says why.", code="internal_error")
@@ -166,6 +174,7 @@ def install(app: FastAPI, missing: MissingRouteAnswer) -> None:
     """Makes `app` send every error in this form, those of its framework included."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(UserError, _on_user_error)
+    app.add_exception_handler(StoreError, _on_store_error)
     app.add_exception_handler(HTTPException, partial(_on_http_exception, missing))
 
 
@@ -177,6 +186,11 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 async def _on_user_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, UserError)
     return invalid(error.message, error.param).response(request.scope["path"])
+
+
+async def _on_store_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StoreError)
+    return unstored(error).response(request.scope["path"])
 
 
 async def _on_http_exception(missing: MissingRouteAnswer, request: Request, error: Exception) -> Response:
