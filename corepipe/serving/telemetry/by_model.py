@@ -25,7 +25,7 @@ class ByModel(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for model, collectors in self._models.items():
+        for model, collectors in [*self._models.items()]:
             for family in (one for collector in collectors for one in collector.collect()):
                 joined = families.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)
@@ -39,15 +39,20 @@ class ByModel(Collector):
 
 
 def joint_registry(
-    models: Mapping[str, Sequence[Collector]], *, host: bool = True, labelled: bool = True
+    models: Mapping[str, Sequence[Collector]],
+    *,
+    several: bool = False,
+    host: bool = True,
+    labelled: bool = True,
 ) -> CollectorRegistry:
-    """Makes a registry of the collectors of all models, by name; those of a single model stay unchanged.
+    """Makes a registry of the collectors of all models, by name, of which more may come later if there are
+    `several`; those of a single model stay unchanged.
 
     host: also the metrics of this process.
     """
     registry = CollectorRegistry()
     parts: list[Collector] = [ByModel(models, labelled=labelled)]
-    if len(models) == 1:
+    if not several:
         (parts,) = (list(collectors) for collectors in models.values())
     registry.register(parts[0])
     if host:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 import msgspec
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from corepipe.serving.api.answering.service import Service
@@ -32,10 +34,12 @@ class Models:
         self.first = self.services[0]
         self.names = tuple(name for one in self.services for name in one.names)
         self._by_name = {name: one for one in self.services for name in one.names}
-        metrics = {one.names[0]: one.metrics for one in self.services}
-        self.registry = joint_registry({name: each.collectors for name, each in metrics.items()})
-        neuron = {one.names[0]: [one.neuron] for one in self.services}
-        self.neuron_registry = joint_registry(neuron, host=False, labelled=False)
+        metrics: dict[str, Sequence[Collector]] = {
+            one.names[0]: one.metrics.collectors for one in self.services
+        }
+        neuron: dict[str, Sequence[Collector]] = {one.names[0]: [one.neuron] for one in self.services}
+        self.registry = joint_registry(metrics, several=self.several)
+        self.neuron_registry = joint_registry(neuron, several=self.several, host=False, labelled=False)
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = _nothing
         for one in self.services:
@@ -50,6 +54,11 @@ class Models:
         """Returns the model of that name; the first for None and for an unknown name, which its routes then
         refuse in the form of their protocol."""
         return self.first if name is None else self._by_name.get(name, self.first)
+
+    @asynccontextmanager
+    async def using(self, name: str | None) -> AsyncIterator[Service]:
+        """Yields the model of that name, as `named` does; it stays until the body of `async with` ends."""
+        yield self.named(name)
 
     @property
     def state(self) -> str:
@@ -105,18 +114,28 @@ class Models:
 
 
 class ModelRouter:
-    """ASGI application of a route of several models; the path or the body names the model, else the first."""
+    """ASGI application of a route of several models; the path or the body names the model, else the first.
 
-    def __init__(self, models: Models, apps: Sequence[ASGIApp]) -> None:
+    make: makes the application of the route for one model, when that gets its first request.
+    """
+
+    def __init__(self, models: Models, make: Callable[[Service], ASGIApp]) -> None:
         self._models = models
-        self._apps = dict(zip(models.services, apps, strict=True))
+        self._make = make
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name = None if (path_name := scope["path_params"].get("model")) is None else named_in_path(path_name)
         if name is None and scope["method"] == "POST":
             body = await read_body(receive)
             name, receive = model_of(body), read_again(body, receive)
-        await self._apps[self._models.named(name)](scope, receive, send)
+        async with self._models.using(name) as service:
+            await self._app(service)(scope, receive, send)
+
+    def _app(self, service: Service) -> ASGIApp:
+        app = service.apps.get(self)
+        if app is None:
+            app = service.apps[self] = self._make(service)
+        return app
 
 
 def named_in_path(name: str) -> str:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from starlette.types import ASGIApp
 
 from corepipe.answers.parsing.choose import Dialect, choose
 from corepipe.answers.parsing.formats import AnswerFormat, CallFormat, ReasoningFormat
@@ -113,7 +114,8 @@ class Service:
     A server that only replays answers has no tokenizer, and no engine behind the client.
     `failure` is the error that ended the engine for good; `on_failure` is called when that happens.
     `draining`: the server is about to end; requests under way go on, and new ones are refused.  `listed`: the
-    names of all models, if there are several.
+    names of all models, if there are several.  `apps`: then the applications of routes for this model, by
+    what made them.
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class Service:
         self.failure: Exception | None = None
         self.draining = False
         self.listed: tuple[str, ...] = ()
+        self.apps: dict[object, ASGIApp] = {}
         self.on_failure: Callable[[], None] = _nothing
         self._parsers = (server.tool_call_parser, server.reasoning_parser)
         self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)

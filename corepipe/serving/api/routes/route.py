@@ -89,10 +89,14 @@ class Route:
         """Makes the application's route.  HEAD is not among its methods."""
         if isinstance(self.make, ForAllModels):
             return self._answered_by(partial(self.make.handler, models))
-        made = [self._answered_by(self.make(one)) for one in models.services]
-        return (
-            self._answered_by(ModelRouter(models, [one.app for one in made])) if models.several else made[0]
-        )
+        if models.several:
+            return self._answered_by(ModelRouter(models, self._app))
+        return self._answered_by(self.make(models.first))
+
+    def _app(self, service: Service) -> ASGIApp:
+        """Makes the application of a model among others."""
+        assert not isinstance(self.make, ForAllModels)
+        return self._answered_by(self.make(service)).app
 
     def _answered_by(self, answerer: Answerer) -> routing.Route:
         made = routing.Route(self.path.replace("}", ":path}"), answerer, methods=[self.method])
