@@ -21,11 +21,12 @@ unexport PYTHONDONTWRITEBYTECODE
 # Files of tests have a core each: threads of numpy's products would wait for one another, spinning.
 test digest: export OPENBLAS_NUM_THREADS = 1
 CLIENTS_ID := $(shell cat tests/clients/requirements/*.txt tests/clients/node/package-lock.json | cksum | cut -d' ' -f1)
+AGENTS_ID := $(shell cat tests/clients/requirements/agents/*.txt tests/clients/requirements/agents/package-lock.json | cksum | cut -d' ' -f1)
 CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-.PHONY: serve test fleet-test test-slow same-bits busy planted constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-replayed clients-lock bench docs-curves wheel clean
+.PHONY: serve test fleet-test test-slow same-bits busy planted constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-agents clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: WITH_MODEL = $(if $(ARGS),,--with-model)
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
@@ -134,13 +135,17 @@ parity-embeddings: .venv-parity/.parity-$(SETUP_ID)  ## all-MiniLM-L6-v2 and sma
 clients: $(VENV)/.test-$(SETUP_ID) .venv-clients/.made-$(CLIENTS_ID)  ## real clients against a server, row by row: ARGS='openai --rows tool'
 	$(BIN)/python -m tests.clients.run $(ARGS)
 
+clients-agents: $(VENV)/.test-$(SETUP_ID) .venv-clients/.made-$(CLIENTS_ID) build/agents/.made-$(AGENTS_ID)  ## coding agents against a server, each at a small task: ARGS=codex
+	$(BIN)/python -m tests.clients.run $(or $(ARGS),agents)
+
 clients-replayed: $(VENV)/.test-$(SETUP_ID) .venv-clients/.made-$(CLIENTS_ID)  ## frameworks' runs, recorded and replayed: the same bytes
 	$(BIN)/python -m tests.clients.replayed $(ARGS)
 
 clients-lock: .venv-clients/uv  ## the versions that make clients tries: the newest that go together, each client by itself
-	@for file in tests/clients/requirements/*.in; do $(CLIENTS_UV) pip compile --quiet --upgrade --python-version 3.11 \
+	@for file in tests/clients/requirements/*.in tests/clients/requirements/agents/*.in; do $(CLIENTS_UV) pip compile --quiet --upgrade --python-version 3.11 \
 		--no-annotate --no-emit-index-url --custom-compile-command 'make clients-lock' $$file --output-file $${file%.in}.txt; done
-	cd tests/clients/node && npm install --package-lock-only --no-audit --no-fund --loglevel error
+	for folder in node requirements/agents; do \
+		(cd tests/clients/$$folder && npm install --package-lock-only --no-audit --no-fund --loglevel error) || exit 1; done
 
 bench: $(VENV)/.test-$(SETUP_ID)  ## speed, as shares of the machine's limits
 	$(BIN)/python benchmarks/roofline.py
@@ -207,6 +212,14 @@ $(VENV)/.release-$(SETUP_ID): $(VENV)/.setup-$(SETUP_ID)
 	@mkdir -p build/clients && cp tests/clients/node/package*.json build/clients/
 	@if command -v npm >/dev/null; then cd build/clients && npm ci --no-audit --no-fund --loglevel error; fi
 	@rm -f .venv-clients/.made-*; touch $@
+
+# 2 GB. Not `npm ci`, which wants parts for other platforms in the lock that a registry may lack.
+build/agents/.made-$(AGENTS_ID): | .venv-clients/uv
+	@mkdir -p build/agents && cp tests/clients/requirements/agents/package*.json build/agents/
+	@cd build/agents && npm install --no-audit --no-fund --loglevel error
+	@$(CLIENTS_UV) venv --quiet --clear --python $(PYTHON) build/agents/aider
+	@$(CLIENTS_UV) pip install --quiet --python build/agents/aider --requirement tests/clients/requirements/agents/aider.txt
+	@rm -f build/agents/.made-*; touch $@
 
 .venv-clients/uv:
 	$(PYTHON) -m venv $@

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.clients.rows import RowResult, Rows, chain, raises
 from tests.clients.run import CLIENTS, HERE, Tried, document, table
+from tests.clients.scripted import Script, call, pieces, write_scripted
+from tests.servers import served
 
 
 class Refusal(Exception):
@@ -113,3 +119,36 @@ def test_what_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     npm = next(client for client in CLIENTS if client.of_node)
     with pytest.raises(LookupError, match="no node"):
         npm.command()
+
+
+@given(st.text(alphabet="ab c", max_size=60), st.sets(st.text(alphabet="ab ", min_size=1, max_size=3)))
+def test_a_scripts_pieces_are_the_text_and_no_token_has_one_already(text: str, known: set[str]) -> None:
+    if text in known:
+        with pytest.raises(ValueError, match="cannot say"):
+            pieces(text, dict.fromkeys(known, 0))
+        return
+    cut = pieces(text, dict.fromkeys(known, 0))
+    assert "".join(cut) == text
+    assert len(set(cut) - known) == len(cut)
+
+
+def test_a_scripted_model_calls_and_answers(tmp_path: Path) -> None:
+    first = "<think>\n\u5929\u6c17?\n</think>\n\nI look. " + call("look", at="a\u2603")
+    texts = {0: first, 2: "Two are enough."}
+    model = write_scripted(tmp_path / "scripted", Script(texts, aside="A note."))
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "Look."}]
+    with served(model) as server:
+
+        def answer(**more: Any) -> dict[str, Any]:
+            asked = {"model": server.model, "messages": chat, **more}
+            return dict(server.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"])
+
+        assert answer()["content"] == "A note."
+        for at in range(2):
+            called = answer(tools=tools)
+            assert (called["reasoning"], called["content"]) == ("\u5929\u6c17?", "I look.")
+            (made,) = called["tool_calls"]
+            assert json.loads(made["function"]["arguments"]) == {"at": "a\u2603"}
+            chat += [called, {"role": "tool", "tool_call_id": made["id"], "content": f"seen {at}"}]
+        assert answer(tools=tools)["content"] == "Two are enough."

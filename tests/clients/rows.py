@@ -21,6 +21,8 @@ from typing import Any
 URL = os.environ.get("CLIENTS_URL", "")
 """The base URL of the server, with /v1."""
 MODEL = os.environ.get("CLIENTS_MODEL", "")
+SCRIPTED = os.environ.get("CLIENTS_SCRIPTED", "")
+"""The model that calls the tool `get_weather` where it may, and then answers (`tests.clients.scripted`)."""
 KEY = "none"
 
 RowOutcome = str

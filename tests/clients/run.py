@@ -2,12 +2,14 @@
 
     python -m tests.clients.run                       # all of them
     python -m tests.clients.run openai litellm        # some
+    python -m tests.clients.run agents                # the coding agents
     python -m tests.clients.run --rows tools --json   # rows with a word in their titles, for programs
     python -m tests.clients.run --url http://127.0.0.1:8000   # a server that runs already
 
 A client is a file of this directory, and runs in an environment of its own, since clients pin each other's
-parts: tests/clients/requirements/NAME.txt, or node/package-lock.json.  `make clients` sets them up.  Exits
-with 1 if a row failed that is not explained.
+parts: tests/clients/requirements/NAME.txt, or node/package-lock.json.  `make clients` sets them up;
+`make clients-agents` sets up the agents, whose programs have 2 GB (requirements/agents).  Exits with 1 if a
+row failed that is not explained.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Timer
 
 import httpx
 
 from corepipe.models import hub
+from tests.clients.agent_tasks import AGENTS
 from tests.clients.rows import EXPLAINED, FAILED, PASSED, RowResult
+from tests.clients.scripted import WEATHER, write_scripted
 from tests.servers import served
 
 HERE = Path(__file__).parent
@@ -41,12 +46,15 @@ CONTEXT = 4096
 NOT_RUN = "not run"
 OUTCOMES = (PASSED, EXPLAINED, FAILED, NOT_RUN)
 
-
+AGENT = "agent"
+"""The task of clients that start a server of their own."""
 MODELS = {
     "generate": (hub.DEFAULT_MODEL, "--max-model-len", CONTEXT),
     "embed": ("all-minilm-l6-v2",),
 }
 """The models that clients are tried on, by the task that they need."""
+SCRIPTED = "scripted"
+"""The model beside the first, which makes the calls of a script where a small model would answer in words."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +80,25 @@ class Client:
 
     def version(self) -> str:
         """The version of the package that is pinned."""
-        if self.of_node:
-            lock = json.loads((HERE / "node" / "package-lock.json").read_text())
-            return str(lock["packages"][f"node_modules/{self.package}"]["version"])
-        pins = (HERE / "requirements" / f"{self.environment}.txt").read_text().splitlines()
-        return next(line.split("==")[1] for line in pins if line.startswith(f"{self.package}=="))
+        pins = HERE / "requirements" / ("agents" if self.task == AGENT else "")
+        lock = (HERE / "node" if self.of_node else pins) / "package-lock.json"
+        if (self.of_node or self.task == AGENT) and (
+            pinned := json.loads(lock.read_text())["packages"].get(f"node_modules/{self.package}")
+        ):
+            return str(pinned["version"])
+        lines = (pins / f"{self.environment}.txt").read_text().splitlines()
+        return next(line.split("==")[1] for line in lines if line.startswith(f"{self.package}=="))
 
     def command(self, heard: Path | None = None) -> list[str]:
         """Returns the command that runs the client.  Raises LookupError that names what is missing.
 
         heard: the file for the answers that a client in Python receives (`tests.clients.answer_log`).
         """
+        if self.task == AGENT:
+            program = next(one.program for one in AGENTS if one.name == self.name)
+            if not program.exists():
+                raise LookupError(f"{program.relative_to(ROOT)} is not there: make clients-agents")
+            return [sys.executable, "-m", "tests.clients.agents", self.name]
         if self.of_node:
             if shutil.which("node") is None:
                 raise LookupError("no node")
@@ -113,6 +129,7 @@ CLIENTS = (
     ),
     Client("cohere", "cohere", "cohere_rerank.py", "embed"),
     Client("triton", "tritonclient", "triton_http.py", "embed"),
+    *(Client(one.name, one.package, "agents.py", AGENT) for one in AGENTS),
 )
 
 
@@ -155,6 +172,8 @@ def _environment(client: Client, url: str, chosen: str) -> dict[str, str]:
 
     Raises LookupError if the server has no model for the client's task.
     """
+    if client.task == AGENT:
+        return dict(os.environ)
     listed = httpx.get(f"{url}/v1/models").json()["data"]
     model = next((one["id"] for one in listed if one["task"] == client.task), None)
     if model is None:
@@ -166,6 +185,7 @@ def _environment(client: Client, url: str, chosen: str) -> dict[str, str]:
         **kept,
         "CLIENTS_URL": f"{url}/v1",
         "CLIENTS_MODEL": model,
+        "CLIENTS_SCRIPTED": SCRIPTED if any(one["id"] == SCRIPTED for one in listed) else "",
         "CLIENTS_ROWS": chosen,
         "NO_PROXY": "127.0.0.1",
         "OPENAI_API_KEY": "none",
@@ -209,9 +229,22 @@ def document(all_tried: list[Tried]) -> str:
 
 
 @contextmanager
-def _serving(*arguments: object) -> Iterator[str]:
-    with served(*arguments, anew=True) as server:
-        yield server.url
+def _serving(task: str) -> Iterator[str]:
+    """Starts the server for a task; yields its URL, or nothing for agents."""
+    if task == AGENT:
+        yield ""
+        return
+    with TemporaryDirectory() as folder:
+        also: tuple[object, ...] = ()
+        if task == "generate":
+            path = write_scripted(Path(folder) / SCRIPTED, WEATHER)
+            also = ("--also", f"{SCRIPTED}={path}")
+        with served(*MODELS[task], *also, anew=True) as server:
+            yield server.url
+
+
+def _is_asked_for(client: Client, names: list[str]) -> bool:
+    return not names or client.name in names or (client.task == AGENT and "agents" in names)
 
 
 def main() -> int:
@@ -219,18 +252,19 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "clients", nargs="*", choices=[[], *(c.name for c in CLIENTS)], help="all, if none is named"
+        "clients", nargs="*", choices=[[], "agents", *(c.name for c in CLIENTS)], help="default: all of them"
     )
     parser.add_argument("--rows", default="", help="only those that have this in their titles")
     parser.add_argument("--url", help="a server that is there, instead of one that is started")
     parser.add_argument("--json", action="store_true", help="a document for programs, instead of the table")
     asked = parser.parse_args()
-    chosen = [client for client in CLIENTS if client.name in (asked.clients or [c.name for c in CLIENTS])]
+    chosen = [client for client in CLIENTS if _is_asked_for(client, asked.clients)]
     all_tried = []
-    for task, arguments in MODELS.items():
+    for task in (*MODELS, AGENT):
         asking = [client for client in chosen if client.task == task]
-        with nullcontext(asked.url) if asked.url or not asking else _serving(*arguments) as url:
-            all_tried += [tried(client, url, asked.rows) for client in asking]
+        if asking:
+            with nullcontext(asked.url) if asked.url else _serving(task) as url:
+                all_tried += [tried(client, url, asked.rows) for client in asking]
     print(document(all_tried) if asked.json else table(all_tried))
     return int(any(r.outcome == FAILED for one in all_tried for r in one.results))
 
