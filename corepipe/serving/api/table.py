@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from corepipe.serving.api.messages import endpoint as messages
 from corepipe.serving.api.routes import (
     admin,
     chat,
@@ -29,6 +30,7 @@ from corepipe.serving.api.routes.route import Audience, Route, RoutePaths
 ROUTES: Sequence[Route] = (
     completions.ROUTE,
     chat.ROUTE,
+    *messages.ROUTES,
     *render.ROUTES,
     invocations.ROUTE,
     *embeddings.ROUTES,
@@ -61,8 +63,7 @@ def is_recorded(method: str, path: str) -> bool:
 
 
 INSTEAD = {
-    **dict.fromkeys(("/v1/responses", "/v1/messages"), chat.ROUTE.path),
-    **dict.fromkeys(("/responses", "/messages", "/api/chat"), chat.ROUTE.path),
+    **dict.fromkeys(("/v1/responses", "/responses", "/api/chat"), chat.ROUTE.path),
     **dict.fromkeys(("/api/generate", "/completion", "/generate"), completions.ROUTE.path),
     **dict.fromkeys(("/api/embed", "/api/embeddings"), embeddings.ROUTE.path),
     **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props"), info.ROUTES[0].path),

@@ -41,6 +41,7 @@ ASK = {
     SettingPlace.CHAT: (CHATS, CHAT),
     SettingPlace.COMPLETION: (COMPLETIONS, TEXT),
     SettingPlace.TEXTS: ("/v1/embeddings", {"model": MODEL, "input": "the cat"}),
+    SettingPlace.ANTHROPIC: ("/v1/messages", CHAT),
     SettingPlace.STREAM_OPTIONS: (CHATS, CHAT | {"stream": True}),
 }
 EXAMPLES: dict[object, object] = {
@@ -53,6 +54,13 @@ EXAMPLES: dict[object, object] = {
     "stream_interval": 3,
     "repeat_penalty": 1.1,
     "n_predict": 3,
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "inference_geo": "eu",
+    "user_profile_id": "a",
+    "workspace_id": "a",
+    "diagnostics": {"previous_message_id": "msg_1"},
+    "billing_policy": {"type": "billing_policy", "bill_to": "self"},
+    "fallbacks": [{"model": "a"}],
     "id_slot": -1,
     "ttl": 300,
     "cache_prompt": True,
@@ -95,7 +103,8 @@ def ignored(answer: httpx.Response) -> str | None:
 def refused(answer: httpx.Response) -> str:
     """Returns the field that an error 400 names."""
     assert answer.status_code == 400, answer.text
-    return str(answer.json()["error"]["param"])
+    error = answer.json()["error"]
+    return str(error["param"]) if "param" in error else re.findall(r"'([^']+)'", error["message"])[0]
 
 
 def rows(*, honoured: bool) -> list[tuple[ClientSetting, str, SettingPlace]]:
@@ -160,6 +169,7 @@ def test_a_setting_without_effect_is_named_and_changes_no_answer(servers, row, n
     if not body.get("stream"):
         assert answer.json().get("choices") == plain.json().get("choices")
         assert answer.json().get("data") == plain.json().get("data")
+        assert answer.json().get("content") == plain.json().get("content")
 
 
 @pytest.mark.parametrize(("row", "name", "place"), rows(honoured=False) + rows(honoured=True), ids=named)

@@ -99,16 +99,20 @@ def test_a_key_is_asked_for_before_a_route_is_named() -> None:
         assert httpx.get(guarded + "/").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches/x"])
-def test_failures_of_messages_have_that_apis_form(url: str, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [("/v1/messages", 400), ("/v1/messages/count_tokens", 400), ("/v1/messages/batches/x", 404)],
+)
+def test_failures_of_messages_have_that_apis_form(url: str, path: str, wrong: int) -> None:
     evil = {"host": "evil"}
+    kinds = {400: "invalid_request_error", 404: "not_found_error"}
     with running(FakeEngine(), api_keys=["k"]) as guarded:
         answers = [
-            (httpx.post(url + path, json={}), 404, "not_found_error"),
-            (httpx.post(url + path, files={"file": b"x"}), 404, "not_found_error"),
-            (httpx.get(url + path), 404, "not_found_error"),
+            (httpx.post(url + path, json={}), wrong, kinds[wrong]),
+            (httpx.get(url + path), 405 if wrong == 400 else 404, kinds[wrong]),
             (httpx.get(url + path, headers=evil), 421, "invalid_request_error"),
             (httpx.post(guarded + path, json={}), 401, "authentication_error"),
+            (httpx.post(guarded + path, json={}, headers={"x-api-key": "k"}), wrong, kinds[wrong]),
         ]
     for answer, status, kind in answers:
         assert answer.status_code == status
@@ -116,7 +120,7 @@ def test_failures_of_messages_have_that_apis_form(url: str, path: str) -> None:
         assert set(told) == {"type", "error"}
         assert (told["type"], told["error"]["type"]) == ("error", kind)
         assert set(told["error"]) == {"type", "message"}
-    assert f"Use {CHATS} instead" in answers[0][0].json()["error"]["message"]
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
 def test_a_page_for_browsers_and_the_same_for_programs(url: str) -> None:

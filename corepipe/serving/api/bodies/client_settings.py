@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
 
@@ -28,6 +28,7 @@ class SettingPlace(Enum):
         "vectors, ranks, classes",
         *("EmbeddingRequest", "PoolingRequest", "ClassifyRequest", "ScoreRequest", "RerankRequest"),
     )
+    ANTHROPIC = ("Anthropic's messages", "MessagesRequest", "CountTokensRequest")
     STREAM_OPTIONS = ("`stream_options`", "StreamOptions")
     MESSAGE = ("`messages[]`", "Message", "AssistantMessage", "ToolMessage")
     PART = ("`messages[].content[]`", "TextPart")
@@ -60,7 +61,13 @@ class ClientSetting(NamedTuple):
 
 _GENERATION = (SettingPlace.CHAT, SettingPlace.COMPLETION)
 _EVERYWHERE = (*_GENERATION, SettingPlace.TEXTS)
-_MARKED = tuple(place for place in SettingPlace if place not in (*_EVERYWHERE, SettingPlace.STREAM_OPTIONS))
+_MARKED = (
+    SettingPlace.MESSAGE,
+    SettingPlace.PART,
+    SettingPlace.CALL,
+    SettingPlace.TOOL,
+    SettingPlace.FUNCTION,
+)
 
 _Flag = bool
 _Number = int | float
@@ -193,6 +200,37 @@ SETTINGS: Sequence[ClientSetting] = (
         _GENERATION,
         "they belong to samplers that are off here",
         "the same",
+    ),
+    ClientSetting(
+        ("context_management",),
+        Neutral(type=Annotated[dict[_Name, list[dict[_Name, Any]]], Meta(max_length=8)]),
+        (SettingPlace.ANTHROPIC,),
+        "the whole conversation is read; its client may send less of it",
+        "Claude Code",
+    ),
+    ClientSetting(
+        ("speed",), Neutral(("fast",)), (SettingPlace.ANTHROPIC,), "there is one speed", "Claude Code"
+    ),
+    ClientSetting(
+        ("inference_geo", "user_profile_id", "workspace_id"),
+        Neutral(type=ShortText),
+        (SettingPlace.ANTHROPIC,),
+        "they name places and accounts of Anthropic",
+        "anthropic",
+    ),
+    ClientSetting(
+        ("diagnostics", "billing_policy"),
+        Neutral(type=_Options),
+        (SettingPlace.ANTHROPIC,),
+        "they are for Anthropic's servers",
+        "anthropic",
+    ),
+    ClientSetting(
+        ("fallbacks",),
+        Neutral(type=Annotated[list[dict[_Name, Any]], Meta(max_length=8)]),
+        (SettingPlace.ANTHROPIC,),
+        "other models are not tried",
+        "anthropic",
     ),
     ClientSetting(
         ("reasoning_effort",),

@@ -88,7 +88,9 @@ def _openai(error: ApiError) -> dict[str, Any]:
 def _anthropic(error: ApiError) -> dict[str, Any]:
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, kind)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    long = error.code == "context_length_exceeded"  # agents know by these words that they must shorten it
+    message = f"prompt is too long: {error.message}" if long else error.message
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def _open_inference(error: ApiError) -> dict[str, Any]:

@@ -22,6 +22,7 @@ OWN_SITE = frozenset({b"same-origin", b"none"})
 PREFLIGHT_SECONDS = 600
 """The time for which a browser caches the answer to a preflight."""
 EXPOSED = (
+    "request-id",
     "retry-after",
     "traceparent",
     "www-authenticate",

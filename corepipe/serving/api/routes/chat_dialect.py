@@ -100,7 +100,9 @@ class ChatDialect(ABC, Generic[D]):
         envelope = envelope_of(self.service, translation.chat.model, drawn_id(self.prefix))
         with translation.naming_fields():
             job = await self.job(body, read, envelope)
-            await Generation(self.service, job).answer(receive, naming(send, job.ignored))
+            await Generation(self.service, job).answer(
+                receive, naming(send, [translation.place(one) for one in job.ignored])
+            )
 
     async def job(self, body: D, read: ReadRequest[ChatRequest], envelope: Envelope) -> GenerationJob:
         """Prepares all that is computed for a request.  Raises ApiError that names fields of the chat."""

@@ -206,7 +206,7 @@ def _with_items(messages: dict[str, Any]) -> dict[str, Any]:
     kinds = [dict(one) for one in messages.get("anyOf", [messages])]
     items = [_reference(kind) for kind in dict.fromkeys(one.request for one in MESSAGES.kinds.values())]
     for one in kinds:
-        if one.get("type") == "array":
+        if one.get("type") == "array" and one.get("items") == {"type": "object"}:
             one |= {"items": {"anyOf": items}, "minItems": 1}
     return kinds[0] if len(kinds) == 1 else messages | {"anyOf": kinds}
 

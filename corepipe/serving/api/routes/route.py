@@ -155,6 +155,8 @@ _SECONDS = (
 )
 _SECONDS_BY_HANDLER = (0.1, 0.5, 1)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+ANTHROPIC = "/v1/messages"
+"""The path of Anthropic's API."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -218,6 +220,7 @@ class HttpMetrics(Collector):
 class TrafficMiddleware:
     """ASGI middleware: adds `x-request-id` to every answer (the client's own, if it is plain) and counts it.
 
+    Anthropic's clients read it as `request-id`.
     An unexpected exception becomes a 500 here, so that it has the header, too; it is then raised for the log.
     """
 
@@ -245,6 +248,8 @@ class TrafficMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", request_id)]}
+                if scope["path"].startswith(ANTHROPIC):
+                    message["headers"].append((b"request-id", request_id))
             else:
                 sent += len(message.get("body", b""))
             await send(message)

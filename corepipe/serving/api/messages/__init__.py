@@ -1,0 +1,1 @@
+"""Anthropic's Messages: bodies that are translated into chats, and answers in blocks."""
