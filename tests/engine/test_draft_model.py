@@ -178,6 +178,19 @@ def test_what_is_right_behind_a_gap_is_left_alone() -> None:
     assert (found.right, found.until) == (3 * size, 14)
 
 
+def test_the_last_known_token_is_computed_again() -> None:
+    """The next draft follows from it, although its position was computed as a draft that was accepted."""
+    cache, request, has = DraftCache(SIZE), Request("a", [1, 2, 3, 4, 5], 9), DraftProgress()
+    request.block_ids = [1, 2]
+    cache.follow(request, has)
+    assert (has.right, has.until) == (0, 5)
+    cache.note(request, has, [6, 0], 7)
+    for token, known in ((6, 5), (0, 6), (3, 7)):
+        request.append(token)
+        cache.follow(request, has)
+        assert (has.right, has.until) == (known, known + 1)
+
+
 class Deaf(Remembering):
     """An executor whose results of the last row are not numbers."""
 

@@ -253,8 +253,10 @@ def test_shapes_that_contradict_the_config_are_refused(tmp_path: Path) -> None:
         _ = registry.load(folder).checkpoint
 
 
-def test_compressed_tensors_in_groups_of_32_are_kept(tmp_path: Path) -> None:
-    """Groups of 16, which no kernel supports, become int8."""
+@pytest.mark.parametrize("group", [32, None])
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_compressed_tensors_are_kept(tmp_path: Path, group: int | None, zero_points: bool) -> None:
+    """Groups of 16, which no kernel supports, become int8; group None: a scale a row."""
     kept = set()
 
     def stored(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
@@ -264,17 +266,21 @@ def test_compressed_tensors_in_groups_of_32_are_kept(tmp_path: Path) -> None:
         kept.add(name)
         rng = np.random.default_rng(columns)
         numbers = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
-        scale = rng.uniform(0.001, 0.02, (rows, columns // 32)).astype(np.float16)
+        scale = rng.uniform(0.001, 0.02, (rows, columns // (group or columns))).astype(np.float16)
         parts = {"packed": words_along_outputs(numbers), "scale": scale, "shape": np.array([rows, columns])}
+        if zero_points:
+            parts["zero_point"] = words_along_inputs(rng.integers(0, 16, scale.shape, dtype=np.uint8))
         return {f"{name}_{part}": array for part, array in parts.items()}
 
-    quantization = made("pack-group")[1]
-    for group in quantization["config_groups"].values():
-        group["weights"]["group_size"] = 32
+    quantization = made("pack-group-zero" if zero_points else "pack-group")[1]
+    for described in quantization["config_groups"].values():
+        described["weights"] |= {"group_size": group, "strategy": "group" if group else "channel"}
     checkpoint = registry.load(with_projections(tmp_path / "m", quantization, stored)).checkpoint
-    assert checkpoint.stored_as.four_bits == "int4 in groups of 32"
+    scales = f"in groups of {group}" if group else "with a scale a channel"
+    assert checkpoint.stored_as.four_bits == f"int4 {scales}{' with zero points' if zero_points else ''}"
     for name in kept:
         four = checkpoint.stored(name)
         assert isinstance(four, Int4)
+        assert four.offsets == ("zeros" if zero_points else "none")
         np.testing.assert_array_equal(four.dense(), checkpoint.read(name))
     assert kept

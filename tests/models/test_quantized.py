@@ -228,6 +228,7 @@ CONTRADICTIONS = [
     ("pack-group", {"weight_shape": np.array([12, 640])}, r"\(I32 for \[12, 640\].*contradicts"),
     ("pack-group", {"weight_shape": np.array([-12, 64])}, r"m\.weight_shape is \[-12, 64\]"),
     ("pack-group", {"weight_shape": np.array([12, 1 << 40])}, r"m\.weight_shape is \[12, 1099511627776\]"),
+    ("pack-group", {"weight_shape": np.array([0, 64])}, r"has shape \[0, 64\]: quantised weights have two"),
     ("pack-group", {"weight_shape": np.array([1.0, 2.0])}, "weight_shape is not two integers"),
     ("pack-group", {"weight_scale": np.ones((12, 8), np.float32)}, r"scales \[12, 8\]\) contradicts"),
     ("pack-ordered", {"weight_g_idx": None}, "contradicts quantization_config"),

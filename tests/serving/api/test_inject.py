@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -10,6 +11,8 @@ import httpx
 import openai
 import pytest
 
+from corepipe.serving.api.http.inject import SpoiledSend
+from corepipe.serving.faults import RequestFault
 from tests.servers import until
 from tests.serving.http_support import FOREVER, FakeEngine, openai_client, running, saying
 
@@ -117,6 +120,24 @@ def test_a_garbled_answer_does_not_parse(tokens):
             answer.json()
         lines = ask(url, max_tokens=tokens, stream=True).text.removesuffix("\n\n").split("\n\n")
         assert [line for line in lines if line != "data: [DONE]" and not parses(line.removeprefix("data: "))]
+
+
+@pytest.mark.parametrize("pieces", range(1, 7))
+def test_one_piece_of_an_answer_is_garbled(pieces):
+    """It is the third one, or the last of fewer: the rest of a long answer is whole again."""
+    sent = []
+
+    async def send(message):
+        sent.append(message["body"])
+
+    async def answer():
+        spoiled = SpoiledSend({}, send, RequestFault("garbled", 1.0))
+        for at in range(pieces):
+            more = at < pieces - 1
+            await spoiled({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": more})
+
+    asyncio.run(answer())
+    assert [at for at, body in enumerate(sent) if body != b"data: {}\n\n"] == [min(3, pieces) - 1]
 
 
 def parses(text):
