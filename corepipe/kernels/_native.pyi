@@ -288,6 +288,21 @@ class Pool:
     threads: int
     def close(self) -> None: ...
 
+class Adapter:
+    """An adapter's matrices for all cores of an executor; its memory is its own.
+
+    parts: core, number of the Linear's matrix among those of the core's Program, (n, k, rank), scale, and a
+    and b as `packing.pack_adapter` returns them.  Raises ValueError for sizes that contradict each other.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[int, int, tuple[int, int, int], float, npt.NDArray[Any], npt.NDArray[Any]]],
+        bf16: bool,
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+
 class Executor:
     """Runs the Programs of a replica; `result` is the value of `programs[-1]` that is returned or sampled
     from.
@@ -313,12 +328,19 @@ class Executor:
         sampling: object | None,
         types: I32 | None = None,
         patches: F32 | None = None,
+        adapters: I32 | None = None,
     ) -> int:
         """Copies its arguments, queues the batch, returns its ticket; types [M] and patches [M, width], or
-        none (patches: [0, 0]), as Programs read.
+        none (patches: [0, 0]), as Programs read; adapters [M]: the slot of each row's adapter, -1 for none.
 
         `sampling` is a corepipe.neuron.step.SamplingBatch, read by attribute.
         Raises ValueError for shapes that disagree or exceed the sizes of the Programs.
+        """
+
+    def set_adapter(self, slot: int, adapter: Adapter | None) -> None:
+        """Puts an adapter into a slot, or empties it: for batches that are submitted later.
+
+        Raises ValueError for a slot that is no number from 0 to 4095, and an adapter of other Programs.
         """
 
     def go_on(self, ticket: int, ends: I32) -> int:

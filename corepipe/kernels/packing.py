@@ -202,6 +202,33 @@ def _out_of_panels(
     return np.ascontiguousarray(ordered[:n, : -(-k // layout.group)])
 
 
+ADAPTER_STEP = 32
+"""Elements that lie together in an adapter's matrices; k and n are padded to a multiple of this."""
+
+
+def pack_adapter(
+    a: npt.NDArray[np.float32], b: npt.NDArray[np.float32], *, bf16: bool
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Packs the matrices a [rank, k] and b [n, rank] of an adapter, as bytes.
+
+    Layouts: a [rank][k], b [n/32][rank][32].  With `bf16` each 32 elements are 16 words: element i in the low
+    half of word i, element i + 16 in the high half.
+    """
+    rank, n = len(a), len(b)
+    wide = np.zeros((rank, _padded(a.shape[1], ADAPTER_STEP)), np.float32)
+    wide[:, : a.shape[1]] = a
+    tall = np.zeros((_padded(n, ADAPTER_STEP), rank), np.float32)
+    tall[:n] = b
+    panels = tall.reshape(-1, ADAPTER_STEP, rank).swapaxes(1, 2)
+    return _steps(wide, bf16=bf16), _steps(panels, bf16=bf16)
+
+
+def _steps(values: npt.NDArray[np.float32], *, bf16: bool) -> npt.NDArray[np.uint8]:
+    steps = np.ascontiguousarray(values).reshape(-1, 2, ADAPTER_STEP // 2)
+    stored = np.ascontiguousarray(to_bf16(steps).swapaxes(1, 2)) if bf16 else steps
+    return stored.reshape(-1).view(np.uint8)
+
+
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Returns the bits of values rounded to bf16, ties to even."""
     return values.astype(ml_dtypes.bfloat16).view(np.uint16)

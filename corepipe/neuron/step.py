@@ -92,6 +92,7 @@ class StepInputs:
     types [M]: the text of a pair (0 or 1) that each row belongs to; empty where the graph reads no types.
     patches [M, width]: the part of an image that a row is made of, channel by channel, fp32; zeros for rows
     of learned vectors; [0, 0] where the graph reads no patches.
+    adapters [M]: the slot of each row's adapter, -1 for none; empty where no row has one.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -101,6 +102,7 @@ class StepInputs:
     logit_rows: npt.NDArray[np.int32]
     types: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     patches: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    adapters: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
 
 def mask_words(vocab: int) -> int:

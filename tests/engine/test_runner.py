@@ -90,6 +90,22 @@ def test_a_mixed_batch_becomes_flat_arrays() -> None:
     assert [[type(token) for token in drawn] for drawn in tokens] == [[int], [int], []]
 
 
+def test_rows_have_the_adapter_of_their_request() -> None:
+    """Rows of prompts, answers and drafts alike; without any adapter no slots are given."""
+    first = request_with("a", [10, 11, 12], [3], adapter=4)
+    second, third = request_with("b", [20], [7]), request_with("c", [30, 31], [9], adapter=0)
+    runner, executor = runner_with(first, second, third)
+    runner.submit(
+        batch_of(
+            Chunk(first, 0, 3, samples=True),
+            Chunk(second, 0, 1, samples=True),
+            Chunk(third, 1, 3, samples=True, drafts=(5, 6)),
+        )
+    )
+    runner.submit(batch_of(Chunk(second, 0, 1, samples=True)))
+    assert [inputs.adapters.tolist() for inputs in executor.inputs] == [[4, 4, 4, -1, 0, 0, 0], []]
+
+
 def test_groups_of_layers_have_tables_one_after_the_other() -> None:
     """A request's table has rows of a block for each group; empty places are 0."""
     long = request_with("a", [1] * 5, [4, -1, 5, 6, 7, 8])

@@ -18,6 +18,7 @@ from corepipe.neuron.axes import INT8_GROUP
 from corepipe.neuron.formats import SWISH_GAIN, SWISH_LIMIT, DType, Format, Function
 from corepipe.neuron.numerics.arithmetic import F32, I8, INT8_MAX
 from corepipe.neuron.numerics.int4 import Int4, Int8, Stored
+from corepipe.neuron.numerics.low_rank import LowRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,43 @@ def linear(x: F32, weight: Stored, bias: F32 | None, fmt: Format) -> F32:
     x is rounded to the format's activations.  The weight's scale is applied after the sum, the bias after the
     scale.
     """
+    return round_to(_products(x, weight, bias, fmt), fmt.compute)
+
+
+def adapted(x: F32, weight: Stored, bias: F32 | None, adapter: LowRank, fmt: Format) -> F32:
+    """Computes the same with an adapter: both sums are rounded as one.
+
+    a, b and the product with a are rounded to the compute format.
+    """
+    h = low_rank_products(x, adapter, fmt)
+    change = expanded(h, round_to(adapter.b, fmt.compute))
+    return round_to(_products(x, weight, bias, fmt) + change, fmt.compute)
+
+
+def low_rank_products(x: F32, adapter: LowRank, fmt: Format) -> F32:
+    """Computes x [M, K] times a.T, times the scale, in the order of the kernels: sixteen sums of every
+    sixteenth element, which are added up in pairs eight apart, then four, two and one."""
+    a = round_to(adapter.a, fmt.compute)
+    width = -(-x.shape[1] // 32) * 32
+    wide, taps = (np.pad(v, ((0, 0), (0, width - v.shape[1]))).reshape(len(v), -1, 16) for v in (x, a))
+    sums = np.zeros((len(x), len(a), 16), np.float32)
+    for step in range(wide.shape[1]):
+        sums = _fused(wide[:, None, step], taps[None, :, step], sums)
+    for apart in (8, 4, 2, 1):
+        sums = sums[..., :apart] + sums[..., apart : 2 * apart]
+    return round_to(sums[..., 0] * np.float32(adapter.scale), fmt.compute)
+
+
+def expanded(h: F32, b: F32) -> F32:
+    """Computes h [M, rank] times b.T in the order of the kernels: four sums of every fourth product."""
+    sums = np.zeros((4, len(h), len(b)), np.float32)
+    for j in range(h.shape[1]):
+        sums[j % 4] = _fused(h[:, j, None], b[None, :, j], sums[j % 4])
+    return (sums[0] + sums[2]) + (sums[1] + sums[3])
+
+
+def _products(x: F32, weight: Stored, bias: F32 | None, fmt: Format) -> F32:
+    """Computes the unrounded result of a Linear."""
     if isinstance(weight, Int4):
         total = _int4_product(x, weight)
     else:
@@ -94,7 +132,7 @@ def linear(x: F32, weight: Stored, bias: F32 | None, fmt: Format) -> F32:
         total = _int8_product(x, values) if by_integers else round_to(x, fmt.activations) @ values.T
     if isinstance(weight, Int8):
         total = total * weight.scale
-    return round_to(total if bias is None else total + bias, fmt.compute)
+    return total if bias is None else total + bias
 
 
 def _int8_product(x: F32, weight: F32) -> F32:

@@ -8,7 +8,7 @@ integers and scales of the unsplit matrix.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -21,6 +21,7 @@ from corepipe.neuron.compile.program import Program, WeightShard, of_heads
 from corepipe.neuron.formats import Format
 from corepipe.neuron.numerics.arithmetic import F32, I32, quantize_weight, rope_tables
 from corepipe.neuron.numerics.int4 import Int4, Int8, Stored, as_stored, matrices_of
+from corepipe.neuron.numerics.low_rank import LowRank
 from corepipe.neuron.ops import Op
 from corepipe.neuron.step import StepInputs
 from corepipe.neuron.values import RopeSpec, Value, WeightRole, WeightSpec
@@ -183,9 +184,15 @@ class ReferenceCore:
         self.block_size = block_size
         self.blocks = blocks
         self.states: dict[int, F32] = {}  # by the id of the Op's result
+        self.adapters: dict[int, dict[str, LowRank]] = {}  # the core's parts, by slot
         positions = blocks * block_size
         self.keys, self.values = (_caches(program, positions, int8=int8_cache) for _ in range(2))
         self._rope: dict[RopeSpec, tuple[F32, F32]] = {}
+
+    def load(self, slot: int, layers: Mapping[str, LowRank]) -> None:
+        """Puts the core's part of an adapter into a slot."""
+        shards = self.program.shards
+        self.adapters[slot] = {n: each.part(*shards[n].axes) for n, each in layers.items() if n in shards}
 
     def tables(self, rope: RopeSpec) -> tuple[F32, F32]:
         """Returns cos and sin of all positions."""

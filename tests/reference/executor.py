@@ -10,6 +10,7 @@ import numpy as np
 from corepipe.neuron.compile.program import Program, cores_of_a_stage
 from corepipe.neuron.formats import DType, Format
 from corepipe.neuron.graph import Graph
+from corepipe.neuron.host.adapters import AdapterLayers
 from corepipe.neuron.numerics.arithmetic import F32, INT8_MAX
 from corepipe.neuron.ops import AllReduce, SelectiveScan
 from corepipe.neuron.step import StepInputs
@@ -57,6 +58,11 @@ class ReferenceExecutor:
         if not all(run.done for run in runs):
             raise RuntimeError("the Programs wait for each other")
         return runs[-1][self.cores[-1].program.outputs[0].value]
+
+    def load(self, slot: int, adapter: AdapterLayers) -> None:
+        """Puts an adapter into a slot."""
+        for core in self.cores:
+            core.load(slot, adapter.layers)
 
     def close(self) -> None:
         """Does nothing: memory is freed with the objects."""

@@ -46,7 +46,7 @@ from corepipe.neuron.ops import (
     SequencePooling,
     TokenEmbedding,
 )
-from corepipe.neuron.values import WeightSpec
+from corepipe.neuron.values import TOKENS, WeightSpec
 from tests.reference import arithmetic
 from tests.reference.arithmetic import round_to
 from tests.reference.attention import AttentionScores, HeadVectors, attend
@@ -82,7 +82,18 @@ def _(op: PatchEmbed, at: Run) -> F32:
 
 @compute.register
 def _(op: Linear, at: Run) -> F32:
-    return arithmetic.linear(at[op.x], at.matrix(op.weight), at.optional(op.bias), at.format)
+    bias = at.optional(op.bias)
+    out = arithmetic.linear(at[op.x], at.matrix(op.weight), bias, at.format)
+    if not len(at.inputs.adapters):
+        return out
+    slots = at.inputs.adapters
+    own = slots if op.out.rows == TOKENS else slots[at.inputs.logit_rows]
+    for slot, adapter in at.core.adapters.items():
+        rows = own == slot
+        if op.weight.name in adapter and rows.any():
+            x = at[op.x][rows]
+            out[rows] = arithmetic.adapted(x, at.matrix(op.weight), bias, adapter[op.weight.name], at.format)
+    return out
 
 
 @compute.register

@@ -315,6 +315,11 @@ def tokens_of(chunks: Sequence[Chunk]) -> Ids:
     return np.array(flat, np.int32)
 
 
+def adapters_of(slots: Sequence[int], starts: Ids) -> Ids:
+    """Returns the slot of each row's adapter [M], from that of each chunk; [0] where no row has one."""
+    return np.repeat(np.array(slots, np.int32), np.diff(starts)) if max(slots) >= 0 else NO_IDS
+
+
 def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:
     """Returns the positions of all rows [M], from the first row [S + 1] of each chunk."""
     if len(chunks) == 1:

@@ -12,7 +12,16 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from corepipe.engine.batch.arrays import NO_IDS, BlockTable, Ids, Join, join_tables, positions_of, tokens_of
+from corepipe.engine.batch.arrays import (
+    NO_IDS,
+    BlockTable,
+    Ids,
+    Join,
+    adapters_of,
+    join_tables,
+    positions_of,
+    tokens_of,
+)
 from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import OnStart, RequestFailure, StepResult, SubmittedStep, announce
 from corepipe.engine.messages import Submit
@@ -117,6 +126,7 @@ class EncodingRunner:
             logit_rows=wanted,
             types=self._types(chunks, starts),
             patches=self._patches(chunks),
+            adapters=adapters_of([_sampled(chunk.request).adapter for chunk in chunks], starts),
         )
         ticket = self._executor.submit(inputs, None)
         shape = self._encoding.shape(chunks, len(wanted))

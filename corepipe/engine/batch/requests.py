@@ -14,6 +14,9 @@ from corepipe.scheduler.request import Request, Status
 GENERATE = "generate"
 """The task of an engine that generates answers; with the others it makes something else of a text."""
 
+NO_ADAPTER = -1
+"""The slot of requests that are computed by the model as it is."""
+
 _BOUNDS = {name: bounds for name, bounds in bounds_of(TokenSampling).items() if name != "seed"}
 """Bounds by parameter; a seed may be any number: it counts modulo 2**64."""
 
@@ -27,7 +30,7 @@ class SampledRequest(Request):
     contain. constraint: the state of the grammar after the answer so far; None before it is compiled.
     prediction: tokens that the answer may contain, for speed alone. speculation: whether drafts of the answer
     may be computed. second: where the second text of a pair begins in the prompt; 0: there is one text.
-    image: see `Submit`.
+    image: see `Submit`. adapter: the slot of its LoRA adapter; NO_ADAPTER: it has none.
     """
 
     sampling: TokenSampling = field(kw_only=True)
@@ -39,6 +42,7 @@ class SampledRequest(Request):
     speculation: bool = field(default=True, kw_only=True)
     second: int = field(default=0, kw_only=True)
     image: bytes = field(default=b"", kw_only=True)
+    adapter: int = field(default=NO_ADAPTER, kw_only=True)
     constraint: GrammarMatcher | None = field(default=None, init=False)
     announced: bool = field(default=False, init=False)
     """Set when its server knows that something is computed for it."""

@@ -20,6 +20,7 @@ from corepipe.engine.batch.arrays import (
     Join,
     LogitRows,
     RowLists,
+    adapters_of,
     join_tables,
     pack_prompt_scalars,
     pack_scalars,
@@ -219,6 +220,7 @@ class Runner:
             sequence_starts=starts,
             block_tables=self._join([state.blocks.follow(state.request) for state in states]),
             logit_rows=np.array(logits.rows, np.int32),
+            adapters=adapters_of([state.request.adapter for state in states], starts),
         )
         sampling = logits.sampling()
         ticket = self._executor.submit(inputs, sampling)

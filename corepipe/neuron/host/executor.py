@@ -21,6 +21,7 @@ from corepipe.neuron.compile.layer_groups import KEY_BLOCK, ONE_GROUP, LayerGrou
 from corepipe.neuron.compile.program import Program, cores_of_a_stage, of_heads
 from corepipe.neuron.formats import DType
 from corepipe.neuron.host import packed_int4
+from corepipe.neuron.host.adapters import AdapterTable
 from corepipe.neuron.host.lowering import (
     FusedAttention,
     FusedLinear,
@@ -64,7 +65,8 @@ class NativeCore:
         states: int | None = None,
     ) -> None:
         program.require_computed()
-        self._program = program
+        self.program = program
+        self.linears: list[str] = []  # the weights of the native ones, in their order
         self._weights = weights
         self._cores = cores  # per stage
         self._layer_groups = layer_groups
@@ -93,6 +95,7 @@ class NativeCore:
             (self._matrix(op.weight), self._bias(op), self.buffer(step.out or op.out)) for op in step.linears
         ]
         norm = step.norm
+        self.linears += [op.weight.name for op in step.linears]
         self.native.linear(
             self.buffer(step.x),
             segments,
@@ -138,6 +141,7 @@ class NativeCore:
     def _(self, step: PatchedLinear) -> None:
         op, patches, out = step.op, self.buffer(step.patches), self.buffer(step.op.out)
         self.native.patches(patches)
+        self.linears.append(op.weight.name)
         self.native.linear(patches, [(self._matrix(op.weight), self.vector(op.bias), out)])
         self.native.first_rows(out, self.vector(op.first))
 
@@ -152,12 +156,12 @@ class NativeCore:
     @property
     def group(self) -> range:
         """The cores of the tensor group."""
-        return self._program.group(self._cores)
+        return self.program.group(self._cores)
 
     @property
     def stage(self) -> range:
         """The cores of the stage."""
-        return self._program.stage_cores(self._cores)
+        return self.program.stage_cores(self._cores)
 
     def rows(self, spec: WeightSpec) -> npt.NDArray[Any]:
         """Returns a table as it is stored."""
@@ -166,25 +170,25 @@ class NativeCore:
     def rope(self, rope: RopeSpec) -> tuple[F32, F32]:
         """Returns cos and sin of all positions."""
         if rope not in self._tables:
-            self._tables[rope] = rope_tables(rope, self._program.max_positions)
+            self._tables[rope] = rope_tables(rope, self.program.max_positions)
         return self._tables[rope]
 
     def _factors(self, tempering: Tempering) -> F32:
         """Returns the tempering factors of all positions."""
         if tempering not in self._tempers:
-            self._tempers[tempering] = tempering.factors(np.arange(self._program.max_positions))
+            self._tempers[tempering] = tempering.factors(np.arange(self.program.max_positions))
         return self._tempers[tempering]
 
     def of_heads(self, numbers: Sequence[float], axis: Axis) -> F32:
         """Selects the numbers of the core's heads from one number per head of the model."""
-        return of_heads(numbers, axis, self._program)
+        return of_heads(numbers, axis, self.program)
 
     def _biases(self, op: Attention, spec: WeightSpec) -> F32:
         """Returns the biases of each head [heads * (2 reach + 1)], by how far a key is ahead, from -reach on.
 
         reach is the largest difference of positions plus a block of keys.
         """
-        reach = self._program.max_positions - 1 + KEY_BLOCK
+        reach = self.program.max_positions - 1 + KEY_BLOCK
         table = self.vector(spec)
         if not spec.axes[1].is_cut:
             table = np.stack([self.of_heads(row.tolist(), op.q.axis) for row in table])
@@ -197,11 +201,11 @@ class NativeCore:
     def vector(self, spec: WeightSpec) -> npt.NDArray[np.float32]:
         """Returns the core's part of a vector."""
         rows = np.asarray(self._weights[spec.name].rows(), np.float32)
-        return np.ascontiguousarray(cut(rows, self._program.shards[spec.name].axes))
+        return np.ascontiguousarray(cut(rows, self.program.shards[spec.name].axes))
 
     def matrices(self, spec: WeightSpec) -> list[_native.Matrix]:
         """Returns the core's part of each of its matrices of a stack."""
-        own, *axes = self._program.shards[spec.name].axes
+        own, *axes = self.program.shards[spec.name].axes
         (first, count), *_ = own.ranges
         matrices = islice(self._weights[spec.name].matrices(), first, first + count)
         return [bind_matrix(tensor, *axes) for tensor in matrices]
@@ -213,8 +217,8 @@ class NativeCore:
     def of_each_head(self, spec: WeightSpec, heads: int, *, turned: bool) -> list[_native.Matrix]:
         """Returns the core's part of a matrix [heads * n, k] as one matrix per head, in the compute format:
         [n, k], or [k, n] if `turned`."""
-        kind: DenseKind = "bf16" if self._program.format.compute is DType.BF16 else "fp32"
-        whole = cut(dense(self._weights[spec.name]), self._program.shards[spec.name].axes)
+        kind: DenseKind = "bf16" if self.program.format.compute is DType.BF16 else "fp32"
+        whole = cut(dense(self._weights[spec.name]), self.program.shards[spec.name].axes)
         parts = (part.T if turned else part for part in np.split(whole, heads))
         return [
             native().Matrix(kind, packing.pack(kind, np.ascontiguousarray(part)), None, *part.shape)
@@ -222,7 +226,7 @@ class NativeCore:
         ]
 
     def _matrix(self, spec: WeightSpec) -> _native.Matrix:
-        return bind_matrix(self._weights[spec.name], *self._program.shards[spec.name].axes)
+        return bind_matrix(self._weights[spec.name], *self.program.shards[spec.name].axes)
 
 
 def _caches(
@@ -312,7 +316,7 @@ class NativeExecutor:
     `max_rows` rows, and a block table for each group.  `states`: blocks of states, for which a sequence has a
     separate block table (None: states are in the other blocks).
     Executors that share a `pool` run their batches one after the other, in the order of submission.
-    `same_bits`: results have the same bits on every CPU (docs/kernels.md).
+    `same_bits`: results have the same bits on every CPU (docs/kernels.md).  `adapters`: of rows, by slot.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts of a replica
@@ -355,6 +359,8 @@ class NativeExecutor:
             same_bits=same_bits,
         )
 
+        self.adapters = AdapterTable(self._native, self.cores)
+
     def submit(self, inputs: StepInputs, sampling: SamplingBatch | None) -> int:
         return int(
             self._native.submit(
@@ -366,6 +372,7 @@ class NativeExecutor:
                 sampling,
                 inputs.types,
                 inputs.patches,
+                inputs.adapters,
             )
         )
 

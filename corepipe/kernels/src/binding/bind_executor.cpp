@@ -1,5 +1,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
@@ -144,7 +145,7 @@ class PyExecutor {
 
   int64_t submit(Array<int32_t> tokens, Array<int32_t> positions, Array<int32_t> starts, Array<int32_t, 2> tables,
                  Array<int32_t> logit_rows, nb::object sampling, std::optional<Array<int32_t>> types,
-                 std::optional<Array<float, 2>> patches) {
+                 std::optional<Array<float, 2>> patches, std::optional<Array<int32_t>> adapters) {
     Batch batch;
     batch.tokens = copy_of(tokens);
     batch.positions = copy_of(positions);
@@ -154,6 +155,7 @@ class PyExecutor {
     batch.logit_rows = copy_of(logit_rows);
     if (types) batch.types = copy_of(*types);
     if (patches) batch.patches.assign(patches->data(), patches->data() + patches->size());
+    if (adapters) batch.adapters = copy_of(*adapters);
     std::shared_ptr<Job> job = executor_->submit(std::move(batch), read_sampling(sampling));
     jobs_.emplace(++last_ticket_, std::move(job));
     return last_ticket_;
@@ -198,6 +200,8 @@ class PyExecutor {
     return result_of(*job, width_);
   }
 
+  void set_adapter(int slot, std::shared_ptr<Adapter> adapter) { executor_->set_adapter(slot, std::move(adapter)); }
+
   void watch(nb::object hook) { executor_->watch(hook_of(std::move(hook))); }
 
  private:
@@ -229,9 +233,24 @@ nb::dict sample(Array<float, 2> logits, nb::object object, std::optional<Array<i
   return drawn_to_python(sampler.run(kernels(), pool, pointers, vocab, *sampling, words));
 }
 
+// core, number, (n, k, rank), scale, a, b
+using PyPart = std::tuple<int, int, std::tuple<int, int, int>, float, Array<uint8_t>, Array<uint8_t>>;
+
+void make_adapter(Adapter* self, const std::vector<PyPart>& parts, bool bf16) {
+  std::vector<Adapter::Part> copies;
+  for (const auto& [core, number, shape, scale, a, b] : parts) {
+    const auto [n, k, rank] = shape;
+    copies.push_back({core, number, n, k, rank, scale, copy_of(a), copy_of(b)});
+  }
+  new (self) Adapter(std::move(copies), bf16);
+}
+
 }  // namespace
 
 void bind_executor(nb::module_& m) {
+  nb::class_<Adapter>(m, "Adapter")
+      .def("__init__", &make_adapter, "parts"_a, "bf16"_a)
+      .def_prop_ro("rank", &Adapter::rank);
   nb::class_<JobQueue>(m, "Pool")
       .def("__init__", &make_pool, "threads"_a, "beats"_a.noconvert().none() = nb::none(), nb::keep_alive<1, 3>())
       .def_prop_ro("threads", &JobQueue::threads)
@@ -242,7 +261,8 @@ void bind_executor(nb::module_& m) {
       .def("submit", &PyExecutor::submit, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "sequence_starts"_a.noconvert(), "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(),
            "sampling"_a.none(), "types"_a.noconvert().none() = nb::none(),
-           "patches"_a.noconvert().none() = nb::none())
+           "patches"_a.noconvert().none() = nb::none(), "adapters"_a.noconvert().none() = nb::none())
+      .def("set_adapter", &PyExecutor::set_adapter, "slot"_a, "adapter"_a.none())
       .def("give_masks", &PyExecutor::give_masks, "ticket"_a, "masks"_a.noconvert())
       .def("go_on", &PyExecutor::go_on, "ticket"_a, "ends"_a.noconvert())
       .def("adopt", &PyExecutor::adopt, "ticket"_a)

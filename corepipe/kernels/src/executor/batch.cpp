@@ -41,9 +41,11 @@ Batch next_rows(const Batch& batch) {
     const int last = batch.starts[s + 1] - 1;
     if (batch.logit_rows[s] != last) throw std::invalid_argument("each sequence must draw the token behind its last row");
     next.positions.push_back(batch.positions[last] + 1);
+    if (!batch.adapters.empty()) next.adapters.push_back(batch.adapters[last]);
   }
   next.tables = batch.tables;
   next.table_width = batch.table_width;
+  next.slots = batch.slots;
   return next;
 }
 

@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "linear/adapters.h"
+
 namespace corepipe {
 
 struct Batch {
@@ -17,6 +19,8 @@ struct Batch {
   std::vector<int32_t> tables;             // [tables of a sequence, S, table_width]
   int table_width = 0;
   std::vector<int32_t> logit_rows;  // [R], ascending
+  std::vector<int32_t> adapters;    // [M]: the slot of each row's adapter, -1 for none; or empty: no row has one
+  std::vector<std::shared_ptr<const Adapter>> slots;
 
   int rows() const { return static_cast<int>(tokens.size()); }
   int sequences() const { return static_cast<int>(starts.size()) - 1; }

@@ -114,7 +114,7 @@ Executor::Executor(std::shared_ptr<JobQueue> queue, std::vector<Program*> progra
   for (const Step* sender : course_.senders) {
     channels_.emplace_back(static_cast<size_t>(max_rows_) * sender->x.stride);
   }
-  for (Program* program : programs_) program->freeze();
+  for (size_t p = 0; p < programs_.size(); ++p) programs_[p]->freeze(static_cast<int>(p));
 }
 
 // ---- checks of a batch
@@ -138,6 +138,7 @@ void Executor::check(const Batch& batch) const {
           patch_width_ == 0 ? "no program reads patches" : "there must be a patch for each row");
   for (size_t t = 0; t < tables; ++t) check_all(batch.table(static_cast<int>(t)), table_size, block_limits_[t], "block");
   check_all(batch.logit_rows, rows, "logit row");
+  check_adapters(batch);
   for (int s = 0; s < batch.sequences(); ++s) check_sequence(batch, s);
   const auto unordered = std::adjacent_find(batch.logit_rows.begin(), batch.logit_rows.end(), std::greater_equal<>());
   require(unordered == batch.logit_rows.end(), "logit_rows must ascend");
@@ -146,6 +147,15 @@ void Executor::check(const Batch& batch) const {
   for (int s = 0; s < batch.sequences(); ++s) {
     const int row = batch.logit_rows[s];
     require(row >= batch.starts[s] && row < batch.starts[s + 1], "there must be one logit row of each sequence");
+  }
+}
+
+void Executor::check_adapters(const Batch& batch) const {
+  if (batch.adapters.empty()) return;
+  require(batch.adapters.size() == batch.tokens.size(), "tokens and adapters differ in length");
+  for (const int32_t slot : batch.adapters) {
+    const bool known = slot == -1 || (slot >= 0 && static_cast<size_t>(slot) < batch.slots.size() && batch.slots[slot]);
+    require(known, "there is no adapter in slot " + std::to_string(slot));
   }
 }
 
@@ -162,6 +172,7 @@ void Executor::check_sequence(const Batch& batch, int sequence) const {
 }
 
 std::shared_ptr<Job> Executor::submit(Batch batch, std::optional<Sampling> sampling) {
+  if (!batch.adapters.empty()) batch.slots = adapters_;
   check(batch);
   if (sampling) check_sampling(*sampling, batch.logits(), width_);
   auto job = std::make_shared<Job>();
@@ -194,6 +205,22 @@ void Executor::give_masks(Job& job, std::vector<uint32_t> masks) {
   queue_->give_masks(job, std::move(masks));
 }
 
+void Executor::set_adapter(int slot, std::shared_ptr<const Adapter> adapter) {
+  constexpr int kMostSlots = 4096;
+  require(slot >= 0 && slot < kMostSlots, "slots of adapters are 0 .. " + std::to_string(kMostSlots - 1));
+  if (adapter) {
+    for (const auto& [core, number] : adapter->places()) {
+      require(static_cast<size_t>(core) < programs_.size(), "the adapter has more cores than the executor");
+      const auto& shapes = programs_[core]->linear_shapes();
+      require(static_cast<size_t>(number) < shapes.size(), "the adapter has more Linears than the program");
+      const AdapterMatrices& own = *adapter->find(core, number);
+      require(shapes[number] == std::make_pair(own.n, own.k), "an adapter's matrices have the sizes of its Linear");
+    }
+  }
+  if (adapters_.size() <= static_cast<size_t>(slot)) adapters_.resize(slot + 1);
+  adapters_[slot] = std::move(adapter);
+}
+
 void Executor::watch(std::function<void(int)> hook) {
   std::lock_guard<std::mutex> lock(hook_mutex_);
   hook_ = std::move(hook);
@@ -201,11 +228,35 @@ void Executor::watch(std::function<void(int)> hook) {
 
 // ---- running
 
+namespace {
+
+// The rows of a batch with adapters.
+struct Adapted {
+  AdaptedRows tokens, logits;
+
+  explicit Adapted(const Batch& batch) {
+    std::vector<const Adapter*> adapters;
+    for (const auto& adapter : batch.slots) adapters.push_back(adapter.get());
+    std::vector<int32_t> of_logits;
+    for (const int32_t row : batch.logit_rows) of_logits.push_back(batch.adapters[row]);
+    tokens = AdaptedRows::of(batch.adapters, adapters);
+    logits = AdaptedRows::of(of_logits, adapters);
+  }
+};
+
+}  // namespace
+
 void Executor::run(Job& job) {
   const int64_t start = now_ns();
   JobQueue& queue = *queue_;
   const int64_t read = queue.scratch_.weight_bytes();
-  const Run run{kernels_, queue.pool_, queue.scratch_, queue.attention_, queue.experts_, queue.latents_, job.batch};
+  Run run{kernels_, queue.pool_, queue.scratch_, queue.attention_, queue.experts_, queue.latents_, job.batch};
+  std::optional<Adapted> adapted;
+  if (!job.batch.adapters.empty()) {
+    adapted.emplace(job.batch);
+    run.adapted_tokens = &adapted->tokens;
+    run.adapted_logits = &adapted->logits;
+  }
   queue.attention_.start(job.batch);
   go(run, job);
   finish(run, job);

@@ -42,6 +42,10 @@ class Executor {
   JobQueue& queue() { return *queue_; }
   void watch(std::function<void(int)> hook);
 
+  // Puts an adapter into a slot, from 0 on, or takes it away (null): for batches that are submitted later.  Throws
+  // std::invalid_argument for one of other Programs.
+  void set_adapter(int slot, std::shared_ptr<const Adapter> adapter);
+
   // Called by the queue's thread.
   void run(Job& job);
 
@@ -49,6 +53,7 @@ class Executor {
 
  private:
   void check(const Batch& batch) const;
+  void check_adapters(const Batch& batch) const;
   void check_sequence(const Batch& batch, int sequence) const;
   void go(const Run& run, Job& job);
   void pass(const Run& run, const Stop& stop);
@@ -64,6 +69,7 @@ class Executor {
   bool reads_types_ = false, whole_sequences_ = false, one_logit_row_ = false;
   Course course_;
   std::vector<std::vector<float>> channels_;
+  std::vector<std::shared_ptr<const Adapter>> adapters_;  // by slot
   std::mutex hook_mutex_;
   std::function<void(int)> hook_;
 };

@@ -213,6 +213,9 @@ void Program::linear(int x_index, const std::vector<LinearSegment>& specs, const
   const Function function = around.function;
   const float factor = around.factor;
   const bool glu = around.glu;
+  const int first_number = static_cast<int>(linear_shapes_.size());
+  for (const LinearSegment& spec : specs) linear_shapes_.emplace_back(spec.matrix->n, spec.matrix->k);
+  const int* core = &number_;  // known when the Program belongs to an Executor
   const auto linear_of = [=, round = round_bf16](const Run& run) {
     Linear op{};
     op.x = x.data;
@@ -230,6 +233,9 @@ void Program::linear(int x_index, const std::vector<LinearSegment>& specs, const
     op.outer_stride = static_cast<int64_t>(outer.stride);
     op.glu = glu;
     op.round_bf16 = round;
+    op.adapted = run.adapted(x.rows);
+    op.core = *core;
+    op.first_number = first_number;
     return op;
   };
   Step& step = append([=](const Run& run) { corepipe::linear(run.kernels, run.pool, run.scratch, linear_of(run)); });

@@ -34,7 +34,11 @@ struct Run {
   Experts& experts;
   Latents& latents;
   const Batch& batch;
+  // Of rows of tokens and of logits; null where no row has an adapter.
+  const AdaptedRows* adapted_tokens = nullptr;
+  const AdaptedRows* adapted_logits = nullptr;
 
+  const AdaptedRows* adapted(Rows kind) const { return kind == Rows::tokens ? adapted_tokens : adapted_logits; }
   int rows(Rows kind) const { return kind == Rows::tokens ? batch.rows() : batch.logits(); }
 
   // Runs body(row) for each row, on several threads if the work is large enough; `width` elements per row.
@@ -213,8 +217,14 @@ class Program {
   // Keeps an object that Ops point into for as long as the Program lives.
   void hold(std::shared_ptr<void> object) { held_.push_back(std::move(object)); }
 
-  // Forbids further Ops: an Executor has planned its run.
-  void freeze() { frozen_ = true; }
+  // Forbids further Ops: an Executor has planned its run, in which this is the Program with this number.
+  void freeze(int number) {
+    frozen_ = true;
+    number_ = number;
+  }
+
+  // Columns and elements of the matrices of `linear`, as adapters number them: as they were appended.
+  const std::vector<std::pair<int, int>>& linear_shapes() const { return linear_shapes_; }
 
   const std::vector<Step>& steps() const { return steps_; }
   const Value& value(int index) const;
@@ -250,7 +260,9 @@ class Program {
   std::unique_ptr<Arena> arena_;
   std::vector<Step> steps_;
   std::vector<std::shared_ptr<void>> held_;
+  std::vector<std::pair<int, int>> linear_shapes_;
   bool frozen_ = false;
+  int number_ = 0;
 };
 
 }  // namespace corepipe

@@ -16,7 +16,7 @@ KernelTable table_of(const char* name, const DenseLinears& dense, const Int4Line
   LinearTable linear = {{}, dense.chain, dense.unaided_rows, dense.finish};
   for (int i = 0; i < kDenseKinds; ++i) linear.kinds[i] = dense.kinds[i];
   for (int i = 0; i < kInt4Kinds; ++i) linear.kinds[kDenseKinds + i] = int4.kinds[i];
-  return {name, linear, attention, rows.rows, rows.sampler, rows.scan};
+  return {name, linear, attention, rows.rows, rows.sampler, rows.scan, rows.adapters};
 }
 
 // A table of this build, by its name in cpu.h.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention/attention_table.h"
+#include "linear/adapter_table.h"
 #include "linear/linear_table.h"
 #include "rows/row_table.h"
 #include "rows/sampler_table.h"
@@ -20,6 +21,7 @@ struct KernelTable {
   RowTable rows;
   SamplerTable sampler;
   ScanTable scan;
+  AdapterTable adapters;
 };
 
 // Calls `begin` and, at its end, `end`; either may be null.

@@ -67,15 +67,21 @@ class LinearRun {
         kernel_(table_.kinds[static_cast<int>(kind_)].of(rows)),
         groups_(op.segments[0].matrix->groups()),
         panel_bytes_(groups_ * storage_of(kind_).group_bytes()),
-        blocks_((rows + kernel_.max_rows - 1) / kernel_.max_rows) {}
+        blocks_((rows + kernel_.max_rows - 1) / kernel_.max_rows),
+        adapters_(kernels, op, first, rows) {}
 
   // Where threads share the panels: how, and the numbers of the first block and piece among those of all runs.
   Division division{};
   int first_block = 0, first_piece = 0;
   const LinearKernel& kernel() const { return kernel_; }
   int blocks() const { return blocks_; }
-  size_t prepared_bytes() const { return (row_bytes() * row_units() * kernel_.row_unit + 63) / 64 * 64; }
-  void prepare_at(uint8_t* memory) { prepared_ = memory; }
+  const AdapterRun& adapters() const { return adapters_; }
+  // Of the prepared rows, and after these of what adapters need.
+  size_t memory_bytes() const { return prepared_bytes() + adapters_.bytes(); }
+  void place_at(uint8_t* memory) {
+    prepared_ = memory;
+    adapters_.place_at(memory + prepared_bytes());
+  }
   int panel_count() const {
     int panels = 0;
     for (int s = 0; s < walked(); ++s) panels += op_.segments[s].matrix->panels();
@@ -93,12 +99,14 @@ class LinearRun {
       const int row = first_ + start + r;
       const float* x = op_.x + (op_.row_of == nullptr ? row : op_.row_of[row]) * op_.x_stride;
       if (op_.norm.kind != NormKind::none) {
-        float* normed = reinterpret_cast<float*>(scratch_.rows[thread].data());
+        float* normed = adapters_.input(start + r);
+        if (normed == nullptr) normed = reinterpret_cast<float*>(scratch_.rows[thread].data());
         norm_(op_.norm, x, op_.k, op_.round_bf16, normed);
         x = normed;
       }
       kernel_.prepare(x, op_.k, r, count, prepared_ + start * row_bytes());
     }
+    adapters_.order(start, count);
   }
 
   void multiply_piece(int piece, int thread) {
@@ -110,15 +118,16 @@ class LinearRun {
   // The memory that execute_on writes to, for any thread.
   void reserve_alone() {
     for (size_t t = 0; t < scratch_.blocks.size(); ++t) {
-      scratch_.blocks[t].reserve(prepared_bytes());
+      scratch_.blocks[t].reserve(memory_bytes());
       reserve_for(static_cast<int>(t));
     }
   }
 
   // On the calling thread alone, inside a region.
   void execute_on(int thread) noexcept {
-    prepared_ = scratch_.blocks[thread].data();
+    place_at(scratch_.blocks[thread].data());
     for (int block = 0; block < blocks_; ++block) prepare_block(block, thread);
+    for (int item = 0; item < adapters_.items(); ++item) adapters_.shrink(item);
     const Turn turn(kernel_.begin, kernel_.end);
     for (int panel = 0; panel < panel_count(); ++panel) multiply_panel(place_of(panel), 0, blocks_, thread);
   }
@@ -130,6 +139,7 @@ class LinearRun {
     return std::min(rows_, kernel_.row_unit * (block * (units / blocks_) + std::min(block, units % blocks_)));
   }
 
+  size_t prepared_bytes() const { return (row_bytes() * row_units() * kernel_.row_unit + 63) / 64 * 64; }
   int row_units() const { return (rows_ + kernel_.row_unit - 1) / kernel_.row_unit; }
   size_t row_bytes() const { return static_cast<size_t>(groups_) * kernel_.row_group_bytes; }
   size_t unpacked_bytes() const { return static_cast<size_t>(groups_) * kernel_.panel_group_bytes; }
@@ -166,15 +176,24 @@ class LinearRun {
       fetch_output(f);
       f.sums = sums[0];
       kernel_.multiply(count, weights, x, groups_, sums[0], ahead(*segment.matrix, panel, next, b));
+      if (adapters_.any()) adapt(segment, panel, start, count, sums[0], f.scale, f.bias);
       if (up != nullptr) {
-        const Finish g = finish_of(*up, panel, start, count);
+        Finish g = finish_of(*up, panel, start, count);
+        kernel_.multiply(count, up_weights, x, groups_, sums[1], ahead(*up->matrix, panel, next, b));
+        if (adapters_.any()) adapt(*up, panel, start, count, sums[1], g.scale, g.bias);
         f.up_sums = sums[1];
         f.up_scale = g.scale;
         f.up_bias = g.bias;
-        kernel_.multiply(count, up_weights, x, groups_, sums[1], ahead(*up->matrix, panel, next, b));
       }
       table_.finish(f);
     }
+  }
+
+  // Sums to which adapters have added something are scaled already.
+  void adapt(const Segment& segment, int panel, int start, int count, float* sums, const float*& scale,
+             const float*& bias) {
+    const int number = static_cast<int>(&segment - op_.segments);
+    if (adapters_.expand(number, panel, start, count, scale, sums)) scale = bias = nullptr;
   }
 
   const uint8_t* ready_panel(const Segment& segment, int panel, uint8_t* unpacked) const {
@@ -235,11 +254,12 @@ class LinearRun {
   const int groups_;
   const int64_t panel_bytes_;
   const int blocks_;
+  AdapterRun adapters_;
   uint8_t* prepared_ = nullptr;
 };
 
-// Runs on all threads, in one region: items are first the preparation of each block of rows, then for each thread a
-// part of the pieces of all panels, which waits for the former.
+// Runs on all threads, in one region: items are first the preparation of each block of rows, then the products with the
+// first matrices of adapters, then for each thread a part of the pieces of all panels; each waits for the former.
 class Region {
  public:
   Region(Pool& pool, Scratch& scratch, LinearRun* runs, int count)
@@ -250,6 +270,7 @@ class Region {
       run->first_block = blocks_;
       run->first_piece = pieces_;
       blocks_ += blocks;
+      shrinks_ += run->adapters().items();
       pieces_ += run->division.pieces();
     }
   }
@@ -258,14 +279,18 @@ class Region {
     const int threads = pool_.size();
     for (int t = 0; t < threads; ++t) scratch_.parts[t].set(start_of(t), start_of(t + 1));
     reserve();
-    pool_.parallel(blocks_ + threads, [this](int item, int thread) noexcept {
+    pool_.parallel(blocks_ + shrinks_ + threads, [this](int item, int thread) noexcept {
       if (item < blocks_) {
         LinearRun& run = holder(&LinearRun::first_block, item);
         run.prepare_block(item - run.first_block, thread);
         ready_.fetch_add(1, std::memory_order_release);
+      } else if (item < blocks_ + shrinks_) {
+        await(blocks_);
+        runs_->adapters().shrink(item - blocks_);  // a run with adapters is the only one
+        ready_.fetch_add(1, std::memory_order_release);
       } else {
-        spin_until([this] { return ready_.load(std::memory_order_acquire) == blocks_; });
-        multiply_part(item - blocks_, thread);
+        await(blocks_ + shrinks_);
+        multiply_part(item - blocks_ - shrinks_, thread);
       }
     });
   }
@@ -273,16 +298,20 @@ class Region {
  private:
   int start_of(int part) const { return static_cast<int>(int64_t{pieces_} * part / pool_.size()); }
 
+  void await(int items) const {
+    spin_until([this, items] { return ready_.load(std::memory_order_acquire) >= items; });
+  }
+
   void reserve() {
     size_t bytes = 0;
     for (LinearRun* run = runs_; run != end_; ++run) {
-      bytes += run->prepared_bytes();
+      bytes += run->memory_bytes();
       for (int t = 0; t < pool_.size(); ++t) run->reserve_for(t);
     }
     uint8_t* at = scratch_.activations.reserve(bytes);
     for (LinearRun* run = runs_; run != end_; ++run) {
-      run->prepare_at(at);
-      at += run->prepared_bytes();
+      run->place_at(at);
+      at += run->memory_bytes();
     }
   }
 
@@ -313,7 +342,7 @@ class Region {
   Pool& pool_;
   Scratch& scratch_;
   LinearRun *const runs_, *const end_;
-  int blocks_ = 0, pieces_ = 0;
+  int blocks_ = 0, shrinks_ = 0, pieces_ = 0;
   alignas(64) std::atomic<int> ready_{0};
 };
 

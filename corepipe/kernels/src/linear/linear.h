@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "isa/isa.h"
+#include "linear/adapters.h"
 #include "linear/matrix.h"
 #include "executor/pool.h"
 
@@ -106,7 +107,8 @@ struct Segment {
 //   factor: out = round(round(...) * factor);
 //   residual: out = round(residual + round(...)), one segment;
 //   outer: out = round(outer + that);
-//   glu: two segments of equal shape, gate and up; the first's out = round(function(gate) * up).
+//   glu: two segments of equal shape, gate and up; the first's out = round(function(gate) * up);
+//   adapted: what a row's adapter makes of x is added to x @ w.T * scale + bias, before that is rounded.
 // Strides are in elements.  Rounding is to bf16 where round_bf16 is set, else none.  No out may overlap x.
 struct Linear {
   const float* x;  // [rows][k]
@@ -125,6 +127,9 @@ struct Linear {
   int64_t outer_stride = 0;
   bool glu = false;
   bool round_bf16 = false;
+  // The rows that have an adapter, or null; the core, and the number of the first matrix among its program's.
+  const AdaptedRows* adapted = nullptr;
+  int core = 0, first_number = 0;
 };
 
 // A row of the result depends on that row of x alone, bit for bit: not on the other rows, their number,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention/attention_table.h"
+#include "linear/adapter_table.h"
 #include "linear/linear_table.h"
 #include "rows/row_table.h"
 #include "rows/sampler_table.h"
@@ -15,6 +16,7 @@ struct RowParts {
   RowTable rows;
   SamplerTable sampler;
   ScanTable scan;
+  AdapterTable adapters;
 };
 
 // No instruction set has all of these.
