@@ -18,8 +18,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-END = b"data: [DONE]\n\n"
-"""The end of a stream, after which clients do not read on."""
+END = re.compile(
+    rb'\ndata: (\[DONE\]|\{"type": ?"(response\.(completed|incomplete|failed)|message_stop)"[^\n]*)\n\n$'
+)
+"""The end of a stream, after which clients do not read on, in each of the dialects."""
 
 DRAWN = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """An id that the client draws at random in each run."""
@@ -41,7 +43,7 @@ class Body:
 
     def end(self, *, whole: bool) -> None:
         tell, self._tell = self._tell, None
-        if tell is not None and (whole or self._bytes.endswith(END)):
+        if tell is not None and (whole or END.search(self._bytes)):
             request = self._answer.request
             asked = hashlib.sha256(DRAWN.sub(b"", request.content)).hexdigest()
             tell(

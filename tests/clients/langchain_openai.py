@@ -1,4 +1,4 @@
-"""langchain-openai under langchain-tests' integration tests of chat models, by pytest."""
+"""langchain-openai, over chat or Responses, under langchain-tests' integration tests of chat models."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from tests.clients.pytest_rows import run
-from tests.clients.rows import KEY, MODEL, URL
+from tests.clients.rows import FORM, KEY, MODEL, URL
 
-SMALL = {
+PENALTY: dict[str, Any] = {"frequency_penalty": 1.0}
+SMALL: dict[str, Any] = {
     "max_tokens": 400,
     "temperature": 0,
-    "frequency_penalty": 1.0,
     "model_kwargs": {"parallel_tool_calls": False},
+    **({"use_responses_api": True} if FORM == "responses" else PENALTY),
 }
 """A small greedy model repeats itself for ever, calls too, unless it is penalised."""
 MORE = {

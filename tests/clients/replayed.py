@@ -1,6 +1,6 @@
 """Frameworks' runs against a server that records, and again against its recordings: the same bytes.
 
-    python -m tests.clients.replayed                     # langchain, pydantic_ai and litellm
+    python -m tests.clients.replayed                     # the three dialects
     python -m tests.clients.replayed litellm --rows tool
 
 Exits with 1 where an answer that a client heard is not there the second time, byte for byte, where another
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.clients.run import CLIENTS, CONTEXT, NOT_RUN, Client, tried
+from tests.clients.run import CLIENTS, NOT_RUN, Client, model_flags, tried
 from tests.servers import served
 
-FRAMEWORKS = ("langchain", "pydantic_ai", "litellm")
+FRAMEWORKS = ("langchain", "pydantic_ai", "litellm", "openai-responses", "anthropic")
 RULES = """
 [[rule]]
 path = "$.messages[*].tool_calls[*].id"
@@ -58,7 +58,8 @@ def replayed(client: Client, rows: str) -> bool:
         rules = Path(folder) / "rules.toml"
         rules.write_text(RULES)
         redact = ("--record-redact", rules)
-        live = Run.of(client, rows, files[0], "--max-model-len", CONTEXT, "--record", tapes, *redact)
+        models = model_flags(client.task, Path(folder))
+        live = Run.of(client, rows, files[0], *models, "--record", tapes, *redact)
         again = Run.of(client, rows, files[1], "--replay", tapes, *redact)
         recorded = len(list(tapes.glob("*.yaml")))
     size = sum(json.loads(line)["bytes"] * times for line, times in live.heard.items())

@@ -20,6 +20,9 @@ from typing import Any
 
 URL = os.environ.get("CLIENTS_URL", "")
 """The base URL of the server, with /v1."""
+BASE = URL.removesuffix("/v1")
+FORM = os.environ.get("CLIENTS_FORM", "")
+"""The API that a client of several uses: "responses" or "messages", else chat."""
 MODEL = os.environ.get("CLIENTS_MODEL", "")
 SCRIPTED = os.environ.get("CLIENTS_SCRIPTED", "")
 """The model that calls the tool `get_weather` where it may, and then answers (`tests.clients.scripted`)."""

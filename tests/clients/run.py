@@ -46,6 +46,7 @@ CONTEXT = 4096
 NOT_RUN = "not run"
 OUTCOMES = (PASSED, EXPLAINED, FAILED, NOT_RUN)
 
+RESPONSES, MESSAGES = "responses", "messages"
 AGENT = "agent"
 """The task of clients that start a server of their own."""
 MODELS = {
@@ -61,7 +62,8 @@ SCRIPTED = "scripted"
 class Client:
     """A client: its name, its file, and what it needs to run.
 
-    task: of the model that it uses.  shares: another client's environment, if it runs in that.
+    task: of the model that it uses.  shares: another client's environment, if it runs in that.  form: the API
+    that it uses, if it has several.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Client:
     file: str
     task: str = "generate"
     shares: str = ""
+    form: str = ""
 
     @property
     def of_node(self) -> bool:
@@ -116,10 +119,29 @@ class Client:
 
 CLIENTS = (
     Client("openai", "openai", "openai_python.py"),
+    Client("openai-responses", "openai", "openai_responses.py", shares="openai"),
+    Client("openai-batches", "openai", "openai_batches.py", shares="openai"),
+    Client("anthropic", "anthropic", "anthropic_python.py"),
     Client("langchain", "langchain-openai", "langchain_openai.py"),
-    Client("pydantic_ai", "pydantic-ai-slim", "pydantic_ai_chat.py"),
+    Client(
+        "langchain-responses", "langchain-openai", "langchain_openai.py", shares="langchain", form=RESPONSES
+    ),
+    Client("langchain-anthropic", "langchain-anthropic", "langchain_anthropic.py", shares="langchain"),
+    Client("pydantic_ai", "pydantic-ai-slim", "pydantic_ai_agents.py"),
+    *(
+        Client(
+            f"pydantic_ai-{form}",
+            "pydantic-ai-slim",
+            "pydantic_ai_agents.py",
+            shares="pydantic_ai",
+            form=form,
+        )
+        for form in (RESPONSES, MESSAGES)
+    ),
+    Client("openai_agents", "openai-agents", "openai_agents.py"),
     Client("instructor", "instructor", "instructor_openai.py"),
     Client("litellm", "litellm", "litellm_openai.py"),
+    Client("litellm_proxy", "litellm", "litellm_proxy.py"),
     Client("llama_index", "llama-index-llms-openai-like", "llama_index_like.py"),
     Client("npm-openai", "openai", "openai.mjs"),
     Client("npm-ai", "ai", "ai.mjs"),
@@ -179,7 +201,9 @@ def _environment(client: Client, url: str, chosen: str) -> dict[str, str]:
     if model is None:
         raise LookupError(f"no model to {client.task} is served at {url}")
     kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "COREPIPE_"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OPENAI_", "ANTHROPIC_", "COREPIPE_"))
     }
     return {
         **kept,
@@ -187,8 +211,10 @@ def _environment(client: Client, url: str, chosen: str) -> dict[str, str]:
         "CLIENTS_MODEL": model,
         "CLIENTS_SCRIPTED": SCRIPTED if any(one["id"] == SCRIPTED for one in listed) else "",
         "CLIENTS_ROWS": chosen,
+        "CLIENTS_FORM": client.form,
         "NO_PROXY": "127.0.0.1",
         "OPENAI_API_KEY": "none",
+        "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "LANGSMITH_TRACING": "false",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -228,19 +254,21 @@ def document(all_tried: list[Tried]) -> str:
     )
 
 
+def model_flags(task: str, folder: Path) -> tuple[object, ...]:
+    """Returns the arguments of a server for a task; writes the scripted model into a directory."""
+    if task != "generate":
+        return MODELS[task]
+    return (*MODELS[task], "--also", f"{SCRIPTED}={write_scripted(folder / SCRIPTED, WEATHER)}")
+
+
 @contextmanager
 def _serving(task: str) -> Iterator[str]:
     """Starts the server for a task; yields its URL, or nothing for agents."""
     if task == AGENT:
         yield ""
         return
-    with TemporaryDirectory() as folder:
-        also: tuple[object, ...] = ()
-        if task == "generate":
-            path = write_scripted(Path(folder) / SCRIPTED, WEATHER)
-            also = ("--also", f"{SCRIPTED}={path}")
-        with served(*MODELS[task], *also, anew=True) as server:
-            yield server.url
+    with TemporaryDirectory() as folder, served(*model_flags(task, Path(folder)), anew=True) as server:
+        yield server.url
 
 
 def _is_asked_for(client: Client, names: list[str]) -> bool:

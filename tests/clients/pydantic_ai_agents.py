@@ -1,4 +1,4 @@
-"""pydantic-ai: agents over OpenAIChatModel: output types, tools, streams."""
+"""pydantic-ai: agents over its models of chat, of Responses or of Messages: output types, tools, streams."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ from pydantic_ai import (
     ToolOutput,
     UnexpectedModelBehavior,
 )
-from pydantic_ai.messages import ToolCallPart
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.messages import ThinkingPart, ToolCallPart
+from pydantic_ai.models import Model
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
-from tests.clients.rows import KEY, MODEL, URL, Rows
+from tests.clients.rows import BASE, FORM, KEY, MODEL, SCRIPTED, URL, Rows
 from tests.clients.shapes import ASK_WEATHER, QUESTION, City, Place
 
 row = Rows()
 
 
-def model() -> OpenAIChatModel:
+def model(name: str) -> Model:
     """One a row: a client belongs to the loop of its first request."""
-    return OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY))
+    if FORM == "messages":
+        return AnthropicModel(name, provider=AnthropicProvider(base_url=BASE, api_key=KEY))
+    kind = OpenAIResponsesModel if FORM == "responses" else OpenAIChatModel
+    return kind(name, provider=OpenAIProvider(base_url=URL, api_key=KEY))
 
 
-def agent(output: Any = str, max_tokens: int = 256, **more: Any) -> Agent[None, Any]:
+def agent(output: Any = str, max_tokens: int = 256, name: str = MODEL, **more: Any) -> Agent[None, Any]:
     settings = ModelSettings(temperature=0, max_tokens=max_tokens, **more)
-    return Agent(model(), output_type=output, model_settings=settings)
+    return Agent(model(name), output_type=output, model_settings=settings)
 
 
 @row
@@ -134,6 +140,18 @@ def tools_forced() -> None:
     assert isinstance(answer.output, City)
     calls = [p for m in answer.all_messages() for p in m.parts if isinstance(p, ToolCallPart)]
     assert calls[-1].tool_name == "final_result"
+
+
+@row
+def tools_scripted() -> None:
+    """tools of a model that calls them: its reasoning, a call, the answer, by the history"""
+    one = agent(name=SCRIPTED)
+    cities = weather(one)
+    answer = one.run_sync(ASK_WEATHER)
+    assert "18 degrees" in answer.output
+    assert cities == ["Paris"]
+    kinds = [type(part) for message in answer.all_messages() for part in message.parts]
+    assert ThinkingPart in kinds
 
 
 @row
