@@ -14,7 +14,9 @@ from tests.clients.shapes import ASK_WEATHER, QUESTION, City
 row = Rows()
 client = Anthropic(base_url=BASE, api_key=KEY, max_retries=0)
 TURNS: Any = [{"role": "user", "content": QUESTION}]
-PLAIN: dict[str, Any] = {"model": MODEL, "messages": TURNS, "max_tokens": 16, "temperature": 0}
+GREEDY = {"temperature": 0}
+"""Sent in the body: the SDK has no argument for it any more."""
+PLAIN: dict[str, Any] = {"model": MODEL, "messages": TURNS, "max_tokens": 16, "extra_body": GREEDY}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"name": "get_weather", "description": "The weather of a city.", "input_schema": SCHEMA}
 ASKED: Any = [{"role": "user", "content": ASK_WEATHER}]
@@ -188,7 +190,7 @@ def models() -> None:
 def errors() -> None:
     """errors are the SDK's exception classes, with their type"""
     for change, kind, name in (
-        ({"temperature": 9}, anthropic.BadRequestError, "invalid_request_error"),
+        ({"extra_body": {"temperature": 9}}, anthropic.BadRequestError, "invalid_request_error"),
         ({"model": "nothing"}, anthropic.NotFoundError, "not_found_error"),
         ({"max_tokens": 0}, anthropic.BadRequestError, "invalid_request_error"),
     ):

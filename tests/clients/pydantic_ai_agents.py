@@ -18,6 +18,7 @@ from pydantic_ai.messages import ThinkingPart, ToolCallPart
 from pydantic_ai.models import Model
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
@@ -31,7 +32,8 @@ row = Rows()
 def model(name: str) -> Model:
     """One a row: a client belongs to the loop of its first request."""
     if FORM == "messages":
-        return AnthropicModel(name, provider=AnthropicProvider(base_url=BASE, api_key=KEY))
+        profile = ModelProfile(supports_json_schema_output=True)  # not known of other names than Anthropic's
+        return AnthropicModel(name, provider=AnthropicProvider(base_url=BASE, api_key=KEY), profile=profile)
     kind = OpenAIResponsesModel if FORM == "responses" else OpenAIChatModel
     return kind(name, provider=OpenAIProvider(base_url=URL, api_key=KEY))
 
@@ -88,7 +90,8 @@ def output_union() -> None:
 @row
 def output_native() -> None:
     """output_type=NativeOutput: response_format json_schema"""
-    assert isinstance(agent(NativeOutput(Place)).run_sync(QUESTION).output, Place)
+    of = City if FORM == "messages" else Place  # the client leaves out bounds of lists there
+    assert isinstance(agent(NativeOutput(of)).run_sync(QUESTION).output, of)
 
 
 @row
