@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.kv_cache import KVCache
-from corepipe.scheduler.request import Chunk, Rank, Request, Status
+from corepipe.scheduler.request import BACKGROUND_TOKENS, Chunk, Rank, Request, Status
 from corepipe.scheduler.running import Running, WaitingQueue
 
 
@@ -184,17 +184,28 @@ class NextBatch:
     """Builds a batch; implements `policy.BatchBuilder`.
 
     The seats that its share keeps are for prompts and for requests with a higher priority than the head of
-    the queue alone, as long as a request in the queue may start.
+    the queue alone, as long as a request in the queue may start.  background: all requests that have not
+    ended are in the background, which otherwise has to wait.
     """
 
     def __init__(
-        self, config: SchedulerConfig, running: Running, queue: WaitingQueue, kv: KVCache, share: BatchShare
+        self,
+        config: SchedulerConfig,
+        running: Running,
+        queue: WaitingQueue,
+        kv: KVCache,
+        share: BatchShare,
+        *,
+        background: bool,
     ) -> None:
         self._config = config
         self._running = running
         self._queue = queue
         self._kv = kv
+        self._background = background
         self._tokens = config.max_num_batched_tokens
+        if background and not config.whole_prompts:
+            self._tokens = min(self._tokens, max(BACKGROUND_TOKENS, config.max_num_seqs))
         self._span = config.state_span
         self._seats = share.seats
         self._prompts_only = share.prompts_only
@@ -207,7 +218,10 @@ class NextBatch:
         self.generates = False
 
     def ready(self) -> Sequence[Request]:
-        return [r for r in self._running if r.num_computed < r.num_tokens]
+        ready = [r for r in self._running if r.num_computed < r.num_tokens]
+        while ready and not self._background and ready[-1].in_background:
+            ready.pop()
+        return ready
 
     def run(self, request: Request) -> bool:
         if self._tokens == 0 or self._seats == 0:
@@ -225,13 +239,19 @@ class NextBatch:
         return ran
 
     def admit(self) -> bool:
-        if self._tokens > 0 and self._seats > 0 and not (self._config.whole_prompts and self._is_too_long()):
+        waits = self._config.whole_prompts and self._is_too_long()
+        if self._tokens > 0 and self._seats > 0 and not waits and not self._is_held_back():
             request = self._running.admit(self._short)
             if request is not None and self._run(request):
                 self._admitted.add(request)
                 return True
         self._kept = 0
         return False
+
+    def _is_held_back(self) -> bool:
+        """Returns whether the head of the queue is in the background, and others are not."""
+        head = self._queue.peek()
+        return head is not None and head.in_background and not self._background
 
     def _is_too_long(self) -> bool:
         """Returns whether the head of the queue does not fit whole into what is left of the batch."""

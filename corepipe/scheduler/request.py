@@ -36,6 +36,12 @@ class Rank(NamedTuple):
     number: int
 
 
+BACKGROUND = 2**31 - 1
+"""The priority of requests that run only while there is no other: those of batches."""
+BACKGROUND_TOKENS = 32
+"""The most tokens of a batch of such requests: one that comes waits for no larger batch to end."""
+
+
 def first_key(salt: str) -> bytes:
     """Returns the bytes that the key of a sequence's first block derives from."""
     return sha256(salt.encode()).digest()
@@ -55,7 +61,7 @@ class Request:
     `num_computed` of them have been given to the device (counted when scheduled), `num_done` of them have
     come back.  The request is in flight while the two differ; drafts that are computed with it count, too.
     `stop_ids` end the request (eos among them, unless ignored) once `min_tokens` are generated.
-    `arrival` is in seconds of the driver's clock.  Lower `priority` goes first.
+    `arrival` is in seconds of the driver's clock.  Lower `priority` goes first; `BACKGROUND` is the last.
     `owner`: the API key or user that sent it; owners take turns.
     `cache_salt` keeps prefix-cache entries apart; `told_salt` is the salt that listeners outside may know.
     `prompt_logits`: the caller wants a result for every prompt position, so the prompt's cached prefix may
@@ -108,6 +114,11 @@ class Request:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
         self.num_prompt = self.num_tokens = len(self.tokens)
+
+    @property
+    def in_background(self) -> bool:
+        """Returns whether it runs only while there is no other."""
+        return self.priority == BACKGROUND
 
     def append(self, token: int) -> None:
         """Adds a generated token."""

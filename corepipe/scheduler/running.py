@@ -173,19 +173,20 @@ class Running:
     def admit(self, short: Rank | None) -> Request | None:
         """Moves the head of the queue to the running requests, if there is a seat and room for all of its
         known tokens: a prompt that stops halfway would only hold blocks that others need.  Nobody is
-        preempted for it.
+        preempted for it but those in the background.
 
         `short` is the rank of a running request that lacks blocks; only a higher priority gets past it.
         """
         request = self._queue.peek()
-        if request is None or self.seats <= 0:
+        if request is None or (self.seats <= 0 and not self._preempt_background(request)):
             return None
         if short is not None and request.priority >= short.priority:
             return None
         hits = self._kv.take_prefix(request)
-        if not self._kv.has_room_to_start(request):
-            self._kv.release(request)
-            return None
+        while not self._kv.has_room_to_start(request):
+            if not self._preempt_background(request):
+                self._kv.release(request)
+                return None
         self._start(request, hits)
         return request
 
@@ -232,6 +233,14 @@ class Running:
             if victim is None or victim.rank <= request.rank:
                 return False
             self._preempt(victim)
+        return True
+
+    def _preempt_background(self, request: Request) -> bool:
+        """Preempts the last request in the background for one that is not; returns whether it did."""
+        last = self._requests[-1] if self._requests else request
+        if request.in_background or not last.in_background or last.in_flight:
+            return False
+        self._preempt(last)
         return True
 
     def _preempt(self, request: Request) -> None:

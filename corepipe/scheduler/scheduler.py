@@ -60,6 +60,7 @@ class Scheduler:
         pipeline = pipeline or OneForEachStage(config.stages)
         self._sharing = Sharing(config, self._running, self._queue, self._kv, pipeline)
         self._leaving: set[Request] = set()  # aborted, with a batch still in flight
+        self._num_background = 0  # of the unfinished requests
         self._num_added = 0
         self._num_scheduled = 0
         self._num_updated = 0
@@ -76,6 +77,7 @@ class Scheduler:
         request.num_most = min(request.num_prompt + request.max_tokens, self._config.max_model_len)
         self._queue.push(request)
         self._num_added += 1
+        self._num_background += request.in_background
         self._requests[request.id] = request
 
     def release(self, request: Request) -> None:
@@ -97,7 +99,8 @@ class Scheduler:
         share = self._sharing.share(len(self._generating), sum(self._generating))
         if share is None:
             return None
-        step = NextBatch(self._config, self._running, self._queue, self._kv, share)
+        background = self._num_background == len(self._requests)
+        step = NextBatch(self._config, self._running, self._queue, self._kv, share, background=background)
         self._policy(step)
         if not step.chunks:
             return None
@@ -136,7 +139,13 @@ class Scheduler:
         Their blocks must have room for the tokens already: the result of a batch must be known before more
         blocks are allocated.
         """
-        if len(batch.chunks) < len(self._running) or (self._running.seats > 0 and self._queue.peek()):
+        head = self._queue.peek() if self._running.seats > 0 else None
+        if self._num_background and self._num_background < len(self._requests):  # it has to wait
+            running = sum(not request.in_background for request in self._running)
+            head = None if head is not None and head.in_background else head
+        else:
+            running = len(self._running)
+        if len(batch.chunks) < running or head is not None:
             return False
         return all(chunk.samples and self._goes_on(chunk.request) for chunk in batch.chunks)
 
@@ -337,6 +346,7 @@ class Scheduler:
         else:
             self._queue.remove(request)
         del self._requests[request.id]
+        self._num_background -= request.in_background
         request.status, request.finish_reason = Status.FINISHED, reason
         self._leave(request)
 
