@@ -75,6 +75,9 @@ class ServerConfig(FrozenModel):
         default=None, description="Private key of the certificate in PEM; default: in the file of the chain."
     )
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    max_file_bytes: Annotated[int, Flag(SERVER)] = Field(
+        default=512 * 1024 * 1024, ge=1024, description="Most bytes of a file that a client uploads."
+    )
     max_connections: Annotated[int, Flag(SERVER)] = Field(
         default=4096, ge=1, description="Most connections that may be open at once."
     )

@@ -80,7 +80,7 @@ def test_what_waits_behind_does_not_keep_a_step_from_being_queued_in_advance():
 @pytest.mark.parametrize("policy", ["mixed", "segregated"])
 @pytest.mark.parametrize("seed", range(8))
 def test_others_have_the_batches_that_they_have_without_it(policy: str, seed: int) -> None:
-    """Of one stage, where no batch is in flight when others come: what they are given is the same, but for
+    """One stage, where no batch is in flight when others come: what they are given is the same, but for
     the blocks of the prefix cache that the background has taken."""
 
     def batches(*, with_background: bool) -> list[list[tuple[str, int, int]]]:

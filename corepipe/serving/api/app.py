@@ -169,7 +169,8 @@ def _guard(
     origins: Sequence[str] = (),
 ) -> None:
     posts = RoutePaths(one for one in routes if one.method == "POST")
-    app.add_middleware(RequestGuard, server, host, tenants, KEYLESS_PATHS, posts, origins)
+    uploads = RoutePaths(one for one in routes if one.uploads)
+    app.add_middleware(RequestGuard, server, host, tenants, KEYLESS_PATHS, posts, uploads, origins)
 
 
 def _bare_app(version: str, routes: Sequence[Route], lifespan: Lifespan[FastAPI] | None) -> FastAPI:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from corepipe.serving.api.batches import files
 from corepipe.serving.api.messages import endpoint as messages
 from corepipe.serving.api.routes import (
     admin,
@@ -31,6 +32,7 @@ ROUTES: Sequence[Route] = (
     completions.ROUTE,
     chat.ROUTE,
     *messages.ROUTES,
+    *files.ROUTES,
     *render.ROUTES,
     invocations.ROUTE,
     *embeddings.ROUTES,

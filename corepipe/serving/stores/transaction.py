@@ -41,7 +41,9 @@ INSERT INTO objects (kind, id, tenant, created, expires, ended, on_disk, bytes, 
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _UPDATE = """
-UPDATE objects SET data = ?, bytes = bytes + ?, file_bytes = ?, ended = coalesce(?, ended) WHERE number = ?
+UPDATE objects SET data = ?, bytes = bytes + ?, file_bytes = ?, ended = coalesce(?, ended),
+    expires = min(expires, created + ?)
+WHERE number = ?
 """
 _ENTRIES = "SELECT position, data FROM entries WHERE of = ? AND position > ? ORDER BY position LIMIT ?"
 
@@ -77,7 +79,7 @@ class Transaction:
         file.  Raises StoreFullError if its tenant has no room even without all that has ended."""
         data = table.encoded(value)
         self._make_room(tenant, len(data) + file_bytes + ROW_BYTES)
-        expires = self.now + min(self._most_seconds, seconds or self._most_seconds)
+        expires = self.now + self._seconds(seconds)
         size = len(data) + file_bytes + ROW_BYTES
         place = (table.name, id, tenant, self.now, expires, ended, table.on_disk)
         self._run(_INSERT, (*place, size, file_bytes, data))
@@ -96,11 +98,12 @@ class Transaction:
         value: T,
         *,
         ended: bool | None = None,
+        seconds: int | None = None,
         file_bytes: int | None = None,
     ) -> bool:
-        """Replaces a row's value, and the rest where it is given.  Returns False if there is no such row.
+        """Replaces a row's value, and the rest where it is given; `seconds` count from its creation.
 
-        Raises StoreFullError as `insert`.
+        Returns False if there is no such row.  Raises StoreFullError as `insert`.
         """
         found = self._find(table, tenant, id)
         if found is None:
@@ -109,7 +112,7 @@ class Transaction:
         data, now_of_file = table.encoded(value), of_file if file_bytes is None else file_bytes
         more = len(data) - old + now_of_file - of_file
         self._make_room(tenant, more, number)
-        self._run(_UPDATE, (data, more, now_of_file, ended, number))
+        self._run(_UPDATE, (data, more, now_of_file, ended, self._seconds(seconds), number))
         return True
 
     def hold(self, table: Table[T], tenant: str, id: str, *, ended: bool) -> bool:  # noqa: A002
@@ -198,6 +201,9 @@ class Transaction:
         """Returns a row's entries after position `after`, with their positions, which begin at 0."""
         found = self._find(table, tenant, id)
         return [] if found is None else self._run(_ENTRIES, (found[0], after, limit)).fetchall()
+
+    def _seconds(self, wanted: int | None) -> int:
+        return min(self._most_seconds, self._most_seconds if wanted is None else wanted)
 
     def used(self, tenant: str) -> int:
         """Returns the bytes that all rows of a tenant take."""

@@ -230,7 +230,7 @@ def test_late_bodies(timed):
     [
         (1, connection.BODY_GRACE_SECONDS),
         (connection.BODY_RATE - 1, connection.BODY_GRACE_SECONDS),
-        (connection.BODY_RATE, connection.BODY_SECONDS),  # fast enough, but for too long
+        (connection.BODY_RATE, connection.BODY_SECONDS),  # fast enough, but not for so long
     ],
 )
 def test_bodies_that_drip(timed, rate, seconds):

@@ -84,7 +84,12 @@ def test_another_method_is_told_the_routes_own(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "status"),
-    [("/v1/files", 404), ("/v1/audio/transcriptions", 404), ("/v1/images/edits", 404), ("/v1/models", 405)],
+    [
+        ("/v1/assistants", 404),
+        ("/v1/audio/transcriptions", 404),
+        ("/v1/images/edits", 404),
+        ("/v1/models", 405),
+    ],
 )
 def test_a_route_is_missing_whatever_the_body(url: str, path: str, status: int) -> None:
     for body in ({"files": {"file": b"x"}}, {"content": b"x", "headers": {"content-encoding": "gzip"}}):
@@ -95,7 +100,7 @@ def test_a_route_is_missing_whatever_the_body(url: str, path: str, status: int) 
 
 def test_a_key_is_asked_for_before_a_route_is_named() -> None:
     with running(FakeEngine(), api_keys=["k"]) as guarded:
-        assert httpx.post(guarded + "/v1/files", files={"file": b"x"}).status_code == 401
+        assert httpx.post(guarded + "/v1/assistants", files={"file": b"x"}).status_code == 401
         assert httpx.get(guarded + "/").status_code == 200
 
 

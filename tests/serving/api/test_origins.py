@@ -143,7 +143,7 @@ def test_a_preflight_is_answered_without_a_key(guarded):
         assert (answer.status_code, answer.content) == (204, b"")
         assert cors(answer) == {
             "access-control-allow-origin": origin,
-            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-methods": "GET, POST, DELETE",
             "access-control-allow-headers": wanted,
             "access-control-max-age": "600",
         }

@@ -6,17 +6,23 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from starlette.datastructures import QueryParams
 from starlette.types import Scope
 
 from corepipe.serving.api.http.errors import ApiError, echo, invalid
 from corepipe.serving.stores.store import Store
-from corepipe.serving.stores.table import Page, Row
+from corepipe.serving.stores.table import Page, Row, Table
 
 MOST_LISTED = 100
 """The most entries of a page, as OpenAI's."""
 
-T = TypeVar("T")
+FOUND = {404: "This key has stored no such thing."}
+"""The status of routes that look for something stored, for the OpenAPI document."""
+STORING = {507: "The disk is full, or what this key stores takes all of its room."}
+"""The status of routes that store something."""
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 def store_of(scope: Scope) -> Store:
@@ -71,6 +77,15 @@ class ListQuery(NamedTuple):
         if order not in ("asc", "desc"):
             raise invalid("order must be asc or desc.", "order")
         return ListQuery(query.get("after"), int(count), order == "desc")
+
+    async def page(
+        self, store: Store, table: Table[S], tenant: str, where: Callable[[S], bool] = lambda _: True
+    ) -> Page[S]:
+        """Returns that part of a table, of the values that `where` accepts.  Raises ApiError."""
+        try:
+            return await store.run(lambda kept: kept.page(table, tenant, **self._asdict(), where=where))
+        except LookupError:
+            raise missing("entry", self.after or "", "after") from None
 
 
 def listing(page: Page[Any], shown: Callable[[Row[Any]], dict[str, Any]]) -> dict[str, Any]:

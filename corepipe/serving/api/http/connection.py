@@ -42,7 +42,9 @@ BODY_GRACE_SECONDS = 10.0
 BODY_RATE = 1024
 """Bytes a second, the minimum."""
 BODY_SECONDS = 60.0
-"""The time limit for a whole body."""
+"""After this time the body must have arrived at `UPLOAD_RATE` on average; only files take so long."""
+UPLOAD_RATE = 64 * 1024
+"""Bytes a second, the minimum of a file."""
 WRITE_SECONDS = 30.0
 """The time limit in which a slow client must read what waits for it."""
 LINGER_SECONDS = 2.0
@@ -371,7 +373,8 @@ class Connection(HttpToolsProtocol):
         if self.flow.read_paused:
             self._body_since = now
         taken = now - self._body_since
-        if taken >= BODY_SECONDS or self._body_bytes < BODY_RATE * taken:
+        rate = BODY_RATE if taken < BODY_SECONDS else UPLOAD_RATE
+        if self._body_bytes < rate * taken:
             self._reject(_late("The body did not come in time."))
         else:
             self._after(BODY_GRACE_SECONDS / 2, self._check_body)

@@ -52,6 +52,9 @@ _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 """The usual loopback names, which need no parsing."""
 
+FORM_BYTES = 16 * 1024
+"""Bytes of an upload's body beside those of the file."""
+
 TENSORS = b"inference-header-content-length"
 """The header that says that binary tensors follow the JSON of a body."""
 TENSOR_PATHS = "/v2/models/"
@@ -90,8 +93,8 @@ class RequestGuard:
     """ASGI middleware: refuses a request by its headers and, while it is read, by the size of its body.
 
     host: the address where the port listens.  keyless: paths that need no API key.  posts: the paths of POST
-    routes; for other paths the application answers 404, whatever the body.  origins: those of web pages that
-    may use the server.
+    routes; for other paths the application answers 404, whatever the body.  uploads: those among them whose
+    bodies are forms with a file.  origins: those of web pages that may use the server.
 
     Without API keys a server on a loopback address answers only to loopback names in Host, so that a web page
     cannot reach it through a name of its own (DNS rebinding).
@@ -105,13 +108,16 @@ class RequestGuard:
         tenants: Tenants,
         keyless: Container[str],
         posts: Container[str],
+        uploads: Container[str] = (),
         origins: Iterable[str] = (),
     ) -> None:
         self._app = app
         self._tenants = tenants
         self._keyless = keyless
         self._posts = posts
+        self._uploads = uploads
         self._max_body = config.max_body_bytes
+        self._max_upload = config.max_file_bytes + FORM_BYTES
         self._check_host = is_loopback(host) and not tenants
         self._origins = Origins(origins)
 
@@ -131,7 +137,7 @@ class RequestGuard:
             return
         scope[SCOPE_KEY] = tenant
         if scope["method"] == "POST":
-            receive = self._counted(receive)
+            receive = self._counted(receive, self._most(scope["path"]))
             if tenant.quota is not None:
                 await self._with_quota(tenant.quota, scope, receive, send)
                 return
@@ -189,33 +195,45 @@ class RequestGuard:
                 length = value
             elif name in given:
                 given[name].add(value.partition(b";")[0].strip().lower())
-        if length.isdigit() and (len(length) > 18 or int(length) > self._max_body):
-            raise self._too_large()
+        most = self._most(scope["path"])
+        if length.isdigit() and (len(length) > 18 or int(length) > most):
+            raise _too_large(most)
         if given[b"content-encoding"] - {b"identity"}:
             message = "Compressed bodies are not supported: send the body uncompressed."
             raise ApiError(415, message, code="unsupported_media_type")
         kind = given[b"content-type"]
+        if scope["path"] in self._uploads:
+            if kind != {b"multipart/form-data"}:
+                message = "Send Content-Type: multipart/form-data."
+                raise ApiError(415, message, code="unsupported_media_type")
+            return
         if scope["path"].startswith(TENSOR_PATHS) and kind <= {b"application/octet-stream"}:
             return
         if kind != {b"application/json"} and length != b"0":
             raise ApiError(415, "Send Content-Type: application/json.", code="unsupported_media_type")
 
-    def _counted(self, receive: Receive) -> Receive:
-        left = self._max_body
+    def _most(self, path: str) -> int:
+        """Returns the most bytes of a body."""
+        return self._max_upload if path in self._uploads else self._max_body
+
+    @staticmethod
+    def _counted(receive: Receive, most: int) -> Receive:
+        left = most
 
         async def counted() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
             if left < 0:
-                raise self._too_large()
+                raise _too_large(most)
             return message
 
         return counted
 
-    def _too_large(self) -> ApiError:
-        message = f"The body is larger than {self._max_body} bytes."
-        return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
+
+def _too_large(most: int) -> ApiError:
+    message = f"The body is larger than {most} bytes."
+    return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
 
 
 def _unauthorized(message: str, code: str = "invalid_api_key") -> ApiError:
@@ -286,7 +304,7 @@ def _is_preflight(scope: Scope) -> bool:
 
 
 async def _answer_preflight(headers: HeaderPairs, granted: HeaderPairs, send: Send) -> None:
-    answer = [*granted, (b"access-control-allow-methods", b"GET, POST"), _REMEMBERED]
+    answer = [*granted, (b"access-control-allow-methods", b"GET, POST, DELETE"), _REMEMBERED]
     wanted = _value(headers, b"access-control-request-headers")
     if _NAMES.fullmatch(wanted):
         answer.append((b"access-control-allow-headers", wanted))

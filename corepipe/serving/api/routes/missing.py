@@ -47,7 +47,8 @@ class MissingRoutes:
         """
         there = best_match(self._routes, path)
         if there is not None and not extension_at(path):
-            return wrong_method(method, path, there.method)
+            methods = [one.method for one in self._routes if one.path == there.path]
+            return wrong_method(method, path, ", ".join(methods))
         message = f"Unknown route: {method} {echo(path)}. {self._hint(path, origin)}"
         return ApiError(404, message, code="not_found")
 

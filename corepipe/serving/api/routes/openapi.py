@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -47,6 +48,19 @@ _IGNORED = {
         "schema": {"type": "string"},
     }
 }
+
+
+_FORM = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string"},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer"},
+    },
+    "required": ["file", "purpose"],
+}
+"""The body of an upload."""
 
 
 def document(
@@ -108,6 +122,7 @@ def _operation(one: Route, models: Sequence[str], *, keys: bool, strict: bool) -
         statuses[503] = "The server is not ready."
     if one.request is not None or "{model}" in one.path:
         statuses |= _WITH_MODEL
+    statuses |= one.statuses
     if keys and not one.keyless:
         statuses |= _WITH_KEYS
     operation: dict[str, Any] = {
@@ -123,12 +138,20 @@ def _operation(one: Route, models: Sequence[str], *, keys: bool, strict: bool) -
         operation["security"] = []
     if one.request is not None:
         operation["requestBody"] = {"required": True, "content": _body(one, models)}
+    elif one.uploads:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
     elif one.method == "POST":
         operation["requestBody"] = {"required": False, "content": _content({})}
-    if "{model}" in one.path:
-        named = {"type": "string", "minLength": 1, "examples": list(models)}
-        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": named}]
+    if names := re.findall(r"{(\w+)}", one.path):
+        operation["parameters"] = [_in_path(name, models if name == "model" else ()) for name in names]
     return operation
+
+
+def _in_path(name: str, examples: Sequence[str]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string", "minLength": 1}
+    if examples:
+        schema["examples"] = list(examples)
+    return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def _body(one: Route, models: Sequence[str]) -> dict[str, Any]:

@@ -60,11 +60,11 @@ class Route:
     route does, in the OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, if
     they are JSON.  listed: the answer is a list of that type.  example: a body without its model.  failures:
     types of errors, in place of the usual one.  others: further content types
-    of a 200.
+    of a 200.  statuses: further statuses of errors, and what they mean.
 
     scraped: the route is on the port of metrics, too.  keyless: it needs no API key.  counted: it is in the
     metrics of HTTP.  generates: the model answers, so that the route is traced and gets injected faults.
-    of_model: it uses the model's tokenizer, or describes the model.
+    of_model: it uses the model's tokenizer, or describes the model.  uploads: its body is a form with a file.
     """
 
     method: str
@@ -79,11 +79,13 @@ class Route:
     example: Mapping[str, Any] = field(default_factory=dict)
     others: Sequence[str] = ()
     failures: Sequence[type[msgspec.Struct]] = ()
+    statuses: Mapping[int, str] = field(default_factory=dict)
     scraped: bool = False
     keyless: bool = False
     counted: bool = True
     generates: bool = False
     of_model: bool = False
+    uploads: bool = False
 
     def bound(self, models: Models) -> routing.Route:
         """Makes the application's route.  HEAD is not among its methods."""
