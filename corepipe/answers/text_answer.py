@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -83,8 +83,7 @@ class TextAnswer:
             self._begun = True
             parts.append(self._prompt(output))
         if not self.silent:
-            said = self._next(output)
-            parts += [said] if self._reader is None else self._read(self._reader, said, output)
+            parts += self._said(output)
         if output.finish_reason is not None and self.finish is None:
             reason = "length" if self.silent else output.finish_reason
             self.finish = Finish(self.choice, reason, self._stop_token(output))
@@ -92,11 +91,23 @@ class TextAnswer:
             parts += [self.finish] if self._reader is None else self._end(self._reader, self.finish)
         return parts
 
-    def _read(self, reader: AnswerReader, said: Text, output: Output) -> list[Said]:
+    def _said(self, output: Output) -> list[Said]:
+        """Returns the parts of an output.  Where a call may end the answer, tokens are read one by one, so
+        that it has the same tokens however they come."""
+        if self._reader is None:
+            return [self._next(output)]
+        parts: list[Said] = []
+        for piece in _one_by_one(output) if self._reader.single else (output,):
+            parts += self._read(self._reader, self._next(piece))
+            if self.finish is not None:
+                break
+        return parts
+
+    def _read(self, reader: AnswerReader, said: Text) -> list[Said]:
         """Returns the parts of a text; ends the answer after the last call that may be made."""
         parts = reader.take(said)
         if reader.full and self.finish is None:
-            self.cut = output.finish_reason is None
+            self.cut = self.last is None
             self.finish = Finish(self.choice, "stop")
         return parts
 
@@ -129,7 +140,7 @@ class TextAnswer:
         else:
             text, used = self._text.feed(shown)
         if self._text.matched is not None:
-            self.cut = output.finish_reason is None
+            self.cut = self.last is None
             self.finish = Finish(self.choice, "stop", self._text.matched)
         else:
             used = len(tokens)
@@ -157,6 +168,18 @@ class TextAnswer:
         if self._ends_with_stop_token(output) and output.tokens[-1] in self._wanted.stop_token_ids:
             return output.tokens[-1]
         return None
+
+
+def _one_by_one(output: Output) -> Iterator[Output]:
+    """Yields an output's tokens as outputs of their own, of which the last one has its end."""
+    if len(output.tokens) <= 1:
+        yield output
+        return
+    last = len(output.tokens) - 1
+    for at, token in enumerate(output.tokens):
+        reason = output.finish_reason if at == last else None
+        logprobs = output.logprobs[at : at + 1]
+        yield replace(output, tokens=[token], logprobs=logprobs, finish_reason=reason)
 
 
 def prompt_entries(output: Output, most: int) -> list[TokenLogprobs | None]:

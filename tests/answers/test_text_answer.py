@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corepipe.answers.parsing.formats import FORMATS, AnswerFormat
 from corepipe.answers.parts import Finish, Pieces, Text, joined_logprobs, joined_text
 from corepipe.answers.text_answer import Echo, TextAnswer
 from corepipe.engine.messages import Output, Submit, TokenLogprobs
@@ -97,6 +98,23 @@ def test_an_answer_does_not_depend_on_how_its_news_are_cut(case):
     asked, text, ends, cuts = case
     told = news(text, ends=ends, logprobs=asked.logprobs is not None)
     assert summed(parts_of(asked, merged(told, cuts))) == summed(parts_of(asked, iter(told)))
+
+
+@given(st.sets(st.integers(1, 60), max_size=8), st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_an_answer_that_ends_with_a_call_has_the_same_tokens_however_they_come(cuts, logprobs):
+    reading = AnswerFormat(FORMATS["hermes"], tools={"f": {}}, single=True)
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    told = news(f"So: {call} and more words {call}", ends=True, logprobs=logprobs)
+
+    def counted(outputs: Iterator[Output]) -> tuple[object, ...]:
+        submit = Submit("a", [5, 6], 100, TokenSampling(), stop_ids=[EOS])
+        answer = TextAnswer(0, submit, Asked(), PIECES, reading=reading)
+        parts = [part for output in outputs for part in answer.take(output)]
+        texts = [part for part in parts if isinstance(part, Text)]
+        return answer.generated, joined_text(texts), joined_logprobs(texts), answer.finish
+
+    assert counted(merged(told, cuts)) == counted(iter(told))
 
 
 @pytest.mark.parametrize("shape", [CompletionShape(tokenizer()), ChatShape(tokenizer())])

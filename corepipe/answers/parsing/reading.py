@@ -36,8 +36,13 @@ class AnswerReader:
         self._steps: Steps[None] = _nothing()
 
     @property
+    def single(self) -> bool:
+        """Tells whether the answer ends after its first call."""
+        return self._reading.single
+
+    @property
     def full(self) -> bool:
-        return self._reading.single and self._calls.count > 0 and not self._cursor.certain
+        return self.single and self._calls.count > 0 and not self._cursor.certain
 
     def take(self, text: Text) -> list[Said]:
         """Returns the parts that the next text adds."""

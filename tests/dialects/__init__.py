@@ -1,0 +1,1 @@
+"""Dialects of chat: made-up requests in the form of each, and the parts of their answers."""
