@@ -118,6 +118,11 @@ class ServerConfig(FrozenModel):
         description="Format in which the model writes its reasoning: qwen3, deepseek_r1, smollm3 or "
         "mistral; none: it is part of the text; auto: as its files say.",
     )
+    drop_hosted_tools: Annotated[bool, Flag(SERVER)] = Field(
+        default=False,
+        description="Leave tools out that servers of OpenAI or Anthropic run, such as web_search, instead of "
+        "refusing the request; the response names them.",
+    )
     verify: Annotated[bool, Flag(SERVER, chart="verify")] = Field(
         default=False, description="Compare the model's files with their known hashes before they are loaded."
     )

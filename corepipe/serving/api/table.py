@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from corepipe.serving.api.batches import files
 from corepipe.serving.api.messages import endpoint as messages
+from corepipe.serving.api.responses import endpoint as responses
 from corepipe.serving.api.routes import (
     admin,
     chat,
@@ -33,6 +34,7 @@ ROUTES: Sequence[Route] = (
     chat.ROUTE,
     *messages.ROUTES,
     *files.ROUTES,
+    responses.ROUTE,
     *render.ROUTES,
     invocations.ROUTE,
     *embeddings.ROUTES,
@@ -65,7 +67,7 @@ def is_recorded(method: str, path: str) -> bool:
 
 
 INSTEAD = {
-    **dict.fromkeys(("/v1/responses", "/responses", "/api/chat"), chat.ROUTE.path),
+    "/api/chat": chat.ROUTE.path,
     **dict.fromkeys(("/api/generate", "/completion", "/generate"), completions.ROUTE.path),
     **dict.fromkeys(("/api/embed", "/api/embeddings"), embeddings.ROUTE.path),
     **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props"), info.ROUTES[0].path),

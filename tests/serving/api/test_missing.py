@@ -57,8 +57,7 @@ def test_a_name_with_a_line_break_is_no_route(url: str, path: str) -> None:
         ("/nowhere", "GET /openapi.json lists the routes"),
         ("/api/tags", "Use /v1/models instead"),
         ("/api/chat", f"Use {CHATS} instead"),
-        ("/v1/v1/responses/resp_1", f"Use {CHATS} instead"),
-        ("/v1/responses", f"Use {CHATS} instead"),
+        ("/v1/v1/responses", "Use /v1/responses"),
         ("/" + "x/" * 2000, "GET /openapi.json lists the routes"),
     ],
 )

@@ -135,6 +135,7 @@ class Service:
         self.created = int(time.time())
         self.names = server.served_model_names or (engine.model,)
         self.strict = server.strict
+        self.drop_hosted_tools = server.drop_hosted_tools
         self.special_tokens_in_text = server.allow_special_tokens_in_text
         trusted = tokenizer is not None and server.trust_request_chat_template
         self.request_templates = RequestTemplates(self.tokenizer) if trusted else None

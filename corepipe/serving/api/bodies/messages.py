@@ -238,6 +238,11 @@ def joined_messages(messages: Sequence[TemplateMessage]) -> list[TemplateMessage
     return turns
 
 
+def system_first(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Puts system messages before all others, for templates that take them nowhere else."""
+    return sorted(messages, key=lambda message: bool(message["role"] != "system"))
+
+
 def with_objects(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
     """Wraps arguments that are no object into an object, for templates that take nothing else."""
     return [

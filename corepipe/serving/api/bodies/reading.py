@@ -26,17 +26,23 @@ SMALL_BODY = 64 * 1024
 # A request for embeddings may have 300,000 token ids.
 MOST: Mapping[str, int] = {"strings": 32_768, "arrays and objects": 16_384, "values": 327_680}
 
+MOST_UNKNOWN = 64
+"""The most fields that are accepted without effect where an object may have unknown ones."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+
 
 class Nested(NamedTuple):
     """An object in a body, or the objects of a list there: their type, and the objects in them.
 
     converted: only its settings are looked for; the conversion to its type refuses what is unknown.
+    lenient: unknown fields are accepted without effect, as clients send back what other servers have made.
     """
 
     request: type[msgspec.Struct]
     neutral: Mapping[str, Neutral] = {}
     nested: Mapping[str, Nested | Chosen] = {}
     converted: bool = False
+    lenient: bool = False
 
 
 class Chosen(NamedTuple):
@@ -159,12 +165,18 @@ class _Walk:
             if name in honoured or kind.converted:
                 if value is not None or kind.converted:
                     kept[name] = value
+            elif kind.lenient and name not in kind.neutral and self._may_name(name):
+                self.ignored[_general(path + name)] = None
             elif name not in kind.neutral or not (value is None or kind.neutral[name].accepts(value)):
                 raise _unsupported(path + name, value, name in kind.neutral)
         for name, inner in kind.nested.items():
             if name in kept:
                 kept[name] = self._within(kept[name], inner, path + name)
         return kept
+
+    def _may_name(self, name: str) -> bool:
+        """Returns whether an unknown field may be accepted, and be named in a header."""
+        return not self._strict and len(self.ignored) < MOST_UNKNOWN and bool(_NAME.fullmatch(name))
 
     def _within(self, value: object, kind: Nested | Chosen, path: str) -> object:
         if isinstance(value, list):
@@ -183,7 +195,7 @@ class _Walk:
 
         Raises ApiError for two values of one setting, and on a strict server for every setting.
         """
-        value, general = fields[name], re.sub(r"\[\d+\]", "[]", path + name)
+        value, general = fields[name], _general(path + name)
         if value is not None and not row.takes.accepts(value):
             return False
         if self._strict:
@@ -198,6 +210,10 @@ class _Walk:
         elif value is not None:
             self.ignored[general] = None
         return True
+
+
+def _general(path: str) -> str:
+    return re.sub(r"\[\d+\]", "[]", path)
 
 
 def _unsupported(name: str, value: object, known: bool) -> ApiError:

@@ -21,7 +21,7 @@ from corepipe.serving.api.http.errors import invalid
 from corepipe.serving.api.messages.body import CountTokensRequest, MessagesRequest
 from corepipe.serving.api.messages.rendering import MessageForm, MessageRenderer
 from corepipe.serving.api.messages.translation import marks_cache, translated
-from corepipe.serving.api.routes.chat import Chat, ChatRequest
+from corepipe.serving.api.routes.chat import Chat
 from corepipe.serving.api.routes.chat_dialect import ChatDialect, Translation
 from corepipe.serving.api.routes.route import ANTHROPIC, EVENTS, JSON, generating, of_model, plain
 
@@ -81,13 +81,13 @@ class Messages(ChatDialect[MessagesRequest]):
     async def translate(self, body: MessagesRequest) -> Translation:
         return translation_of(self.service, body)
 
-    def renderer(self, body: MessagesRequest, chat: ChatRequest, envelope: Envelope) -> Renderer:
+    def renderer(self, body: MessagesRequest, translation: Translation, envelope: Envelope) -> Renderer:
         ready, caches = self.service.require_ready(), self.service.engine.prefix_cache and marks_cache(body)
         omitted = body.thinking is not None and body.thinking.display == "omitted"
         return MessageRenderer(
             MessageForm(
                 id=envelope.id,
-                model=chat.model,
+                model=translation.chat.model,
                 most=body.max_tokens,
                 block_size=ready.block_size if caches else 0,
                 shows_thinking=not omitted,
@@ -95,17 +95,17 @@ class Messages(ChatDialect[MessagesRequest]):
         )
 
     async def job(
-        self, body: MessagesRequest, read: ReadRequest[ChatRequest], envelope: Envelope
+        self, request: ReadRequest[MessagesRequest], translation: Translation, envelope: Envelope
     ) -> GenerationJob:
         """Prepares an answer that ends where the context does: agents ask for more tokens than it has."""
-        job = await super().job(body, read, envelope)
-        plans = [replace(plan, max_tokens=None, default_tokens=body.max_tokens) for plan in job.plans]
+        job = await super().job(request, translation, envelope)
+        plans = [replace(plan, max_tokens=None, default_tokens=request.body.max_tokens) for plan in job.plans]
         return replace(job, plans=plans)
 
 
 def translation_of(service: Service, body: CountTokensRequest) -> Translation:
     """Returns a request as a chat.  Raises ApiError, on a strict server also for fields without effect."""
-    translation = translated(body, drops_hosted=False)
+    translation = translated(body, drops_hosted=service.drop_hosted_tools)
     ignored = translation.ignored
     if body.thinking is not None and body.thinking.on and service.dialect.reasoning is None:
         ignored = (*ignored, "thinking")

@@ -44,6 +44,7 @@ from corepipe.serving.api.bodies.messages import (
     TemplateInput,
     TemplateMessage,
     joined_messages,
+    system_first,
     with_objects,
 )
 from corepipe.serving.api.bodies.protocol import (
@@ -353,7 +354,8 @@ def _with_tools(service: Service, tokenizer: Tokenizer, conversation: TemplateIn
 
 def _rendered(render: Callable[..., str], conversation: TemplateInput) -> str:
     """Renders the prompt's text.  If the template refuses the messages, it gets them in other forms with the
-    same content: messages of one speaker joined, arguments that are no JSON object wrapped into one."""
+    same content: messages of one speaker joined, arguments that are no JSON object wrapped into one, system
+    messages at the beginning."""
 
     def rendered(messages: Sequence[TemplateMessage]) -> str:
         return render(
@@ -367,7 +369,9 @@ def _rendered(render: Callable[..., str], conversation: TemplateInput) -> str:
     try:
         return rendered(said)
     except TemplateRefusalError:
-        for turns in (joined_messages(said), with_objects(said), joined_messages(with_objects(said))):
+        objects = with_objects(said)
+        forms = (joined_messages(said), objects, joined_messages(objects))
+        for turns in (*forms, joined_messages(system_first(objects))):
             if turns != said:
                 with suppress(TemplateRefusalError):
                     return rendered(turns)

@@ -89,21 +89,29 @@ class ChatDialect(ABC, Generic[D]):
         """Returns the request as a chat.  Raises ApiError."""
 
     @abstractmethod
-    def renderer(self, body: D, chat: ChatRequest, envelope: Envelope) -> Renderer:
+    def renderer(self, body: D, translation: Translation, envelope: Envelope) -> Renderer:
         """Returns what writes the answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival = perf_counter()
         body, ignored = await read_request(self.service, receive, self.request)
-        translation = await self.translate(body)
-        read = ReadRequest(scope, arrival, translation.chat, (*ignored, *translation.ignored))
-        envelope = envelope_of(self.service, translation.chat.model, drawn_id(self.prefix))
-        with translation.naming_fields():
-            job = await self.job(body, read, envelope)
-            await Generation(self.service, job).answer(
-                receive, naming(send, [translation.place(one) for one in job.ignored])
-            )
+        request = ReadRequest(scope, arrival, body, ignored)
+        await self.answer(request, await self.translate(body), receive, send)
 
-    async def job(self, body: D, read: ReadRequest[ChatRequest], envelope: Envelope) -> GenerationJob:
+    async def answer(
+        self, request: ReadRequest[D], translation: Translation, receive: Receive, send: Send
+    ) -> None:
+        """Answers a request that was translated."""
+        envelope = envelope_of(self.service, request.body.model or "", drawn_id(self.prefix))
+        with translation.naming_fields():
+            job = await self.job(request, translation, envelope)
+            told = naming(send, [translation.place(one) for one in job.ignored])
+            await Generation(self.service, job).answer(receive, told)
+
+    async def job(
+        self, request: ReadRequest[D], translation: Translation, envelope: Envelope
+    ) -> GenerationJob:
         """Prepares all that is computed for a request.  Raises ApiError that names fields of the chat."""
-        return await self.chat.job(read, envelope, self.renderer(body, read.body, envelope))
+        ignored = (*request.ignored, *translation.ignored)
+        chat = ReadRequest(request.scope, request.arrival, translation.chat, ignored)
+        return await self.chat.job(chat, envelope, self.renderer(request.body, translation, envelope))

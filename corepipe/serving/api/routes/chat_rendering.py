@@ -65,17 +65,21 @@ class ChatShape:
         }
 
     def _logprobs(self, logprobs: Logprobs) -> dict[str, Any]:
-        entries = [entry for entry in logprobs.entries if entry is not None]
-        content = [
-            self._token(entry.token, entry.logprob)
-            | {"top_logprobs": [self._token(token, value) for token, value in entry.top]}
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": token_logprobs(self._vocabulary, logprobs), "refusal": None}
 
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._vocabulary.decode_token(token)
-        return {"token": text, "logprob": logprob, "bytes": list(self._vocabulary.token_bytes(token))}
+
+def token_logprobs(vocabulary: TokenTexts, logprobs: Logprobs) -> list[dict[str, Any]]:
+    """Returns the logprobs of tokens, and of the most likely tokens in place of each."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = vocabulary.decode_token(token)
+        return {"token": text, "logprob": logprob, "bytes": list(vocabulary.token_bytes(token))}
+
+    return [
+        entry(one.token, one.logprob) | {"top_logprobs": [entry(token, value) for token, value in one.top]}
+        for one in logprobs.entries
+        if one is not None
+    ]
 
 
 class ChatRenderer(ChoicesRenderer):
