@@ -188,6 +188,24 @@ class ServerConfig(FrozenModel):
         le=86_400,
         description="Longest wait of a request before it is computed, in seconds; default: no limit.",
     )
+    models_dirs: Annotated[tuple[Path, ...], Flag(SERVER, ("--models-dir",))] = Field(
+        default=(),
+        description="Directory of models that are loaded when a request names them (repeatable).",
+    )
+    max_models: Annotated[int, Flag(SERVER)] = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Most models of --models-dir in memory at once; the least recently used one leaves for "
+        "another, once its answers have ended.",
+    )
+    sleep_idle_seconds: Annotated[float | None, Flag(SERVER)] = Field(
+        default=None,
+        gt=0,
+        le=30 * 86_400,
+        description="Seconds without a request after which a model gives its memory back; the next request "
+        "wakes it. Default: never.",
+    )
     fleet: Annotated[str | None, Flag(SERVER)] = Field(
         default=None,
         description="Compute on the machines of the fleet whose head is at HOST:PORT; needs corepipe[ray].",
@@ -228,6 +246,16 @@ class ServerConfig(FrozenModel):
     def recorded_into(self) -> tuple[Path | None, str]:
         """The directory of what is recorded, if anything is, and the flag that names it."""
         return (self.replay, "replay") if self.replay_else == "record" else (self.record, "record")
+
+    @field_validator("fleet")
+    @classmethod
+    def _keeps_its_models(cls, fleet: str | None, info: ValidationInfo) -> str | None:
+        if fleet is not None and (info.data.get("models_dirs") or info.data.get("sleep_idle_seconds")):
+            raise ValueError(
+                "a fleet serves one model, which never leaves: --models-dir and "
+                "--sleep-idle-seconds are for a server without one"
+            )
+        return fleet
 
     @field_validator("replicas")
     @classmethod

@@ -212,6 +212,9 @@ class FakeEngine:
     def abort(self, ids: Sequence[str]) -> None:
         self.aborted += ids
 
+    async def sleep(self) -> None:
+        self.alive = False
+
     async def close(self) -> None:
         self.closed = True
 

@@ -21,8 +21,9 @@ def run(flags: Mapping[str, Any]) -> None:
     write_without_waiting()
     given = _with_model(flags)
     server = configured(ServerConfig, given)
-    engine = configured(EngineConfig, given)
+    engine = configured(EngineConfig, {**given, "model": given["model"] or ""})
     others = also_configs(flags["also"] or (), engine, server)
+    first = [] if given["model"] is None else [(engine, server)]
     if server.replays_alone:
         with uncollected():
             from corepipe.cli.start.replay import replay  # noqa: PLC0415 -- a model takes seconds
@@ -30,14 +31,19 @@ def run(flags: Mapping[str, Any]) -> None:
     else:
         from corepipe.cli.start.starting import starting  # noqa: PLC0415
 
-        with starting([(engine, server), *others]) as start:
+        with starting([*first, *others], engine, server) as start:
             with uncollected():
                 from corepipe.cli.start.launch import launch  # noqa: PLC0415 -- half of the time of a start
             launch(start)
 
 
 def _with_model(flags: Mapping[str, Any]) -> dict[str, object]:
-    """Returns the flags with the default model, and its path as its name, where these are left out."""
+    """Returns the flags with the default model, and its path as its name, where these are left out.
+
+    Where models are loaded on demand, none is the default.
+    """
+    if flags["model"] is None and flags["models_dir"]:
+        return {**flags, "served_model_name": flags["served_model_name"] or []}
     path = hub.DEFAULT_MODEL if flags["model"] is None else flags["model"]
     names = flags["served_model_name"] or [path]
     if flags["model"] is None and flags["replay"] is not None and flags["replay_else"] == "refuse":

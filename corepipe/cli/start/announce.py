@@ -13,6 +13,7 @@ from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.models import registry
 from corepipe.neuron.formats import FORMATS, DType
 from corepipe.serving.api.http.ports import ServerPort
+from corepipe.serving.config import ServerConfig
 from corepipe.serving.supervision.engine_process import EngineProcess
 from corepipe.serving.supervision.supervisor import ProcessClient
 
@@ -77,6 +78,16 @@ class Announcement:
         return "Ctrl-C stops it" if self.verbose else "Ctrl-C stops it, --verbose prints more"
 
 
+def on_demand_lines(server: ServerConfig, urls: Mapping[ServerPort, str]) -> list[str]:
+    """Returns the lines of a server that loads all its models on demand."""
+    where = ", ".join(map(str, server.models_dirs))
+    room = f"up to {server.max_models} at a time, when a request names one"
+    return [
+        f"ready: {urls[ServerPort.PUBLIC]}/v1 (models of {where}: {room}); Ctrl-C stops it",
+        *other_ports(urls),
+    ]
+
+
 def _fitted(lines: Sequence[str], room: int) -> Sequence[str]:
     """Returns as many lines as there is room for; the last one holds the rest."""
     whole = max(0, room - 1)
@@ -138,8 +149,13 @@ class AnnouncedClient(ProcessClient):
         whose = f"the engine of {said.name}" if said.names else "the engine"
         super().__init__(config, queue_seconds=queue_seconds, called=whose, first=process)
         self.told = LoadingDisplay(said)
+        self._announced = False
 
     async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
+        """Loads; only the first load is announced, not that of an engine that slept."""
+        if self._announced:
+            return await super().start(progress)
+        self._announced = True
         return await self.told.shown(super().start, progress)
 
 

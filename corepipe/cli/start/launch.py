@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 import uvloop
 
 from corepipe.cli.output.common import errors
-from corepipe.cli.start.announce import AnnouncedClient, Announcement, of_weights
+from corepipe.cli.start.announce import AnnouncedClient, Announcement, of_weights, on_demand_lines
 from corepipe.cli.start.ports import urls_of, warnings_of
 from corepipe.cli.start.starting import PreparedServer, ResolvedModel
+from corepipe.cli.start.tokenizers import tokenizer_of
 from corepipe.errors import UserError
 from corepipe.models import cache, registry
 from corepipe.models.tasks import Task
-from corepipe.models.text.tokenizer import Tokenizer
-from corepipe.models.text.tokenizer_trial import try_tokenizer
-from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.answering.model_pool import ModelPool, limits_of
+from corepipe.serving.api.answering.models import Models, ServerFacts
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.app import create_app_of, serve
 from corepipe.serving.config import ServerConfig
@@ -37,13 +37,17 @@ def launch(start: PreparedServer) -> None:
     Raises UserError for what cannot be served, Exit where an engine dies loading.  The engines load behind
     the open port.
     """
-    server, listeners = start.found[0].server, list(start.listeners)
+    server, listeners = start.server, list(start.listeners)
     cassettes = _cassettes(server)
     urls, common = urls_of(listeners, server), [*warnings_of(server), *_of_cassettes(server, cassettes)]
     names = [one.name for one in start.found] if len(start.found) > 1 else []
     said = [Announcement(one.name, names, urls, common, server.verbose) for one in start.found]
-    models = Models([_service(*one) for one in zip(_with_shares(start.found), said, strict=True)])
+    fixed = [_service(*one) for one in zip(_with_shares(start.found), said, strict=True)]
+    models = Models(fixed, _pool(start, fixed), ServerFacts(__version__, start.engine, server.strict))
     app = create_app_of(models, server, cassettes)
+    if not fixed:
+        for line in [*common, *on_demand_lines(server, urls)]:
+            errors().print(line)
     try:
         with ExitStack() as stack:
             for one in start.found:
@@ -57,9 +61,24 @@ def launch(start: PreparedServer) -> None:
         raise typer.Exit(1) from error
 
 
+def _pool(start: PreparedServer, fixed: Sequence[Service]) -> ModelPool | None:
+    """Makes the pool of a server whose models may sleep or leave.  Raises UserError for a wrong directory."""
+    server = start.server
+    limits = limits_of(server, start.engine)
+    if limits is None:
+        return None
+    if not server.models_dirs:
+        return ModelPool(limits, fixed, wait_seconds=server.max_queue_seconds)
+    from corepipe.cli.start.on_demand import DirectoryModels, room_beside  # noqa: PLC0415 -- loads what engines are made of
+
+    source = DirectoryModels(start.engine, server)
+    limits = replace(limits, nbytes=room_beside(start.found))
+    return ModelPool(limits, fixed, source, server.max_queue_seconds)
+
+
 def _with_shares(found: Sequence[ResolvedModel]) -> Sequence[ResolvedModel]:
     """Gives each of several models its part of the device and of the host.  Raises UserError."""
-    if len(found) == 1:
+    if len(found) <= 1:
         return found
     from corepipe.cli.start.shares import with_shares  # noqa: PLC0415 -- loads what engines are made of
 
@@ -69,9 +88,7 @@ def _with_shares(found: Sequence[ResolvedModel]) -> Sequence[ResolvedModel]:
 def _service(one: ResolvedModel, said: Announcement) -> Service:
     """Makes the service of a model: its tokenizer, and its engine, which is not started yet."""
     model, template = registry.load(one.path), one.server.chat_template
-    tokenizer = _tokenizer(one.path, model, tried=template is None)
-    if template is not None:
-        tokenizer = tokenizer.with_chat_template(template)
+    tokenizer = tokenizer_of(one.path, model, template)
     client, task = _client(one, said), model.task(one.engine.task)
     with suppress(UserError):  # the engine reads them, and says what is wrong
         client.told.details += filter(None, [of_weights(model, one.engine.format)])
@@ -81,19 +98,6 @@ def _service(one: ResolvedModel, said: Announcement) -> Service:
         client.told.details.append(service.dialect.summary())
         client.told.notes += filter(None, [service.dialect.note])
     return service
-
-
-def _tokenizer(path: Path, model: registry.Model, *, tried: bool) -> Tokenizer:
-    """The tokenizer of the model at `path`, which is tried; its chat template, too, where that is `tried`."""
-    if path.is_dir():
-        try_tokenizer(path)
-    tokenizer = model.tokenizer()
-    if tried:
-        try:
-            tokenizer.check_chat_template()
-        except UserError as error:
-            raise UserError(f"{path}: {error.message}") from error
-    return tokenizer
 
 
 def _cassettes(server: ServerConfig) -> ServerCassettes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from corepipe.cli.start.starting import ResolvedModel
 from corepipe.engine.assembly.assembly import default_kv_bytes, timing_model
@@ -21,7 +22,7 @@ def with_shares(found: Sequence[ResolvedModel]) -> list[ResolvedModel]:
     """Gives each model its part.  Raises UserError where they do not fit."""
     models = [Tenancy(one.name, one.resolved, _timed(one)) for one in found]
     configs = shared(models, host_cpus().count, default_kv_bytes(found[0].resolved))
-    check_weights({one.name: _weights_size(one) for one in found}, host_memory())
+    check_weights({one.name: weights_size_of(one.path, one.resolved) for one in found}, host_memory())
     return [_with_share(one, config) for one, config in zip(found, configs, strict=True)]
 
 
@@ -31,9 +32,9 @@ def _with_share(one: ResolvedModel, resolved: EngineConfig) -> ResolvedModel:
     return replace(one, engine=one.engine.model_copy(update=cores), resolved=resolved)
 
 
-def _weights_size(one: ResolvedModel) -> int:
-    """Returns the bytes of host memory that a model's weights take."""
-    model, config = registry.load(one.path), one.resolved.model_copy(update={"max_model_len": None})
+def weights_size_of(path: Path, resolved: EngineConfig) -> int:
+    """Returns the bytes of host memory that a model's weights take.  Raises UserError for a broken model."""
+    model, config = registry.load(path), resolved.model_copy(update={"max_model_len": None})
     graph = graph_of(config, model, model.task(config.task))
     draft = load_draft(config)
     beside = 0 if draft is None else weights_size(draft_graph(draft, graph))

@@ -43,21 +43,26 @@ class ResolvedModel:
 
 @dataclass(frozen=True, slots=True)
 class PreparedServer:
-    """A server's models and sockets.  listeners: those of all ports, the public one first."""
+    """A server's models and sockets.  listeners: those of all ports, the public one first.  engine: the
+    settings of models that are loaded on demand.
+    """
 
     found: Sequence[ResolvedModel]
     listeners: Sequence[socket]
+    engine: EngineConfig
+    server: ServerConfig
 
 
 @contextmanager
-def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[PreparedServer]:
+def starting(
+    asked: Sequence[tuple[EngineConfig, ServerConfig]], engine: EngineConfig, server: ServerConfig
+) -> Iterator[PreparedServer]:
     """Starts an engine's process for each model (but in a fleet), opens the ports and fetches the models.
 
     The only model loads from now on; of several, the share of each is to be known first.  Processes end with
     the context.  Raises UserError for what cannot be had.
     """
     _check_fleet(asked)
-    _, server = asked[0]
     with ExitStack() as stack:
         processes = [stack.enter_context(_made()) if server.fleet is None else None for _ in asked]
         from corepipe.cli.start.ports import open_ports  # noqa: PLC0415 -- the engine imports while this does
@@ -67,14 +72,14 @@ def starting(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> Iterator[Pre
         found = [_find(*one, process) for one, process in zip(asked, processes, strict=True)]
         if len(found) == 1 and found[0].process is not None:
             found[0].process.tell(found[0].resolved)
-        yield PreparedServer(found, listeners)
+        yield PreparedServer(found, listeners, engine, server)
 
 
 def _warn_of_memory(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     """Warns of KV caches that are larger than the memory: they take it as they fill, so it lacks much
     later."""
     wanted, there = sum(engine.kv_cache_bytes or 0 for engine, _ in asked), host_memory()
-    if wanted > there and asked[0][1].fleet is None:
+    if wanted > there and all(server.fleet is None for _, server in asked):
         errors().print(
             f"corepipe: --kv-cache-memory-bytes: {wanted / 2**30:,.1f} GiB are more "
             f"than the {there / 2**30:,.1f} GiB of this machine: it may run out of memory as the cache fills"
@@ -117,9 +122,9 @@ def _verify(path: Path, here: EngineConfig, report: ReportProgress) -> None:
 
 def _check_fleet(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     """Raises UserError for flags that a fleet does not support."""
-    engine, server = asked[0]
-    if server.fleet is None:
+    if not asked or asked[0][1].fleet is None:
         return
+    engine, _ = asked[0]
     if len(asked) > 1:
         raise UserError("--also: a fleet serves one model", "also")
     if engine.kv_events_config is not None:

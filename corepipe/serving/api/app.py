@@ -25,6 +25,7 @@ from corepipe.engine.freeze_heap import freeze_heap
 from corepipe.engine.messages import Ready
 from corepipe.errors import UserError
 from corepipe.models.tasks import TaskInfo
+from corepipe.serving.api.answering.model_pool import ModelPool, limits_of
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import GENERATES, Service
 from corepipe.serving.api.http import errors as http_errors
@@ -92,7 +93,11 @@ def create_app(
     service = Service(client, tokenizer, engine, server, version, task)
     if ready is not None:
         service.set_ready(ready)
-    return create_app_of(Models([service]), server, cassettes)
+    limits = limits_of(server, engine)
+    pool = None if limits is None else ModelPool(limits, [service], wait_seconds=server.max_queue_seconds)
+    if pool is not None and ready is not None:
+        pool.started(service)
+    return create_app_of(Models([service], pool), server, cassettes)
 
 
 def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassettes | None = None) -> FastAPI:
@@ -102,7 +107,7 @@ def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassett
     `cassettes`: record or replay exchanges; closed at the end.  Raises UserError for a bad key file
     or store.
     """
-    version, engine = models.first.version, models.first.engine
+    version, engine, _ = models.facts
     routes = public_routes(admin_port=server.admin_port is not None)
     if cassettes is not None and server.replays_alone:
         routes = cassettes.replayed_routes(routes)
@@ -152,7 +157,7 @@ def _other_app(
     keys: Sequence[str],
 ) -> FastAPI:
     """Makes the application of a port that is not for users: these routes, behind `keys` if not empty."""
-    other = _bare_app(models.first.version, routes, None)
+    other = _bare_app(models.facts.version, routes, None)
     tenants = Tenants(keys)
     _furnish(other, models, routes, keys=bool(tenants))
     _guard(other, server, host, tenants, routes)
@@ -356,8 +361,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         for close in app.state.closers:
             stack.push_async_callback(asyncio.to_thread, close)
-        if any(one.ready is None for one in models.services):
+        if models.on_demand or any(one.ready is None for one in models.fixed):
             await stack.enter_async_context(_started(models))
+        elif models.pool is not None:
+            stack.push_async_callback(models.pool.end)
         yield
 
 

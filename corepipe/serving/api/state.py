@@ -23,12 +23,21 @@ def _lines(models: Models, connections: int, answering: int) -> Iterator[str]:
     if not models.several:
         yield f"state: {_engine(models.first)}; {under_way}"
     else:
-        yield f"state: {models.state}; {under_way}"
+        yield f"state: {models.state}; {under_way}{_pool(models)}"
     for service in models.services:
         if models.several:
             yield f"{service.names[0]}: {_engine(service)}"
         for stats in service.client.stats:
             yield _replica(stats)
+
+
+def _pool(models: Models) -> str:
+    """Returns what the pool of models does, where models are loaded on demand."""
+    if models.pool is None or not models.on_demand:
+        return ""
+    engines = models.pool.engines
+    states = ", ".join(f"{count} {state}" for state, count in engines.states.items() if count)
+    return f"; models: {states or 'none loaded'}; {engines.waiting} requests wait for theirs"
 
 
 def _engine(service: Service) -> str:

@@ -16,6 +16,7 @@ from corepipe.serving.api.routes import (
     embeddings,
     info,
     invocations,
+    lifecycle,
     openapi,
     pooling,
     probes,
@@ -27,6 +28,7 @@ from corepipe.serving.api.routes import (
 )
 from corepipe.serving.api.routes.kserve import inference
 from corepipe.serving.api.routes.kserve import metadata as inference_metadata
+from corepipe.serving.api.routes.kserve import repository as inference_repository
 from corepipe.serving.api.routes.route import Audience, Route, RoutePaths
 
 ROUTES: Sequence[Route] = (
@@ -46,10 +48,12 @@ ROUTES: Sequence[Route] = (
     *cohere.ROUTES,
     *inference_metadata.ROUTES,
     inference.ROUTE,
+    *inference_repository.ROUTES,
     *info.ROUTES,
     *tokens.ROUTES,
     *probes.ROUTES,
     *admin.ROUTES,
+    *lifecycle.ROUTES,
     openapi.ROUTE,
     info.ROOT,
 )

@@ -130,6 +130,9 @@ class FleetClient(JournaledClient):
         aborted = FinishReason.ABORT.value
         self._finish([Output(name, finish_reason=aborted) for name in ids if name not in self._at])
 
+    async def sleep(self) -> None:
+        raise UserError("the engines of a fleet do not sleep: they belong to its hosts")
+
     async def close(self) -> None:
         self._closed = True
         await self._leave_queue()

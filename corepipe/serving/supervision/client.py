@@ -201,6 +201,12 @@ class EngineClient(Protocol):
     def restarting(self) -> bool:
         """Tells whether an engine was lost and another one is loading."""
 
+    async def sleep(self) -> None:
+        """Ends the engine, which is not needed now; `start` loads another one.
+
+        Raises UserError where that is not possible.
+        """
+
     async def close(self) -> None:
         """Ends the engine; open streams end first."""
 

@@ -57,11 +57,38 @@ class EngineOwner(Protocol):
         """Takes the error after which no other engine is started."""
 
 
+class SpareProcess:
+    """A process that has done its imports, for whichever of several models needs an engine next.
+
+    `command`: see `EngineChild`.
+    """
+
+    def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
+        self._command = command
+        self._process: EngineProcess | None = None
+
+    def prepare(self) -> None:
+        """Starts the process, unless there is one.  Raises EngineError."""
+        if self._process is None or not self._process.runs:
+            self._process = EngineProcess(self._command)
+
+    def take(self) -> EngineProcess | None:
+        """Returns the process if it runs, to one caller alone."""
+        process, self._process = self._process, None
+        return process if process is not None and process.runs else None
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            with self._process:
+                self._process = None
+
+
 class Succession:
     """The current engine and a spare one, ready to be started.
 
     `command`, `tells_prefixes`: see `EngineChild`.  `called`: the name of the engine in the log.  `first`:
-    the process of the first engine, where it has been made.
+    the process of the first engine, where it has been made.  `shared`: the spare, if others share it.
     """
 
     def __init__(
@@ -73,6 +100,7 @@ class Succession:
         *,
         tells_prefixes: bool = False,
         first: EngineProcess | None = None,
+        shared: SpareProcess | None = None,
     ) -> None:
         self.command = command
         self.spare: EngineChild | None = None
@@ -80,8 +108,10 @@ class Succession:
         self._owner = owner
         self._called = called
         self._tells_prefixes = tells_prefixes
+        self._shared = shared
         self._child = self._engine(0, first)
         self._epoch = 0
+        self._begun = False
         self._fruitless = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -96,8 +126,14 @@ class Succession:
         return self._child
 
     async def start(self, progress: Callable[[LoadProgress], None]) -> Ready:
-        """Loads the first engine.  Raises UserError or EngineError, whichever is at fault."""
+        """Loads the first engine, or the next one after `stop`.
+
+        Raises UserError or EngineError, whichever is at fault.
+        """
         began = monotonic()
+        if self._begun or self._shared is not None:
+            self._child = self._next()
+        self._begun = True
         ready = await self._child.start(self._config, progress)
         self.prepare()
         load_seconds = max(LEAST_LOAD_SECONDS, LOAD_RATIO * (monotonic() - began))
@@ -112,20 +148,28 @@ class Succession:
         """Notes that the engine works: it has computed something."""
         self._fruitless = 0
 
-    async def close(self) -> None:
-        """Ends the spare and the engine, which first sends its last Outputs."""
+    async def stop(self) -> None:
+        """Ends the engine, which first sends its last Outputs; the spare waits for another `start`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        await self._child.close()
+
+    async def close(self) -> None:
+        """Ends the spare and the engine, which first sends its last Outputs."""
         if self.spare is not None:
             await self.spare.kill()
-        await self._child.close()
+        await self.stop()
 
     def prepare(self) -> None:
         """Starts a spare engine: its imports are more than half of the time until a lost one is replaced."""
         with contextlib.suppress(EngineError):  # it is made when it is needed; an error is reported then
-            self.spare = self._engine(self._epoch + 1)
-            self.spare.spawn()
+            if self._shared is not None:
+                self._shared.prepare()
+                return
+            if self.spare is None or not self.spare.waits:
+                self.spare = self._engine(self._epoch + 1)
+                self.spare.spawn()
 
     async def _supervise(self, loading: HangLimits) -> None:
         """Replaces each engine that is lost, until a replacement fails for good."""
@@ -167,6 +211,8 @@ class Succession:
     def _next(self) -> EngineChild:
         """Returns the spare engine, or a new one where that is gone."""
         self._epoch += 1
+        if self._shared is not None:
+            return self._engine(self._epoch, self._shared.take())
         spare, self.spare = self.spare, None
         return spare if spare is not None and spare.waits else self._engine(self._epoch)
 
@@ -187,7 +233,7 @@ class ProcessClient(JournaledClient):
 
     `queue_seconds`: the longest that a request waits before anything is computed for it.  `command` starts a
     child; see `EngineChild`.  `called`: the name of the engine in the log.  `first`: the process of the first
-    engine, where it has been made.
+    engine, where it has been made.  `shared`: the spare process, if it is for several models.
     """
 
     def __init__(
@@ -197,11 +243,12 @@ class ProcessClient(JournaledClient):
         queue_seconds: float | None = None,
         called: str = "the engine",
         first: EngineProcess | None = None,
+        shared: SpareProcess | None = None,
     ) -> None:
         super().__init__(config, queue_seconds)
         self._alive = False
         self._called = called
-        self._engines = Succession(config, command, self, called, first=first)
+        self._engines = Succession(config, command, self, called, first=first, shared=shared)
         self._restarts: Counter[str] = Counter()
         self._before: dict[int, Stats] = {}
         self._restarting = False
@@ -233,6 +280,13 @@ class ProcessClient(JournaledClient):
         self._watch_queue()
         return ready
 
+    async def sleep(self) -> None:
+        await self._leave_queue()
+        await self._engines.stop()
+        self._alive = self._restarting = False
+        self._streams.fail(ENGINE_DIED)
+        self._keep_counters()
+
     async def close(self) -> None:
         await self._leave_queue()
         await self._engines.close()
@@ -249,10 +303,8 @@ class ProcessClient(JournaledClient):
         """Implements `EngineOwner`."""
         self._alive, self._restarting = False, True
         self._restarts[end.reason] += 1
-        self._before = dict(self._stats)
         self._finish(self._journal.lose_engine(broke=end.reason != "killed"))
-        for stats in self._before.values():
-            super()._show(idle(stats))
+        self._keep_counters()
         kept = len(self._journal)
         _log().warning("%s %s; %d open requests continue on its replacement", self._called, end.words, kept)
 
@@ -275,6 +327,12 @@ class ProcessClient(JournaledClient):
 
     def _command(self, command: Command) -> None:
         self._engines.send(command)
+
+    def _keep_counters(self) -> None:
+        """Lets the counters of the next engine continue those of this one, which is gone."""
+        self._before = dict(self._stats)
+        for stats in self._before.values():
+            super()._show(idle(stats))
 
     def _show(self, stats: Stats) -> None:
         before = self._before.get(stats.replica)

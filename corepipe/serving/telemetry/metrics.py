@@ -56,6 +56,10 @@ class Metrics(Collector):
         """Notes that the engine has loaded, to export the size of its cache."""
         self._ready = ready
 
+    def rest(self) -> None:
+        """Notes that the engine has ended, and its cache with it."""
+        self._ready = None
+
     def collect(self) -> Iterator[Metric]:
         """Yields all families; called by the registry."""
         yield from self._server_families()

@@ -69,6 +69,10 @@ class NeuronMetrics(Collector):
         self._cores = [core["memory_bytes"] for core in ready.placement.get("cores", [])]
         self._usage.watch(ready.pid, self._now())
 
+    def rest(self) -> None:
+        """Notes that the engine has ended: nothing is in the device's memory."""
+        self._cores = []
+
     def collect(self) -> Iterator[Metric]:
         """Yields all families; called by the registry."""
         yield self._utilization()

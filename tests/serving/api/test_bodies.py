@@ -16,6 +16,7 @@ from msgspec import inspect
 from corepipe.serving.api.bodies.reading import decode
 from corepipe.serving.api.bodies.values import convert
 from corepipe.serving.api.http.errors import ApiError
+from corepipe.serving.api.routes.route import Audience
 from corepipe.serving.api.table import ROUTES
 from tests.serving.api.test_chat import plain
 from tests.serving.api.test_models import pair, several
@@ -112,7 +113,7 @@ MESSAGES = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "m
 POSTED = [
     route.path
     for route in ROUTES
-    if route.method == "POST" and route.path != "/abort_requests" and not route.uploads
+    if route.method == "POST" and route.audience is not Audience.OPERATORS and not route.uploads
 ]
 SENT = {"/tokenize": {"prompt": "Hi"}, "/detokenize": {"tokens": [5]}, "/invocations": MESSAGES}
 

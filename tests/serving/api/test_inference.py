@@ -59,7 +59,7 @@ def refused(answer: httpx.Response, word: str) -> None:
 
 def test_health_and_metadata(serve: Serve) -> None:
     url, _ = serve(EMBED)
-    assert httpx.get(url + "/v2").json()["extensions"] == ["binary_tensor_data"]
+    assert httpx.get(url + "/v2").json()["extensions"] == ["binary_tensor_data", "model_repository"]
     assert httpx.get(url + "/v2/health/live").json() == {"live": True}
     assert httpx.get(url + "/v2/health/ready").json() == {"ready": True}
     assert httpx.get(f"{url}/v2/models/{MODEL}/ready").json() == {"name": MODEL, "ready": True}
@@ -93,9 +93,9 @@ MODEL_PATH = f"/v2/models/{MODEL}"
         ("GET", "/v2/nowhere", 404, "/openapi.json"),
         ("GET", "/v2/", 404, "Use /v2."),
         ("POST", "/v2", 405, "Use GET"),
-        ("POST", "/v2/repository/index", 404, "repository extension is not supported"),
-        ("POST", f"/v2/repository/models/{MODEL}/load", 404, "repository extension is not supported"),
-        ("POST", f"/v2/repository/models/{MODEL}/unload", 404, "repository extension is not supported"),
+        ("GET", "/v2/repository/index", 405, "Use POST"),
+        ("POST", f"/v2/repository/models/{MODEL}/load", 404, "on the admin port"),
+        ("POST", f"/v2/repository/models/{MODEL}/unload", 404, "on the admin port"),
         ("GET", "/v2/systemsharedmemory/status", 404, "shared memory extension is not supported"),
         ("POST", "/v2/cudasharedmemory/region/a/register", 404, "shared memory extension is not supported"),
         ("GET", "/v2/trace/setting", 404, "trace extension is not supported"),

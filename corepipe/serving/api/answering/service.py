@@ -85,6 +85,7 @@ STATES = {
     "loading": "The engine is loading.",
     "ready": "Requests are taken.",
     "restarting": "The engine was lost; another one is loading.",
+    "sleeping": "The model sleeps; the next request wakes it.",
     "draining": "The server is about to end.",
     "failed": "The engine has stopped.",
 }
@@ -113,6 +114,7 @@ class Service:
 
     A server that only replays answers has no tokenizer, and no engine behind the client.
     `failure` is the error that ended the engine for good; `on_failure` is called when that happens.
+    `asleep`: the engine has ended, since nobody needs it now.
     `draining`: the server is about to end; requests under way go on, and new ones are refused.  `listed`: the
     names of all models, if there are several.  `apps`: then the applications of routes for this model, by
     what made them.
@@ -126,7 +128,9 @@ class Service:
         server: ServerConfig,
         version: str,
         task: TaskInfo = GENERATES,
+        observer: Observer | None = None,
     ) -> None:
+        """`observer`: that of an earlier service of the model, whose counters go on."""
         self.client = client
         self.task = task
         self._tokenizer = tokenizer
@@ -139,7 +143,7 @@ class Service:
         self.special_tokens_in_text = server.allow_special_tokens_in_text
         trusted = tokenizer is not None and server.trust_request_chat_template
         self.request_templates = RequestTemplates(self.tokenizer) if trusted else None
-        self.observer = Observer(engine)
+        self.observer = observer or Observer(engine)
         self.metrics = Metrics(client, self.names[0], engine, self.observer)
         self.neuron = NeuronMetrics(self.names[0], engine, self.observer)
         client.on_stats = self.observer.take
@@ -148,7 +152,7 @@ class Service:
         self.ready: Ready | None = None
         self.progress: LoadProgress | None = None
         self.failure: Exception | None = None
-        self.draining = False
+        self.draining = self.asleep = False
         self.listed: tuple[str, ...] = ()
         self.apps: dict[object, ASGIApp] = {}
         self.on_failure: Callable[[], None] = _nothing
@@ -194,9 +198,25 @@ class Service:
     async def start(self) -> None:
         """Loads the engine; an error is kept in `failure`, and `run_server` raises it."""
         try:
-            self.set_ready(await self.client.start(self._note))
+            await self.load()
         except Exception as error:
             self._fail(error)
+
+    async def load(self) -> None:
+        """Loads the engine, or wakes it.  Raises UserError or EngineError, whichever is at fault."""
+        self.set_ready(await self.client.start(self._note))
+        self.asleep = False
+
+    async def sleep(self) -> None:
+        """Ends the engine, of which no request is under way.  Raises UserError where that is not possible."""
+        await self.client.sleep()
+        self.asleep = True
+        self.metrics.rest()
+        self.neuron.rest()
+
+    def leave(self) -> None:
+        """Lets the engine's client forget this service, of which another one will take the place."""
+        self.client.on_ready = self.client.on_failure = _ignore
 
     def _note(self, progress: LoadProgress) -> None:
         self.progress = progress
@@ -224,6 +244,8 @@ class Service:
             return "draining"
         if self.ready is None:
             return "loading"
+        if self.asleep:
+            return "sleeping"
         if self.client.alive:
             return "ready"
         return "restarting" if self.client.restarting else "failed"
@@ -383,6 +405,10 @@ def check_length(text: str, field: str, most: int, encode: Encode) -> None:
                 f"it has more than the {most} tokens that fit."
             )
             raise invalid(message, field, "context_length_exceeded")
+
+
+def _ignore(_news: object) -> None:
+    """Ignores news of an engine that another service uses."""
 
 
 def _nothing() -> None:

@@ -43,6 +43,9 @@ class NoEngine:
     def abort_all(self) -> None:
         """Does nothing: no request is under way."""
 
+    async def sleep(self) -> None:
+        """Does nothing: there is no engine to end."""
+
     async def close(self) -> None:
         """Does nothing: there is no engine to close."""
 

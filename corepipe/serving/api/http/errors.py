@@ -122,9 +122,9 @@ def expired(message: str) -> ApiError:
     return ApiError(504, message, code="queue_timeout", headers={"retry-after": str(RETRY_SECONDS)})
 
 
-def unavailable(message: str) -> ApiError:
-    """Returns error 503: no engine is ready; a retry may help."""
-    return ApiError(503, message, code="service_unavailable", headers={"retry-after": str(RETRY_SECONDS)})
+def unavailable(message: str, retry_seconds: int = RETRY_SECONDS) -> ApiError:
+    """Returns error 503: no engine is ready; a retry may help, best after `retry_seconds`."""
+    return ApiError(503, message, code="service_unavailable", headers={"retry-after": str(retry_seconds)})
 
 
 def overflowed(message: str) -> ApiError:

@@ -57,7 +57,7 @@ FORM_BYTES = 16 * 1024
 
 TENSORS = b"inference-header-content-length"
 """The header that says that binary tensors follow the JSON of a body."""
-TENSOR_PATHS = "/v2/models/"
+TENSOR_PATHS = ("/v2/models/", "/v2/repository/")
 """Paths whose bodies need no content type: Triton's clients send none.  Web pages, which could do the same,
 are refused by their Origin."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from prometheus_client.registry import CollectorRegistry
 from starlette.requests import Request
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.models import Models
+from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import ApiError
 from corepipe.serving.api.routes.route import JSON, Audience, ForAllModels, Route
 from corepipe.serving.telemetry.exposition import render
@@ -23,13 +25,22 @@ class Aborted(Strict):
 
 async def _placement(models: Models, _: Request) -> Response:
     """Answers with the placement of the model, or with a list of the loaded ones if there are several."""
-    loaded = [one for one in models.services if one.ready] or [models.first]
-    placed = [(one.names[0], one.require_ready().placement) for one in loaded]
-    if not any(placement for _, placement in placed):
+    loaded = [one for one in models.services if one.ready]
+    if not loaded and models.fixed:
+        models.first.require_ready()
+    placed = [(one.names[0], _placement_of(one)) for one in loaded]
+    if placed and not any(placement for _, placement in placed):
         raise ApiError(404, "This server replays answers; it has placed no model.", code="not_found")
     if models.several:
         return JSONResponse({"models": [{"name": name, **placement} for name, placement in placed]})
     return JSONResponse(placed[0][1])
+
+
+def _placement_of(service: Service) -> Mapping[str, Any]:
+    """Returns the placement of a model, also of one that sleeps.  Raises ApiError (503) in other states."""
+    if service.asleep and service.ready is not None:
+        return {**service.ready.placement, "state": service.state}
+    return service.require_ready().placement
 
 
 async def _metrics(models: Models, request: Request) -> Response:
@@ -46,7 +57,7 @@ def _exposed(registry: CollectorRegistry, request: Request) -> Response:
 
 
 async def _abort_requests(models: Models, _: Request) -> Response:
-    if models.state != "degraded":
+    if not models.accepts and models.fixed:
         models.first.require_ready()
     models.abort_all()
     return JSONResponse({"aborted": True})

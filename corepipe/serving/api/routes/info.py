@@ -5,17 +5,30 @@ from __future__ import annotations
 from html import escape
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from corepipe.models.directory import FoundModel
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import origin_of
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.missing import BASE
-from corepipe.serving.api.routes.route import ForAllModels, Route, for_everybody, plain
+from corepipe.serving.api.routes.route import ForAllModels, Route, for_everybody
+
+
+class ModelStatus(Strict):
+    """The state of a model that may leave or sleep: unloaded, loading, loaded, unloading or sleeping.
+
+    `failed`, `error`: the last load failed; the next request tries again.
+    """
+
+    value: str
+    failed: bool | UnsetType = UNSET
+    error: str | UnsetType = UNSET
 
 
 class ModelCard(Strict):
@@ -30,6 +43,7 @@ class ModelCard(Strict):
     tool_call_parser: str | None
     reasoning_parser: str | None
     task: str
+    status: ModelStatus | UnsetType = UNSET
 
 
 class ModelList(Strict):
@@ -42,28 +56,52 @@ class Version(Strict):
 
 
 async def _models(models: Models, _: Request) -> Response:
-    cards = [_card(service, name) for service in models.services for name in service.names]
+    described: list[tuple[str, Service | FoundModel]]
+    described = [(name, one) for one in models.fixed for name in one.names]
+    if models.pool is not None and models.pool.on_demand is not None:
+        there = models.pool.on_demand.resident
+        found = await models.pool.on_demand.look()
+        others = [name for name in found if name not in models.names]
+        described += [(name, there.get(name) or found[name]) for name in others]
+    cards = [_card(models, name, one) for name, one in described]
     return JSONResponse({"object": "list", "data": cards})
 
 
-async def _model(service: Service, request: Request) -> Response:
+async def _model(models: Models, request: Request) -> Response:
     name = request.path_params["model"].replace("%2F", "/")  # clients encode the slashes of a name
     if not name:
         raise HTTPException(404)
-    return JSONResponse(_card(service, service.require_model(name)))
+    one = await models.described(name)
+    return JSONResponse(_card(models, name, one))
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
-    context, dialect = service.ready.max_model_len if service.ready else 0, service.dialect
-    return {
+def _card(models: Models, name: str, one: Service | FoundModel) -> dict[str, Any]:
+    """Returns the card of a model, of which less is known if it is not loaded."""
+    card: dict[str, Any] = {
         "id": name,
         "object": "model",
-        "created": service.created,
         "owned_by": "corepipe",
-        "root": service.engine.model,
         "parent": None,
-        "max_model_len": context or None,
         "permission": [],
+    }
+    if isinstance(one, FoundModel):
+        card |= {"created": one.changed, "root": str(one.path), "task": one.task.task.value}
+        card |= dict.fromkeys(("max_model_len", "tool_call_parser", "reasoning_parser"))
+    else:
+        card |= _facts(one)
+    if models.pool is not None:
+        first = name if isinstance(one, FoundModel) else one.names[0]
+        card["status"] = models.pool.status(first)
+    return card
+
+
+def _facts(service: Service) -> dict[str, Any]:
+    """Returns what the card of a model that is there says of it."""
+    context, dialect = service.ready.max_model_len if service.ready else 0, service.dialect
+    return {
+        "created": service.created,
+        "root": service.engine.model,
+        "max_model_len": context or None,
         "tool_call_parser": dialect.calls.name if dialect.calls else None,
         "reasoning_parser": dialect.reasoning.name if dialect.reasoning else None,
         "task": service.task.task.value,
@@ -71,13 +109,18 @@ def _card(service: Service, name: str) -> dict[str, Any]:
 
 
 async def _version(models: Models, _: Request) -> Response:
-    return JSONResponse({"version": models.first.version})
+    return JSONResponse({"version": models.facts.version})
 
 
 ROUTES = (
     Route("GET", "/v1/models", "The served names", ForAllModels(_models), answer=ModelList, of_model=True),
     Route(
-        "GET", "/v1/models/{model}", "One of the served names", plain(_model), answer=ModelCard, of_model=True
+        "GET",
+        "/v1/models/{model}",
+        "One of the served names",
+        ForAllModels(_model),
+        answer=ModelCard,
+        of_model=True,
     ),
     for_everybody("/version", "The version", ForAllModels(_version), answer=Version),
 )
@@ -103,7 +146,7 @@ class Root(Strict):
 
 
 async def _root(models: Models, request: Request) -> Response:
-    version, base = models.first.version, origin_of(request) + BASE
+    version, base = models.facts.version, origin_of(request) + BASE
     if "text/html" in request.headers.get("accept", ""):
         return HTMLResponse(_PAGE.format(version=escape(version), base=escape(base)))
     return JSONResponse(

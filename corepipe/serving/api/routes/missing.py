@@ -9,12 +9,11 @@ from corepipe.serving.api.routes.route import Route, best_match
 
 BASE = "/v1"
 """The path of the base URL for OpenAI's clients; they add the rest of a route themselves."""
-_FIXED = "models are loaded when the server starts; GET /v1/models lists them"
 _SHARED = "The shared memory extension is not supported: send tensors in the request."
 _GENERATE = "The generate extension is not supported: use /v1/completions or /v1/chat/completions."
 _TRACE = "The trace extension is not supported: --otlp-traces-endpoint sends traces."
 _EXTENSIONS: Mapping[str, str] = {
-    "/v2/repository": f"The model repository extension is not supported: {_FIXED}.",
+    "/v2/repository/models": "Models are loaded and unloaded on the admin port (--admin-port) alone.",
     "/v2/systemsharedmemory": _SHARED,
     "/v2/cudasharedmemory": _SHARED,
     "/v2/trace": _TRACE,

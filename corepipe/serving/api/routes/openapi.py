@@ -262,8 +262,8 @@ class ApiDocument:
     @cached_property
     def body(self) -> bytes:
         """The document as JSON."""
-        version, names = self._models.first.version, self._models.names
-        strict, several = self._models.first.strict, self._models.several
+        (version, _, strict), several = self._models.facts, self._models.several
+        names = () if self._models.on_demand else self._models.names
         described = document(self._routes, version, names, keys=self._keys, strict=strict, several=several)
         return msgspec.json.encode(described)
 

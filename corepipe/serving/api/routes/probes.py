@@ -29,7 +29,7 @@ class Health(Strict):
 
 
 async def _ready(models: Models, _: Request) -> Response:
-    return _health(models, ok=models.state in ("ready", "degraded"))
+    return _health(models, ok=models.accepts)
 
 
 async def _alive(models: Models, _: Request) -> Response:

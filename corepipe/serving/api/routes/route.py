@@ -91,7 +91,7 @@ class Route:
         """Makes the application's route.  HEAD is not among its methods."""
         if isinstance(self.make, ForAllModels):
             return self._answered_by(partial(self.make.handler, models))
-        if models.several:
+        if models.several or models.pool is not None:
             return self._answered_by(ModelRouter(models, self._app))
         return self._answered_by(self.make(models.first))
 

@@ -7,6 +7,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from corepipe.models.directory import FoundModel
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.models import VERSION, Models, named_in_path
@@ -14,11 +15,12 @@ from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import ApiError, wrong_method
 from corepipe.serving.api.routes.kserve.tensors import Datatype
 from corepipe.serving.api.routes.missing import extension_at
-from corepipe.serving.api.routes.route import Audience, ForAllModels, Route, for_everybody, plain
+from corepipe.serving.api.routes.route import Audience, ForAllModels, Route, for_everybody
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 PIXELS = "pixel_values"
 TEXT, SECOND = "text", "text_pair"
+EXTENSIONS = ["binary_tensor_data", "model_repository"]
 
 
 class Outcome(Strict):
@@ -89,22 +91,25 @@ def outputs_of(task: TaskInfo) -> list[TensorMetadata]:
     return []
 
 
-def _name(service: Service, request: Request) -> str:
-    """Returns the served name in a path.  Raises ApiError for a path that only begins with a model's name."""
+async def _named(models: Models, request: Request) -> tuple[str, Service | FoundModel]:
+    """Returns the name of a model in a path, and what is known of it.  Raises ApiError for a path that only
+    begins with a model's name."""
     name, path = named_in_path(request.path_params["model"]), request.scope["path"]
     if not name:
         raise HTTPException(404)
-    if name not in service.names:
+    try:
+        return name, await models.described(name)
+    except ApiError:
         if extension := extension_at(path):
-            raise ApiError(404, extension, code="not_found")
+            raise ApiError(404, extension, code="not_found") from None
         if name.endswith("/infer"):
-            raise wrong_method(request.method, path, "POST")
-    return service.require_model(name)
+            raise wrong_method(request.method, path, "POST") from None
+        raise
 
 
 async def _server(models: Models, _: Request) -> Response:
-    version = models.first.version
-    return JSONResponse({"name": "corepipe", "version": version, "extensions": ["binary_tensor_data"]})
+    version = models.facts.version
+    return JSONResponse({"name": "corepipe", "version": version, "extensions": EXTENSIONS})
 
 
 async def _live(_models: Models, _: Request) -> Response:
@@ -112,24 +117,24 @@ async def _live(_models: Models, _: Request) -> Response:
 
 
 async def _ready(models: Models, _: Request) -> Response:
-    ready = models.state in ("ready", "degraded")
+    ready = models.accepts
     return JSONResponse({"ready": ready}, 200 if ready else 503)
 
 
-async def _model_ready(service: Service, request: Request) -> Response:
-    name = _name(service, request)
-    ready = service.state == "ready"
+async def _model_ready(models: Models, request: Request) -> Response:
+    name, one = await _named(models, request)
+    ready = isinstance(one, FoundModel) or one.state in ("ready", "sleeping")
     return JSONResponse({"name": name, "ready": ready}, 200 if ready else 503)
 
 
-async def _model(service: Service, request: Request) -> Response:
-    name = _name(service, request)
+async def _model(models: Models, request: Request) -> Response:
+    name, one = await _named(models, request)
     metadata = ModelMetadata(
         name=name,
         versions=[VERSION],
         platform="corepipe",
-        inputs=inputs_of(service.task),
-        outputs=outputs_of(service.task),
+        inputs=inputs_of(one.task),
+        outputs=outputs_of(one.task),
     )
     return Response(msgspec.json.encode(metadata), media_type="application/json")
 
@@ -162,7 +167,7 @@ ROUTES = (
         "GET",
         "/v2/models/{model}/ready",
         "Whether a model accepts requests",
-        plain(_model_ready),
+        ForAllModels(_model_ready),
         answer=ModelReady,
         failures=(Outcome, ModelReady),
         of_model=True,
@@ -171,7 +176,7 @@ ROUTES = (
         "GET",
         "/v2/models/{model}",
         "The inputs and outputs of a model",
-        plain(_model),
+        ForAllModels(_model),
         answer=ModelMetadata,
         failures=(Outcome,),
         of_model=True,
