@@ -21,11 +21,12 @@ from tests.serving.http_support import FakeEngine, Script, running, saying, toke
 TEXT = {"model": "tiny", "prompt": "Hi there", "max_tokens": 6}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
 COMPLETIONS, CHATS, INVOCATIONS = "/v1/completions", "/v1/chat/completions", "/invocations"
+MESSAGES = "/v1/messages"
 STREAM = {"stream": True}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 _MASKS = (
-    (re.compile(r'"(cmpl|chatcmpl)-[0-9a-f]{24}"'), r'"\1-ID"'),
+    (re.compile(r'"(cmpl-|chatcmpl-|msg_)[0-9a-f]{24}"'), r'"\1ID"'),
     (re.compile(r'"created":\d+'), '"created":0'),
     (re.compile(r'"fp_[0-9a-f]{10}"'), '"fp_"'),
 )
@@ -63,6 +64,9 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield script, COMPLETIONS, TEXT | form | {"echo": True, "logprobs": 1}
         yield script, COMPLETIONS, TEXT | form | {"device_metrics": True}
         yield script, CHATS, CHAT | form | {"device_metrics": True}
+    for script, form in product(SCRIPTS, ({}, STREAM)):
+        yield script, MESSAGES, CHAT | form
+        yield script, MESSAGES, CHAT | form | {"stop_sequences": ["l"]}
     for form in ({}, STREAM, USAGE):
         yield from _cut(form)
         yield "slow", COMPLETIONS, TEXT | form | {"max_tokens": 0, "echo": True, "logprobs": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,8 @@ KEPT_HEADERS = ("content-type", "cache-control", "x-accel-buffering", "warning",
 """The headers of an answer that are recorded; the server adds the others again."""
 
 _EVENT, _EVENT_END = b"data: ", b"\n\n"
+_NAME = re.compile(rb"event: [^\n]*\n")
+_TYPED = re.compile(rb'\{"type":"([a-z_.]{1,64})"')
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,17 @@ def events_of(data: bytes) -> list[bytes]:
 
 
 def data_of(event: bytes) -> bytes | None:
-    """Returns the data of an event; None if it has other fields."""
-    if event.startswith(_EVENT) and event.endswith(_EVENT_END):
-        return event[len(_EVENT) : -len(_EVENT_END)]
+    """Returns the data of an event, which may have a name; None if it has other fields."""
+    named = _NAME.match(event)
+    rest = event[named.end() :] if named else event
+    if rest.startswith(_EVENT) and rest.endswith(_EVENT_END):
+        return rest[len(_EVENT) : -len(_EVENT_END)]
     return None
 
 
 def event_of(data: bytes) -> bytes:
-    """Returns the event with these data."""
-    return _EVENT + data + _EVENT_END
+    """Returns the event with these data, named by their type if that is their first member, as in the APIs
+    that name events."""
+    typed = _TYPED.match(data)
+    name = b"event: %b\n" % typed[1] if typed else b""
+    return name + _EVENT + data + _EVENT_END

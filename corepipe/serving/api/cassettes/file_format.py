@@ -188,8 +188,9 @@ def _row(event: Members | bytes, common: Members) -> bytes:
 
 
 def _in_common(events: Sequence[Members]) -> Members:
-    """Returns the first members of the first event that all events with the same first member share."""
-    if not events:
+    """Returns the first members of the first event that all events with the same first member share; none
+    where that is their type, which differs."""
+    if not events or "type" in events[0]:
         return {}
     shared = list(events[0].items())
     for event in events[1:]:

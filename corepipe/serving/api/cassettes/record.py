@@ -30,7 +30,9 @@ from corepipe.serving.api.table import is_recorded
 from corepipe.serving.telemetry.observer import FinishedSequence
 
 TRANSIENT = frozenset({"service_unavailable", "rate_limit_exceeded", "queue_timeout"})
-"""Codes of errors that come from the server's state at that moment: a later request may be answered."""
+TRANSIENT_TYPES = frozenset({"overloaded_error", "rate_limit_error", "timeout_error"})
+"""Codes of errors that come from the server's state at that moment, and their types in Anthropic's API, which
+has no codes: a later request may be answered."""
 
 
 class RecordingMiddleware:
@@ -141,13 +143,15 @@ def _is_transient(answer: RecordedAnswer) -> bool:
         return False
     last = data_of(events_of(answer.pieces[-1].data)[-1]) or b""
     try:
-        return msgspec.json.decode(last, type=_Failed).error.code in TRANSIENT
+        error = msgspec.json.decode(last, type=_Failed).error
+        return error.code in TRANSIENT or error.type in TRANSIENT_TYPES
     except (msgspec.DecodeError, UnicodeError):
         return False
 
 
 class _Error(msgspec.Struct):
-    code: str | None
+    code: str | None = None
+    type: str | None = None
 
 
 class _Failed(msgspec.Struct):

@@ -80,6 +80,9 @@ TOKEN_DETAILS = ("logprobs", "prompt_logprobs", "token_ids", "prompt_token_ids")
 _SHORTEST_ECHO = 4
 """The fewest characters of a replaced value of a request that is searched for in the answer, too."""
 
+_EVENT_MARKS = ("index", "output_index", "content_index", "summary_index")
+"""Members by which events of Messages and Responses name what they belong to."""
+
 JsonPlace = tuple[Any, str | int]
 """A dict or a list, and a name or an index in it."""
 
@@ -196,10 +199,15 @@ def _rename(value: Any, rule: RedactionRule, regex: re.Pattern[str]) -> bool:  #
 def _replace_texts(values: list[Any], rule: RedactionRule, regex: re.Pattern[str]) -> bool:
     wanted = None if rule.path is None else {(id(c), at) for c, at in _places(values, rule)}
     by_identity: dict[tuple[Any, ...], list[JsonPlace]] = {}
-    for at in range(len(values)):
-        for identity, container, inner in _texts(values, at, (), wanted):
+    for at, value in enumerate(values):
+        for identity, container, inner in _texts(values, at, _of_event(value), wanted):
             by_identity.setdefault(identity, []).append((container, inner))
     return bool(sum(_replace_in(leaves, rule, regex) for leaves in by_identity.values()))
+
+
+def _of_event(value: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    """Returns the identity of a stream's block or item to which an event belongs."""
+    return tuple(value.get(name) for name in _EVENT_MARKS) if isinstance(value, dict) else ()
 
 
 def _texts(

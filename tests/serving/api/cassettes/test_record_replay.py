@@ -18,7 +18,7 @@ from corepipe.engine.messages import Output, failed_output
 from corepipe.serving.api.cassettes.file_format import read
 from corepipe.serving.api.cassettes.library import MAX_FILE
 from tests.servers import metric_of, until
-from tests.serving.api.golden import CHAT, CHATS, COMPLETIONS, SCRIPTS, STREAM, TEXT, cases
+from tests.serving.api.golden import CHAT, CHATS, COMPLETIONS, MESSAGES, SCRIPTS, STREAM, TEXT, cases
 from tests.serving.http_support import DEVICE, FakeEngine, begun, replaying, running, saying
 from tests.wires import connected, post
 
@@ -37,7 +37,7 @@ def _closed() -> Iterator[None]:
 def ask(url: str, path: str, body: dict[str, Any], **headers: str) -> tuple[int, dict[str, str], bytes]:
     """Returns the status, the headers that do not depend on the moment, and the body of an answer."""
     answer = HTTP.post(url + path, json=body, headers=headers)
-    passing = {"date", "x-request-id", "connection"}
+    passing = {"date", "x-request-id", "request-id", "connection"}
     return answer.status_code, {n: v for n, v in answer.headers.items() if n not in passing}, answer.content
 
 
@@ -68,6 +68,32 @@ def test_everything_that_answers_may_be_comes_back_byte_for_byte(tmp_path: Path)
         assert again == wrong
         assert [status for status, _, _ in wrong] == [400, 404]
         assert counted(url, "refused") == 0
+
+
+def test_named_events_are_recorded_as_objects_and_may_be_edited(tmp_path: Path) -> None:
+    body = CHAT | STREAM
+    with running(FakeEngine(saying("Hello world. ", pause=0.001)), record=tmp_path) as url:
+        _, _, heard = ask(url, MESSAGES, body)
+    (one,) = cassettes(tmp_path)
+    events = [event for piece in one["answer"]["events"] for event in piece]
+    assert [event["type"] for event in events[:3]] == ["message_start", "ping", "content_block_start"]
+    (file,) = tmp_path.glob("*.yaml")
+    file.write_text(
+        file.read_text().replace('"model": "tiny", "content": []', '"model": "other", "content": []')
+    )
+    with replaying(tmp_path) as url:
+        assert ask(url, MESSAGES, body)[2] == heard.replace(b'"model":"tiny","con', b'"model":"other","con')
+
+
+def test_a_stream_of_messages_that_failed_for_now_is_not_recorded(tmp_path: Path) -> None:
+    def failing(submit: Any) -> list[Any]:
+        (first,) = begun("Hello")(submit)[:1]
+        return [first, 0.001, Output(submit.id, finish_reason="error", error_kind="expired")]
+
+    with running(FakeEngine(failing), record=tmp_path) as url:
+        for path in (CHATS, MESSAGES):
+            assert b"error" in ask(url, path, CHAT | STREAM)[2]
+    assert cassettes(tmp_path) == []
 
 
 def test_what_a_recording_holds(tmp_path: Path) -> None:

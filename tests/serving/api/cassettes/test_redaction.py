@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,6 +113,27 @@ def test_a_secret_that_a_stream_has_cut_anywhere(cuts: list[int], data: st.DataO
         assert choice["logprobs"] is None, "tokens spell what was replaced"
     assert told == ["say: KEY again"] * 2
     assert answer.endswith("data: [DONE]\n\n")
+
+
+@given(st.lists(st.integers(0, len(SECRET) + 12), max_size=6))
+def test_a_secret_in_the_blocks_of_a_message(cuts: list[int]) -> None:
+    """Each block is a text of its own; the names of events stay."""
+    text = f"say: {SECRET} again"
+    bounds = [0, *sorted(cuts), len(text)]
+    events = [
+        {"type": "content_block_delta", "index": block, "delta": {"type": "text_delta", "text": text[a:b]}}
+        for block in (0, 1)
+        for a, b in pairwise(bounds)
+    ]
+    redaction = Redaction([RedactionRule(None, re.compile("sk-[0-9a-f]{12}|againsay"), "KEY")])
+    sent = [b"event: content_block_delta\ndata: %b\n\n" % msgspec.json.encode(one) for one in events]
+    told = ["", ""]
+    for one in redacted(redaction, {}, *sent, streamed=True)[1].split("\n\n")[:-1]:
+        name, _, data = one.partition("\n")
+        assert name == "event: content_block_delta"
+        event = json.loads(data.removeprefix("data: "))
+        told[event["index"]] += event["delta"]["text"]
+    assert told == ["say: KEY again"] * 2
 
 
 def test_arguments_of_a_call_and_errors_in_a_stream(redaction: Redaction) -> None:
