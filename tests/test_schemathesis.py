@@ -22,7 +22,7 @@ NOT_PROMISED = "positive_data_acceptance"
 
 OPTIONS = ("--api-key", KEY, "--threads", 1)
 COMPLETIONS = "/v1/completions"
-GENERATING = frozenset({COMPLETIONS, "/v1/chat/completions"})
+GENERATING = frozenset({COMPLETIONS, "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"})
 OF_TEXTS = frozenset(
     {
         "/v1/embeddings",

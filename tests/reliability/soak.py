@@ -2,7 +2,8 @@
 
     python -m tests.reliability.soak --minutes 30
 
-Chats and completions, short and long, plain and streamed, with shared prefixes, several choices and logprobs;
+Chats, messages and completions, short and long, plain and streamed, with shared prefixes, several choices and
+logprobs;
 answers with grammars, forced and offered calls, reasoning, recorded answers; vectors and rankings of an
 encoder beside the chat model; clients that leave, wrong bodies, refused constraints, prompts that do not fit.
 Prints a line a minute and a table at the end; exits with 1 where blocks are missing, memory grows by more
@@ -42,6 +43,8 @@ WARM_SHARE = 0.25
 SAMPLES = 120
 """The number of memory samples."""
 
+MESSAGES = "/v1/messages"
+MESSAGES_TOOL = {"name": "record", "input_schema": RECORD["parameters"]}
 ENCODER, KNOWN = "vectors", "find the dog"
 """An encoder beside the chat model, and a text whose vector is known."""
 
@@ -95,6 +98,7 @@ class Soak:
             (6, self._answer), (3, self._chat), (3, self._leave), (2, self._wrong_body), (1, self._too_long),
             (3, self._held), (1, self._held_leaves), (1, self._fresh_grammar), (1, self._offer),
             (2, self._think), (1, self._refused_constraint), (3, self._recorded),
+            (3, self._message), (1, self._message_leaves), (1, self._count),
             (4, self._vectors), (2, self._ranks), (1, self._vectors_leave),
         ]  # fmt: skip
         weights, choices = zip(*acts, strict=True)
@@ -174,6 +178,34 @@ class Soak:
             body |= {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ROWS}}}
         outcome = await ask(session, self.url, body)
         return None if outcome.kind == "done" else str(outcome)
+
+    async def _message(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        """Sends a message, with tools or a stop sequence or neither; a stream ends with its last event."""
+        body = self._asked(rng) | rng.choice([{}, {"tools": [MESSAGES_TOOL]}, {"stop_sequences": ["e"]}])
+        if "tools" in body and rng.random() < 0.5:
+            body |= {"tool_choice": {"type": "any"}, "max_tokens": 300}
+        async with session.post(f"{self.url}{MESSAGES}", json=body) as answer:
+            text = await answer.text()
+        last = '{"type":"message_stop"}' if body["stream"] else '"service_tier":"standard"}}'
+        return None if answer.status == 200 and text.rstrip().endswith(last) else f"{answer.status}: {text}"
+
+    async def _message_leaves(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
+        body = self._asked(rng) | {"max_tokens": 300, "stream": True}
+        async with session.post(f"{self.url}{MESSAGES}", json=body) as answer:
+            for _ in range(rng.randrange(4)):
+                await answer.content.readany()
+            answer.close()
+
+    async def _count(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        """Counts the tokens of a prompt, which is as long as that of its answer."""
+        asked = self._asked(rng)
+        body = {name: asked[name] for name in ("model", "messages")}
+        async with session.post(f"{self.url}{MESSAGES}/count_tokens", json=body) as answer:
+            counted = (await answer.json())["input_tokens"]
+        async with session.post(f"{self.url}{MESSAGES}", json=body | {"max_tokens": 1}) as answer:
+            usage = (await answer.json())["usage"]
+        told = sum(usage[name] for name in usage if "input_tokens" in name)
+        return None if counted == told else f"{counted} tokens were counted, and {told} read"
 
     async def _refused_constraint(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
         wrong = rng.choice([{"regex": "("}, {"regex": "a{1000}{1000}{1000}"}, {"json": {"not": {}}}])
