@@ -86,7 +86,17 @@ def _claude_code() -> Agent:
         "@anthropic-ai/claude-code",
         MESSAGES,
         NODE_BIN / "claude",
-        ("--model", MODEL, "--dangerously-skip-permissions", "--print", TASK),
+        (
+            *(
+                "--model",
+                MODEL,
+                "--dangerously-skip-permissions",
+                "--verbose",
+                "--output-format",
+                "stream-json",
+            ),
+            *("--print", TASK),
+        ),
         _by_files("Read", "Write", "file_path"),
         {
             "ANTHROPIC_BASE_URL": "<url>",

@@ -6,7 +6,6 @@ from typing import Any
 
 import anthropic
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
-from pydantic import BaseModel
 
 from tests.clients.rows import BASE, KEY, MODEL, SCRIPTED, Rows, raises
 from tests.clients.shapes import ASK_WEATHER, QUESTION, City
@@ -166,17 +165,11 @@ def tool_runner_streamed() -> None:
     assert "18 degrees" in [text_of(stream.get_final_message()) for stream in runner][-1]
 
 
-class Capital(BaseModel):
-    """A capital and its country."""
-
-    city: City
-
-
 @row
 def parsed() -> None:
     """messages.parse: output_format of a pydantic model"""
-    answer = client.messages.parse(**{**PLAIN, "max_tokens": 200}, output_format=Capital)
-    assert isinstance(answer.parsed_output, Capital)
+    answer = client.messages.parse(**{**PLAIN, "max_tokens": 200}, output_format=City)
+    assert isinstance(answer.parsed_output, City)
 
 
 @row
