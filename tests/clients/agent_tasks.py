@@ -25,7 +25,7 @@ DONE = "loud.txt has the words of notes.txt."
 class Agent:
     """An agent.
 
-    route: the one that it must use.  files: settings that it reads, by their paths.
+    route: the one that it must use.  files: settings that it reads, by their paths.  flags: of the server.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Agent:
     script: Script
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
 
 
 def _calls(read: str, write: str) -> Script:
@@ -58,7 +59,6 @@ model = "{MODEL}"
 model_provider = "corepipe"
 model_context_window = {CONTEXT}
 check_for_update_on_startup = false
-web_search = "disabled"
 [analytics]
 enabled = false
 [model_providers.corepipe]
@@ -77,6 +77,7 @@ wire_api = "responses"
         _calls(call("exec_command", cmd="cat notes.txt"), call("exec_command", cmd=write)),
         {"CODEX_HOME": "<home>/codex", "CODEX_KEY": KEY},
         {"<home>/codex/config.toml": settings},
+        ("--drop-hosted-tools",),  # for its search of the web
     )
 
 

@@ -70,7 +70,7 @@ def run(agent: Agent, place: Place) -> Ended:
     (place.work / "notes.txt").write_text(NOTES)
     script = replace(agent.script, turns={at: place.filled(text) for at, text in agent.script.turns.items()})
     model = write_scripted(place.root / MODEL, script)
-    flags = ("--served-model-name", MODEL, "--max-model-len", CONTEXT, "--record", place.tapes)
+    flags = ("--served-model-name", MODEL, "--max-model-len", CONTEXT, "--record", place.tapes, *agent.flags)
     with served(model, *flags, anew=True) as server:
         for path, text in agent.files.items():
             file = Path(place.filled(path))

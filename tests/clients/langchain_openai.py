@@ -13,12 +13,12 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from tests.clients.pytest_rows import run
 from tests.clients.rows import FORM, KEY, MODEL, URL
 
-PENALTY: dict[str, Any] = {"frequency_penalty": 1.0}
 SMALL: dict[str, Any] = {
     "max_tokens": 400,
     "temperature": 0,
+    "extra_body": {"frequency_penalty": 1.0},
     "model_kwargs": {"parallel_tool_calls": False},
-    **({"use_responses_api": True} if FORM == "responses" else PENALTY),
+    "use_responses_api": FORM == "responses",
 }
 """A small greedy model repeats itself for ever, calls too, unless it is penalised."""
 MORE = {

@@ -169,7 +169,8 @@ def errors() -> None:
         to_openai().chat.completions.create(**{**CHAT, "temperature": 9})
     assert "temperature" in str(caught.error)
     with raises(anthropic.BadRequestError) as other:
-        to_anthropic().messages.create(**{**CHAT, "model": "messages", "temperature": 9})
+        wrong = {"model": "messages", "messages": CHAT["messages"], "max_tokens": 16}
+        to_anthropic().messages.create(**wrong, extra_body={"temperature": 9})
     assert "temperature" in str(other.error)
 
 
