@@ -28,6 +28,7 @@ from corepipe.models.tasks import TaskInfo
 from corepipe.serving.api.answering.model_pool import ModelPool, limits_of
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import GENERATES, Service
+from corepipe.serving.api.batches.manager import Batches
 from corepipe.serving.api.http import errors as http_errors
 from corepipe.serving.api.http.connection import HEAD_SECONDS, Connection
 from corepipe.serving.api.http.guard import RequestGuard
@@ -45,6 +46,7 @@ from corepipe.serving.api.table import (
     GENERATING_PATHS,
     INSTEAD,
     KEYLESS_PATHS,
+    PATHS_OF_LINES,
     ROUTES,
     admin_routes,
     metrics_routes,
@@ -123,6 +125,7 @@ def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassett
     app.state.store = Store(server)
     if server.store_dir is not None:
         app.state.store.open()
+    app.state.batches = Batches(app, models, server, tenants, PATHS_OF_LINES)
     _furnish(app, models, routes, keys=bool(tenants))
     if cassettes is not None:
         cassettes.install(app, models)
@@ -365,6 +368,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await stack.enter_async_context(_started(models))
         elif models.pool is not None:
             stack.push_async_callback(models.pool.end)
+        stack.push_async_callback(app.state.batches.close)
+        if app.state.store.lasts:
+            await app.state.batches.resume()
         yield
 
 

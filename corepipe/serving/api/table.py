@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corepipe.serving.api.batches import files
+from corepipe.serving.api.batches import batches, files
 from corepipe.serving.api.messages import endpoint as messages
 from corepipe.serving.api.responses import endpoint as responses
 from corepipe.serving.api.routes import (
@@ -36,6 +36,7 @@ ROUTES: Sequence[Route] = (
     chat.ROUTE,
     *messages.ROUTES,
     *files.ROUTES,
+    *batches.ROUTES,
     responses.ROUTE,
     *render.ROUTES,
     invocations.ROUTE,
@@ -62,6 +63,8 @@ KEYLESS_PATHS = frozenset(route.path for route in ROUTES if route.keyless)
 """Paths that need no API key: those of load balancers and probes, and none that shows data of users."""
 GENERATING_PATHS = RoutePaths(route for route in ROUTES if route.generates)
 """Paths that are traced and get injected faults."""
+PATHS_OF_LINES = tuple(route.path for route in ROUTES if route.generates and "{" not in route.path)
+"""Paths that lines of batches may go to."""
 _RECORDED = tuple(route for route in ROUTES if route.recorded)
 
 

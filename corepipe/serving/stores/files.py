@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -44,6 +45,7 @@ class GrowingFile:
         self._store = store
         self._file = descriptor
         self._reserved = size
+        self._writing = threading.Lock()
 
     @staticmethod
     async def begin(store: Store, tenant: str, id: str, value: StoredFile) -> GrowingFile:  # noqa: A002
@@ -94,9 +96,10 @@ class GrowingFile:
         await self._store.run(lambda kept: kept.delete(FILES, row.tenant, row.id))
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        with self._writing:  # a thread may write for somebody who has been cancelled
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
 
     async def _reserve(self, size: int) -> None:
         if size <= self._reserved:
@@ -106,7 +109,7 @@ class GrowingFile:
         self._reserved = room
 
     def _append(self, data: bytes, *, durably: bool) -> None:
-        with disk_failures():
+        with self._writing, disk_failures():
             left = memoryview(data)
             while left:
                 left = left[os.write(self._file, left) :]

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from corepipe.models.text.tokenizer import Tokenizer, set_bos_eos
-from corepipe.serving.api.answering import service
+from corepipe.serving.api.answering import request_templates
 from tests.serving import http_support
 from tests.serving.http_support import FakeEngine, chunks_of, running, saying, tokenizer
 
@@ -295,7 +295,7 @@ def test_documents_are_for_templates_that_name_them(url, thinking, engine):
 
 
 def test_a_request_brings_a_template_where_the_server_takes_it(url, thinking, engine, monkeypatch):
-    monkeypatch.setattr(service, "MOST_TEMPLATES", 2)
+    monkeypatch.setattr(request_templates, "MOST_TEMPLATES", 2)
     own = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}<|im_end|>"
     assert rendered(thinking, engine, chat_template=own) == "<|im_start|>Hi<|im_end|>"
     assert engine.submitted[-1].prompt[0] == 0, "what it spells are tokens"

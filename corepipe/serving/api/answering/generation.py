@@ -110,7 +110,7 @@ class Generation:
         self._bad_words = spelled(bad_words, service.tokenizer) if bad_words else []
         details = RequestedDetails.of(job.body)
         self._choices = [
-            GeneratedChoice(answer, job.arrival, service.observer.requests, details)
+            GeneratedChoice(answer, job.arrival, service.request_metrics(job.tenant), details)
             for answer in self._answers()
         ]
         self._left = len(self._choices)
@@ -164,10 +164,10 @@ class Generation:
             id=f"{self._job.sequences}-{index}",
             prompt=plan.prompt,
             max_tokens=max_tokens,
-            sampling=body.sampling(copy, plan.logprobs, plan.prompt_logprobs),
+            sampling=body.sampling(copy, plan.logprobs, plan.prompt_logprobs, tenant.line),
             stop_ids=sorted(stop_ids),
             min_tokens=body.min_tokens,
-            priority=body.priority,
+            priority=tenant.priority(body.priority),
             owner=tenant.turn,
             cache_salt=tenant.salt + body.cache_salt,
             told_salt=body.cache_salt,
@@ -268,7 +268,7 @@ class Generation:
             choice.finished(given_up, job.body.n, stream)
             for choice, stream in zip(self._choices, streams, strict=True)
         ]
-        self._service.observer.requests.finish(parts)
+        self._service.request_metrics(job.tenant).finish(parts)
         if job.trace is not None:
             job.trace.answered(job.operation, job.body, job.id, parts)
 

@@ -209,7 +209,7 @@ class PooledRunner:
                 max_tokens=0,
                 second=prompt.second,
                 image=prompt.image,
-                priority=job.body.priority,
+                priority=job.tenant.priority(job.body.priority),
                 owner=job.tenant.turn,
                 cache_salt=job.tenant.salt,
             )
@@ -241,7 +241,7 @@ class PooledRunner:
             parts.append(self._finished(stream, len(prompts[number].ids), output, at, given_up))
         if not parts:
             return
-        self._service.observer.requests.finish(parts)
+        self._service.request_metrics(job.tenant).finish(parts)
         if job.trace is not None:
             job.trace.answered(job.operation, job.body, job.id, parts)
 

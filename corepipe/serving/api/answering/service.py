@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,50 +19,22 @@ from corepipe.answers.parsing.formats import AnswerFormat, CallFormat, Reasoning
 from corepipe.answers.parts import Pieces
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.messages import LoadProgress, Ready
-from corepipe.errors import UserError
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.vision.reader import ImageReader, ImageSetting
+from corepipe.serving.api.answering.request_templates import RequestTemplates
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.http.errors import ApiError, echo, invalid, overloaded, unavailable
+from corepipe.serving.api.http.tenants import Tenant
 from corepipe.serving.config import ServerConfig
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
-from corepipe.serving.telemetry.observer import Observer
+from corepipe.serving.telemetry.observer import Observer, RequestMetrics
 from corepipe.structured.constraints import Constraint, ConstraintError
 from corepipe.structured.grammar_checker import GrammarChecker
 from corepipe.structured.grammars import schema_of
 from corepipe.structured.schemas import Schema
 from corepipe.structured.spelling import ANY_TEXT, Spelling
-
-MOST_TEMPLATES = 4
-"""The most templates that are kept: each has a process that renders."""
-
-
-class RequestTemplates:
-    """Copies of a server's tokenizer with chat templates from requests.  Safe to use from several threads."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._own = tokenizer
-        self._known: OrderedDict[str, Tokenizer] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def tokenizer(self, template: str) -> Tokenizer:
-        """Returns the tokenizer with this template.  Raises UserError for an invalid or malicious one."""
-        with self._lock:
-            found = self._known.get(template) or self._made(template)
-            self._known[template] = found
-            self._known.move_to_end(template)
-            if len(self._known) > MOST_TEMPLATES:
-                self._known.popitem(last=False)
-            return found
-
-    def _made(self, template: str) -> Tokenizer:
-        try:
-            return self._own.with_chat_template(template)
-        except UserError as error:
-            raise UserError(error.message, "chat_template") from error
-
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
     from corepipe.models.text.tokenizer import Tokenizer
@@ -144,6 +114,7 @@ class Service:
         trusted = tokenizer is not None and server.trust_request_chat_template
         self.request_templates = RequestTemplates(self.tokenizer) if trusted else None
         self.observer = observer or Observer(engine)
+        self._of_lines = RequestMetrics(engine.max_model_len or 1)
         self.metrics = Metrics(client, self.names[0], engine, self.observer)
         self.neuron = NeuronMetrics(self.names[0], engine, self.observer)
         client.on_stats = self.observer.take
@@ -296,6 +267,11 @@ class Service:
             marks = reading.marks(self.tokenizer.added_tokens)
             self._marked[formats] = Pieces(self.tokenizer, skip_special_tokens=True, keep=marks)
         return self._marked[formats]
+
+    def request_metrics(self, tenant: Tenant) -> RequestMetrics:
+        """Returns what counts a tenant's requests: those of batches, which wait for long, do not count among
+        the others."""
+        return self.observer.requests if tenant.line is None else self._of_lines
 
     async def encode(self, text: str, field: str, most: int, encode: Encode) -> list[int]:
         """Returns the token ids of `text`, which came in `field`; threads encode long text.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.datastructures import QueryParams
 from starlette.types import Scope
 
@@ -16,6 +17,19 @@ from corepipe.serving.stores.table import Page, Row, Table
 
 MOST_LISTED = 100
 """The most entries of a page, as OpenAI's."""
+
+Metadata = Annotated[
+    Annotated[dict[str, str], Meta(max_length=16)] | None,
+    Meta(description="up to 16 texts of up to 512 characters, by names of up to 64"),
+]
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raises ApiError for a name or a text that is too long."""
+    for name, text in (metadata or {}).items():
+        if len(name) > 64 or len(text) > 512:
+            raise invalid("metadata: a name has up to 64 characters, a text up to 512.", "metadata")
+
 
 FOUND = {404: "This key has stored no such thing."}
 """The status of routes that look for something stored, for the OpenAPI document."""

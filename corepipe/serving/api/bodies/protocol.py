@@ -369,12 +369,16 @@ class GenerationRequest(SampledRequest, frozen=True, kw_only=True):
             if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
                 raise invalid(f"logit_bias: {echo(token)} is no token id below {vocab_size}.", "logit_bias")
 
-    def sampling(self, choice: int, logprobs: int | None, prompt_logprobs: int | None) -> TokenSampling:
-        """Returns the sampling parameters of choice number `choice`."""
+    def sampling(
+        self, choice: int, logprobs: int | None, prompt_logprobs: int | None, otherwise: int | None = None
+    ) -> TokenSampling:
+        """Returns the sampling parameters of choice number `choice`.  otherwise: the seed if the body has
+        none."""
+        seed = otherwise if self.seed is None else self.seed
         return TokenSampling.of(
             self,
             top_k=max(self.top_k, 0),
-            seed=None if self.seed is None else _later_seed(self.seed, choice),
+            seed=None if seed is None else _later_seed(seed, choice),
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,

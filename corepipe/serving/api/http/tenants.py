@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from starlette.types import Scope
 
+from corepipe.scheduler.request import BACKGROUND
 from corepipe.serving.api.http.errors import ApiError, invalid
 from corepipe.serving.keys import KeyRing
 
@@ -50,6 +51,10 @@ class Quota:
         finally:
             self._in_flight -= count
 
+    def of_tokens(self) -> Quota | None:
+        """Returns another quota of as many tokens, for any number of requests; None without such a limit."""
+        return None if self._tokens is None else Quota(None, self._tokens, self._clock)
+
     def charge(self, tokens: int) -> None:
         """Charges the tokens that a request used."""
         if self._tokens is not None:
@@ -87,11 +92,22 @@ class Tenant:
     """The owner of one API key.  `salt` separates its prefix-cache entries; all salts have one length.
 
     turn: the name under which its requests take turns in the queue; empty if there is only one key.
+    line: the seed of a line of a batch; such a request runs in the background, while there is no other.
     """
 
     salt: str = ""
     quota: Quota | None = None
     turn: str = ""
+    line: int | None = None
+
+    def for_lines(self) -> Tenant:
+        """Returns the tenant for its lines in batches: they may use as many tokens a minute as its other
+        requests, besides these, and are no requests in flight."""
+        return replace(self, quota=None if self.quota is None else self.quota.of_tokens())
+
+    def priority(self, asked: int) -> int:
+        """Returns the priority of a request that asks for this one."""
+        return asked if self.line is None else BACKGROUND
 
     @property
     def known(self) -> bool:
@@ -151,6 +167,12 @@ class Tenants:
         self._keys = KeyRing(entries)
         made = make_tenants(self._keys.digests, *self._limits)
         self._tenants = [replace(one, quota=quotas.get(one.salt, one.quota)) for one in made]
+
+    def of_salt(self, salt: str) -> Tenant | None:
+        """Returns the tenant with this salt, or None: there is no such key any more."""
+        if not self._tenants and not salt:
+            return ANYONE
+        return next((one for one in self._tenants if one.salt == salt), None)
 
     def find(self, key: bytes) -> Tenant | None:
         """Returns the tenant of a key, or None."""
