@@ -13,6 +13,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from jiter import from_json
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.dialects.cases import TOOLS, Case, Turn
@@ -43,9 +44,10 @@ def arguments(text: str) -> Any:
 
 
 class Dialect(ABC):
-    """A dialect of chat."""
+    """A dialect of chat.  names_stop: its answers say which string ended them."""
 
     path: str
+    names_stop = True
 
     @abstractmethod
     def body(self, case: Case) -> Json:
@@ -201,7 +203,46 @@ class Messages(Dialect):
         return _of_blocks(blocks, events[-2]["delta"], events[-2]["usage"])
 
 
-DIALECTS: tuple[Dialect, ...] = (Chat(), Messages())
+class Responses(Dialect):
+    """OpenAI's responses."""
+
+    path = "/v1/responses"
+    names_stop = False
+    _events = TypeAdapter[Any](ResponseStreamEvent)
+
+    def body(self, case: Case) -> Json:
+        body: Json = {"input": [item for turn in case.turns for item in _items(turn)], "store": False}
+        body |= {"max_output_tokens": case.max_tokens, "stop": list(case.stops)}
+        if case.tools:
+            body["tools"] = [{"type": "function", **one} for one in _functions(case)]
+            body |= {"tool_choice": _choice(case, nested=False), "parallel_tool_calls": case.parallel}
+        if case.schema:
+            body["text"] = {"format": {"type": "json_schema", "name": "x", "schema": case.schema}}
+        return body
+
+    def whole(self, answer: Json) -> Told:
+        Response.model_validate(answer)
+        return _of_items(answer["output"], answer)
+
+    def joined(self, events: Sequence[Json]) -> Told:
+        items: dict[int, Json] = {}
+        for number, event in enumerate(events):
+            self._events.validate_python(event)
+            assert event["sequence_number"] == number
+            kind, at = event["type"], event.get("output_index", 0)
+            if kind == "response.output_item.added":
+                items[at] = event["item"] | {"content": [{"text": "", "type": "joined"}]}
+            elif kind == "response.function_call_arguments.delta":
+                items[at]["arguments"] += event["delta"]
+            elif kind.endswith("_text.delta"):
+                items[at]["content"][0]["text"] += event["delta"]
+        last = events[-1]["response"]
+        made = _of_items([items[at] for at in sorted(items)], last)
+        assert made == self.whole(last), "the last event has what the others have sent"
+        return made
+
+
+DIALECTS: tuple[Dialect, ...] = (Chat(), Messages(), Responses())
 """The dialects in which each case can be asked for."""
 
 
@@ -246,6 +287,39 @@ def _blocks(turn: Turn) -> tuple[str, list[Json]]:
         {"type": "tool_use", "id": number, "name": name, "input": given} for number, name, given in turn.calls
     ]
     return turn.role, [*thoughts, {"type": "text", "text": turn.text}, *calls]
+
+
+def _items(turn: Turn) -> Iterator[Json]:
+    """Yields the items of a turn."""
+    if turn.role == "tool":
+        yield {"type": "function_call_output", "call_id": turn.id, "output": turn.text}
+        return
+    if turn.reasoning:
+        yield {
+            "type": "reasoning",
+            "content": [{"type": "reasoning_text", "text": turn.reasoning}],
+            "summary": [],
+        }
+    yield {"type": "message", "role": turn.role, "content": turn.text}
+    for number, name, given in turn.calls:
+        yield {"type": "function_call", "call_id": number, "name": name, "arguments": json.dumps(given)}
+
+
+def _of_items(items: Sequence[Json], answer: Json) -> Told:
+    def text(kind: str) -> str:
+        return "".join(part["text"] for one in items if one["type"] == kind for part in one["content"])
+
+    calls = [one for one in items if one["type"] == "function_call"]
+    usage = answer["usage"]
+    return Told(
+        text("message"),
+        text("reasoning"),
+        [(one["name"], arguments(one["arguments"])) for one in calls],
+        answer["status"] == "incomplete",
+        None,
+        usage["input_tokens"],
+        usage["output_tokens"],
+    )
 
 
 def _of_chat(message: Json, choice: Json, usage: Json) -> Told:

@@ -2,7 +2,7 @@
 
     python -m tests.reliability.soak --minutes 30
 
-Chats, messages and completions, short and long, plain and streamed, with shared prefixes, several choices and
+Chats, messages, responses and completions, short and long, plain and streamed, with shared prefixes, several choices and
 logprobs;
 answers with grammars, forced and offered calls, reasoning, recorded answers; vectors and rankings of an
 encoder beside the chat model; clients that leave, wrong bodies, refused constraints, prompts that do not fit.
@@ -98,7 +98,7 @@ class Soak:
             (6, self._answer), (3, self._chat), (3, self._leave), (2, self._wrong_body), (1, self._too_long),
             (3, self._held), (1, self._held_leaves), (1, self._fresh_grammar), (1, self._offer),
             (2, self._think), (1, self._refused_constraint), (3, self._recorded),
-            (3, self._message), (1, self._message_leaves), (1, self._count),
+            (3, self._message), (3, self._response), (1, self._message_leaves), (1, self._count),
             (4, self._vectors), (2, self._ranks), (1, self._vectors_leave),
         ]  # fmt: skip
         weights, choices = zip(*acts, strict=True)
@@ -188,6 +188,20 @@ class Soak:
             text = await answer.text()
         last = '{"type":"message_stop"}' if body["stream"] else '"service_tier":"standard"}}'
         return None if answer.status == 200 and text.rstrip().endswith(last) else f"{answer.status}: {text}"
+
+    async def _response(self, session: aiohttp.ClientSession, rng: random.Random) -> str | None:
+        """Asks for a response that is not kept, with a forced call or without."""
+        asked = self._asked(rng)
+        body = {"model": self.model, "input": asked["messages"], "stream": asked["stream"], "store": False}
+        body["max_output_tokens"] = asked["max_tokens"]
+        if rng.random() < 0.3:
+            body |= {"tools": [{"type": "function", **RECORD}], "tool_choice": "required"}
+        async with session.post(f"{self.url}/v1/responses", json=body) as answer:
+            text = await answer.text()
+        ended = ("response.completed", "response.incomplete") if body["stream"] else ('"status":"',)
+        return (
+            None if answer.status == 200 and any(one in text for one in ended) else f"{answer.status}: {text}"
+        )
 
     async def _message_leaves(self, session: aiohttp.ClientSession, rng: random.Random) -> None:
         body = self._asked(rng) | {"max_tokens": 300, "stream": True}

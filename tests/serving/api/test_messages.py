@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -12,7 +13,7 @@ import pytest
 
 from corepipe.serving.api.bodies.client_settings import IGNORED
 from tests.serving.api.test_tools import BOTH, CALL, MARKED, OPENED, QWEN, ROOMY, THINKER, says
-from tests.serving.http_support import FakeEngine, running, saying
+from tests.serving.http_support import FakeEngine, replaying, running, saying
 
 PATH = "/v1/messages"
 SAID = "Hello world. "
@@ -404,6 +405,41 @@ def test_what_is_no_text_is_refused_by_name(at: Asked, kind: str, source: dict[s
     for content, where in (([block], "content[0]"), ([inner], "content[0].content[0]")):
         told = at.refused(ASK | {"messages": [{"role": "user", "content": content}]})
         assert told.startswith(f"messages[0].{where}: ")
+
+
+def test_hosted_tools_are_left_out_where_the_server_may() -> None:
+    hosted = {"type": "web_search_20260318", "name": "web_search"}
+    with asked(drop_hosted_tools=True) as at:
+        answer = at.post(ASK | {"tools": [hosted, WEATHER, hosted]})
+        assert answer.headers[IGNORED] == "tools[0], tools[2]"
+        assert "web_search" not in at.prompt(tools=[hosted, WEATHER])
+        assert at.prompt(tools=[hosted]) == at.prompt()
+        wrong = at.refused(ASK | {"tools": [hosted, {"name": "a", "input_schema": {"type": "array"}}]})
+        assert wrong.startswith("tools[1].input_schema")
+
+
+def test_models_have_the_form_of_the_client_that_asks(tmp_path: Path) -> None:
+    names = ["a", "b/c", "d"]
+    with asked(served_model_names=names, record=tmp_path) as at:
+        page = at.client.models.list()
+        assert [one.id for one in page.data] == names
+        assert (page.has_more, page.first_id, page.last_id) == (False, "a", "d")
+        assert [one.id for one in at.client.models.list(limit=2)] == names, "it turns the pages"
+        assert [one.id for one in at.client.models.list(before_id="d", limit=1).data] == ["b/c"]
+        known = at.client.models.retrieve("b/c")
+        assert (known.type, known.lifecycle, known.max_input_tokens) == (
+            "model",
+            "active",
+            ROOMY.max_model_len,
+        )
+        assert known.created_at.year >= 2026
+        for query in ("limit=0", "limit=x", "after_id=x"):
+            wrong = httpx.get(f"{at.url}/v1/models?{query}", headers={"anthropic-version": "2023-06-01"})
+            assert wrong.status_code == 400
+        assert httpx.get(f"{at.url}/v1/models").json()["object"] == "list"
+    with replaying(tmp_path, served_model_names=names) as url:
+        again = anthropic.Anthropic(base_url=url, api_key="none").models.list()
+        assert [one.id for one in again.data] == names
 
 
 def test_the_package_raises_its_own_errors(at: Asked) -> None:

@@ -57,6 +57,13 @@ class RecordedRequest:
         return digest.hexdigest()
 
 
+def has_one_form(scope: Mapping[str, Any]) -> bool:
+    """Returns whether the answer depends on what is recorded of a request alone: lists of models have another
+    form for Anthropic's clients, and are not recorded for them."""
+    named = (name == b"anthropic-version" for name, _ in scope["headers"])
+    return scope["method"] != "GET" or not any(named)
+
+
 class AnswerPiece(msgspec.Struct, frozen=True):
     """Bytes of an answer's body, and the milliseconds from the request's arrival until they were sent."""
 

@@ -22,6 +22,7 @@ from corepipe.serving.api.cassettes.exchange import (
     RecordedRequest,
     data_of,
     events_of,
+    has_one_form,
 )
 from corepipe.serving.api.cassettes.library import MAX_FILE
 from corepipe.serving.api.cassettes.writer import CassetteWriter
@@ -48,7 +49,8 @@ class RecordingMiddleware:
         self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not is_recorded(scope["method"], scope["path"]):
+        recorded = scope["type"] == "http" and is_recorded(scope["method"], scope["path"])
+        if not (recorded and has_one_form(scope)):
             await self._app(scope, receive, send)
             return
         tap, device = _ExchangeTap(receive, send), _DeviceTimesObserver(scope.get(TRACE))

@@ -11,7 +11,7 @@ from corepipe.errors import shown
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import STATES
 from corepipe.serving.api.answering.submission import while_connected
-from corepipe.serving.api.cassettes.exchange import RecordedAnswer, RecordedRequest
+from corepipe.serving.api.cassettes.exchange import RecordedAnswer, RecordedRequest, has_one_form
 from corepipe.serving.api.cassettes.library import CassetteLibrary
 from corepipe.serving.api.cassettes.writer import CountOutcome
 from corepipe.serving.api.http.errors import ApiError, send_error, unavailable
@@ -52,7 +52,8 @@ class ReplayMiddleware:
         self._comparing = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not is_recorded(scope["method"], scope["path"]):
+        recorded = scope["type"] == "http" and is_recorded(scope["method"], scope["path"])
+        if not (recorded and has_one_form(scope)):
             await self._app(scope, receive, send)
             return
         try:

@@ -137,7 +137,7 @@ def _tools(
 def _not_run(kind: object, where: str) -> Exception:
     message = (
         f"{where}: a tool of type {echo(kind)} is neither run nor known here: describe it as a custom tool "
-        "that the client runs."
+        "that the client runs, or start the server with --drop-hosted-tools."
     )
     return invalid(message, f"{where}.type", "unsupported_value")
 

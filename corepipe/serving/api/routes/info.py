@@ -15,7 +15,7 @@ from corepipe.serving.api.answering.answers import Strict
 from corepipe.serving.api.answering.models import Models
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import origin_of
-from corepipe.serving.api.routes import openapi
+from corepipe.serving.api.routes import anthropic_models, openapi
 from corepipe.serving.api.routes.missing import BASE
 from corepipe.serving.api.routes.route import ForAllModels, Route, for_everybody
 
@@ -55,7 +55,7 @@ class Version(Strict):
     version: str
 
 
-async def _models(models: Models, _: Request) -> Response:
+async def _models(models: Models, request: Request) -> Response:
     described: list[tuple[str, Service | FoundModel]]
     described = [(name, one) for one in models.fixed for name in one.names]
     if models.pool is not None and models.pool.on_demand is not None:
@@ -64,6 +64,8 @@ async def _models(models: Models, _: Request) -> Response:
         others = [name for name in found if name not in models.names]
         described += [(name, there.get(name) or found[name]) for name in others]
     cards = [_card(models, name, one) for name, one in described]
+    if anthropic_models.VERSION in request.headers:
+        return JSONResponse(anthropic_models.page(cards, request.query_params))
     return JSONResponse({"object": "list", "data": cards})
 
 
@@ -72,7 +74,9 @@ async def _model(models: Models, request: Request) -> Response:
     if not name:
         raise HTTPException(404)
     one = await models.described(name)
-    return JSONResponse(_card(models, name, one))
+    card = _card(models, name, one)
+    known = anthropic_models.VERSION in request.headers
+    return JSONResponse(anthropic_models.model(card) if known else card)
 
 
 def _card(models: Models, name: str, one: Service | FoundModel) -> dict[str, Any]:
