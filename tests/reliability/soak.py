@@ -2,8 +2,8 @@
 
     python -m tests.reliability.soak --minutes 30
 
-Chats, messages, responses and completions, short and long, plain and streamed, with shared prefixes, several choices and
-logprobs;
+Chats, messages, responses and completions, short and long, plain and streamed, with shared prefixes, several
+choices and logprobs;
 answers with grammars, forced and offered calls, reasoning, recorded answers; vectors and rankings of an
 encoder beside the chat model; clients that leave, wrong bodies, refused constraints, prompts that do not fit.
 Prints a line a minute and a table at the end; exits with 1 where blocks are missing, memory grows by more
