@@ -202,8 +202,9 @@ def _out_of_panels(
     return np.ascontiguousarray(ordered[:n, : -(-k // layout.group)])
 
 
-ADAPTER_STEP = 32
-"""Elements that lie together in an adapter's matrices; k and n are padded to a multiple of this."""
+ADAPTER_STEP, ADAPTER_TILE = 32, 8
+"""Elements that lie together in an adapter's matrices, to a multiple of which k and n are padded; and rows of
+a that do."""
 
 
 def pack_adapter(
@@ -211,16 +212,18 @@ def pack_adapter(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Packs the matrices a [rank, k] and b [n, rank] of an adapter, as bytes.
 
-    Layouts: a [rank][k], b [n/32][rank][32].  With `bf16` each 32 elements are 16 words: element i in the low
-    half of word i, element i + 16 in the high half.
+    Layouts: a in tiles of 8 rows, and one of the rest, [k/32][rows][32]; b [n/32][rank][32].  With `bf16`
+    each 32 elements are 16 words: element i in the low half of word i, element i + 16 in the high half.
     """
     rank, n = len(a), len(b)
     wide = np.zeros((rank, _padded(a.shape[1], ADAPTER_STEP)), np.float32)
     wide[:, : a.shape[1]] = a
+    steps = wide.reshape(rank, -1, ADAPTER_STEP)
+    tiles = [steps[at : at + ADAPTER_TILE].swapaxes(0, 1).reshape(-1) for at in range(0, rank, ADAPTER_TILE)]
     tall = np.zeros((_padded(n, ADAPTER_STEP), rank), np.float32)
     tall[:n] = b
     panels = tall.reshape(-1, ADAPTER_STEP, rank).swapaxes(1, 2)
-    return _steps(wide, bf16=bf16), _steps(panels, bf16=bf16)
+    return _steps(np.concatenate(tiles), bf16=bf16), _steps(panels, bf16=bf16)
 
 
 def _steps(values: npt.NDArray[np.float32], *, bf16: bool) -> npt.NDArray[np.uint8]:

@@ -10,6 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 
+class AdapterKind(NamedTuple):
+    """The properties of an adapter that decide its time.
+
+    targets: ends of the names of the modules that it changes, such as q_proj; none: it changes all Linears.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ()
+
+    def changes(self, weight: str) -> bool:
+        """Returns True if the adapter changes the Linear with this weight."""
+        module = weight.removesuffix(".weight")
+        return not self.targets or any(module == t or module.endswith(f".{t}") for t in self.targets)
+
+
+class AdapterRows(NamedTuple):
+    """The rows of a step that have one adapter; `counts` as in StepShape."""
+
+    kind: AdapterKind
+    counts: tuple[int, ...]
+
+
 class StepShape(NamedTuple):
     """The properties of a batch that decide its time.  A tuple, since simulations hash it at every step.
 
@@ -20,6 +42,7 @@ class StepShape(NamedTuple):
     does not matter.
     each: rows per sequence where the last of them are drafts: the largest number in the batch, since a graph
     has as many rows for every sequence; 1: no drafts.
+    adapters: the rows of each adapter in the batch.
     """
 
     counts: tuple[int, ...]
@@ -28,6 +51,7 @@ class StepShape(NamedTuple):
     attended: int
     longest: int = 0
     each: int = 1
+    adapters: tuple[AdapterRows, ...] = ()
 
     @classmethod
     def whole(cls, lengths: Sequence[int], results: int) -> StepShape:

@@ -86,7 +86,7 @@ class SimulationRecord:
     def submitted(self, replica: Replica, batch: InFlight, now: float) -> None:
         """Writes the row of a batch that was scheduled at `now`."""
         scheduler, timing = replica.scheduler, batch.timing
-        (rows, logit_rows, *_), sequences, kv_tokens, attended, longest, each = batch.step.shape
+        (rows, logit_rows, *_), sequences, kv_tokens, attended, longest, each, *_ = batch.step.shape
         self._steps[replica.number].append(
             timing.starts_at, timing.ready_at, rows, sequences, kv_tokens, attended, logit_rows,
             scheduler.blocks_held, scheduler.running, scheduler.waiting, longest, each,

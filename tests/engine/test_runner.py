@@ -9,7 +9,7 @@ from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import Runner, SubmittedStep
 from corepipe.engine.messages import Started
 from corepipe.engine.sampling_parameters import TokenSampling
-from corepipe.neuron.step import SamplingBatch, StepInputs, StepOutput
+from corepipe.neuron.step import AdapterKind, AdapterRows, SamplingBatch, StepInputs, StepOutput
 from corepipe.scheduler.request import Batch, Chunk, Request
 from tests.engine.engine_support import scheduler_config
 from tests.null_executor import NullExecutor
@@ -104,6 +104,26 @@ def test_rows_have_the_adapter_of_their_request() -> None:
     )
     runner.submit(batch_of(Chunk(second, 0, 1, samples=True)))
     assert [inputs.adapters.tolist() for inputs in executor.inputs] == [[4, 4, 4, -1, 0, 0, 0], []]
+
+
+def test_a_steps_shape_has_the_rows_of_each_adapter() -> None:
+    wide, narrow = AdapterKind(16), AdapterKind(8, ("q_proj",))
+    first, second = request_with("a", [10, 11, 12], [3], adapter=4), request_with("b", [20], [7])
+    third, fourth = request_with("c", [30, 31], [9], adapter=0), request_with("d", [40, 41], [8], adapter=4)
+    executor = Recorder()
+    runner = Runner(executor, VOCAB, print, kinds={0: narrow, 4: wide})
+    for request in (first, second, third, fourth):
+        runner.add(request)
+    step = runner.submit(
+        batch_of(
+            Chunk(first, 0, 2, samples=False),
+            Chunk(second, 0, 1, samples=True),
+            Chunk(third, 1, 3, samples=True, drafts=(5, 6)),
+            Chunk(fourth, 1, 1, samples=True),
+        )
+    )
+    assert step.shape.adapters == (AdapterRows(wide, (3, 1)), AdapterRows(narrow, (3, 3)))
+    assert step.shape.counts == (7, 5)
 
 
 def test_groups_of_layers_have_tables_one_after_the_other() -> None:

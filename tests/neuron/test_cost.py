@@ -22,10 +22,11 @@ from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.rates import Mesh, core_rates, ring_steps, sharing_of
 from corepipe.neuron.compile.compiler import compile_for_timing, compile_graph
 from corepipe.neuron.compile.placement import Placement, cut_layers
-from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.formats import FORMATS, DType
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import AllReduce, Attention, ExpertRange, GatherSlots, Linear
 from corepipe.neuron.ops.costs import matrix_cost
+from corepipe.neuron.step import AdapterKind, AdapterRows
 from corepipe.neuron.timing.balance import stage_weights
 from corepipe.neuron.timing.cost import CostModel, LimitingResource, StepShape
 from corepipe.neuron.values import TOKENS
@@ -522,3 +523,44 @@ def test_guesses_are_rows_of_a_decode_step_and_no_prompt(profile, context):
     assert model.padded(guessed).kv_tokens < 1.1 * model.padded(StepShape.decode(8, context + 4)).kv_tokens
     assert plain <= model.seconds(0, guessed) < 2.5 * plain
     assert StepShape.of([(context - 1, 1)] * 8, 8, each=1) == StepShape.decode(8, context)
+
+
+def test_adapters_are_two_products_of_each_linear_over_their_rows() -> None:
+    """The matrices of each adapter are read once, or go through the array once, however few rows have it."""
+    cost = CostModel(whole(llama()), INF2, ASYNC, constants=IDEAL)
+    shape = StepShape.decode(16, 128)
+
+    def more(*adapters: AdapterRows) -> float:
+        adapted = shape._replace(adapters=adapters)
+        return cost.stage_seconds(adapted)[0] - cost.stage_seconds(shape)[0]
+
+    def product(n: int, k: int) -> float:
+        tiles = 2 * 128 * -(-n // 128) * 128 * -(-k // 128) * 64 / INF2.peak(DType.BF16)
+        return max(2 * n * k / SHARE, tiles)
+
+    def adapter(rank: int) -> float:
+        sizes = [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)]
+        layers = sum(product(rank, k) + product(n, rank) for n, k in sizes)
+        return 30 * layers + product(rank, 576) + product(49152, rank)
+
+    one = AdapterRows(AdapterKind(16), (2, 2))
+    assert more(one) == pytest.approx(adapter(16))
+    assert more(AdapterRows(AdapterKind(200), (2, 2))) == pytest.approx(adapter(200))
+    assert more(one, one) == pytest.approx(2 * more(one))
+    assert more(one._replace(counts=(16, 16))) == pytest.approx(more(one))
+    assert more(one._replace(counts=(2048, 1))) > 3 * more(one)
+    queries = AdapterRows(AdapterKind(16, ("q",)), (2, 2))
+    assert more(queries) == pytest.approx(30 * (product(16, 576) + product(576, 16)))
+    assert more() == 0
+
+
+def test_ranks_have_parts_of_an_adapter() -> None:
+    """A rank has all of one matrix of an adapter, and its part of the other."""
+    one = AdapterRows(AdapterKind(128, ("q",)), (1, 1))
+    shape, seconds = StepShape.decode(1, 128), []
+    for tensor in (1, 8):
+        cost = CostModel(
+            compile_for_timing(llama(LLAMA_70B), Placement(tensor=tensor)), INF2, ASYNC, constants=IDEAL
+        )
+        seconds.append(cost.stage_seconds(shape._replace(adapters=(one,)))[0] - cost.stage_seconds(shape)[0])
+    assert seconds[1] / seconds[0] == pytest.approx((1 + 1 / 8) / 2)

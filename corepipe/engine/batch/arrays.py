@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.engine.sampling_parameters import TokenSampling, columns_of
-from corepipe.neuron.step import SamplingBatch
+from corepipe.neuron.step import AdapterKind, AdapterRows, SamplingBatch
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.request import Chunk, Request
 
@@ -318,6 +318,18 @@ def tokens_of(chunks: Sequence[Chunk]) -> Ids:
 def adapters_of(slots: Sequence[int], starts: Ids) -> Ids:
     """Returns the slot of each row's adapter [M], from that of each chunk; [0] where no row has one."""
     return np.repeat(np.array(slots, np.int32), np.diff(starts)) if max(slots) >= 0 else NO_IDS
+
+
+def adapter_rows(
+    chunks: Sequence[Chunk], slots: Sequence[int], kinds: Mapping[int, AdapterKind]
+) -> tuple[AdapterRows, ...]:
+    """Returns the rows of each adapter in a batch, and those with logits, from the slot of each chunk."""
+    counts: dict[int, tuple[int, int]] = {}
+    for chunk, slot in zip(chunks, slots, strict=True):
+        if slot >= 0:
+            rows, wanted = counts.get(slot, (0, 0))
+            counts[slot] = (rows + chunk.count, wanted + (1 + len(chunk.drafts)) * chunk.samples)
+    return tuple(AdapterRows(kinds[slot], found) for slot, found in counts.items())
 
 
 def positions_of(chunks: Sequence[Chunk], starts: Ids) -> Ids:

@@ -22,8 +22,8 @@ from corepipe.engine.batch.arrays import (
     positions_of,
     tokens_of,
 )
-from corepipe.engine.batch.requests import SampledRequest
-from corepipe.engine.batch.runner import OnStart, RequestFailure, StepResult, SubmittedStep, announce
+from corepipe.engine.batch.requests import SampledRequest, announce
+from corepipe.engine.batch.runner import OnStart, RequestFailure, StepResult, SubmittedStep
 from corepipe.engine.messages import Submit
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import AddEmbedding, RowIndex, patches_of

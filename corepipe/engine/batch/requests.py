@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from corepipe.engine.batch.masks import GrammarMatcher, Mask, mask_of
-from corepipe.engine.messages import Submit
+from corepipe.engine.messages import Started, Submit
 from corepipe.engine.sampling_parameters import FLOAT32_MAX, TokenSampling, bounds_of
 from corepipe.scheduler.request import Request, Status
 
@@ -156,3 +156,12 @@ def _check_ids(params: TokenSampling, vocab_size: int) -> None:
         raise ValueError("logit_bias must be finite, or -inf to ban a token")
     if max(params.logprobs or 0, params.prompt_logprobs or 0) > vocab_size:
         raise ValueError(f"logprobs and prompt_logprobs must be at most {vocab_size}")
+
+
+def announce(requests: Sequence[SampledRequest], on_start: Callable[[list[Started]], None]) -> None:
+    """Passes requests to `on_start` before anything is computed for them, each once."""
+    fresh = [request for request in requests if not request.announced]
+    if fresh:
+        on_start([Started(request.id, request.seed) for request in fresh])
+        for request in fresh:
+            request.announced = True

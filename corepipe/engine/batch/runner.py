@@ -20,6 +20,7 @@ from corepipe.engine.batch.arrays import (
     Join,
     LogitRows,
     RowLists,
+    adapter_rows,
     adapters_of,
     join_tables,
     pack_prompt_scalars,
@@ -28,10 +29,10 @@ from corepipe.engine.batch.arrays import (
     tokens_of,
 )
 from corepipe.engine.batch.masks import MaskBuffer
-from corepipe.engine.batch.requests import SampledRequest
+from corepipe.engine.batch.requests import SampledRequest, announce
 from corepipe.engine.batch.row_masks import fill, fill_after_drafts
 from corepipe.engine.messages import Started, TokenLogprobs
-from corepipe.neuron.step import ChainingExecutor, Executor, StepInputs, StepOutput
+from corepipe.neuron.step import AdapterKind, ChainingExecutor, Executor, StepInputs, StepOutput
 from corepipe.neuron.timing.cost import StepShape
 from corepipe.scheduler.request import Batch, Chunk, Request, Status
 
@@ -98,15 +99,6 @@ class RequestFailure(NamedTuple):
     error: str
 
 
-def announce(requests: Sequence[SampledRequest], on_start: OnStart) -> None:
-    """Passes requests to `on_start` before anything is computed for them, each once."""
-    fresh = [request for request in requests if not request.announced]
-    if fresh:
-        on_start([Started(request.id, request.seed) for request in fresh])
-        for request in fresh:
-            request.announced = True
-
-
 class StepQueue:
     """Queues the step that the scheduler will ask for if nothing else happens, and checks whether it was the
     right one.
@@ -163,7 +155,8 @@ class Runner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner`.
 
     `on_start` gets requests before anything is computed for them: if that ends this process, it is known
-    which request did. `step_queue` queues steps before the scheduler asks for them.
+    which request did. `step_queue` queues steps before the scheduler asks for them. `kinds`: of the adapters
+    in the executor's slots.
     """
 
     def __init__(
@@ -173,8 +166,10 @@ class Runner:
         on_start: OnStart,
         join: Join = join_tables,
         step_queue: StepQueue | None = None,
+        kinds: Mapping[int, AdapterKind] | None = None,
     ) -> None:
         self._executor = executor
+        self._kinds = kinds
         self._masks = MaskBuffer(vocab_size)
         self._on_start = on_start
         self._join = join
@@ -199,10 +194,11 @@ class Runner:
     def submit(self, batch: Batch) -> SubmittedStep:
         """Starts a batch and does not wait."""
         states = [self._requests[chunk.request.id] for chunk in batch.chunks]
-        if self._step_queue is None:
-            return self._start(batch, states)
-        step = self._step_queue.take(batch) or self._start(batch, states)
-        if all(state.draws_by_logits for state in states):
+        step = (self._step_queue and self._step_queue.take(batch)) or self._start(batch, states)
+        if self._kinds:
+            slots = [state.request.adapter for state in states]
+            step.shape = step.shape._replace(adapters=adapter_rows(batch.chunks, slots, self._kinds))
+        if self._step_queue is not None and all(state.draws_by_logits for state in states):
             self._step_queue.queue(step)
         return step
 

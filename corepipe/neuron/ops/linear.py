@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from corepipe.neuron.axes import AxisKind
-from corepipe.neuron.chips.engines import Cost
+from corepipe.neuron.chips.engines import Cost, OpCost
 from corepipe.neuron.chips.rates import CoreRates
 from corepipe.neuron.formats import Format
 from corepipe.neuron.ops.base import NewAxisOp, RankContext
@@ -42,6 +42,14 @@ class Linear(NewAxisOp):
     def cost(self, fmt: Format, rates: CoreRates) -> Cost:
         leaves = self.out.axis.kind is AxisKind.VOCABULARY
         return matrix_cost(self.out.rows, (self.out.width, self.x.width), fmt, rates, leaves=leaves)
+
+    def adapter_costs(self, rank: int, fmt: Format, rates: CoreRates) -> tuple[OpCost, OpCost]:
+        """Returns the costs of an adapter's two products, [rank, k] and [n, rank] in the compute format, over
+        the rows that have it."""
+        wide = Format(fmt.compute.value, fmt.compute, fmt.compute, fmt.compute)
+        own = replace(rates, matmul=rates.attention)  # the rate of that format
+        rows, n, k = self.out.rows, self.out.width, self.x.width
+        return matrix_cost(rows, (rank, k), wide, own), matrix_cost(rows, (n, rank), wide, own)
 
     def refuses(self, fmt: Format) -> str | None:
         return refuses_matrix(fmt)

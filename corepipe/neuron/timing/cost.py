@@ -31,6 +31,7 @@ from corepipe.neuron.chips.scales import Scales, Site
 from corepipe.neuron.compile.program import Program, of_each
 from corepipe.neuron.ops import Receive
 from corepipe.neuron.step import StepShape
+from corepipe.neuron.timing.adapter_times import AdapterTimes
 from corepipe.neuron.timing.tables import (
     Breakdown,
     CostTable,
@@ -42,12 +43,7 @@ from corepipe.neuron.timing.tables import (
 )
 from corepipe.neuron.values import OutputKind, WeightRole, weight_bytes
 
-__all__ = [
-    "CostModel",
-    "LimitingResource",
-    "OpTime",
-    "StepShape",
-]
+__all__ = ["CostModel", "LimitingResource", "OpTime", "StepShape"]
 
 
 NO_STEP = StepShape((), 0, 0, 0)
@@ -161,6 +157,7 @@ class CostModel:
         self._transfers = self._stage_transfers(self._place[1] * len(self._programs))
         if before == rates:
             return
+        self._adapters = AdapterTimes(self._programs, rates, self.tensor)
         self._tables = shared_tables(self._programs, self._groups, rates)
         self._distinct = [list(dict.fromkeys(self._stage_tables(s))) for s in range(self.stages)]
         self._graphs: dict[StepShape, list[float]] = {}
@@ -198,6 +195,10 @@ class CostModel:
 
     def stage_seconds(self, shape: StepShape) -> list[float]:
         """Returns the time of a step on each stage: that of its slowest core."""
+        if shape.adapters:
+            bare, more = shape._replace(adapters=()), self._adapters.stage_seconds(shape.adapters)
+            scale = self._scale(self.padded(bare))
+            return [own + scale * m for own, m in zip(self.stage_seconds(bare), more, strict=True)]
         padded = self.padded(shape)
         if padded is shape:
             return self._stage_seconds(shape)

@@ -237,12 +237,12 @@ nb::dict sample(Array<float, 2> logits, nb::object object, std::optional<Array<i
 using PyPart = std::tuple<int, int, std::tuple<int, int, int>, float, Array<uint8_t>, Array<uint8_t>>;
 
 void make_adapter(Adapter* self, const std::vector<PyPart>& parts, bool bf16) {
-  std::vector<Adapter::Part> copies;
+  std::vector<Adapter::Part> given;
   for (const auto& [core, number, shape, scale, a, b] : parts) {
     const auto [n, k, rank] = shape;
-    copies.push_back({core, number, n, k, rank, scale, copy_of(a), copy_of(b)});
+    given.push_back({core, number, n, k, rank, scale, {a.data(), a.size()}, {b.data(), b.size()}});
   }
-  new (self) Adapter(std::move(copies), bf16);
+  new (self) Adapter(given, bf16);
 }
 
 }  // namespace

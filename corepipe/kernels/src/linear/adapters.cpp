@@ -1,6 +1,7 @@
 #include "linear/adapters.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -15,20 +16,45 @@ constexpr int kItemRows = 16;  // of a group, that a thread multiplies by a at a
 
 size_t rounded_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
 
+const AdapterMatrices* find(const Linear& op, int group, int segment) {
+  return op.adapted->groups[group].adapter->find(op.core, op.first_number + segment);
+}
+
+// The number of groups of a Linear's rows; 0 where no adapter changes it.
+int groups_that_change(const Linear& op) {
+  const int groups = op.adapted == nullptr ? 0 : static_cast<int>(op.adapted->groups.size());
+  for (int g = 0; g < groups; ++g) {
+    for (int s = 0; s < op.segment_count; ++s) {
+      if (find(op, g, s) != nullptr) return groups;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
-Adapter::Adapter(std::vector<Part> parts, bool is_bf16) : parts_(std::move(parts)) {
+Adapter::Adapter(const std::vector<Part>& parts, bool is_bf16) {
   const size_t size = is_bf16 ? sizeof(uint16_t) : sizeof(float);
-  for (const Part& part : parts_) {
+  size_t bytes = 0;
+  for (const Part& part : parts) bytes += part.a.size + part.b.size;
+  uint8_t* at = memory_.reserve(bytes);
+  const auto copy = [&at](const Bytes& from) {
+    uint8_t* to = at;
+    std::memcpy(to, from.data, from.size);
+    at += from.size;
+    return to;
+  };
+  for (const Part& part : parts) {
     require(part.core >= 0 && part.number >= 0, "an adapter's cores and Linears count from 0");
     require(part.n >= 1 && part.k >= 1 && part.rank >= 1, "an adapter's matrices have rows and columns");
     const size_t rank = static_cast<size_t>(part.rank);
-    require(part.a.size() == rank * rounded_up(part.k, kAdapterStep) * size, "a must have rank * k elements");
-    require(part.b.size() == rank * rounded_up(part.n, kAdapterStep) * size, "b must have n * rank elements");
+    require(part.a.size == rank * rounded_up(part.k, kAdapterStep) * size, "a must have rank * k elements");
+    require(part.b.size == rank * rounded_up(part.n, kAdapterStep) * size, "b must have n * rank elements");
     if (cores_.size() <= static_cast<size_t>(part.core)) cores_.resize(part.core + 1);
     std::vector<AdapterMatrices>& own = cores_[part.core];
     if (own.size() <= static_cast<size_t>(part.number)) own.resize(part.number + 1);
-    own[part.number] = {part.n, part.k, part.rank, part.scale, is_bf16, part.a.data(), part.b.data()};
+    const uint8_t* a = copy(part.a);
+    own[part.number] = {part.n, part.k, part.rank, part.scale, is_bf16, a, copy(part.b)};
     places_.emplace_back(part.core, part.number);
     rank_ = std::max(rank_, part.rank);
   }
@@ -63,19 +89,31 @@ AdapterRun::AdapterRun(const KernelTable& kernels, const Linear& op, int first, 
       op_(op),
       first_(first),
       rows_(rows),
-      groups_(op.adapted == nullptr ? 0 : static_cast<int>(op.adapted->groups.size())),
+      groups_(groups_that_change(op)),
       stride_(groups_ == 0 ? 0 : static_cast<int>(rounded_up(op.adapted->rank, 16))) {}
 
-// Memory: the products with a, the order of the rows, and the inputs that are made on the way.
+// Memory: the products with a, the inputs that are made on the way, the order of the rows, and the groups' matrices.
 size_t AdapterRun::bytes() const {
   if (!any()) return 0;
   const size_t input = op_.norm.kind == NormKind::none ? 0 : rounded_up(op_.k, 16);
   const size_t row = sizeof(float) * (static_cast<size_t>(op_.segment_count) * stride_ + input) + sizeof(int32_t);
-  return rounded_up(rows_ * row, 64);
+  return rounded_up(rows_ * row, 64) + rounded_up(sizeof(void*) * groups_ * op_.segment_count, 64);
+}
+
+void AdapterRun::place_at(uint8_t* memory) {
+  memory_ = memory;
+  for (int g = 0; g < groups_; ++g) {
+    for (int s = 0; s < op_.segment_count; ++s) matrices(g, s) = find(op_, g, s);
+  }
+}
+
+const AdapterMatrices*& AdapterRun::matrices(int group, int segment) const {
+  return reinterpret_cast<const AdapterMatrices**>(memory_)[group * op_.segment_count + segment];
 }
 
 float* AdapterRun::reduced(int row, int segment) const {
-  return reinterpret_cast<float*>(memory_) + (static_cast<size_t>(row) * op_.segment_count + segment) * stride_;
+  float* first = reinterpret_cast<float*>(memory_ + rounded_up(sizeof(void*) * groups_ * op_.segment_count, 64));
+  return first + (static_cast<size_t>(row) * op_.segment_count + segment) * stride_;
 }
 
 float* AdapterRun::input(int row) const {
@@ -97,10 +135,6 @@ void AdapterRun::order(int start, int count) {
     for (; at > 0 && group_of[order[at - 1]] > group_of[start + r]; --at) order[at] = order[at - 1];
     order[at] = start + r;
   }
-}
-
-const AdapterMatrices* AdapterRun::matrices(int group, int segment) const {
-  return op_.adapted->groups[group].adapter->find(op_.core, op_.first_number + segment);
 }
 
 // The first and the last but one of a group's rows that are among the run's, as indices of its list.
@@ -128,6 +162,8 @@ void AdapterRun::shrink(int item) const {
   const int segment = item % op_.segment_count;
   const AdapterMatrices* m = matrices(group, segment);
   if (m == nullptr) return;
+  const AdapterMatrices* after = group + 1 < groups_ ? matrices(group + 1, segment) : nullptr;
+  const uint8_t* next = after == nullptr ? m->a : after->a;
   const auto [first, last] = rows_of(group);
   const int begin = first + item / op_.segment_count * kItemRows, end = std::min(begin + kItemRows, last);
   const std::vector<int32_t>& rows = op_.adapted->groups[group].rows;
@@ -141,7 +177,7 @@ void AdapterRun::shrink(int item) const {
       x[i] = kept == nullptr ? op_.x + row * op_.x_stride : kept;
       h[i] = reduced(row - first_, segment);
     }
-    table_.shrink(*m, x, count, op_.round_bf16, h);
+    table_.shrink(*m, x, count, op_.round_bf16, h, next);
   }
 }
 

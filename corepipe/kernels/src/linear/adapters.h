@@ -7,24 +7,29 @@
 #include <vector>
 
 #include "linear/adapter_table.h"
+#include "linear/buffer.h"
 
 namespace corepipe {
 
 struct KernelTable;
 struct Linear;
 
-// The matrices of an adapter for all cores of a replica, which it owns.
+// The matrices of an adapter for all cores of a replica, in memory of its own.
 class Adapter {
  public:
+  struct Bytes {
+    const uint8_t* data;
+    size_t size;
+  };
   struct Part {
     int core, number;  // of the Linear's matrix among those of the core's program
     int n, k, rank;
     float scale;
-    std::vector<uint8_t> a, b;  // as AdapterMatrices has them
+    Bytes a, b;  // as AdapterMatrices has them; they are copied
   };
 
   // Throws std::invalid_argument for sizes that contradict each other.
-  Adapter(std::vector<Part> parts, bool is_bf16);
+  Adapter(const std::vector<Part>& parts, bool is_bf16);
 
   // Null where the adapter does not change that Linear.
   const AdapterMatrices* find(int core, int number) const;
@@ -32,7 +37,7 @@ class Adapter {
   int rank() const { return rank_; }
 
  private:
-  std::vector<Part> parts_;
+  Buffer memory_;                                    // in the order of the parts, in which a step reads them
   std::vector<std::vector<AdapterMatrices>> cores_;  // by number
   std::vector<std::pair<int, int>> places_;          // core and number of each part
   int rank_ = 0;                                     // the largest
@@ -60,7 +65,7 @@ class AdapterRun {
 
   bool any() const { return groups_ > 0; }
   size_t bytes() const;
-  void place_at(uint8_t* memory) { memory_ = memory; }
+  void place_at(uint8_t* memory);
 
   // Where a row's input has to be kept, if it is made on the way; rows count from `first`, as below.  Null: nowhere.
   float* input(int row) const;
@@ -76,7 +81,7 @@ class AdapterRun {
   bool expand(int segment, int panel, int start, int count, const float* scale, float* sums) const;
 
  private:
-  const AdapterMatrices* matrices(int group, int segment) const;
+  const AdapterMatrices*& matrices(int group, int segment) const;
   float* reduced(int row, int segment) const;
   int32_t* order_of(int start) const;
   std::pair<int, int> rows_of(int group) const;
@@ -84,7 +89,8 @@ class AdapterRun {
 
   const AdapterTable& table_;
   const Linear& op_;
-  const int first_, rows_, groups_;
+  const int first_, rows_;
+  const int groups_;  // 0 where none of them changes the Linear
   const int stride_;  // of a row's products with a, for one segment
   uint8_t* memory_ = nullptr;
 };

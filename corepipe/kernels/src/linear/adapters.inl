@@ -29,24 +29,26 @@ struct Fp32Adapter {
   }
 };
 
-// R rows times J rows of a, [J][steps of 32].  Lane i adds elements i, i + 16, i + 32 ... in this order; then the lanes
-// are added up.
+// R rows times J rows of a, of a tile of so many.  Lane i adds elements i, i + 16, i + 32 ... in this order; then the
+// lanes are added up.
 template <class Weights, int R, int J>
-CP_INLINE void shrink_tile(const AdapterMatrices& m, int j, const float* const* x, bool round, float* const* h) {
-  const int full = m.k / kAdapterStep, tail = m.k % kAdapterStep;
-  const int64_t stride = int64_t{kAdapterStep} * (full + (tail != 0)) * Weights::bytes;
-  const uint8_t* a = m.a + j * stride;
+CP_INLINE void shrink_tile(const uint8_t* a, int tile, int k, const float* const* x, float* const* h, int j,
+                           const uint8_t* next) {
+  constexpr int kBytes = kAdapterStep * Weights::bytes;
+  const int full = k / kAdapterStep, tail = k % kAdapterStep;
   f32x16 sums[R][J];
   unrolled<R>([&](int r) CP_LAMBDA { unrolled<J>([&](int i) CP_LAMBDA { sums[r][i] = zero(); }); });
   const auto add = [&](const float* const* from, int offset) CP_LAMBDA {
+    for (int i = 0; i < J * kBytes; i += 64) __builtin_prefetch(next + i);
+    next += tile * kBytes;
     unrolled<J>([&](int i) CP_LAMBDA {
-      const Halves w = Weights::load32(a + i * stride);
+      const Halves w = Weights::load32(a + i * kBytes);
       unrolled<R>([&](int r) CP_LAMBDA {
         sums[r][i] = fma(w.low, load(from[r] + offset), sums[r][i]);
         sums[r][i] = fma(w.high, load(from[r] + offset + kLanes), sums[r][i]);
       });
     });
-    a += kAdapterStep * Weights::bytes;
+    a += tile * kBytes;
   };
   for (int g = 0; g < full; ++g) add(x, g * kAdapterStep);
   if (tail != 0) {
@@ -59,32 +61,48 @@ CP_INLINE void shrink_tile(const AdapterMatrices& m, int j, const float* const* 
     add(rows, 0);
   }
   unrolled<R>([&](int r) CP_LAMBDA {
-    unrolled<J>([&](int i) CP_LAMBDA {
-      const f32x16 scaled = broadcast(reduce_add(sums[r][i]) * m.scale);
-      store_n(h[r] + j + i, round_if(round, scaled), 1);
-    });
+    unrolled<J>([&](int i) CP_LAMBDA { h[r][j + i] = reduce_add(sums[r][i]); });
   });
 }
 
 // As many sums at a time as registers hold, and as hide each other's latency.
 template <class Weights, int R>
-static void shrink_rows(const AdapterMatrices& m, const float* const* x, bool round, float* const* h) {
+static void shrink_rows(const AdapterMatrices& m, const float* const* x, bool round, float* const* h,
+                        const uint8_t* next) {
   constexpr int kSums = kParts == 1 ? 16 : 8 / kParts;
-  constexpr int kMost = kSums / R < 1 ? 1 : kSums / R > 8 ? 8 : kSums / R;
-  int j = 0;
-  for (; j + kMost <= m.rank; j += kMost) shrink_tile<Weights, R, kMost>(m, j, x, round, h);
-  for (; j < m.rank; ++j) shrink_tile<Weights, R, 1>(m, j, x, round, h);
+  constexpr int kMost = kSums / R < 1 ? 1 : kSums / R > kAdapterTile ? kAdapterTile : kSums / R;
+  constexpr int kBytes = kAdapterStep * Weights::bytes;
+  const int steps = (m.k + kAdapterStep - 1) / kAdapterStep;
+  for (int first = 0; first < m.rank; first += kAdapterTile) {
+    const int tile = m.rank - first < kAdapterTile ? m.rank - first : kAdapterTile;
+    const int64_t at = int64_t{first} * steps * kBytes;
+    int j = 0;
+    const auto multiply = [&](auto width) CP_LAMBDA {
+      const int64_t from = at + j * kBytes;
+      shrink_tile<Weights, R, width.value>(m.a + from, tile, m.k, x, h, first + j, next + from);
+      j += width.value;
+    };
+    while (j + kMost <= tile) multiply(Index<kMost>{});
+    while (j < tile) multiply(Index<1>{});
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < m.rank; j += kLanes) {
+      store(h[r] + j, round_if(round, load(h[r] + j) * broadcast(m.scale)));
+    }
+  }
 }
 
 template <class Weights>
-static void shrink_as(const AdapterMatrices& m, const float* const* x, int rows, bool round, float* const* h) {
+static void shrink_as(const AdapterMatrices& m, const float* const* x, int rows, bool round, float* const* h,
+                      const uint8_t* next) {
   unrolled<kAdapterRows>([&](auto r) CP_LAMBDA {
-    if (rows == r.value + 1) shrink_rows<Weights, r.value + 1>(m, x, round, h);
+    if (rows == r.value + 1) shrink_rows<Weights, r.value + 1>(m, x, round, h, next);
   });
 }
 
-static void shrink(const AdapterMatrices& m, const float* const* x, int rows, bool round, float* const* h) {
-  m.is_bf16 ? shrink_as<Bf16Adapter>(m, x, rows, round, h) : shrink_as<Fp32Adapter>(m, x, rows, round, h);
+static void shrink(const AdapterMatrices& m, const float* const* x, int rows, bool round, float* const* h,
+                   const uint8_t* next) {
+  m.is_bf16 ? shrink_as<Bf16Adapter>(m, x, rows, round, h, next) : shrink_as<Fp32Adapter>(m, x, rows, round, h, next);
 }
 
 constexpr int kExpandSums = 4;
@@ -95,6 +113,8 @@ template <class Weights, int R>
 CP_INLINE void expand_rows(const AdapterMatrices& m, int panel, const float* const* h, float* const* out) {
   constexpr int kRowBytes = kAdapterStep * Weights::bytes;
   const uint8_t* b = m.b + int64_t{panel} * m.rank * kRowBytes;
+  const uint8_t* next = b + m.rank * kRowBytes;  // comes after it, but for the last
+  for (int at = 0; at < m.rank * kRowBytes; at += 64) __builtin_prefetch(next + at);
   unrolled<2>([&](int half) CP_LAMBDA {
     f32x16 sums[R][kExpandSums];
     unrolled<R>([&](int r) CP_LAMBDA { unrolled<kExpandSums>([&](int s) CP_LAMBDA { sums[r][s] = zero(); }); });

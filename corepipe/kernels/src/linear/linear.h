@@ -8,28 +8,11 @@
 
 #include "isa/isa.h"
 #include "linear/adapters.h"
+#include "linear/buffer.h"
 #include "linear/matrix.h"
 #include "executor/pool.h"
 
 namespace corepipe {
-
-// Aligned memory that grows and is never freed before the end.
-class Buffer {
- public:
-  Buffer() = default;
-  ~Buffer();
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  // At least `bytes`, aligned to 64; its content is lost when it grows.  Throws std::bad_alloc.
-  uint8_t* reserve(size_t bytes);
-  uint8_t* data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  uint8_t* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 // Pieces [begin, end) that threads take from both ends, each piece once.
 class alignas(64) PieceRange {
