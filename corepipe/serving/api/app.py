@@ -38,6 +38,8 @@ from corepipe.serving.api.http.ports import BACKLOG, STATE_KEY, PortRouter, Serv
 from corepipe.serving.api.http.reload import FileReload
 from corepipe.serving.api.http.tenants import Tenants
 from corepipe.serving.api.http.tls import tls_certificate
+from corepipe.serving.api.responses.endpoint import computation
+from corepipe.serving.api.responses.kept import KeptResponses
 from corepipe.serving.api.routes import openapi
 from corepipe.serving.api.routes.missing import MissingRoutes
 from corepipe.serving.api.routes.route import HttpMetrics, Route, RoutePaths, TrafficMiddleware
@@ -126,6 +128,7 @@ def create_app_of(models: Models, server: ServerConfig, cassettes: ServerCassett
     if server.store_dir is not None:
         app.state.store.open()
     app.state.batches = Batches(app, models, server, tenants, PATHS_OF_LINES)
+    app.state.responses = KeptResponses(app, models, tenants)
     _furnish(app, models, routes, keys=bool(tenants))
     if cassettes is not None:
         cassettes.install(app, models)
@@ -369,8 +372,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         elif models.pool is not None:
             stack.push_async_callback(models.pool.end)
         stack.push_async_callback(app.state.batches.close)
+        stack.push_async_callback(app.state.responses.close)
         if app.state.store.lasts:
             await app.state.batches.resume()
+            await app.state.responses.resume(computation)
         yield
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from corepipe.serving.api.batches import batches, files
 from corepipe.serving.api.messages import endpoint as messages
 from corepipe.serving.api.responses import endpoint as responses
+from corepipe.serving.api.responses import retrieval
 from corepipe.serving.api.routes import (
     admin,
     chat,
@@ -38,6 +39,7 @@ ROUTES: Sequence[Route] = (
     *files.ROUTES,
     *batches.ROUTES,
     responses.ROUTE,
+    *retrieval.ROUTES,
     *render.ROUTES,
     invocations.ROUTE,
     *embeddings.ROUTES,

@@ -30,7 +30,7 @@ from corepipe.serving.api.http.errors import ApiError, internal, invalid
 from corepipe.serving.api.http.tenants import ANYONE, Tenant
 from corepipe.serving.supervision.client import OutputStream
 
-_SSE_HEADERS = [
+SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -78,7 +78,8 @@ class GenerationJob:
 
     `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
     ids of its sequences in the engine begin with `sequences`.  prediction: tokens that the client predicts.
-    ignored: names of fields without effect.
+    ignored: names of fields without effect.  singly: each token has events of its own, however many came
+    together, so that the same answer has the same events.
     """
 
     id: str
@@ -93,6 +94,7 @@ class GenerationJob:
     tenant: Tenant = ANYONE
     trace: AnswerObserver | None = None
     ignored: Sequence[str] = ()
+    singly: bool = False
 
 
 class Generation:
@@ -128,7 +130,7 @@ class Generation:
         prompts = sum(len(plan.prompt) for plan in self._job.plans)
         with charged(self._job.tenant.quota, len(self._choices), prompts, self._generated):
             streams = [self._service.client.submit(submit) for submit in self.submits]
-            outputs = answer_outputs(streams)
+            outputs = answer_outputs(streams, singly=self._job.singly)
             async with followed(streams, receive, lambda: self._report(streams)):
                 answered = self._stream if self._job.body.stream else self._whole
                 try:
@@ -187,7 +189,7 @@ class Generation:
     async def _stream(self, outputs: AnswerOutputs, send: Send) -> None:
         """Waits for the first output, so that an error still has its own status; then sends events."""
         parts = await self._next(outputs)
-        await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
         body = self._renderer.opening(len(self._choices), self._known(parts))
         try:
             body += self._event(parts)

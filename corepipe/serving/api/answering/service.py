@@ -70,6 +70,9 @@ WORK_SECONDS = 10.0
 WORKERS = 2
 """Threads for long texts and images; they take processor time from the engine."""
 
+_COMPUTING = {"model", "format", "bits", "kv_cache_dtype", "instance", "mode", "tensor", "expert", "lnc"}
+"""Settings that the bits of logits may depend on."""
+
 Encode = Callable[[str], list[int]]
 """Encodes text as token ids.  Raises UserError for what is no text."""
 
@@ -356,6 +359,13 @@ class Service:
         }
         digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))
         return f"fp_{digest.hexdigest()[:10]}"
+
+    @cached_property
+    def tokens_fingerprint(self) -> str:
+        """An id of all that the tokens of an answer depend on, beside its request."""
+        ready, engine = self.require_ready(), self.engine.model_dump(mode="json", include=_COMPUTING)
+        facts = (self.version, engine, ready.isa, ready.weights)
+        return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:16]
 
 
 def encode_text(text: str, field: str, most: int, encode: Encode) -> list[int]:

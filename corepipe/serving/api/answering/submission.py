@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
 from starlette.types import Receive, Send
 
 from corepipe.answers.parts import PromptTokens, Said, Tokens
@@ -135,13 +137,46 @@ class MergedOutputs:
             await self._queue.put(error)
 
 
-AnswerOutputs = SingleOutputs | MergedOutputs
+class EachToken:
+    """Outputs of one token each, made of `outputs`."""
+
+    def __init__(self, outputs: SingleOutputs | MergedOutputs) -> None:
+        self._outputs = outputs
+        self._ready: deque[tuple[int, Output]] = deque()
+
+    async def next(self) -> tuple[int, Output]:
+        if not self._ready:
+            index, output = await self._outputs.next()
+            self._ready += ((index, one) for one in _singly(output))
+        return self._ready.popleft()
+
+    async def drop(self, index: int) -> None:
+        await self._outputs.drop(index)
+
+    async def close(self) -> None:
+        await self._outputs.close()
+
+
+def _singly(output: Output) -> Iterator[Output]:
+    """Yields an output token by token; the last has all that is about the end."""
+    *firsts, last = output.tokens or [0]
+    for at, token in enumerate(firsts):
+        prompt = output.prompt_logprobs if at == 0 else []
+        logprobs = output.logprobs[at : at + 1]
+        yield Output(output.id, [token], logprobs, prompt, output.cached)
+    if firsts:
+        output = replace(output, tokens=[last], logprobs=output.logprobs[-1:], prompt_logprobs=[])
+    yield output
+
+
+AnswerOutputs = SingleOutputs | MergedOutputs | EachToken
 """The outputs of all sequences of an answer; `close` aborts those that have not ended."""
 
 
-def answer_outputs(streams: Sequence[OutputStream]) -> AnswerOutputs:
-    """Returns the outputs of these streams as one."""
-    return SingleOutputs(streams[0]) if len(streams) == 1 else MergedOutputs(streams)
+def answer_outputs(streams: Sequence[OutputStream], *, singly: bool = False) -> AnswerOutputs:
+    """Returns the outputs of these streams as one; `singly`: each has one token."""
+    outputs = SingleOutputs(streams[0]) if len(streams) == 1 else MergedOutputs(streams)
+    return EachToken(outputs) if singly else outputs
 
 
 async def _next_output(stream: OutputStream) -> Output:

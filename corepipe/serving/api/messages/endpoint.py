@@ -78,8 +78,8 @@ class Messages(ChatDialect[MessagesRequest]):
     request = MessagesRequest
     prefix = "msg_"
 
-    async def translate(self, body: MessagesRequest) -> Translation:
-        return translation_of(self.service, body)
+    async def translate(self, request: ReadRequest[MessagesRequest]) -> Translation:
+        return translation_of(self.service, request.body)
 
     def renderer(self, body: MessagesRequest, translation: Translation, envelope: Envelope) -> Renderer:
         ready, caches = self.service.require_ready(), self.service.engine.prefix_cache and marks_cache(body)

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         presence_penalty: float
         frequency_penalty: float
         include_reasoning: bool
+        seed: int | None
 
 else:
     SharedFields = msgspec.defstruct(

@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import asyncio
+import secrets
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
+import msgspec
+from msgspec import structs
+from starlette.types import Receive, Send
+
+from corepipe.serving.api.answering.endpoint import ReadRequest, drawn_id, envelope_of, naming
+from corepipe.serving.api.answering.generation import Generation, GenerationJob
 from corepipe.serving.api.answering.rendering import Envelope, Renderer
-from corepipe.serving.api.bodies.protocol import JsonSchemaFormat, ResponseFormat, StreamOptions
-from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.responses.body import (
-    ENCRYPTED,
-    LOGPROBS,
-    SAMPLING,
-    SHARED,
-    ResponsesRequest,
-    TextFormat,
+from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.submission import answer
+from corepipe.serving.api.bodies.values import convert
+from corepipe.serving.api.http.errors import ApiError, invalid
+from corepipe.serving.api.http.tenants import SCOPE_KEY, Tenant, tenant_of
+from corepipe.serving.api.responses.body import ENCRYPTED, ResponsesRequest
+from corepipe.serving.api.responses.items import listed
+from corepipe.serving.api.responses.kept import (
+    MOST_RUNNING,
+    Computation,
+    KeptResponses,
+    WholeKeeper,
+    check_count,
+    kept_of,
 )
-from corepipe.serving.api.responses.items import conversation, listed, typed
 from corepipe.serving.api.responses.output import RESPONSE
 from corepipe.serving.api.responses.rendering import ResponseRenderer
 from corepipe.serving.api.responses.resource import ResponseObject
-from corepipe.serving.api.responses.tools import ClientTools, read_tools
-from corepipe.serving.api.routes.chat import ChatRequest
+from corepipe.serving.api.responses.running import (
+    Recorder,
+    RunningResponse,
+    nobody_leaves,
+    send_events,
+)
+from corepipe.serving.api.responses.translation import TranslatedResponse, translated
 from corepipe.serving.api.routes.chat_dialect import ChatDialect, Translation
 from corepipe.serving.api.routes.route import EVENTS, generating
+from corepipe.serving.stores.errors import StoreError
+from corepipe.serving.stores.responses import StoredResponse
+from corepipe.serving.stores.table import Row
 
-PLACES = {
-    "messages": "input",
-    "max_completion_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    "verbosity": "text.verbosity",
-    "response_format.json_schema": "text.format",
-    "response_format": "text.format",
-}
-"""Fields of a chat, and where they are in a request."""
+Json = dict[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class TranslatedResponse(Translation):
-    """A request for a response as a chat.
-
-    tools: the client's.  items: the input, after that of the previous response.
-    """
-
-    tools: ClientTools = field(default_factory=ClientTools)
-    items: Sequence[dict[str, Any]] = ()
+READY_TICK_SECONDS = 0.1
+"""Seconds between two checks whether an engine has loaded."""
 
 
 class Responses(ChatDialect[ResponsesRequest]):
@@ -54,8 +58,14 @@ class Responses(ChatDialect[ResponsesRequest]):
     request = ResponsesRequest
     prefix = RESPONSE
 
-    async def translate(self, body: ResponsesRequest) -> TranslatedResponse:
-        made = translated(body, listed(body.input), drop=self.service.drop_hosted_tools)
+    async def translate(self, request: ReadRequest[ResponsesRequest]) -> TranslatedResponse:
+        body, kept, tenant = request.body, kept_of(request.scope), tenant_of(request.scope)
+        if body.background and not body.store:
+            raise invalid("background needs store: true.", "background")
+        before = await kept.before(tenant, body.previous_response_id)
+        items = [*before, *await kept.resolved(tenant, listed(body.input))]
+        check_count(items)
+        made = translated(body, items, drop=self.service.drop_hosted_tools, stored=len(before))
         if made.ignored and self.service.strict:
             message = f"{made.ignored[0]} has no effect here; leave it out (--strict)."
             raise invalid(message, made.ignored[0], "unsupported_parameter")
@@ -63,89 +73,122 @@ class Responses(ChatDialect[ResponsesRequest]):
 
     def renderer(self, body: ResponsesRequest, translation: Translation, envelope: Envelope) -> Renderer:
         assert isinstance(translation, TranslatedResponse)
-        tools, tokenizer = translation.tools, self.service.tokenizer
+        tools = translation.tools
         return ResponseRenderer(
-            ResponseObject(body, envelope, kept=False, dropped=tools.dropped),
-            tokenizer,
+            ResponseObject(body, envelope, kept=body.store, dropped=tools.dropped),
+            self.service.tokenizer,
             tools.called,
             encrypted=ENCRYPTED in body.includes,
             reasoned=body.include_reasoning,
         )
 
+    async def job(
+        self, request: ReadRequest[ResponsesRequest], translation: Translation, envelope: Envelope
+    ) -> GenerationJob:
+        job = await super().job(request, translation, envelope)
+        return replace(job, singly=request.body.store and translation.chat.stream)
 
-def translated(
-    body: ResponsesRequest, items: Sequence[dict[str, Any]], *, drop: bool, stored: int = 0
-) -> TranslatedResponse:
-    """Returns a request as a chat.  items: its input, of which the first `stored` were stored before.
+    async def answer(
+        self,
+        request: ReadRequest[ResponsesRequest],
+        translation: Translation,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        assert isinstance(translation, TranslatedResponse)
+        body = request.body
+        if not body.store:
+            await super().answer(request, translation, receive, send)
+        elif not (body.stream or body.background):
+            keeper = WholeKeeper(request.scope, translation.items, send)
+            await super().answer(request, translation, receive, keeper)
+        else:
+            await self._kept_stream(_seeded(request), translation, receive, send)
 
-    drop: hosted tools are left out.  Raises ApiError.
-    """
-    tools = read_tools(body.tools or (), drop=drop)
-    said = conversation(
-        [typed(one, f"input[{at - stored}]") for at, one in enumerate(items)],
-        tools.names,
-        body.instructions,
-        stored,
-    )
-    if not said.messages:
-        raise invalid("input must not be empty.", "input", "missing_required_parameter")
-    return TranslatedResponse(
-        _chat(body, tools, said.messages, drop=drop),
-        {**PLACES, **tools.places, **said.places},
-        (*tools.ignored, *_without_effect(body)),
-        tools,
-        items,
-    )
+    async def _kept_stream(
+        self,
+        request: ReadRequest[ResponsesRequest],
+        translation: TranslatedResponse,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Answers with a stream that is kept, or in the background."""
+        body, kept, tenant = request.body, kept_of(request.scope), tenant_of(request.scope)
+        chat = structs.replace(translation.chat, seed=body.seed)
+        translation = replace(translation, chat=chat)
+        envelope = envelope_of(self.service, body.model, drawn_id(self.prefix))
+        with translation.naming_fields():
+            job = await self.job(request, translation, envelope)
+            generation = Generation(self.service, job)
+        begun = ResponseObject(body, envelope, kept=True, dropped=translation.tools.dropped).fields(
+            "queued" if body.background else "in_progress", ()
+        )
+        value = StoredResponse(begun, [*translation.items], _wire(body), self.service.tokens_fingerprint)
+        told = naming(send, [translation.place(one) for one in job.ignored])
+        try:
+            running = await kept.begin(tenant, value, most=MOST_RUNNING if body.background else None)
+        except StoreError:
+            if body.background:
+                raise
+            unkept = replace(request, body=structs.replace(body, store=False))
+            await super().answer(unkept, translation, receive, send)
+            return
+        if body.background:
+            kept.start(tenant, running, computation(kept, running.row, tenant))
+            await self._begun(running, begun, body, receive, told)
+        else:
+            with translation.naming_fields():
+                await kept.record(tenant, running, generation, receive, told)
+
+    async def _begun(
+        self, running: RunningResponse, begun: Json, body: ResponsesRequest, receive: Receive, send: Send
+    ) -> None:
+        """Answers a request whose response is computed in the background."""
+        if body.stream:
+            await send_events(running, -1, receive, send)
+        else:
+            await answer(send, msgspec.json.encode(begun))
 
 
-def _chat(
-    body: ResponsesRequest, tools: ClientTools, messages: list[dict[str, Any]], *, drop: bool
-) -> ChatRequest:
-    reasoning, text = body.reasoning, body.text
-    logprobs = LOGPROBS in body.includes
-    if body.top_logprobs and not logprobs:
-        raise invalid(f"top_logprobs needs include: [{LOGPROBS!r}].", "top_logprobs")
-    return ChatRequest(
-        model=body.model,
-        messages=messages,
-        stream=body.stream,
-        stream_options=StreamOptions(include_usage=True) if body.stream else None,
-        max_completion_tokens=body.max_output_tokens,
-        logprobs=logprobs,
-        top_logprobs=body.top_logprobs or 0,
-        tools=tools.functions or None,
-        tool_choice=tools.choice(body.tool_choice, drop=drop),
-        parallel_tool_calls=body.parallel_tool_calls,
-        reasoning_effort=None if reasoning is None else reasoning.effort,
-        verbosity=None if text is None else text.verbosity,
-        response_format=_format(text.format) if text and text.format else None,
-        **{name: getattr(body, name) for name in (*SAMPLING, *SHARED)},
-    )
+def computation(kept: KeptResponses, row: Row[StoredResponse], tenant: Tenant) -> Computation:
+    """Returns the computation of a response without its client: in the background, or after a restart."""
+    value = row.value
+
+    async def compute(running: RunningResponse) -> None:
+        body: ResponsesRequest = convert(value.request, ResponsesRequest)
+        request = ReadRequest({"headers": [], SCOPE_KEY: tenant, "app": kept.app}, perf_counter(), body)
+        async with kept.models.using(body.model, nobody_leaves) as service:
+            await until_ready(service)
+            if service.tokens_fingerprint != value.fingerprint:
+                raise ApiError(500, "The server has come back with another model or other settings.")
+            drop = service.drop_hosted_tools
+            translation = translated(body, value.items, drop=drop, stored=len(value.items))
+            created = int(value.response["created_at"])
+            envelope = Envelope(row.id, created, body.model, service.fingerprint)
+            job = await Responses(service).job(request, translation, envelope)
+            await Generation(service, job).answer(nobody_leaves, Recorder(running))
+
+    return compute
 
 
-def _format(wanted: TextFormat) -> ResponseFormat | None:
-    """Returns the form of the text as that of a chat.  Raises ApiError for a schema without its type."""
-    if wanted.type != "json_schema":
-        if wanted.schema is not None:
-            raise invalid(f"text.format.schema is not for type {wanted.type}.", "text.format.schema")
-        return None if wanted.type == "text" else ResponseFormat(wanted.type)
-    if wanted.schema is None:
-        name = "text.format.schema"
-        raise invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
-    return ResponseFormat("json_schema", JsonSchemaFormat(wanted.schema, wanted.name))
+async def until_ready(service: Service) -> None:
+    """Waits until an engine is there; at a start it is loading.  Raises ApiError where it has failed."""
+    while service.ready is None and service.failure is None:
+        await asyncio.sleep(READY_TICK_SECONDS)
+    service.require_ready()
 
 
-def _without_effect(body: ResponsesRequest) -> list[str]:
-    """Returns fields that ask for something that no answer here has."""
-    reasoning, options = body.reasoning, body.stream_options
-    found = {
-        "reasoning.summary": reasoning is not None and reasoning.summary is not None,
-        "service_tier": body.service_tier not in (None, "auto", "default"),
-        "stream_options.include_obfuscation": options is not None and options.include_obfuscation,
-        "max_tool_calls": body.max_tool_calls is not None,
-    }
-    others = sorted(body.includes - {ENCRYPTED, LOGPROBS})
-    return [*(name for name, there in found.items() if there), *(f"include:{name}" for name in others)]
+def _seeded(request: ReadRequest[ResponsesRequest]) -> ReadRequest[ResponsesRequest]:
+    """Returns a request with a seed, so that the same answer can be computed again."""
+    if request.body.seed is not None:
+        return request
+    return replace(request, body=structs.replace(request.body, seed=secrets.randbits(62)))
+
+
+def _wire(body: ResponsesRequest) -> Json:
+    """Returns a body as JSON has it, without the input, which is kept beside it."""
+    fields: Json = msgspec.to_builtins(structs.replace(body, input=[]))
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 ROUTE = generating(

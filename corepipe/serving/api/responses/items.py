@@ -162,6 +162,36 @@ def listed(given: str | Sequence[Json]) -> list[Json]:
     return [one if one.get("type") else {"type": "message", **one} for one in given]
 
 
+_PREFIXES: Mapping[str, str] = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "cto",
+    "reasoning": "rs",
+}
+"""The beginnings of the ids of items."""
+
+
+def with_ids(items: Sequence[Json], response: str) -> list[Json]:
+    """Returns items as they are kept with a response: those without an id get one that names it."""
+    own = response.partition("_")[2]
+    return [
+        _complete(one if one.get("id") else {"id": f"{_PREFIXES[one['type']]}_{own}_i{at}", **one})
+        for at, one in enumerate(items)
+    ]
+
+
+def _complete(item: Json) -> Json:
+    """Returns an item as lists show it: contents as parts, and with a status."""
+    done = {"status": "completed", **item}
+    if item["type"] == "message" and isinstance(item["content"], str):
+        text = {"type": "input_text", "text": item["content"]}
+        said = {"type": "output_text", "text": item["content"], "annotations": []}
+        done["content"] = [said if item["role"] == "assistant" else text]
+    return done
+
+
 def sealed(reasoning: str) -> str:
     """Returns reasoning in the form of `encrypted_content`."""
     return SEALED + base64.b64encode(zlib.compress(reasoning.encode("utf-8", "surrogatepass"))).decode()

@@ -85,7 +85,7 @@ class ChatDialect(ABC, Generic[D]):
         self.chat = Chat(service)
 
     @abstractmethod
-    async def translate(self, body: D) -> Translation:
+    async def translate(self, request: ReadRequest[D]) -> Translation:
         """Returns the request as a chat.  Raises ApiError."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class ChatDialect(ABC, Generic[D]):
         arrival = perf_counter()
         body, ignored = await read_request(self.service, receive, self.request)
         request = ReadRequest(scope, arrival, body, ignored)
-        await self.answer(request, await self.translate(body), receive, send)
+        await self.answer(request, await self.translate(request), receive, send)
 
     async def answer(
         self, request: ReadRequest[D], translation: Translation, receive: Receive, send: Send
