@@ -195,20 +195,14 @@ class Pool:
 
     def step(self, now: float) -> Step:
         """Decides what is to be done now; every change of the pool is followed by a step."""
-        closes: list[tuple[str, ModelState]] = []
         dropped: list[str] = []
+        granted = [*self._grants(now)]  # first: a model that has loaded answers before it leaves for the next
         self._sleep_idle(now)
-        loads = list(self._make_room(dropped))
-        for slot in self.slots.values():
-            if slot.state is ModelState.LEAVING and not slot.users:
-                slot.state = ModelState.CLOSING
-                closes.append((slot.name, slot.becomes))
-        granted = [
-            self._grant(slot, slot.waiting.popleft(), now)
-            for slot in self.slots.values()
-            if slot.state is ModelState.LOADED
-            for _ in range(len(slot.waiting))
-        ]
+        loads = [*self._make_room(dropped)]
+        closes = [(slot.name, slot.becomes) for slot in self.slots.values() if _is_done(slot)]
+        for name, _ in closes:
+            self.slots[name].state = ModelState.CLOSING
+        granted += self._grants(now)  # to those that need not leave after all
         self._forget_unused()
         return Step(granted, loads, closes, dropped)
 
@@ -218,6 +212,12 @@ class Pool:
             return None
         idle = [slot.used_at for slot in self.slots.values() if self._is_idle(slot)]
         return min(idle) + self.limits.idle_seconds if idle else None
+
+    def _grants(self, now: float) -> Iterator[Ticket]:
+        """Grants the requests that wait for models that are loaded."""
+        for slot in self.slots.values():
+            while slot.state is ModelState.LOADED and slot.waiting:
+                yield self._grant(slot, slot.waiting.popleft(), now)
 
     def _sleep_idle(self, now: float) -> None:
         seconds = self.limits.idle_seconds
@@ -292,6 +292,11 @@ class Pool:
         slot.users += 1
         slot.used_at = now
         return ticket
+
+
+def _is_done(slot: Slot) -> bool:
+    """Tells whether the answers of a model that leaves have ended."""
+    return slot.state is ModelState.LEAVING and not slot.users
 
 
 def _holds(slot: Slot, *, going: bool) -> bool:
