@@ -29,6 +29,7 @@ from corepipe.version import __version__
 COMMANDS = (
     "serve",
     "bench",
+    "batch",
     "simulate",
     "ls",
     "top",

@@ -19,8 +19,8 @@ from corepipe.cli.output.common import (
     results,
 )
 from corepipe.cli.run.assumed_drafts import assumed_drafts
-from corepipe.cli.run.plan_given import asked_demand, asked_formats, asked_instances, asked_market, searching
-from corepipe.cli.run.plan_view import doubts, note, print_plan, sentence
+from corepipe.cli.run.plans.given import asked_demand, asked_formats, asked_instances, asked_market, searching
+from corepipe.cli.run.plans.view import doubts, note, print_plan, sentence
 from corepipe.engine.assembly.device_plan import graph_of, timed_task
 from corepipe.engine.config import EngineConfig
 from corepipe.errors import UserError
@@ -59,7 +59,7 @@ def run(given: Given) -> None:
     """Plans with these flags and prints the result.  Raises UserError for what cannot be planned, Exit where
     nothing meets the objectives and where the user interrupted."""
     if given["buckets"]:
-        from corepipe.cli.run import buckets  # noqa: PLC0415 -- most plans do without
+        from corepipe.cli.run.plans import buckets  # noqa: PLC0415 -- most plans do without
 
         buckets.run(given)
         return
@@ -90,11 +90,11 @@ def run(given: Given) -> None:
 
 def _run_once(given: Given, model: Architecture) -> None:
     """Plans for a model that generates nothing."""
-    from corepipe.cli.run import plan_once  # noqa: PLC0415 -- most models generate
+    from corepipe.cli.run.plans import once  # noqa: PLC0415 -- most models generate
 
     asked = configured(EngineConfig, {"model": given["model"], "max_model_len": given["max_model_len"]})
     graph = graph_of(asked, model, timed_task("auto", model))
-    plan_once.run(given, model, graph)
+    once.run(given, model, graph)
 
 
 def _searched(inquiry: PlanRequest, given: Given) -> tuple[Plan, Remedy | None]:

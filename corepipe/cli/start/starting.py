@@ -55,19 +55,25 @@ class PreparedServer:
 
 @contextmanager
 def starting(
-    asked: Sequence[tuple[EngineConfig, ServerConfig]], engine: EngineConfig, server: ServerConfig
+    asked: Sequence[tuple[EngineConfig, ServerConfig]],
+    engine: EngineConfig,
+    server: ServerConfig,
+    *,
+    listening: bool = True,
 ) -> Iterator[PreparedServer]:
     """Starts an engine's process for each model (but in a fleet), opens the ports and fetches the models.
 
     The only model loads from now on; of several, the share of each is to be known first.  Processes end with
-    the context.  Raises UserError for what cannot be had.
+    the context.  listening: False opens no port.  Raises UserError for what cannot be had.
     """
     _check_fleet(asked)
     with ExitStack() as stack:
         processes = [stack.enter_context(_made()) if server.fleet is None else None for _ in asked]
         from corepipe.cli.start.ports import open_ports  # noqa: PLC0415 -- the engine imports while this does
 
-        listeners = open_ports(server)  # before anything is fetched: a port in use is known at once
+        listeners = (
+            open_ports(server) if listening else []
+        )  # before anything is fetched: a port in use is known at once
         _warn_of_memory(asked)
         found = [_find(*one, process) for one, process in zip(asked, processes, strict=True)]
         if len(found) == 1 and found[0].process is not None:

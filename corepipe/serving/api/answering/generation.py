@@ -166,7 +166,7 @@ class Generation:
             id=f"{self._job.sequences}-{index}",
             prompt=plan.prompt,
             max_tokens=max_tokens,
-            sampling=body.sampling(copy, plan.logprobs, plan.prompt_logprobs, tenant.line),
+            sampling=body.sampling(copy, plan.logprobs, plan.prompt_logprobs, tenant.seed),
             stop_ids=sorted(stop_ids),
             min_tokens=body.min_tokens,
             priority=tenant.priority(body.priority),

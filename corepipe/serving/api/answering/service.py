@@ -274,7 +274,7 @@ class Service:
     def request_metrics(self, tenant: Tenant) -> RequestMetrics:
         """Returns what counts a tenant's requests: those of batches, which wait for long, do not count among
         the others."""
-        return self.observer.requests if tenant.line is None else self._of_lines
+        return self._of_lines if tenant.background else self.observer.requests
 
     async def encode(self, text: str, field: str, most: int, encode: Encode) -> list[int]:
         """Returns the token ids of `text`, which came in `field`; threads encode long text.

@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 
 class Caller:
-    """Calls the endpoints of `app` for a tenant, in the background.
+    """Calls the endpoints of `app` for a tenant.
 
     Nothing but the guard and what counts HTTP requests is left out: the tenant is known already.
     """
@@ -92,7 +92,7 @@ class Caller:
             "server": None,
             "state": {},
             "app": self._app,
-            SCOPE_KEY: replace(self._tenant, line=line.seed),
+            SCOPE_KEY: replace(self._tenant, seed=line.seed),
         }
 
 

@@ -92,22 +92,25 @@ class Tenant:
     """The owner of one API key.  `salt` separates its prefix-cache entries; all salts have one length.
 
     turn: the name under which its requests take turns in the queue; empty if there is only one key.
-    line: the seed of a line of a batch; such a request runs in the background, while there is no other.
+    background: its requests are lines of batches, which run while there is no other.
+    seed: for the draws of a request that has none.
     """
 
     salt: str = ""
     quota: Quota | None = None
     turn: str = ""
-    line: int | None = None
+    background: bool = False
+    seed: int | None = None
 
     def for_lines(self) -> Tenant:
         """Returns the tenant for its lines in batches: they may use as many tokens a minute as its other
         requests, besides these, and are no requests in flight."""
-        return replace(self, quota=None if self.quota is None else self.quota.of_tokens())
+        quota = None if self.quota is None else self.quota.of_tokens()
+        return replace(self, quota=quota, background=True)
 
     def priority(self, asked: int) -> int:
         """Returns the priority of a request that asks for this one."""
-        return asked if self.line is None else BACKGROUND
+        return BACKGROUND if self.background else asked
 
     @property
     def known(self) -> bool:

@@ -13,7 +13,7 @@ import typer
 from corepipe.cli.flags.options import Given
 from corepipe.cli.output.common import print_json, results
 from corepipe.cli.output.tables import Figures, between
-from corepipe.cli.run.plan_given import asked_demand, asked_formats, asked_instances, asked_market, searching
+from corepipe.cli.run.plans.given import asked_demand, asked_formats, asked_instances, asked_market, searching
 from corepipe.cli.run.software import ASSUMED, SIMULATE, GraphKind
 from corepipe.cli.run.workload import input_length
 from corepipe.errors import UserError
