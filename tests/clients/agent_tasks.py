@@ -19,6 +19,8 @@ MODEL, CONTEXT, KEY = "scripted", 100_000, "none"
 TASK = "Read notes.txt and write its words in capitals into loud.txt"
 NOTES, LOUD = "the quick brown fox\n", "THE QUICK BROWN FOX\n"
 DONE = "loud.txt has the words of notes.txt."
+NOBODY = "01a21f25-1a1e-7e01-914d-823ea445eeb7"
+"""The id of an agent that there is not."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Agent:
     """An agent.
 
     route: the one that it must use.  files: settings that it reads, by their paths.  flags: of the server.
+    shown: texts that come back to the server in a request.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Agent:
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    shown: tuple[str, ...] = (NOTES.strip(),)
 
 
 def _calls(read: str, write: str) -> Script:
@@ -48,6 +52,10 @@ def _by_files(read: str, write: str, path: str) -> Script:
     return _calls(
         call(read, **{path: "<work>/notes.txt"}), call(write, **{path: "<work>/loud.txt", "content": LOUD})
     )
+
+
+def _read(name: str) -> str:
+    return call("Read", file_path=f"<work>/{name}")
 
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -68,20 +76,32 @@ env_key = "CODEX_KEY"
 wire_api = "responses"
 """
     write = f"printf '{LOUD.strip()}\\n' > loud.txt"
+    turns = {
+        0: call("exec_command", cmd="cat notes.txt") + call("exec_command", cmd="ls"),
+        2: call("multi_agent_v1__close_agent", target=NOBODY),  # a tool of a namespace
+        3: call("exec_command", cmd=write),
+        4: DONE,
+    }
     return Agent(
         "codex",
         "@openai/codex",
         RESPONSES,
         NODE_BIN / "codex",
         ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK),
-        _calls(call("exec_command", cmd="cat notes.txt"), call("exec_command", cmd=write)),
+        Script(turns),
         {"CODEX_HOME": "<home>/codex", "CODEX_KEY": KEY},
         {"<home>/codex/config.toml": settings},
         ("--drop-hosted-tools",),  # for its search of the web
+        (NOTES.strip(), f"agent with id {NOBODY} not found"),
     )
 
 
 def _claude_code() -> Agent:
+    turns = {
+        0: f"<think>\nTwo files.\n</think>\n\nI read both. {_read('notes.txt')}{_read('nothing.txt')}",
+        2: call("Write", file_path="<work>/loud.txt", content=LOUD),
+        3: DONE,
+    }
     return Agent(
         "claude-code",
         "@anthropic-ai/claude-code",
@@ -98,7 +118,7 @@ def _claude_code() -> Agent:
             ),
             *("--print", TASK),
         ),
-        _by_files("Read", "Write", "file_path"),
+        Script(turns),
         {
             "ANTHROPIC_BASE_URL": "<url>",
             "ANTHROPIC_API_KEY": KEY,
@@ -106,6 +126,7 @@ def _claude_code() -> Agent:
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             "IS_SANDBOX": "1",  # else it refuses to run as root without asking
         },
+        shown=(NOTES.strip(), "File does not exist"),
     )
 
 

@@ -131,8 +131,9 @@ def rows(agent: Agent, place: Place, ended: Ended) -> Iterator[tuple[str, bool, 
     """Yields titles, whether they hold, and what there was instead."""
     loud = place.work / "loud.txt"
     there = loud.read_text() if loud.exists() else "nothing"
-    asked = [body for body in _asked(place) if NOTES.strip().encode() in body]
-    yield f"reads a file, and sends it to {agent.route}", bool(asked), ended.requests
+    asked = b"".join(_asked(place))
+    missing = [text for text in agent.shown if text.encode() not in asked]
+    yield f"reads a file, and sends it to {agent.route}", not missing, f"not sent: {missing}"
     yield "writes another file", there == LOUD, there
     answered = ended.requests.get(f"{agent.route} 2xx", 0) > 0 and not any(
         route.endswith(("4xx", "5xx")) for route in ended.requests
