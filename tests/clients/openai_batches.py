@@ -81,23 +81,23 @@ def batch() -> None:
 
 @row
 def wrong_lines() -> None:
-    """batches: lines that are refused have their errors in the error file, by custom_id"""
-    over = ended(started(lines(2, temperature=9)))
+    """batches: lines that are refused, or are no JSON, have their errors in the error file"""
+    over = ended(started(lines(2, temperature=9) + b"\nno json"))
     assert over.request_counts is not None
-    assert over.request_counts.failed == 2
+    assert over.request_counts.failed == 3
     errors = written(over.error_file_id)
-    assert {one["custom_id"] for one in errors} == {"line-0", "line-1"}
-    assert {one["response"]["status_code"] for one in errors if one["response"]} == {400}
+    assert {one["custom_id"] for one in errors} == {"line-0", "line-1", None}
+    assert {one["response"]["status_code"] for one in errors} == {400}
 
 
 @row
 def wrong_file() -> None:
-    """batches: a file that is no JSONL fails, with the line"""
-    over = ended(started(b"no json\n"))
+    """batches: a file in which a custom_id is twice fails, with the line"""
+    over = ended(started(lines(2) + b"\n" + lines(1)))
     assert over.status == "failed"
     assert over.errors is not None
     assert over.errors.data
-    assert over.errors.data[0].line == 1
+    assert over.errors.data[0].line == 3
 
 
 @row
