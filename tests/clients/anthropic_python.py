@@ -16,7 +16,7 @@ TURNS: Any = [{"role": "user", "content": QUESTION}]
 GREEDY = {"temperature": 0}
 """Sent in the body: the SDK has no argument for it any more."""
 PLAIN: dict[str, Any] = {"model": MODEL, "messages": TURNS, "max_tokens": 16, "extra_body": GREEDY}
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA = {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]}
 WEATHER: Any = {"name": "get_weather", "description": "The weather of a city.", "input_schema": SCHEMA}
 ASKED: Any = [{"role": "user", "content": ASK_WEATHER}]
 AGENT: dict[str, Any] = {"model": SCRIPTED, "messages": ASKED, "max_tokens": 200, "tools": [WEATHER]}
@@ -111,12 +111,12 @@ def forced_tool() -> None:
     ):
         answer = client.messages.create(
             **{**PLAIN, "messages": ASKED, "max_tokens": 200},
-            tools=[{**WEATHER, "input_schema": {**SCHEMA, "properties": {"city": {"enum": ["Paris"]}}}}],
+            tools=[{**WEATHER, "input_schema": {**SCHEMA, "properties": {"location": {"enum": ["Paris"]}}}}],
             tool_choice=choice,
         )
         assert answer.stop_reason == "tool_use"
         (use,) = [block for block in answer.content if block.type == "tool_use"]
-        assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
+        assert (use.name, use.input) == ("get_weather", {"location": "Paris"})
 
 
 @row
@@ -146,9 +146,9 @@ def call_streamed() -> None:
 
 
 @beta_tool
-def get_weather(city: str) -> str:
+def get_weather(location: str) -> str:
     """The weather of a city."""
-    return f"18 degrees in {city}"
+    return f"18 degrees in {location}"
 
 
 @row

@@ -42,7 +42,11 @@ SETTINGS = {
 TOOL: dict[str, Any] = {
     "name": "get_weather",
     "description": "The weather of a city.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"location": {"type": "string"}},
+        "required": ["location"],
+    },
 }
 row = Rows()
 proxy = ""
@@ -117,7 +121,7 @@ def chat_tools() -> None:
     with to_openai().chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion()
     (called,) = final.choices[0].message.tool_calls or []
-    assert json.loads(called.function.arguments) == {"city": "Paris"}
+    assert json.loads(called.function.arguments) == {"location": "Paris"}
 
 
 @row
@@ -158,7 +162,7 @@ def messages() -> None:
         plain = to_anthropic().messages.create(**asked)
         for answer in (plain, final):
             (use,) = [block for block in answer.content if block.type == "tool_use"]
-            assert use.input == {"city": "Paris"}
+            assert use.input == {"location": "Paris"}
             assert answer.stop_reason == "tool_use"
 
 

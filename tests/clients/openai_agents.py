@@ -33,9 +33,9 @@ def agent(name: str = MODEL, kind: Any = OpenAIResponsesModel, max_tokens: int =
 
 
 @function_tool
-def get_weather(city: str) -> str:
+def get_weather(location: str) -> str:
     """The weather of a city."""
-    return f"18 degrees in {city}"
+    return f"18 degrees in {location}"
 
 
 @row

@@ -19,7 +19,11 @@ WEATHER: Any = {
     "type": "function",
     "name": "get_weather",
     "description": "The weather of a city.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"location": {"type": "string"}},
+        "required": ["location"],
+    },
     "strict": False,
 }
 AGENT: dict[str, Any] = {"model": SCRIPTED, "input": ASK_WEATHER, "tools": [WEATHER], "temperature": 0}
@@ -164,7 +168,7 @@ def agent_loop() -> None:
     first = client.responses.create(**AGENT)
     assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
     (called,) = [item for item in first.output if isinstance(item, ResponseFunctionToolCall)]
-    assert json.loads(called.arguments) == {"city": "Paris"}
+    assert json.loads(called.arguments) == {"location": "Paris"}
     result = {"type": "function_call_output", "call_id": called.call_id, "output": "18 degrees"}
     second = client.responses.create(**{**AGENT, "input": [result]}, previous_response_id=first.id)
     assert "18 degrees" in second.output_text
@@ -179,7 +183,7 @@ def call_streamed() -> None:
     events = list(client.responses.create(**AGENT, stream=True))
     arguments = "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta")
     (done,) = [e for e in events if e.type == "response.function_call_arguments.done"]
-    assert json.loads(arguments) == json.loads(done.arguments) == {"city": "Paris"}
+    assert json.loads(arguments) == json.loads(done.arguments) == {"location": "Paris"}
     assert events[-1].type == "response.completed"
     plain = client.responses.create(**AGENT)
     assert [item.type for item in events[-1].response.output] == [item.type for item in plain.output]

@@ -118,9 +118,9 @@ def weather(of: Agent[None, Any]) -> list[str]:
     cities: list[str] = []
 
     @of.tool
-    def get_weather(_: RunContext[None], city: str) -> str:
+    def get_weather(_: RunContext[None], location: str) -> str:
         """The weather of a city."""
-        cities.append(city)
+        cities.append(location)
         return "18 degrees, sunny"
 
     return cities

@@ -47,4 +47,5 @@ def run(file: str, more: Mapping[str, str]) -> int:
     chosen = ["-k", os.environ.get("CLIENTS_ROWS", "")]
     loop = [argument for setting in ONE_LOOP for argument in ("-o", setting)]
     ended = pytest.main([file, *options, *alone, *loop, *chosen], plugins=[RowReporter(more)])
-    return 0 if ended == pytest.ExitCode.TESTS_FAILED else int(ended)  # failed rows are told
+    none = pytest.ExitCode.NO_TESTS_COLLECTED if chosen[1] else pytest.ExitCode.OK
+    return 0 if ended in {pytest.ExitCode.TESTS_FAILED, none} else int(ended)  # failed rows are told

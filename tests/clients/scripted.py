@@ -69,7 +69,7 @@ class Script:
 
 WEATHER = Script(
     {
-        0: f"<think>\nI have to ask.\n</think>\n\nLet me look. {call('get_weather', city='Paris')}",
+        0: f"<think>\nI have to ask.\n</think>\n\nLet me look. {call('get_weather', location='Paris')}",
         1: "It is 18 degrees in Paris, and sunny.",
     },
     aside="Paris is the capital of France.",
