@@ -171,6 +171,23 @@ def test_one_tenant_does_not_see_what_another_has_cached(watch: Watch) -> None:
     assert cached(OTHER) == 0
 
 
+def test_turns_of_claude_code_find_the_prompt_of_the_turn_before(watch: Watch) -> None:
+    """Its first line differs in each turn; streams report what was found with their first event."""
+    turns: list[Any] = [{"role": "user", "content": "List the files, please."}]
+    cached, lengths = [], []
+    for number in range(3):
+        line = f"x-anthropic-billing-header: cc_version=2.1.{number}; cch={number * 7919:05x};"
+        system = [{"type": "text", "text": line}, {"type": "text", "text": "You are an agent. " * 12}]
+        body = {"model": "tiny", "max_tokens": 4, "system": system, "messages": turns, "stream": True}
+        answer = watch.http.post(PATH, json=body).text
+        usage = json.loads(answer.split("\n")[1].removeprefix("data: "))["message"]["usage"]
+        cached.append(usage["cache_read_input_tokens"])
+        lengths.append(sum(usage[name] for name in usage if "input_tokens" in name))
+        turns = [*turns, {"role": "assistant", "content": "a.txt"}, {"role": "user", "content": "Go on."}]
+    block = 32
+    assert cached == [0, *(length // block * block for length in lengths[:2])]
+
+
 def test_large_counts_hold_up_nobody(watch: Watch) -> None:
     body = {"model": "tiny", "messages": [{**USER, "content": "1 word, " * 2_500}]}
     with ThreadPoolExecutor(4) as pool:

@@ -161,6 +161,14 @@ class Messages(Dialect):
     path = "/v1/messages"
     _events = TypeAdapter[Any](RawMessageStreamEvent)
 
+    def ask(self, http: httpx.Client, case: Case) -> tuple[Told, Told]:
+        whole, streamed = super().ask(http, case)
+        of_answers = ("max_tokens", "stop_sequences")
+        prompt = {name: value for name, value in self.body(case).items() if name not in of_answers}
+        counted = http.post(f"{self.path}/count_tokens", json={"model": "made-up", **prompt})
+        assert counted.json() == {"input_tokens": whole.prompt}
+        return whole, streamed
+
     def body(self, case: Case) -> Json:
         turns: list[Json] = []
         for turn in case.turns:

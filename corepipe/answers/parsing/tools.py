@@ -18,7 +18,9 @@ MAX_SCHEMA_BYTES = 131_072
 MAX_DEPTH = 48
 """The most objects and lists inside each other: templates write nothing deeper."""
 
-_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+MAX_NAME = 128
+"""The most characters of a tool's name: Anthropic's limit; OpenAI's is 64."""
+_NAME = rf"^[A-Za-z0-9_.-]{{1,{MAX_NAME}}}$"
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -184,7 +186,8 @@ def _check(tools: Sequence[Tool]) -> None:
     for at, tool in enumerate(tools):
         function, where = tool.function, f"tools[{at}].function"
         if not re.fullmatch(_NAME.removesuffix("$"), function.name):
-            raise UserError(f"{where}.name: a name has up to 64 of A-Z a-z 0-9 _ . -", f"{where}.name")
+            message = f"{where}.name: a name has up to {MAX_NAME} of A-Z a-z 0-9 _ . -"
+            raise UserError(message, f"{where}.name")
         if function.name in seen:
             raise UserError(f"{where}.name: {shown(function.name)} is used twice.", f"{where}.name")
         seen.add(function.name)

@@ -9,9 +9,14 @@ from typing import Any
 
 import anthropic
 import httpx
+import msgspec
 import pytest
+from anthropic import types
+from anthropic.types.message_create_params import MessageCreateParamsStreaming
 
-from corepipe.serving.api.bodies.client_settings import IGNORED
+from corepipe.serving.api.bodies.client_settings import IGNORED, SETTINGS_OF
+from corepipe.serving.api.messages import blocks as blocks_module
+from corepipe.serving.api.messages import body as body_module
 from tests.serving.api.test_tools import BOTH, CALL, MARKED, OPENED, QWEN, ROOMY, THINKER, says
 from tests.serving.http_support import FakeEngine, replaying, running, saying
 
@@ -440,6 +445,34 @@ def test_models_have_the_form_of_the_client_that_asks(tmp_path: Path) -> None:
     with replaying(tmp_path, served_model_names=names) as url:
         again = anthropic.Anthropic(base_url=url, api_key="none").models.list()
         assert [one.id for one in again.data] == names
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (types.TextBlockParam, blocks_module.TextBlock),
+        (types.ImageBlockParam, blocks_module.ImageBlock),
+        (types.DocumentBlockParam, blocks_module.DocumentBlock),
+        (types.SearchResultBlockParam, blocks_module.SearchResultBlock),
+        (types.ThinkingBlockParam, blocks_module.ThinkingBlock),
+        (types.RedactedThinkingBlockParam, blocks_module.RedactedThinkingBlock),
+        (types.ToolUseBlockParam, blocks_module.ToolUseBlock),
+        (types.ToolResultBlockParam, blocks_module.ToolResultBlock),
+        (types.ToolReferenceBlockParam, blocks_module.ToolReferenceBlock),
+        (types.CacheControlEphemeralParam, blocks_module.CacheControl),
+        (types.ToolParam, body_module.CustomTool),
+        (types.ThinkingConfigEnabledParam, body_module.Thinking),
+        (types.ThinkingConfigAdaptiveParam, body_module.Thinking),
+        (types.OutputConfigParam, body_module.OutputConfig),
+        (types.ToolChoiceToolParam, body_module.NamedTool),
+        (MessageCreateParamsStreaming, body_module.MessagesRequest),
+        (types.MessageCountTokensParams, body_module.CountTokensRequest),
+    ],
+)
+def test_every_field_of_the_package_is_known(theirs: Any, ours: type[msgspec.Struct]) -> None:
+    settings = SETTINGS_OF.get(ours.__name__, {})
+    known = {"type", *ours.__struct_fields__, *getattr(ours, "neutral", ()), *settings}
+    assert theirs.__annotations__.keys() <= known
 
 
 def test_the_package_raises_its_own_errors(at: Asked) -> None:

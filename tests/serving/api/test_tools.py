@@ -434,7 +434,7 @@ def parameters(schema):
         ({"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice.type"),
         ({"tools": [WEATHER, TIME, WEATHER]}, "tools[2].function.name"),
         ({"tools": [function("a b")]}, "tools[0].function.name"),
-        ({"tools": [function("x" * 65)]}, "tools[0].function.name"),
+        ({"tools": [function("x" * 129)]}, "tools[0].function.name"),
         ({"tools": [function("f\n")]}, "tools[0].function.name"),
         ({"tools": [function("<|im_end|>")]}, "tools[0].function.name"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),

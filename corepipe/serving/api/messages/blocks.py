@@ -12,10 +12,14 @@ MAX_BLOCKS = 2048
 
 
 class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A mark up to which a prompt should be cached; the prefix cache keeps every prompt while it has room."""
+    """A mark up to which a prompt should be cached; the prefix cache keeps every prompt while it has room.
+
+    scope: with whom it may be shared; here it is shared within a key.
+    """
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Annotated[str, Meta(max_length=64)] | None = None
 
 
 class Citations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

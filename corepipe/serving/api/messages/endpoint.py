@@ -138,6 +138,7 @@ ROUTES = (
         answer=MessageAnswer,
         failures=(MessagesError,),
         others=(EVENTS,),
+        example={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8},
     ),
     of_model(
         "/v1/messages/count_tokens",

@@ -41,7 +41,7 @@ from corepipe.serving.api.responses.running import (
 )
 from corepipe.serving.api.responses.translation import TranslatedResponse, translated
 from corepipe.serving.api.routes.chat_dialect import ChatDialect, Translation
-from corepipe.serving.api.routes.route import EVENTS, generating
+from corepipe.serving.api.routes.route import EVENTS, JSON, generating
 from corepipe.serving.stores.errors import StoreError
 from corepipe.serving.stores.responses import StoredResponse
 from corepipe.serving.stores.table import Row
@@ -197,5 +197,6 @@ ROUTE = generating(
     Responses,
     "as items, by the model's chat template",
     request=ResponsesRequest,
-    others=(EVENTS,),
+    others=(JSON, EVENTS),
+    example={"input": "Hello", "max_output_tokens": 8, "store": False},
 )
