@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from corepipe.engine.flag import BATCHING, DEVICE, MODEL, Flag
+from corepipe.engine.lora import read_lora_module
 from corepipe.engine.sizes import read_bytes
 from corepipe.engine.speculative_config import SpeculativeConfig, read_speculation
 from corepipe.errors import UserError
@@ -101,6 +102,27 @@ class EngineConfig(FrozenModel):
     )
     seed: Annotated[int, Flag(MODEL, chart="seed")] = Field(
         default=0, description="Random seed of requests that bring none of their own."
+    )
+    enable_lora: Annotated[bool, Flag(MODEL, also=True, chart="lora.enabled")] = Field(
+        default=False,
+        description="Serve LoRA adapters, which can be loaded and unloaded while the server runs; "
+        "--lora-modules and --lora-dir imply it.",
+    )
+    lora_modules: Annotated[tuple[str, ...], Flag(MODEL, metavar="NAME=PATH")] = Field(
+        default=(),
+        description='LoRA adapter to load at the start: NAME=PATH, or JSON such as {"name": "sql", '
+        '"path": "/adapters/sql"} (repeatable). Requests that name it as their model are answered with it.',
+    )
+    lora_dir: Annotated[Path | None, Flag(MODEL, also=True, chart="lora.dir")] = Field(
+        default=None,
+        description="Directory of LoRA adapters: a request for a model NAME that is not loaded loads "
+        "DIR/NAME.",
+    )
+    max_loras: Annotated[int, Flag(MODEL, also=True, chart="lora.maxLoras")] = Field(
+        default=8, ge=1, le=256, description="Most LoRA adapters that are loaded at once."
+    )
+    max_lora_rank: Annotated[int, Flag(MODEL, also=True, chart="lora.maxLoraRank")] = Field(
+        default=16, ge=1, le=512, description="Highest rank of a LoRA adapter."
     )
     instance: Annotated[str, Flag(DEVICE, chart="instance")] = Field(
         default="inf2.xlarge", description="Instance size to emulate, of inf1, inf2, trn1, trn2 or trn3."
@@ -254,6 +276,21 @@ class EngineConfig(FrozenModel):
     cache_dir: Path | None = None
     first_core: int = Field(default=0, ge=0)
     cores: int | None = Field(default=None, ge=1)
+
+    @property
+    def lora_slots(self) -> int:
+        """The number of LoRA adapters that may be loaded at once; 0 where none is served."""
+        if not (self.enable_lora or self.lora_modules or self.lora_dir):
+            return 0
+        return max(self.max_loras, len(self.lora_modules))
+
+    @field_validator("lora_modules")
+    @classmethod
+    def _name_adapters(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        names = [read_lora_module(text).name for text in texts]
+        if len({*names}) < len(names):
+            raise ValueError("give each adapter a name of its own")
+        return texts
 
     @field_validator("speculative_config", mode="before")
     @classmethod

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from corepipe.engine.lora import AdapterRef, AdapterReport, LoadAdapter, UnloadAdapter
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.scheduler.request import FinishReason
 
@@ -20,12 +21,14 @@ class Start(msgspec.Struct, frozen=True):
     """The first frame to an engine: an EngineConfig as plain data, and the engine's number.
 
     A server counts the engines that it starts; every message of an engine bears its number, `epoch`.
-    `tells_prefixes`: the engine reports the content of its prefix caches.
+    `tells_prefixes`: the engine reports the content of its prefix caches. `adapters`: those of a lost engine,
+    to be loaded in the place of the config's; None: the config's.
     """
 
     config: dict[str, Any]
     epoch: int
     tells_prefixes: bool = False
+    adapters: list[LoadAdapter] | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
@@ -54,6 +57,8 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
     `image`: the image that is read in the place of tokens, [channels, height, width] as fp32 in little-endian
     order; the prompt then has a zero for each row that the model makes of it.
+
+    `adapter`: the LoRA adapter to compute with; None: the model as it is.
     """
 
     id: str
@@ -74,6 +79,7 @@ class Submit(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     speculation: bool = True
     second: int = 0
     image: bytes = b""
+    adapter: AdapterRef | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -86,7 +92,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Tells the engine to abort everything and to exit."""
 
 
-Command = Submit | Abort | Shutdown
+Command = Submit | Abort | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -310,6 +316,7 @@ class Outputs(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     """All outputs of one step of one replica, or the requests that are `started` in the next step.
 
     prefixes: None where nothing has changed, or the server does not use them.
+    adapters: the results of LoadAdapters.
     """
 
     outputs: list[Output] = []
@@ -317,6 +324,7 @@ class Outputs(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     started: list[Started] = []
     epoch: int = 0
     prefixes: Prefixes | None = None
+    adapters: list[AdapterReport] = []
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -325,7 +333,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
     `threads`: the number of computing threads and the limit that set it, in words. `task`: what the model
     does with texts. `weights`: a hash of the weights that the engine computes with; empty where that is not
-    known. `kernels_left_out`: kernels that this CPU could run, and that were not built.
+    known. `kernels_left_out`: kernels that this CPU could run, and that were not built. `adapters`: the
+    results of loading the adapters of its Start.
     """
 
     placement: dict[str, Any]
@@ -339,6 +348,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     task: str = "generate"
     weights: str = ""
     kernels_left_out: list[str] = []
+    adapters: list[AdapterReport] = []
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag="Progress"):

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+from msgspec.structs import replace
+
 from corepipe.answers.banned_tokens import require_some, spelled
 from corepipe.answers.chat_variables import begins_turn, checked_variables
 from corepipe.answers.parsing.choose import AUTO
@@ -22,9 +24,11 @@ from corepipe.engine.config import EngineConfig, validated
 from corepipe.engine.flag import flag_of
 from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.driver import Driver
+from corepipe.engine.lora import AdapterRef
 from corepipe.engine.messages import Abort, Submit
 from corepipe.engine.params import SamplingParams
 from corepipe.errors import UserError, shown
+from corepipe.library.adapters import NamedAdapters
 from corepipe.library.answers import GrowingAnswer, RequestOutput
 from corepipe.library.images import Picture
 from corepipe.library.prompts import (
@@ -86,10 +90,17 @@ class LLM:
                 raise UserError(
                     "kv_events_config: the library publishes no KV events; leave it out", "kv_events_config"
                 )
+            if config.lora_dir is not None:
+                raise UserError("lora_dir: the library loads nothing by itself; use load_adapter", "lora_dir")
             loaded = registry.load(hub.resolve(config.model))
             tokenizer, task = loaded.tokenizer(), loaded.task(config.task)
             chats = ChatPrompts(tokenizer, (tool_call_parser, reasoning_parser))
             self._open(assemble(config, lambda _what, _done: None), tokenizer, chats, task)
+            try:
+                self._adapters = NamedAdapters(self._driver, config.lora_modules)
+            except UserError:
+                self.close()
+                raise
 
     @classmethod
     def of(cls, deployment: Deployment, tokenizer: Tokenizer, task: TaskInfo | None = None) -> LLM:
@@ -107,6 +118,7 @@ class LLM:
         self._tokenizer = tokenizer
         self._chats = chats
         self._driver = Driver(deployment)
+        self._adapters = NamedAdapters(self._driver)
         self._max_model_len = deployment.ready.max_model_len
         self._window = 2 * sum(replica.scheduler.max_num_seqs for replica in deployment.replicas)
         self._numbers = 0
@@ -116,15 +128,33 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        adapter: str | None = None,
     ) -> list[RequestOutput]:
-        """Answers all prompts together, in their order; `params` for all, or one for each.
+        """Answers all prompts together, in their order; `params` for all, or one for each.  adapter: the name
+        of a LoRA adapter that is loaded; None: the model as it is.
 
         Raises UserError for a prompt, parameters or a constraint that cannot be honoured, for logits that
         overflow, and after `close`.
         """
         self._check_open()
         self._texts.require("generate", Task.GENERATE)
-        return self._answers([PreparedPrompt(prompt) for prompt in listed(prompts)], params)
+        asked = [PreparedPrompt(prompt) for prompt in listed(prompts)]
+        return self._answers(asked, params, self._adapters.find(adapter))
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Loads the LoRA adapter in a directory, under a name for calls; one that has the name is replaced.
+
+        Needs `enable_lora`.  Raises UserError for files that cannot be used, and where too many are loaded.
+        """
+        self._check_open()
+        with _options_for_flags():
+            self._adapters.load(name, path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Frees a LoRA adapter.  Raises UserError for a name that is not loaded."""
+        self._check_open()
+        self._adapters.unload(name)
 
     def embed(
         self,
@@ -132,19 +162,20 @@ class LLM:
         *,
         dimensions: int | None = None,
         prompt_name: str | None = None,
+        adapter: str | None = None,
     ) -> list[EmbeddingOutput]:
         """Returns a vector of each text, or list of token ids, in their order.
 
         A text that is too long is cut at its end, as sentence-transformers does.  dimensions: the length to
         which vectors are cut, for models that are made for it.  prompt_name: the model's prompt to put before
-        each text, instead of its default one.
+        each text, instead of its default one.  adapter: see `generate`.
 
         Raises UserError for a model that does not embed, for what is not a text, and after `close`.
         """
         self._check_open()
         self._texts.require("embed", Task.EMBED)
         self._texts.check_dimensions(dimensions)
-        read = self._encoded(self._texts.read(texts, prompt_name))
+        read = self._encoded(self._texts.read(texts, prompt_name), self._adapters.find(adapter))
         return [self._texts.embedding(text, dimensions) for text in read]
 
     def classify(
@@ -172,16 +203,19 @@ class LLM:
         both = self._encoded(self._texts.read(firsts) + self._texts.read(seconds))
         return self._texts.similarities(both[: len(firsts)], both[len(firsts) :])
 
-    def _encoded(self, texts: list[EncodedText]) -> list[EncodedText]:
+    def _encoded(self, texts: list[EncodedText], adapter: AdapterRef | None = None) -> list[EncodedText]:
         with _options_for_flags():
             try:
-                self._run(deque(texts))
+                self._run(deque(texts), adapter)
             finally:
                 self._drop_rest()
         return texts
 
     def _answers(
-        self, asked: Sequence[PreparedPrompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        asked: Sequence[PreparedPrompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        adapter: AdapterRef | None,
     ) -> list[RequestOutput]:
         each = _for_each(SamplingParams() if params is None else params, len(asked))
         with _options_for_flags():
@@ -191,7 +225,7 @@ class LLM:
                 for prompt, one in zip(asked, each, strict=True)
             ]
             try:
-                self._run(deque(sequences))
+                self._run(deque(sequences), adapter)
             finally:
                 self._drop_rest()
         return [sequence.result() for sequence in sequences]
@@ -209,6 +243,7 @@ class LLM:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        adapter: str | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation or several, made into prompts by the model's chat template.
 
@@ -216,7 +251,7 @@ class LLM:
         allowed. `tools`, `tool_choice` and `parallel_tool_calls` are those of the OpenAI API.  chat_template:
         replaces the model's.  The prompt ends where the assistant's turn begins, or
         (`continue_final_message`) within the last message, or (`add_generation_prompt=False`) after it.
-        chat_template_kwargs: variables for the template.
+        chat_template_kwargs: variables for the template.  adapter: see `generate`.
         """
         self._check_open()
         self._texts.require("chat", Task.GENERATE)
@@ -228,7 +263,7 @@ class LLM:
             allow_special_tokens_in_text,
         )
         offer = offered_by(tools, tool_choice, parallel=parallel_tool_calls)
-        return self._answers(chats.prepare(messages, rendering, offer), params)
+        return self._answers(chats.prepare(messages, rendering, offer), params, self._adapters.find(adapter))
 
     def close(self) -> None:
         """Frees the model; a second call does nothing."""
@@ -250,14 +285,15 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, waiting: deque[GrowingAnswer] | deque[EncodedText]) -> None:
+    def _run(self, waiting: deque[GrowingAnswer] | deque[EncodedText], adapter: AdapterRef | None) -> None:
         """Runs requests, with enough of them in the engine's queue but without filling it."""
         running: dict[str, GrowingAnswer | EncodedText] = {}
         while waiting or running:
             while waiting and len(running) < self._window:
                 sequence = waiting.popleft()
                 running[sequence.submit.id] = sequence
-                self._driver.handle(sequence.submit)
+                submit = sequence.submit
+                self._driver.handle(submit if adapter is None else replace(submit, adapter=adapter))
             for output in self._driver.turn():
                 sequence = running[output.id]
                 sequence.take(output)

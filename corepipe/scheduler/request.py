@@ -42,9 +42,11 @@ BACKGROUND_TOKENS = 32
 """The most tokens of a batch of such requests: one that comes waits for no larger batch to end."""
 
 
-def first_key(salt: str) -> bytes:
-    """Returns the bytes that the key of a sequence's first block derives from."""
-    return sha256(salt.encode()).digest()
+def first_key(salt: str, adapter: str = "") -> bytes:
+    """Returns the bytes that the key of a sequence's first block derives from. No salt can stand for an
+    adapter: the byte 255 is in no text."""
+    given = salt.encode()
+    return sha256(b"\xff".join((b"", adapter.encode(), given)) if adapter else given).digest()
 
 
 def next_key(parent: bytes, ids: Sequence[int]) -> bytes:
@@ -64,6 +66,8 @@ class Request:
     `arrival` is in seconds of the driver's clock.  Lower `priority` goes first; `BACKGROUND` is the last.
     `owner`: the API key or user that sent it; owners take turns.
     `cache_salt` keeps prefix-cache entries apart; `told_salt` is the salt that listeners outside may know.
+    `adapter_key`: a hash of the content of the LoRA adapter that computes it; empty where there is none.
+    `adapter_name`: its name for listeners outside.
     `prompt_logits`: the caller wants a result for every prompt position, so the prompt's cached prefix may
     not be skipped.
     `held`: it may not start yet, as something that it needs (a grammar) is not compiled yet.
@@ -82,6 +86,8 @@ class Request:
     told_salt: str = ""
     prompt_logits: bool = False
     owner: str = ""
+    adapter_key: str = ""
+    adapter_name: str = ""
 
     tokens: list[int] = field(init=False)
     num_prompt: int = field(init=False)
@@ -139,7 +145,7 @@ class Request:
         """Returns the key of full block number `index` of `size` tokens; keys must be requested in order.
 
         It stands for the block's tokens and all before them (`next_key`).  The first key derives from the
-        salt: only requests of the same salt share blocks.
+        salt and the adapter: only requests that have both in common share blocks.
         """
         keys = self.block_keys
         if index == len(keys):
@@ -160,7 +166,7 @@ class Request:
         return self.told_keys[index]
 
     def _add_key(self, keys: list[bytes], salt: str, size: int) -> None:
-        parent = keys[-1] if keys else first_key(salt)
+        parent = keys[-1] if keys else first_key(salt, self.adapter_key)
         keys.append(next_key(parent, self.tokens[len(keys) * size : (len(keys) + 1) * size]))
 
     @property

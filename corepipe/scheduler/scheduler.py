@@ -11,7 +11,7 @@ the model draws as well become known tokens; the others count as never computed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.hybrid_kv_cache import HybridKVCache
@@ -170,6 +170,11 @@ class Scheduler:
     def request_ids(self) -> tuple[str, ...]:
         """Returns the ids of unfinished requests, in the order in which they were added."""
         return tuple(self._requests)
+
+    @property
+    def requests(self) -> Collection[Request]:
+        """Returns the unfinished requests, in the order in which they were added."""
+        return self._requests.values()
 
     @property
     def unfinished(self) -> int:

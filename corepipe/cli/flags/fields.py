@@ -84,7 +84,7 @@ def _kind(name: str, field: FieldInfo, mark: Flag, choices: Any) -> Any:
     """Returns what typer reads a value as: a plain type, a list of one, or an enumeration of the choices."""
     if mark.file:
         return Path
-    if mark.metavar is not None:
+    if mark.metavar is not None and field.annotation != tuple[str, ...]:
         return str
     kind = choices or _without_none(field.annotation)
     if get_origin(kind) is tuple:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,13 +35,16 @@ from corepipe.engine.batch.encoding import Encoding
 from corepipe.engine.channel import Counter
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.drafters.speculation import speculation_of
+from corepipe.engine.loop.adapters import AdapterParts
 from corepipe.engine.loop.deployment import Deployment, ReplicaParts
 from corepipe.engine.messages import Ready
 from corepipe.errors import UserError
 from corepipe.kernels import check_same_bits, native
 from corepipe.models import hub, registry
+from corepipe.models.adapters.adapter import Adapter
 from corepipe.models.registry import Architecture, Model
 from corepipe.models.tasks import Task, TaskInfo
+from corepipe.neuron.graph import Graph
 from corepipe.neuron.host.executor import NativeExecutor
 from corepipe.neuron.host.weights import PackedWeights, packed_weights
 from corepipe.neuron.step import StepInputs
@@ -120,7 +124,28 @@ def assemble(config: EngineConfig, progress: Progress, beats: Counter | None = N
         drafter=partial(speculation_of, config.speculative_config, draft_cost(host), no_way_back(host.graph)),
         drafts=config.speculative_config is not None,
         synthetic_acceptance=_synthetic_rates(config) is not None,
+        adapters=_adapters(config, path, host.graph, replicas),
     )
+
+
+def _adapters(
+    config: EngineConfig, path: Path, graph: Graph, replicas: Sequence[ReplicaParts]
+) -> AdapterParts | None:
+    """Returns what serves LoRA adapters, if the deployment is to have some.
+
+    A slot is free again when the last request with its adapter has ended: there are two for each adapter.
+    """
+    if not config.lora_slots:
+        return None
+    from corepipe.models.adapters.peft import read_adapter  # noqa: PLC0415 -- nobody else needs it
+
+    base = registry.load(path)
+
+    def read(folder: Path) -> Adapter:
+        return read_adapter(folder, base, graph, config.max_lora_rank)
+
+    tables = [replica.adapters for replica in replicas if replica.adapters is not None]
+    return AdapterParts(read, tables, config.lora_slots, 2 * config.lora_slots)
 
 
 def _synthetic_rates(config: EngineConfig) -> tuple[float, ...] | None:
@@ -210,6 +235,7 @@ def _replicas(
             max_batch_delay=config.max_batch_delay,
             together=None if drafting is None else bind_draft(config, host, drafting, blocks, pool),
             chaining=executor if chains_steps else None,
+            adapters=executor.adapters,
         )
         for number, executor in enumerate(executors)
     )

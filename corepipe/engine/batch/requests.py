@@ -84,6 +84,8 @@ def to_request(
         owner=submit.owner,
         cache_salt=submit.cache_salt,
         told_salt=submit.told_salt,
+        adapter_key="" if submit.adapter is None else submit.adapter.digest,
+        adapter_name="" if submit.adapter is None else submit.adapter.name,
         prompt_logits=submit.sampling.prompt_logprobs is not None,
         sampling=submit.sampling,
         seed=seed if submit.sampling.seed is None else submit.sampling.seed,

@@ -15,6 +15,7 @@ from corepipe.engine.batch.requests import SampledRequest
 from corepipe.engine.batch.runner import OnStart, Runner, StepQueue
 from corepipe.engine.channel import Counter
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.loop.adapters import AdapterParts, AdapterTable
 from corepipe.engine.loop.batch_delay import replica_of
 from corepipe.engine.loop.replica import BatchRunner, Replica
 from corepipe.engine.loop.synthetic_acceptance import SyntheticAcceptanceRunner
@@ -37,7 +38,8 @@ class ReplicaParts:
 
     max_batch_delay: seconds for which it waits for more requests, before it computes less than a full batch.
     together: the drafter that drafts for several of its requests in one go. chaining: the executor, where
-    steps may be queued before the scheduler asks for them (None: they may not).
+    steps may be queued before the scheduler asks for them (None: they may not). adapters: the executor's LoRA
+    adapters.
     """
 
     executor: Executor
@@ -47,6 +49,7 @@ class ReplicaParts:
     max_batch_delay: float = 0.0
     together: BatchDrafter | None = None
     chaining: ChainingExecutor | None = None
+    adapters: AdapterTable | None = None
 
 
 def _no_tokenizer() -> Tokenizer:
@@ -64,7 +67,8 @@ class Deployment:
     seed makes the draws of requests that bring no seed of their own repeatable. tokenizer reads the model's
     tokenizer; it raises UserError. encoding: of a model that generates nothing (None: it generates). drafter:
     returns the drafter of a request, None where it has none; unless the model `drafts`, only a request with a
-    prediction has one. synthetic_acceptance: how often drafts are accepted is assumed.
+    prediction has one. synthetic_acceptance: how often drafts are accepted is assumed. adapters: None where
+    no LoRA adapters are served.
     """
 
     replicas: tuple[ReplicaParts, ...]
@@ -77,6 +81,7 @@ class Deployment:
     drafter: Callable[[SampledRequest], Drafter | None] = _nobody
     drafts: bool = True
     synthetic_acceptance: bool = False
+    adapters: AdapterParts | None = None
 
     def replica(self, number: int, on_start: OnStart) -> Replica:
         """Makes replica number `number`, idle; on_start: see `Runner`."""

@@ -4,193 +4,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
 from math import inf
 
-from msgspec.structs import replace
-
 from corepipe.engine.batch.arrays import derive_seed
-from corepipe.engine.batch.encoding import values_of
 from corepipe.engine.batch.grammar_pool import GrammarPool
 from corepipe.engine.batch.masks import GrammarCompiler
 from corepipe.engine.batch.requests import SampledRequest, to_request
-from corepipe.engine.batch.runner import OnStart, RequestFailure, StepResult
-from corepipe.engine.drafters.speculation import RequestDrafter
-from corepipe.engine.drafters.synthetic import SyntheticDrafter
+from corepipe.engine.batch.runner import OnStart, RequestFailure
+from corepipe.engine.loop.adapters import EngineAdapters, adapters_of
 from corepipe.engine.loop.deployment import Deployment
 from corepipe.engine.loop.kv_events import CacheEvents
 from corepipe.engine.loop.loop import LEAD_SECONDS, Loop, ReplicaRouter, RequestSource, load_margin
 from corepipe.engine.loop.replica import Completed, InFlight, Replica, ReplicaStats
-from corepipe.engine.messages import (
-    Abort,
-    DeviceTimes,
-    Output,
-    Predicted,
-    Speculated,
-    Started,
-    Stats,
-    Submit,
-    TokenLogprobs,
-    failed_output,
-)
+from corepipe.engine.loop.reporter import Reporter
+from corepipe.engine.lora import AdapterReport, LoadAdapter, UnloadAdapter
+from corepipe.engine.messages import Abort, Output, Started, Stats, Submit, failed_output
 from corepipe.scheduler.kv_cache import CacheListener
-from corepipe.scheduler.request import Batch, Drafted, FinishReason, Request, Status, TokenEvent
+from corepipe.scheduler.request import FinishReason, Status
 from corepipe.scheduler.scheduler import QueueFull
 
-MILLISECONDS = 1e3
-
-_NONE: Iterator[TokenLogprobs] = iter(())
+NO_ADAPTERS = "this engine serves no LoRA adapters: --enable-lora"
 
 
-@dataclass(slots=True, eq=False)
-class _Record:
-    """The times of a request on the device, in seconds: of its arrival, its first batch, and the first and
-    the last of its tokens or other results; None until it happened.
-
-    resumed: its first tokens are another engine's, so that this engine's times are not the request's.
-    """
-
-    request: Request
-    arrival: float
-    resumed: bool
-    scheduled: float | None = None
-    first: float | None = None
-    last: float = 0.0
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-    def add(self, now: float) -> None:
-        """Notes a result at `now`."""
-        self.last = now
-        if self.first is None:
-            self.first = now
-
-
-class Reporter:
-    """Makes Outputs of events. It is called only after the next batch has been submitted."""
-
-    def __init__(self) -> None:
-        self._records: dict[str, _Record] = {}
-        self._unscheduled: set[str] = set()
-
-    def add(self, request: Request, device_now: float) -> None:
-        """Takes on a request that comes to the device at `device_now`."""
-        self._records[request.id] = _Record(request, device_now, request.num_generated > 0)
-        self._unscheduled.add(request.id)
-
-    def schedule(self, batch: Batch, device_now: float) -> None:
-        """Notes which requests leave the queue of the device at `device_now`."""
-        if self._unscheduled:
-            for chunk in batch.chunks:
-                if chunk.request.id in self._unscheduled:
-                    self._unscheduled.remove(chunk.request.id)
-                    self._records[chunk.request.id].scheduled = device_now
-
-    def outputs(self, batch: Completed) -> list[Output]:
-        """Returns the outputs of a batch that is complete."""
-        if batch.result.step.value_rows:
-            return self._encoded(batch) + [self.fail(failure) for failure in batch.failures]
-        logprobs = self._logprobs(batch.result)
-        outputs = [
-            self._output(event, logprobs.get(event.request.id, _NONE), batch.device_now)
-            for event in batch.events
-            if event.token is not None or event.finish_reason is not None
-        ]
-        return outputs + [self.fail(failure) for failure in batch.failures]
-
-    def end(self, request: Request, reason: FinishReason) -> Output:
-        """Returns the last output of a request that ends without a token."""
-        return self._last(request, Output(request.id, finish_reason=reason.value))
-
-    def fail(self, failure: RequestFailure) -> Output:
-        """Returns the last output of a request that cannot go on."""
-        request, kind, error = failure
-        ended = FinishReason.ERROR.value
-        return self._last(request, Output(request.id, finish_reason=ended, error=error, error_kind=kind))
-
-    def _output(self, event: TokenEvent, logprobs: Iterator[TokenLogprobs], device_now: float) -> Output:
-        """Returns the output of a token, or of an end; `logprobs` has the token's next."""
-        request = event.request
-        record = self._records[request.id]
-        output = Output(request.id, [] if event.token is None else [event.token], [*islice(logprobs, 1)])
-        if event.token is not None:
-            if record.first is None and not record.resumed:
-                prompt_logprobs, cached = record.prompt_logprobs, request.num_cached
-                output = replace(output, prompt_logprobs=prompt_logprobs, cached=cached)
-            record.add(device_now)
-        if request.drafter is not None:
-            output = replace(output, predicted=_predicted(request))
-        if event.finish_reason is not None:
-            output = self._last(request, replace(output, finish_reason=event.finish_reason.value))
-        return output
-
-    def _encoded(self, batch: Completed) -> list[Output]:
-        """Returns the only output of each request whose text a batch has completed."""
-        chunk_of = {chunk.request: at for at, chunk in enumerate(batch.result.step.batch.chunks)}
-        outputs = []
-        for request, _, reason in batch.events:
-            if reason is not None:
-                self._records[request.id].add(batch.device_now)
-                values, rows = values_of(batch.result, chunk_of[request])
-                output = Output(request.id, cached=request.num_cached, finish_reason=reason.value)
-                outputs.append(self._last(request, replace(output, values=values, rows=rows)))
-        return outputs
-
-    def _last(self, request: Request, output: Output) -> Output:
-        """Adds the times of a request that has ended, and forgets it."""
-        self._unscheduled.discard(request.id)
-        record = self._records.pop(request.id)
-        return replace(
-            output,
-            device=_device_times(record),
-            preemptions=request.num_preemptions,
-            speculated=_speculated(record),
-        )
-
-    def _logprobs(self, result: StepResult) -> dict[str, Iterator[TokenLogprobs]]:
-        """Returns the logprobs of the tokens drawn, by request and in order; a prompt's are kept until the
-        first token."""
-        if not result.has_logprobs:
-            return {}
-        drawn: dict[str, Iterator[TokenLogprobs]] = {}
-        for index, chunk in enumerate(result.step.batch.chunks):
-            record = self._records.get(chunk.request.id)
-            if record is not None and record.request is chunk.request:
-                record.prompt_logprobs += result.prompt_logprobs(index)
-                drawn[chunk.request.id] = iter(result.logprobs(index))
-        return drawn
-
-
-def _predicted(request: Request) -> Predicted | None:
-    """Returns how much of a request's prediction was accepted; None where it had none."""
-    if not isinstance(request.drafter, RequestDrafter) or not request.drafter.predicts:
-        return None
-    return Predicted(request.drafter.accepted[0], request.drafter.rejected[0])
-
-
-def _speculated(record: _Record) -> Speculated | None:
-    """Returns the results of speculation; None where there were no drafts, or the first tokens are another
-    engine's."""
-    request = record.request
-    if request.drafter is None or record.resumed:
-        return None
-    drafted = request.drafted or Drafted()
-    return Speculated(drafted.histogram, drafted.tokens, isinstance(request.drafter, SyntheticDrafter))
-
-
-def _device_times(record: _Record) -> DeviceTimes | None:
-    """Returns the request's times on the device; None where it had no result, or it has lost a device."""
-    first, last, arrival, scheduled = record.first, record.last, record.arrival, record.scheduled
-    if first is None or scheduled is None or record.resumed:
-        return None
-    gaps = max(0, record.request.num_generated - 1)
-    return DeviceTimes(
-        arrived_at_s=arrival,
-        time_in_queue_ms=(scheduled - arrival) * MILLISECONDS,
-        time_to_first_token_ms=(first - arrival) * MILLISECONDS,
-        time_per_output_token_ms=(last - first) / gaps * MILLISECONDS if gaps else None,
-        total_ms=(last - arrival) * MILLISECONDS,
-    )
+def _none_served(command: LoadAdapter) -> AdapterReport:
+    return AdapterReport(command.name, command.path, error=NO_ADAPTERS)
 
 
 def _nothing(_started: list[Started]) -> None:
@@ -228,8 +65,11 @@ class Driver:
         self._reporter = Reporter()
         self._on_compiled = on_compiled
         self._grammars: GrammarPool | None = None  # until the first request with a grammar
+        parts = deployment.adapters
+        self._adapters = None if parts is None else EngineAdapters(parts, on_compiled)
         self._accepted = 0
         self._unreported: deque[Completed] = deque()
+        self._refused: list[AdapterReport] = []
         self._outputs: list[Output] = []
 
     def listen(self, listener: CacheListener) -> None:
@@ -291,15 +131,36 @@ class Driver:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def handle(self, command: Submit | Abort) -> None:
-        """Takes a request on, refuses it, or aborts requests; the results come with `outputs`.
+    def load_adapter(self, command: LoadAdapter) -> AdapterReport:
+        """Loads a LoRA adapter now; `handle` does it beside the loop."""
+        return _none_served(command) if self._adapters is None else self._adapters.load(command)
+
+    def adapter_reports(self) -> list[AdapterReport]:
+        """Returns the reports on adapters that were loaded since the last call; frees those that no request
+        has any more."""
+        reports, self._refused = self._refused, []
+        if self._adapters is not None:
+            reports += self._adapters.take()
+            if self._adapters.retired:
+                self._adapters.drop_unused(self._adapters_in_use())
+        return reports
+
+    def handle(self, command: Submit | Abort | LoadAdapter | UnloadAdapter) -> None:
+        """Takes a request on, refuses it, or aborts requests; the results come with `outputs`. Loads and
+        unloads adapters, see `adapter_reports`.
 
         Commands between two calls of `submit` come at the same moment of the device's time.
         """
         if isinstance(command, Submit):
             self._admit(command)
-        else:
+        elif isinstance(command, Abort):
             self._abort(command.ids)
+        elif self._adapters is None:
+            self._refused += [_none_served(command)] if isinstance(command, LoadAdapter) else []
+        elif isinstance(command, LoadAdapter):
+            self._adapters.start(command)
+        else:
+            self._adapters.retire(command.digest)
 
     def release(self) -> None:
         """Lets requests start whose grammars have been compiled, and refuses those whose grammars cannot
@@ -334,6 +195,8 @@ class Driver:
 
     def close(self) -> None:
         """Frees the deployment; batches in flight are dropped."""
+        if self._adapters is not None:
+            self._adapters.close()
         self._deployment.close()
 
     def submitted(self, _replica: Replica, batch: InFlight) -> None:
@@ -365,6 +228,8 @@ class Driver:
         if self._deployment.encoding is not None:
             self._deployment.encoding.check(submit)
         request = to_request(submit, self._loop.moment(), seed, vocab_size, self._max_model_len, self._task)
+        if submit.adapter is not None:
+            request.adapter = self._slot(submit.adapter.digest)
         request.held = bool(request.grammar)
         if request.prediction or self._deployment.drafts:
             request.drafter = self._deployment.drafter(request)
@@ -373,6 +238,21 @@ class Driver:
         self._accepted += 1
         if request.held:
             self._compile(request)
+
+    def _slot(self, digest: str) -> int:
+        """Returns the slot of an adapter. Raises ValueError where it is not loaded."""
+        if self._adapters is None:
+            raise ValueError(NO_ADAPTERS)
+        return self._adapters.slot(digest)
+
+    def _adapters_in_use(self) -> set[str]:
+        """Returns the hashes of the adapters of all requests that have not ended or are in flight."""
+        used: set[str] = set()
+        for replica in self.replicas:
+            used |= adapters_of(replica.scheduler.requests)
+            for batch in replica.in_flight:
+                used |= adapters_of(chunk.request for chunk in batch.step.batch.chunks)
+        return used
 
     def _compile(self, request: SampledRequest) -> None:
         """Starts the compilation of a grammar. In virtual time it takes no time: the next event must not

@@ -13,7 +13,7 @@ import msgspec
 
 from corepipe.scheduler.request import Request
 
-Salted = tuple[str]
+ExtraKeys = tuple[str, ...]
 MEDIUM = "GPU"
 """vLLM's word for the device's own memory."""
 
@@ -26,7 +26,8 @@ class BlockStored(_Event, frozen=True, kw_only=True):
     """Reports that a chain of full blocks can be found, the first after `parent_block_hash` (None: it begins
     a sequence).
 
-    extra_keys: for each block what its hash has beside tokens: for a sequence's first block the body's salt.
+    extra_keys: for each block what its hash has beside tokens: the name of the LoRA adapter, and for a
+    sequence's first block the body's salt.
     """
 
     block_hashes: list[int]
@@ -35,8 +36,8 @@ class BlockStored(_Event, frozen=True, kw_only=True):
     block_size: int
     lora_id: None
     medium: str
-    lora_name: None
-    extra_keys: list[Salted | None] | None = None
+    lora_name: str | None
+    extra_keys: list[ExtraKeys | None] | None = None
 
 
 class BlockRemoved(_Event, frozen=True, kw_only=True):
@@ -94,14 +95,14 @@ class CacheLog:
         if self._holders[block_hash] > 1:
             return
         parent = _hash(request.told_key(index - 1, size)) if index else None
-        salted = (request.told_salt,) if request.told_salt and not index else None
+        extra = _extra_keys(request, index)
         tokens = request.tokens[index * size : (index + 1) * size]
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockStored) and last.block_hashes[-1] == parent:
             last.block_hashes.append(block_hash)
             last.token_ids.extend(tokens)
             if last.extra_keys is not None:
-                last.extra_keys.append(None)
+                last.extra_keys.append(extra)
             return
         self._events.append(
             BlockStored(
@@ -111,8 +112,8 @@ class CacheLog:
                 block_size=size,
                 lora_id=None,
                 medium=MEDIUM,
-                lora_name=None,
-                extra_keys=None if salted is None else [salted],
+                lora_name=request.adapter_name or None,
+                extra_keys=None if extra is None else [extra],
             )
         )
 
@@ -156,6 +157,12 @@ class CacheEvents:
         """Publishes the events since the last call, if there are any."""
         if events := self.log.take():
             self._publish(self._encode(EventBatch(time.time(), events, 0)))
+
+
+def _extra_keys(request: Request, index: int) -> ExtraKeys | None:
+    """Returns what the hash of a block has beside tokens, in vLLM's order; None where it has nothing."""
+    salt = "" if index else request.told_salt
+    return tuple(filter(None, (request.adapter_name, salt))) or None
 
 
 def _hash(key: bytes) -> int:

@@ -21,11 +21,14 @@ from contextlib import ExitStack
 from math import inf
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from corepipe.engine.channel import BEAT_SECONDS, FrameDecoder, Heartbeat, encode_frame
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.freeze_heap import freeze_heap
 from corepipe.engine.loop.deployment import Assemble
 from corepipe.engine.loop.driver import Driver
+from corepipe.engine.lora import AdapterReport, LoadAdapter, read_lora_module
 from corepipe.engine.messages import (
     Command,
     Event,
@@ -77,8 +80,10 @@ def serve(
     def send_all(outputs: list[Output], stats: list[Stats]) -> None:
         """Sends one message; one more for each further replica's stats."""
         found = None if prefixes is None else prefixes.take()
-        if outputs or stats or found is not None:
-            send(Outputs(outputs, stats[0] if stats else None, epoch=epoch, prefixes=found))
+        adapters = driver.adapter_reports()
+        if outputs or stats or found is not None or adapters:
+            first = stats[0] if stats else None
+            send(Outputs(outputs, first, epoch=epoch, prefixes=found, adapters=adapters))
         for more in stats[1:]:
             send(Outputs([], more, epoch=epoch))
 
@@ -229,10 +234,24 @@ def run(
         if prefixes is not None:
             driver.listen(prefixes)
         deployment.heed(inbox.files)
+        ready = replace(deployment.ready, adapters=_load_adapters(driver, config, start))
         freeze_heap()
         wake_promptly()
-        send(deployment.ready)
+        send(ready)
         serve(driver, inbox, send, epoch=start.epoch, prefixes=prefixes)
+
+
+def _load_adapters(driver: Driver, config: EngineConfig, start: Start) -> list[AdapterReport]:
+    """Loads the adapters that a lost engine had, or those of the config. Raises UserError where one of the
+    config cannot be loaded; of a lost engine's the report says why."""
+    if start.adapters is not None:
+        return [driver.load_adapter(command) for command in start.adapters]
+    reports = []
+    for module in map(read_lora_module, config.lora_modules):
+        reports.append(driver.load_adapter(LoadAdapter(module.name, module.path)))
+        if reports[-1].error:
+            raise UserError(f"--lora-modules {module.name}: {reports[-1].error}", "lora_modules")
+    return reports
 
 
 def read_start(connection: socket.socket) -> Start:

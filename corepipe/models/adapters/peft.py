@@ -34,6 +34,9 @@ ENDS = ("lora_A.weight", "lora_B.weight")
 MOST_BYTES = 2 << 30
 """The most bytes of an adapter in fp32, unless the caller says otherwise."""
 
+MOST_HEADER = 4 << 20
+"""The most bytes of tensors' names and shapes: thirty thousand tensors, twenty times those of 80 layers."""
+
 
 class _Place(NamedTuple):
     """A Linear of the graph in a module of transformers: its name, its axes, and its rows of the module's
@@ -76,10 +79,21 @@ def _open(folder: Path) -> SafetensorsCheckpoint:
     check_links(folder)
     file = folder / WEIGHTS
     if file.is_file():
+        _check_header(file)
         return SafetensorsCheckpoint(file)
     if (folder / PICKLED).is_file():
         raise UserError(f"{folder / PICKLED}: pickled weights can run code and are refused; use safetensors")
     raise UserError(f"{shown(folder, 200)}: holds {CONFIG} and no {WEIGHTS}")
+
+
+def _check_header(file: Path) -> None:
+    """Raises UserError for a file of too many tensors, before their names are read."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+    if size > MOST_HEADER:
+        raise UserError(
+            f"{file}: its header of {size} bytes is longer than that of any adapter: {MOST_HEADER}"
+        )
 
 
 def _bytes(tensors: SafetensorsCheckpoint) -> int:
