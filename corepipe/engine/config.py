@@ -284,6 +284,10 @@ class EngineConfig(FrozenModel):
             return 0
         return max(self.max_loras, len(self.lora_modules))
 
+    def without_adapters(self) -> EngineConfig:
+        """Returns the configuration of a model that serves no LoRA adapters."""
+        return self.model_copy(update={"enable_lora": False, "lora_modules": (), "lora_dir": None})
+
     @field_validator("lora_modules")
     @classmethod
     def _name_adapters(cls, texts: tuple[str, ...]) -> tuple[str, ...]:

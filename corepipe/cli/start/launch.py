@@ -13,7 +13,7 @@ import uvloop
 from corepipe.cli.output.common import errors
 from corepipe.cli.start.announce import AnnouncedClient, Announcement, of_weights, on_demand_lines
 from corepipe.cli.start.ports import urls_of, warnings_of
-from corepipe.cli.start.starting import PreparedServer, ResolvedModel
+from corepipe.cli.start.starting import PreparedServer, ResolvedModel, lora_flag
 from corepipe.cli.start.tokenizers import tokenizer_of
 from corepipe.errors import UserError
 from corepipe.models import cache, registry
@@ -71,6 +71,9 @@ def _pool(start: PreparedServer, fixed: Sequence[Service]) -> ModelPool | None:
         return ModelPool(limits, fixed, wait_seconds=server.max_queue_seconds)
     from corepipe.cli.start.on_demand import DirectoryModels, room_beside  # noqa: PLC0415 -- loads what engines are made of
 
+    if start.engine.lora_slots and not fixed:
+        flag = lora_flag(start.engine)
+        raise UserError(f"{flag}: LoRA adapters are for one model: name it, as MODEL", "enable_lora")
     source = DirectoryModels(start.engine, server)
     limits = replace(limits, nbytes=room_beside(start.found))
     return ModelPool(limits, fixed, source, server.max_queue_seconds)

@@ -37,7 +37,7 @@ class DirectoryModels:
     def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:
         """Raises UserError for what is no directory."""
         self._directories = ModelsDirectories(server.models_dirs, engine.task)
-        self._engine = engine
+        self._engine = engine.without_adapters()  # which are made for one model
         self._server = server
         self._spare = SpareProcess()
         self._told: dict[str, str] = {}

@@ -126,6 +126,13 @@ def _verify(path: Path, here: EngineConfig, report: ReportProgress) -> None:
         integrity.verify(draft, report)
 
 
+def lora_flag(engine: EngineConfig) -> str:
+    """Returns the flag that asks for LoRA adapters."""
+    if engine.lora_modules:
+        return "--lora-modules"
+    return "--lora-dir" if engine.lora_dir else "--enable-lora"
+
+
 def _check_fleet(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     """Raises UserError for flags that a fleet does not support."""
     if not asked or asked[0][1].fleet is None:
@@ -133,6 +140,8 @@ def _check_fleet(asked: Sequence[tuple[EngineConfig, ServerConfig]]) -> None:
     engine, _ = asked[0]
     if len(asked) > 1:
         raise UserError("--also: a fleet serves one model", "also")
+    if engine.lora_slots:
+        raise UserError(f"{lora_flag(engine)}: a fleet serves no LoRA adapters", "enable_lora")
     if engine.kv_events_config is not None:
         message = "--kv-events-config: not for a fleet, as each of its engines publishes only its own cache"
         raise UserError(message, "kv_events_config")

@@ -9,6 +9,7 @@ from corepipe.serving.api.messages import endpoint as messages
 from corepipe.serving.api.responses import endpoint as responses
 from corepipe.serving.api.responses import retrieval
 from corepipe.serving.api.routes import (
+    adapters,
     admin,
     chat,
     classify,
@@ -55,6 +56,7 @@ ROUTES: Sequence[Route] = (
     *info.ROUTES,
     *tokens.ROUTES,
     *probes.ROUTES,
+    *adapters.ROUTES,
     *admin.ROUTES,
     *lifecycle.ROUTES,
     openapi.ROUTE,
@@ -79,6 +81,7 @@ INSTEAD = {
     "/api/chat": chat.ROUTE.path,
     **dict.fromkeys(("/api/generate", "/completion", "/generate"), completions.ROUTE.path),
     **dict.fromkeys(("/api/embed", "/api/embeddings"), embeddings.ROUTE.path),
+    "/lora-adapters": "/v1/load_lora_adapter",
     **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props"), info.ROUTES[0].path),
 }
 """Paths of other servers that this server does not have, and the paths to use instead."""

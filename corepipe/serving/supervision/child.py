@@ -24,6 +24,7 @@ import psutil
 
 from corepipe.engine.channel import FrameDecoder, FrameError, encode_frame
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.lora import LoadAdapter
 from corepipe.engine.messages import Event, LoadProgress, Outputs, Ready, Shutdown
 from corepipe.errors import UserError
 from corepipe.serving.supervision.engine_process import EngineError, EngineProcess
@@ -187,9 +188,13 @@ class EngineChild:
         return self.returncode == -signal.SIGKILL and not self._killed_here
 
     async def start(
-        self, config: EngineConfig, progress: Callable[[LoadProgress], None], limits: HangLimits | None = None
+        self,
+        config: EngineConfig,
+        progress: Callable[[LoadProgress], None],
+        limits: HangLimits | None = None,
+        adapters: list[LoadAdapter] | None = None,
     ) -> Ready:
-        """Loads the engine; `limits` say when it hangs (None: never).
+        """Loads the engine; `limits` say when it hangs (None: never); `adapters`: see `Start`.
 
         Raises UserError where the config is at fault, EngineError where the engine is.
         """
@@ -198,7 +203,7 @@ class EngineChild:
         else:
             self._engine.wake()
         assert self._engine is not None
-        self._engine.tell(config, self._epoch, tells_prefixes=self._tells_prefixes)
+        self._engine.tell(config, self._epoch, tells_prefixes=self._tells_prefixes, adapters=adapters)
         loop, ours = asyncio.get_running_loop(), self._engine.socket
         connection = _ChildConnection(loop, ours, self._epoch, self._take, progress)
         self._connection = connection

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from time import monotonic, perf_counter
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.lora import AdapterRef
 from corepipe.engine.messages import (
     Abort,
     Command,
@@ -23,6 +24,7 @@ from corepipe.engine.messages import (
     failed_output,
 )
 from corepipe.scheduler.request import FinishReason
+from corepipe.serving.supervision.adapters import AdapterLoads
 from corepipe.serving.supervision.journal import DrainRate, Journal, QueueLimits
 from corepipe.serving.supervision.memory import MemoryGuard
 
@@ -166,6 +168,14 @@ class EngineClient(Protocol):
     on_failure: Callable[[Exception], None]
     """Called once with the reason, where an engine that was ready is lost and does not come back."""
 
+    @property
+    def adapters(self) -> AdapterLoads | None:
+        """Loads LoRA adapters into the engine; None where that cannot be done."""
+
+    @property
+    def adapters_in_use(self) -> tuple[Set[AdapterRef], Set[AdapterRef]]:
+        """The LoRA adapters of the requests that run, and of those that wait."""
+
     async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         """Loads.  Raises UserError where the config is at fault, EngineError where the engine is."""
 
@@ -230,6 +240,14 @@ class JournaledClient(ABC):
         self._drain = DrainRate()
         self._memory = MemoryGuard()
         self._expiry: asyncio.Task[None] | None = None
+
+    @property
+    def adapters(self) -> AdapterLoads | None:
+        return None
+
+    @property
+    def adapters_in_use(self) -> tuple[Set[AdapterRef], Set[AdapterRef]]:
+        return self._journal.adapters(), self._journal.adapters(waiting=True)
 
     @property
     @abstractmethod

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from corepipe.engine.channel import Heartbeat, encode_frame, make_heartbeat
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.lora import LoadAdapter
 from corepipe.engine.messages import Start
 from corepipe.signals import held_back
 
@@ -87,12 +88,19 @@ class EngineProcess:
     def runs(self) -> bool:
         return self._process.poll() is None
 
-    def tell(self, config: EngineConfig, epoch: int = 0, *, tells_prefixes: bool = False) -> None:
+    def tell(
+        self,
+        config: EngineConfig,
+        epoch: int = 0,
+        *,
+        tells_prefixes: bool = False,
+        adapters: list[LoadAdapter] | None = None,
+    ) -> None:
         """Tells the process its config and that it is engine number `epoch`; doing so again changes nothing.
 
         Raises ValueError where it was told another config.  If it has died, its connection reports that.
         """
-        start = Start(config.model_dump(mode="json"), epoch, tells_prefixes)
+        start = Start(config.model_dump(mode="json"), epoch, tells_prefixes, adapters)
         if self._told not in (None, start):
             raise ValueError("this engine loads something else")
         if self._told is None:

@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
+from corepipe.engine.lora import AdapterRef
 from corepipe.engine.messages import Output, Outputs, Started, Submit, failed_output
 from corepipe.scheduler.request import FinishReason
 
@@ -175,6 +176,12 @@ class Journal:
     def waiting_of(self, owner: str) -> QueuedRequests:
         """Returns the part of `waiting` of one owner: requests of which no token is computed yet."""
         return self._waiting_of[owner]
+
+    def adapters(self, *, waiting: bool = False) -> set[AdapterRef]:
+        """Returns the LoRA adapters of the requests that something is computed for, or of those that wait."""
+        entries = self._waiting if waiting else self._entries.keys() - self._waiting.keys()
+        found = {self._entries[name].submit.adapter for name in entries}
+        return {adapter for adapter in found if adapter is not None}
 
     def add(self, submit: Submit, now: float) -> None:
         """Adds a request that has come at `now`."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import psutil
+
 GROUP = Path("/sys/fs/cgroup")
 
 FULL_SHARE = 0.9
@@ -32,13 +34,21 @@ class MemoryGuard:
         """Tells whether it was full at the last measurement, at most `LOOK_SECONDS` before `now`."""
         if self._limit is not None and now - self._looked >= LOOK_SECONDS:
             self._looked = now
-            self._full = self._working_set() >= FULL_SHARE * self._limit
+            self._full = _working_set(self._group) >= FULL_SHARE * self._limit
         return self._full
 
-    def _working_set(self) -> int:
-        current = int((self._group / "memory.current").read_text())
-        idle = re.search(r"^inactive_file (\d+)$", (self._group / "memory.stat").read_text(), re.MULTILINE)
-        return current - (int(idle[1]) if idle else 0)
+
+def free_memory(group: Path = GROUP) -> int:
+    """Returns the bytes that this machine, and its control group, have free."""
+    free = psutil.virtual_memory().available
+    limit = _limit(group)
+    return free if limit is None else min(free, max(0, limit - _working_set(group)))
+
+
+def _working_set(group: Path) -> int:
+    current = int((group / "memory.current").read_text())
+    idle = re.search(r"^inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+    return current - (int(idle[1]) if idle else 0)
 
 
 def _limit(group: Path) -> int | None:

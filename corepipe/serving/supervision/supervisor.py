@@ -13,8 +13,10 @@ from time import monotonic
 from typing import Protocol
 
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.lora import LoadAdapter
 from corepipe.engine.messages import Command, LoadProgress, Outputs, Ready, Stats
 from corepipe.errors import UserError
+from corepipe.serving.supervision.adapters import AdapterLoads
 from corepipe.serving.supervision.child import EngineChild, EngineEnd, HangLimits
 from corepipe.serving.supervision.client import ENGINE_DIED, JournaledClient
 from corepipe.serving.supervision.engine_process import ENGINE_COMMAND, EngineError, EngineProcess
@@ -89,6 +91,7 @@ class Succession:
 
     `command`, `tells_prefixes`: see `EngineChild`.  `called`: the name of the engine in the log.  `first`:
     the process of the first engine, where it has been made.  `shared`: the spare, if others share it.
+    `adapters`: those that the next engine loads, see `Start`.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Succession:
     ) -> None:
         self.command = command
         self.spare: EngineChild | None = None
+        self.adapters: list[LoadAdapter] | None = None
         self._config = config
         self._owner = owner
         self._called = called
@@ -134,7 +138,7 @@ class Succession:
         if self._begun or self._shared is not None:
             self._child = self._next()
         self._begun = True
-        ready = await self._child.start(self._config, progress)
+        ready = await self._child.start(self._config, progress, adapters=self.adapters)
         self.prepare()
         load_seconds = max(LEAST_LOAD_SECONDS, LOAD_RATIO * (monotonic() - began))
         self._task = asyncio.create_task(self._supervise(HangLimits(load_seconds, load_seconds)))
@@ -191,7 +195,7 @@ class Succession:
             await self._pause()
             self._child = self._next()
             try:
-                ready = await self._child.start(self._config, _ignore, loading)
+                ready = await self._child.start(self._config, _ignore, loading, self.adapters)
                 break
             except (UserError, EngineError) as error:
                 await self._child.kill()
@@ -252,6 +256,11 @@ class ProcessClient(JournaledClient):
         self._restarts: Counter[str] = Counter()
         self._before: dict[int, Stats] = {}
         self._restarting = False
+        self._adapters = AdapterLoads(self._command)
+
+    @property
+    def adapters(self) -> AdapterLoads:
+        return self._adapters
 
     @property
     def alive(self) -> bool:
@@ -277,6 +286,10 @@ class ProcessClient(JournaledClient):
     async def start(self, progress: Callable[[LoadProgress], None] | None = None) -> Ready:
         ready = await self._engines.start(progress or _ignore)
         self._alive = True
+        if self._engines.adapters is None:
+            self._adapters.note(ready.adapters)
+        else:
+            self._adapters.replaced(ready.adapters)
         self._watch_queue()
         return ready
 
@@ -286,6 +299,7 @@ class ProcessClient(JournaledClient):
         self._alive = self._restarting = False
         self._streams.fail(ENGINE_DIED)
         self._keep_counters()
+        self._keep_adapters()
 
     async def close(self) -> None:
         await self._leave_queue()
@@ -298,6 +312,8 @@ class ProcessClient(JournaledClient):
         if news.outputs:
             self._engines.prove()
         self._take(news)
+        if news.adapters:
+            self._adapters.take(news.adapters)
 
     def lost(self, end: EngineEnd) -> None:
         """Implements `EngineOwner`."""
@@ -305,6 +321,7 @@ class ProcessClient(JournaledClient):
         self._restarts[end.reason] += 1
         self._finish(self._journal.lose_engine(broke=end.reason != "killed"))
         self._keep_counters()
+        self._keep_adapters()
         kept = len(self._journal)
         _log().warning("%s %s; %d open requests continue on its replacement", self._called, end.words, kept)
 
@@ -318,11 +335,13 @@ class ProcessClient(JournaledClient):
         self.on_ready(ready)
         for submit in self._journal.submits():
             self._command(submit)
+        self._adapters.replaced(ready.adapters)
 
     def gave_up(self, error: Exception) -> None:
         """Implements `EngineOwner`."""
         self._alive = self._restarting = False
         self._streams.fail(ENGINE_DIED)
+        self._adapters.lose_engine()
         self.on_failure(error)
 
     def _command(self, command: Command) -> None:
@@ -333,6 +352,13 @@ class ProcessClient(JournaledClient):
         self._before = dict(self._stats)
         for stats in self._before.values():
             super()._show(idle(stats))
+
+    def _keep_adapters(self) -> None:
+        """Lets the next engine load the adapters of this one, which is gone."""
+        self._adapters.lose_engine()
+        if self._config.lora_slots:
+            used = {one.digest for refs in self.adapters_in_use for one in refs}
+            self._engines.adapters = self._adapters.again(used)
 
     def _show(self, stats: Stats) -> None:
         before = self._before.get(stats.replica)

@@ -7,7 +7,7 @@ latest Stats when Prometheus scrapes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Protocol
 
 from prometheus_client import ProcessCollector
@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.lora import AdapterRef
 from corepipe.engine.messages import Ready, StageWork, Stats
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.hardware import ENGINES
@@ -33,6 +34,9 @@ class HasStats(Protocol):
 
     @property
     def refusals(self) -> Mapping[tuple[str, str], int]: ...
+
+    @property
+    def adapters_in_use(self) -> tuple[Set[AdapterRef], Set[AdapterRef]]: ...
 
 
 class Metrics(Collector):
@@ -72,7 +76,7 @@ class Metrics(Collector):
             "vllm:iteration_tokens_total", "Tokens in a batch.", {"model_name": self._model}
         )
         yield from self._device_families()
-        yield _adapters()
+        yield self._adapters()
         if self._ready is not None:
             yield self._cache_config(self._ready)
 
@@ -194,6 +198,20 @@ class Metrics(Collector):
                     engines.add_metric((*values, unit), seconds)
         yield from (*families, engines)
 
+    def _adapters(self) -> Metric:
+        """Makes the family of the LoRA adapters in use.  Pickers ask for it in any case; of several series
+        they take the one with the highest value, its time in seconds since 1970."""
+        most = self._config.lora_slots
+        running, waiting = self._engine.adapters_in_use if most else (set[AdapterRef](), set[AdapterRef]())
+        labels = {
+            "max_lora": str(most),
+            "waiting_lora_adapters": _names(waiting),
+            "running_lora_adapters": _names(running),
+        }
+        family = GaugeMetricFamily("vllm:lora_requests_info", _ADAPTERS, labels=tuple(labels))
+        family.add_metric(tuple(labels.values()), time.time())
+        return family
+
     def _cache_config(self, ready: Ready) -> Metric:
         labels = {
             "model_name": self._model,
@@ -209,14 +227,8 @@ class Metrics(Collector):
         return family
 
 
-def _adapters() -> Metric:
-    """Makes the family of LoRA adapters in use: none, as none is served.  Pickers ask for it in any case; of
-    several series they take the one with the highest value, its time in seconds since 1970."""
-    labels = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
-    what = "LoRA adapters of requests that wait and run: there are none."
-    family = GaugeMetricFamily("vllm:lora_requests_info", what, labels=tuple(labels))
-    family.add_metric(tuple(labels.values()), time.time())
-    return family
+def _names(adapters: Set[AdapterRef]) -> str:
+    return ",".join(sorted({one.name for one in adapters}))
 
 
 ALL_REPLICAS = "all"
@@ -331,6 +343,7 @@ _CORE_COUNTERS: tuple[tuple[str, str, Callable[[float, StageWork], float]], ...]
     ),
 )
 
+_ADAPTERS = "LoRA adapters of requests that wait and that run, separated by commas; the value is the time."
 _VALID = "1 where the host keeps the device's pace; 0: emulated figures, and latencies, are the host's."
 _NEEDED = "Host seconds for one of the device, with which the host would keep up."
 _PRICE = "List price of the emulated instance, in dollars an hour; none where it has no published one."

@@ -42,6 +42,8 @@ async def read_request(service: Service, receive: Receive, request: type[R]) -> 
     if not (service.strict or service.listed) and fields.get("model") is None:
         fields["model"] = service.names[0]
     body, ignored = read(fields, request, strict=service.strict)
+    if service.adapters is not None:
+        await service.adapters.fetch(body.model)
     service.require_model(body.model)
     return body, ignored
 
@@ -80,7 +82,7 @@ def drawn_id(prefix: str, wanted: str | None = None) -> str:
 
 def envelope_of(service: Service, model: str, answer_id: str) -> Envelope:
     """Returns the fields that all objects of an answer share; it is created now."""
-    return Envelope(answer_id, int(time.time()), model, service.fingerprint)
+    return Envelope(answer_id, int(time.time()), model, service.fingerprint_of(model))
 
 
 class Endpoint(ABC, Generic[B]):

@@ -177,6 +177,7 @@ class Generation:
             grammar=plan.grammar,
             prediction=self._job.prediction,
             speculation=body.speculation,
+            adapter=self._service.adapter_of(body.model),
         )
         return submit if submit.sampling.allowed_token_ids is None else require_some(submit)
 

@@ -89,7 +89,12 @@ class Models:
     def named(self, name: str | None) -> Service:
         """Returns the model of that name; the first for None and for an unknown name, which its routes then
         refuse in the form of their protocol."""
-        return self.first if name is None else self._by_name.get(name, self.first)
+        return self.first if name is None else self._fixed_of(name) or self.first
+
+    def _fixed_of(self, name: str) -> Service | None:
+        """Returns the fixed model that has the name, for itself or for a LoRA adapter."""
+        with_adapter = (one for one in self.fixed if one.adapters and one.adapters.could_serve(name))
+        return self._by_name.get(name) or next(with_adapter, None)
 
     @asynccontextmanager
     async def using(self, name: str | None, receive: Receive) -> AsyncIterator[Service]:
@@ -102,7 +107,7 @@ class Models:
             return
         if self.draining:
             raise unavailable(STATES["draining"])
-        fixed = self.first if name is None else self._by_name.get(name)
+        fixed = self.first if name is None else self._fixed_of(name)
         if fixed is None and not self.on_demand:
             yield self.first  # its routes refuse the name
             return
@@ -114,7 +119,7 @@ class Models:
         """Raises ApiError for a name that is none of a model, and for None if there is no first model."""
         if name is None:
             _ = self.first
-        elif name not in self._by_name and self.on_demand and await self._not_found(name):
+        elif self.on_demand and self._fixed_of(name) is None and await self._not_found(name):
             message = f"The model {echo(name)} does not exist; /v1/models lists those that do."
             raise ApiError(404, message, code="model_not_found", param="model")
 

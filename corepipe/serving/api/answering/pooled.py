@@ -212,6 +212,7 @@ class PooledRunner:
                 priority=job.tenant.priority(job.body.priority),
                 owner=job.tenant.turn,
                 cache_salt=job.tenant.salt,
+                adapter=self._service.adapter_of(job.body.model),
             )
         )
         self._streams.append(stream)

@@ -18,10 +18,12 @@ from corepipe.answers.parsing.choose import Dialect, choose
 from corepipe.answers.parsing.formats import AnswerFormat, CallFormat, ReasoningFormat
 from corepipe.answers.parts import Pieces
 from corepipe.engine.config import EngineConfig
+from corepipe.engine.lora import AdapterRef
 from corepipe.engine.messages import LoadProgress, Ready
 from corepipe.models.tasks import Task, TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.vision.reader import ImageReader, ImageSetting
+from corepipe.serving.api.answering.adapters import ServedAdapters
 from corepipe.serving.api.answering.request_templates import RequestTemplates
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.http.errors import ApiError, echo, invalid, overloaded, unavailable
@@ -37,7 +39,6 @@ from corepipe.structured.schemas import Schema
 from corepipe.structured.spelling import ANY_TEXT, Spelling
 
 if TYPE_CHECKING:  # the client's module loads the engine's, which may run in another process
-    from corepipe.models.text.tokenizer import Tokenizer
     from corepipe.serving.supervision.client import EngineClient
 
 ROUTES_OF: Mapping[Task, str] = {
@@ -129,6 +130,7 @@ class Service:
         self.draining = self.asleep = False
         self.listed: tuple[str, ...] = ()
         self.apps: dict[object, ASGIApp] = {}
+        self.adapters = self._adapters()
         self.on_failure: Callable[[], None] = _nothing
         self._parsers = (server.tool_call_parser, server.reasoning_parser)
         self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)
@@ -165,6 +167,10 @@ class Service:
         assert images is not None
         assert images.preprocessing is not None
         return ImageReader(ImageSetting(images.preprocessing, images.size))
+
+    def _adapters(self) -> ServedAdapters | None:
+        loads = self.client.adapters if self.engine.lora_slots else None
+        return None if loads is None else ServedAdapters(self.engine, loads, self.client)
 
     def _spelling(self) -> Spelling:
         return ANY_TEXT if self._tokenizer is None else Spelling.of(self._tokenizer)
@@ -206,6 +212,8 @@ class Service:
     def set_ready(self, ready: Ready) -> None:
         """Accepts requests from now on."""
         self.ready = ready
+        if self.adapters is not None:
+            self.adapters.set_ready(ready.adapters)
         self.metrics.set_ready(ready)
         self.neuron.set_ready(ready)
 
@@ -235,11 +243,24 @@ class Service:
         """Returns the name for the answer.  Raises ApiError (404) for a name that is not served."""
         if name is None:
             return self.names[0]
-        if name not in self.names:
+        if name not in self.names and not (self.adapters and name in self.adapters):
             known = f"these do: {', '.join(self.listed)}" if self.listed else "/v1/models lists those that do"
             message = f"The model {echo(name)} does not exist; {known}."
             raise ApiError(404, message, code="model_not_found", param="model")
         return name
+
+    def adapter_of(self, name: str | None) -> AdapterRef | None:
+        """Returns the LoRA adapter to compute with for a request that names a model; None: the model itself.
+
+        Raises ApiError (404) for a name that is not served any more.
+        """
+        return None if self.adapters is None else self.adapters.taken(self.require_model(name))
+
+    @property
+    def all_names(self) -> Iterator[str]:
+        """The names that requests may use now: the model's own, and those of its LoRA adapters."""
+        yield from self.names
+        yield from (one.ref.name for one in self.adapters or ())
 
     def require_task(self, *tasks: Task) -> None:
         """Raises ApiError (400) unless the model does one of these tasks; it names the model's own."""
@@ -347,13 +368,22 @@ class Service:
         if "images" in self.__dict__:
             self.images.close()
 
+    def fingerprint_of(self, name: str) -> str:
+        """Returns the `fingerprint`, under a model's name: an adapter adds its content."""
+        adapter = self.adapter_of(name)
+        return self.fingerprint if adapter is None else f"{self.fingerprint}-{adapter.digest[:10]}"
+
     @cached_property
     def fingerprint(self) -> str:
         """An id of the configuration: equal fingerprints give equal answers to equal seeds."""
         facts: Mapping[str, Any] = {
             "version": self.version,
             "engine": self.engine.model_dump(
-                mode="json", exclude={"cache_dir", "threads", "first_core", "cores", "kv_events_config"}
+                mode="json",
+                exclude={
+                    *("cache_dir", "threads", "first_core", "cores", "kv_events_config"),
+                    *("enable_lora", "lora_modules", "lora_dir", "max_loras", "max_lora_rank"),
+                },
             ),
             "placement": self.require_ready().placement,
         }

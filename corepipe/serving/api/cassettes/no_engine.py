@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from corepipe.engine.lora import AdapterRef
 from corepipe.engine.messages import LoadProgress, Ready, Stats, Submit
 from corepipe.serving.api.answering.service import NO_MODEL_LOADED
 from corepipe.serving.api.http.errors import unavailable
@@ -23,6 +24,8 @@ class NoEngine:
     alive = True
     restarting = False
     stats: Sequence[Stats] = ()
+    adapters = None
+    adapters_in_use: tuple[frozenset[AdapterRef], frozenset[AdapterRef]] = (frozenset(), frozenset())
 
     def __init__(self) -> None:
         self.on_stats: Callable[[Stats], None] = _ignore

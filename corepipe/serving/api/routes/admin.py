@@ -39,8 +39,15 @@ async def _placement(models: Models, _: Request) -> Response:
 def _placement_of(service: Service) -> Mapping[str, Any]:
     """Returns the placement of a model, also of one that sleeps.  Raises ApiError (503) in other states."""
     if service.asleep and service.ready is not None:
-        return {**service.ready.placement, "state": service.state}
-    return service.require_ready().placement
+        return {**service.ready.placement, **_adapters_of(service), "state": service.state}
+    return {**service.require_ready().placement, **_adapters_of(service)}
+
+
+def _adapters_of(service: Service) -> dict[str, Any]:
+    """Returns what a placement says of LoRA adapters, if the model may have some."""
+    if service.adapters is None:
+        return {}
+    return {"max_loras": service.engine.lora_slots, "lora_adapters": service.adapters.described()}
 
 
 async def _metrics(models: Models, request: Request) -> Response:

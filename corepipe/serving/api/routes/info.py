@@ -37,7 +37,7 @@ class ModelCard(Strict):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None
     max_model_len: int | None
     permission: list[Any]
     tool_call_parser: str | None
@@ -57,7 +57,7 @@ class Version(Strict):
 
 async def _models(models: Models, request: Request) -> Response:
     described: list[tuple[str, Service | FoundModel]]
-    described = [(name, one) for one in models.fixed for name in one.names]
+    described = [(name, one) for one in models.fixed for name in one.all_names]
     if models.pool is not None and models.pool.on_demand is not None:
         there = models.pool.on_demand.resident
         found = await models.pool.on_demand.look()
@@ -92,11 +92,19 @@ def _card(models: Models, name: str, one: Service | FoundModel) -> dict[str, Any
         card |= {"created": one.changed, "root": str(one.path), "task": one.task.task.value}
         card |= dict.fromkeys(("max_model_len", "tool_call_parser", "reasoning_parser"))
     else:
-        card |= _facts(one)
+        card |= _facts(one) | _of_adapter(one, name)
     if models.pool is not None:
         first = name if isinstance(one, FoundModel) else one.names[0]
         card["status"] = models.pool.status(first)
     return card
+
+
+def _of_adapter(service: Service, name: str) -> dict[str, Any]:
+    """Returns what differs in the card of a LoRA adapter: its root is its directory, its parent the model."""
+    if service.adapters is None or name not in service.adapters:
+        return {}
+    adapter = service.adapters[name]
+    return {"created": adapter.created, "root": adapter.path, "parent": service.names[0]}
 
 
 def _facts(service: Service) -> dict[str, Any]:
