@@ -41,6 +41,7 @@ MOST_DOCUMENTS = 1024
 class RequestSettings:
     """The settings of requests.
 
+    adapters: names of LoRA adapters that requests use in the place of `model`, by the numbers of sessions.
     documents: number to rank for each query.  extra: fields of the body; null removes a field that is sent
     otherwise. cancel: share of requests that the client cancels in the middle.  seconds: timeout for a whole
     answer. keep_text: answers are part of later turns.
@@ -56,6 +57,11 @@ class RequestSettings:
     device_times: bool = False
     keep_text: bool = False
     run_id: str = "bench"
+    adapters: tuple[str, ...] = ()
+
+    def model_of(self, session: Session) -> str:
+        """Returns the model that a session's requests name."""
+        return self.model if session.adapter is None else self.adapters[session.adapter]
 
     @property
     def generates(self) -> bool:
@@ -111,7 +117,7 @@ class LoadClient:
         asked, asking = talk.session.turns[turn], self._asking
         number, self._numbers = self._numbers, self._numbers + 1
         texts = self._generated(talk, turn) if asking.generates else self._pooled(asked)
-        body = {"model": asking.model, **texts, **asking.extra}
+        body = {"model": asking.model_of(talk.session), **texts, **asking.extra}
         data = msgspec.json.encode({name: value for name, value in body.items() if value is not None})
         request_id = f"{asking.run_id}-{number}"
         headers = f"x-request-id: {request_id}\r\n" + "x-corepipe-device: 1\r\n" * asking.device_times

@@ -16,7 +16,7 @@ from corepipe.bench.runner import LoadRun
 from corepipe.bench.setup import PromptSetup
 from corepipe.bench.target import DevicePace, Http, ServerIdentity, pace
 from corepipe.workload.slo import Slo
-from corepipe.workload.workload import Session, Workload
+from corepipe.workload.workload import Session, Workload, with_adapters
 
 if TYPE_CHECKING:  # slow to import, and most load tests need none
     from corepipe.models.text.tokenizer import Tokenizer
@@ -67,6 +67,8 @@ class LoadTest:
     async def play(self, workload: Workload, name: str = "") -> LoadReport:
         """Plays a workload to its end, or until `stop`."""
         settings = self.settings
+        if names := settings.asking.adapters:
+            workload = with_adapters(workload, len(names), settings.asking.seed)
         asking = replace(settings.asking, run_id=f"{settings.asking.run_id}-{self._played}")
         recorder = Recorder(settings.slo, keep_stamps=settings.keep_stamps)
         client = LoadClient(self.http, asking, self._speller(), self._count)

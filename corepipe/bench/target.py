@@ -115,11 +115,13 @@ class ServerIdentity:
         return self.placement is not None
 
 
-async def find(http: Http, model: str | None, wait: float = 0.0) -> ServerIdentity:
+async def find(
+    http: Http, model: str | None, wait: float = 0.0, adapters: Sequence[str] = ()
+) -> ServerIdentity:
     """Identifies a server; waits up to `wait` seconds for one that is not up.
 
-    model: the model to use; None: the first that it serves.  Raises UserError for no server, no key, no such
-    model.
+    model: the model to use; None: the first that it serves.  adapters: others that it must serve.  Raises
+    UserError for no server, no key, no such model.
     """
     cards = await _models(http, monotonic() + wait, named=model is not None)
     served = [str(card.get("id")) for card in cards]
@@ -127,6 +129,10 @@ async def find(http: Http, model: str | None, wait: float = 0.0) -> ServerIdenti
         raise UserError(f"{http.target.url} lists no models; name one with --model", "model")
     if model is not None and served and model not in served:
         raise UserError(f"--model {model}: not served here; there is {', '.join(served[:10])}", "model")
+    for name in adapters:
+        if served and name not in served:
+            message = f"--lora-modules {name}: not served here; there is {', '.join(served[:10])}"
+            raise UserError(message, "lora_modules")
     chosen = model or served[0]
     card = next((card for card in cards if card.get("id") == chosen), {})
     ours = card.get("owned_by") == OURS

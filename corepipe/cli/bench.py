@@ -33,6 +33,11 @@ def _target() -> list[Parameter]:
     return [
         argument("url", str, "Base URL of the server, with or without /v1.", LOCAL_SERVER),
         server("--model", str, "Name of the model on the server; default: the first that the server lists."),
+        server(
+            "--lora-modules",
+            list[str],
+            "Name of a LoRA adapter on the server (repeatable): each request uses one of them at random.",
+        ),
         server("--api", ApiChoice, "API that the requests are sent to.", ApiChoice.COMPLETIONS),
         server(
             "--api-key",

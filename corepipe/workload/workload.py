@@ -12,7 +12,7 @@ everything before them.  Equal ids are equal prefixes; `token_ids` draws the tok
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice, takewhile
 from math import inf
 from random import Random
@@ -51,10 +51,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns, each after an earlier one.  start: seconds; None: when a user of a closed loop is free."""
+    """Turns, each after an earlier one.  start: seconds; None: when a user of a closed loop is free.
+    adapter: the number of the LoRA adapter that answers, from 0 on; None: none does."""
 
     start: float | None
     turns: tuple[Turn, ...]
+    adapter: int | None = None
 
     def following(self, turn: int) -> list[int]:
         """Returns the numbers of the turns that wait for the answer to this one."""
@@ -82,6 +84,26 @@ class Workload:
     talks: bool = False
     requests: int | None = None
     about: dict[str, object] = field(default_factory=dict)
+
+
+def with_adapters(workload: Workload, count: int, seed: int) -> Workload:
+    """Returns a workload in which each session has one of `count` LoRA adapters, drawn from the seed; it
+    shares prefixes with sessions of the same adapter alone."""
+
+    def sessions() -> Iterator[Session]:
+        random = Random(f"{seed} adapters")  # noqa: S311
+        for session in workload.sessions():
+            number = random.randrange(count)
+            turns = tuple(_of_adapter(turn, number, count) for turn in session.turns)
+            yield Session(session.start, turns, number)
+
+    return replace(workload, sessions=sessions, about={**workload.about, "adapters": count})
+
+
+def _of_adapter(turn: Turn, number: int, count: int) -> Turn:
+    """Returns a turn whose segments have ids of its adapter."""
+    prompt = tuple(Segment(one.id * count + number, one.tokens) for one in turn.prompt)
+    return replace(turn, prompt=prompt, answer=turn.answer * count + number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def test_the_server_takes_its_arguments(case: str) -> None:
     assert "command" not in container(found)  # the image's entry point
     names = settings_of(EngineConfig)
     settings = {names.get(flag, flag): value for flag, value in given.items()}
-    of_engine = {k: v for k, v in settings.items() if k in EngineConfig.model_fields}
+    of_engine = {k: v for k, v in settings.items() if v is not None and k in EngineConfig.model_fields}
     EngineConfig.model_validate(of_engine | {"model": given["model"] or "default"})
     env = {one["name"] for one in container(found)["env"]}
     names = {"api_keys": "COREPIPE_API_KEY", "admin_api_keys": "COREPIPE_ADMIN_API_KEY"}

@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -74,6 +75,10 @@ EXAMPLES = {
     "batching.maxNumQueuedReqs": 10,
     "batching.maxNumQueuedTokens": 3_000_000,
     "batching.maxQueueSeconds": 20,
+    "lora.enabled": True,
+    "lora.dir": "/adapters",
+    "lora.maxLoras": 4,
+    "lora.maxLoraRank": 64,
     "threads": 3,
     "drainSeconds": 30,
     "tracing.otlpEndpoint": "http://collector:4318/v1/traces",
@@ -96,7 +101,7 @@ NAMES = settings_of(EngineConfig) | settings_of(ServerConfig)
 OTHER_FLAGS = {"model", "host", "port", "api_key", "insecure", "served_model_name", "chat_template"} | {
     "allowed_origin",
     "admin_host", "admin_port", "admin_api_key", "metrics_host", "metrics_port",
-    "kv_events_config",
+    "kv_events_config", "lora_modules",
     "ssl_certfile", "ssl_keyfile", "api_key_file",
     "max_requests_per_key", "max_tokens_per_minute_per_key", "max_connections", "also",
     "record", "record_redact", "replay", "replay_else", "replay_pace", "fleet", "replicas", "max_replicas",
@@ -217,7 +222,9 @@ def as_settings(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(value: Any) -> Any:
-    """The bytes of a text, which the command line leaves to the field's validation."""
+    """The bytes of a text, which the command line leaves to the field's validation; a path's text."""
+    if isinstance(value, Path):
+        return str(value)
     return int(value) if isinstance(value, str) and value.isdigit() else value
 
 

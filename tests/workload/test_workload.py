@@ -8,7 +8,15 @@ import pytest
 
 from corepipe.errors import UserError
 from corepipe.workload.arrivals import Arrivals
-from corepipe.workload.workload import PrefixTree, Segment, Session, Synthetic, first_requests, token_ids
+from corepipe.workload.workload import (
+    PrefixTree,
+    Segment,
+    Session,
+    Synthetic,
+    first_requests,
+    token_ids,
+    with_adapters,
+)
 from tests.simulation.simulations import lengths, workload
 
 
@@ -99,3 +107,22 @@ def test_a_workload_needs_an_end_and_one_kind_of_loop() -> None:
     for arrivals, users in ((None, None), (Arrivals(1.0), 3)):
         with pytest.raises(UserError, match="not both"):
             Synthetic(length, length, 5, arrivals=arrivals, users=users)
+
+
+def test_sessions_have_adapters_and_share_prefixes_within_one() -> None:
+    plain = Synthetic(
+        lengths(8), lengths(4), 60, users=2, turns=2, prefixes=PrefixTree(((1, 32),)), seed=3
+    ).workload()
+    mixed = with_adapters(plain, 3, seed=3)
+    stream = list(mixed.sessions())
+    assert stream == list(mixed.sessions())
+    assert mixed.about["adapters"] == 3
+    assert {session.adapter for session in stream} == {0, 1, 2}
+    firsts = {(session.adapter, session.turns[0].prompt[0].id) for session in stream}
+    assert len(firsts) == 3, "each adapter has the one prefix for itself"
+    before = list(plain.sessions())
+    sizes = [[(t.prompt_tokens, t.output_tokens) for t in one.turns] for one in stream]
+    assert sizes == [[(t.prompt_tokens, t.output_tokens) for t in one.turns] for one in before]
+    ids = [segment.id for one in stream for segment in one.turns[-1].prompt[1:]]
+    assert len(ids) == len({*ids}), "what no session shared, none shares now"
+    assert all(one.turns[1].prompt[-2].id == one.turns[0].answer for one in stream)

@@ -112,7 +112,7 @@ async def _test(plan: Prepared, given: Given) -> tuple[Tested | None, int]:
 async def _prepared(plan: Prepared, given: Given, http: Http, live: BenchProgress) -> LoadTest:
     """Finds the model on the server, and prepares its requests.  Raises UserError where it cannot be used."""
     try:
-        found = await find(http, given["model"], given["wait"])
+        found = await find(http, given["model"], given["wait"], plan.settings.asking.adapters)
         asking = replace(plan.settings.asking, model=found.model, device_times=found.is_corepipe)
         settings = replace(plan.settings, asking=asking)
         shape = PromptShape(plan.workload.talks, given["prefix_tree"] is not None)
@@ -181,6 +181,7 @@ def _plan(given: Given) -> Prepared:
             pass
     asking = RequestSettings(
         model="",
+        adapters=tuple(given["lora_modules"] or ()),
         api=given["api"].value,
         documents=given["documents"] or 1,
         extra=_extra(given["extra_body"]),

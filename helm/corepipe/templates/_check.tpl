@@ -35,8 +35,8 @@
 {{- if or (ne (int .replicas) 1) (ne .autoscaling.type "none") }}
 {{- fail "fleet.enabled: one front has all machines; leave replicas at 1 and autoscaling.type at none, and set fleet.machines" }}
 {{- end }}
-{{- if or .also .kvEvents.enabled .inferencePool.enabled }}
-{{- fail "fleet.enabled: a fleet serves one model at one endpoint; also, kvEvents and inferencePool do not go with it" }}
+{{- if or .also .kvEvents.enabled .inferencePool.enabled .lora.enabled .lora.modules .lora.dir }}
+{{- fail "fleet.enabled: a fleet serves one model at one endpoint; also, kvEvents, inferencePool and lora do not go with it" }}
 {{- end }}
 {{- if and .fleet.maxMachines (lt (int .fleet.maxMachines) (int .fleet.machines)) }}
 {{- fail "fleet.maxMachines is less than fleet.machines" }}

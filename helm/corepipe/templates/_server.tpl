@@ -36,6 +36,9 @@
 {{- if .chatTemplate }}
 {{- include "corepipe.flag" (list "chat-template" "/etc/corepipe/chat-template.jinja") }}
 {{- end }}
+{{- range .lora.modules }}
+{{- include "corepipe.flag" (list "lora-modules" .) }}
+{{- end }}
 {{- range $key, $flag := include "corepipe.settings" $ | fromYaml }}
 {{- $value := $.Values }}
 {{- range splitList "." $key }}{{ $value = index $value . }}{{ end }}

@@ -21,6 +21,10 @@ faults.inject: inject
 faults.withKeys: inject-with-keys
 format: dtype
 instance: instance
+lora.dir: lora-dir
+lora.enabled: enable-lora
+lora.maxLoraRank: max-lora-rank
+lora.maxLoras: max-loras
 placement.data: data
 placement.expert: expert
 placement.mode: mode
