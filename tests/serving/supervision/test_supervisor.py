@@ -234,9 +234,9 @@ async def test_a_request_that_comes_while_there_is_no_engine_waits_for_one(
     async with supervised() as client:
         may_load = asyncio.Event()
 
-        async def started(child: EngineChild, *more: Any) -> Ready:
+        async def started(child: EngineChild, *more: Any, **adapters: Any) -> Ready:
             await may_load.wait()
-            return await start(child, *more)
+            return await start(child, *more, **adapters)
 
         monkeypatch.setattr(EngineChild, "start", started)
         signalled(client)
@@ -349,9 +349,9 @@ async def test_loads_that_somebody_kills_do_not_end_it(
     spares: list[bool] = []
     start = EngineChild.start
 
-    async def started(child: EngineChild, *more: Any) -> Ready:
+    async def started(child: EngineChild, *more: Any, **adapters: Any) -> Ready:
         spares.append(child.waits)
-        return await start(child, *more)
+        return await start(child, *more, **adapters)
 
     monkeypatch.setattr(EngineChild, "start", started)
     async with supervised(spares=True) as client:

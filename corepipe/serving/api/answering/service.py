@@ -24,6 +24,7 @@ from corepipe.models.tasks import Task, TaskInfo
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.models.vision.reader import ImageReader, ImageSetting
 from corepipe.serving.api.answering.adapters import ServedAdapters
+from corepipe.serving.api.answering.long_texts import LONG_TEXT, Encode, encode_text
 from corepipe.serving.api.answering.request_templates import RequestTemplates
 from corepipe.serving.api.bodies.protocol import GenerationRequest
 from corepipe.serving.api.http.errors import ApiError, echo, invalid, overloaded, unavailable
@@ -64,8 +65,6 @@ STATES = {
 
 NO_MODEL_LOADED = "This server replays recorded answers; it has loaded no model."
 
-LONG_TEXT = 16_384
-"""Characters or tokens from which a thread does the work, so that other requests go on."""
 WORK_SECONDS = 10.0
 """The time limit for work on long text, the wait for a thread included."""
 WORKERS = 2
@@ -73,9 +72,6 @@ WORKERS = 2
 
 _COMPUTING = {"model", "format", "bits", "kv_cache_dtype", "instance", "mode", "tensor", "expert", "lnc"}
 """Settings that the bits of logits may depend on."""
-
-Encode = Callable[[str], list[int]]
-"""Encodes text as token ids.  Raises UserError for what is no text."""
 
 R = TypeVar("R")
 
@@ -396,31 +392,6 @@ class Service:
         ready, engine = self.require_ready(), self.engine.model_dump(mode="json", include=_COMPUTING)
         facts = (self.version, engine, ready.isa, ready.weights)
         return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:16]
-
-
-def encode_text(text: str, field: str, most: int, encode: Encode) -> list[int]:
-    """Returns token ids as `Service.encode`, in the calling thread."""
-    check_length(text, field, most, encode)
-    return encode(text)
-
-
-def check_length(text: str, field: str, most: int, encode: Encode) -> None:
-    """Refuses a text that is far too long, without the time and the 350 bytes a token to encode it whole.
-
-    The text is encoded in pieces, which may split tokens: the whole has fewer tokens, but not half as many.
-    Raises ApiError (400).
-    """
-    if len(text) <= max(most, LONG_TEXT):
-        return
-    count = 0
-    for at in range(0, len(text), LONG_TEXT):
-        count += len(encode(text[at : at + LONG_TEXT]))
-        if count > 2 * most:
-            message = (  # litellm knows a context that is exceeded by these words
-                f"The text of {field}, {len(text)} characters, is longer than the model's context length: "
-                f"it has more than the {most} tokens that fit."
-            )
-            raise invalid(message, field, "context_length_exceeded")
 
 
 def _ignore(_news: object) -> None:

@@ -16,7 +16,8 @@ from corepipe.models.tasks import Images
 from corepipe.models.text.tokenizer import Side
 from corepipe.models.vision.preprocessing import COLOURS, FILE
 from corepipe.models.vision.reader import DecodedImage
-from corepipe.serving.api.answering.service import LONG_TEXT, Service, check_length, encode_text
+from corepipe.serving.api.answering.long_texts import LONG_TEXT, check_length, encode_text
+from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import ApiError, invalid
 
 READABLE = 65_536

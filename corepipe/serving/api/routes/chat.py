@@ -35,8 +35,9 @@ from corepipe.serving.api.answering.answers import (
 )
 from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
 from corepipe.serving.api.answering.generation import GenerationPlan
+from corepipe.serving.api.answering.long_texts import LONG_TEXT
 from corepipe.serving.api.answering.rendering import ChoiceShape, ChoicesRenderer
-from corepipe.serving.api.answering.service import LONG_TEXT, Service
+from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.texts import Truncation
 from corepipe.serving.api.bodies.messages import (
     CHAT_OBJECTS,
