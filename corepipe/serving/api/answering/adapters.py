@@ -57,6 +57,12 @@ class ServedAdapters:
         self._first = True  # no engine has loaded yet
         self._lock = asyncio.Lock()
 
+    @classmethod
+    def of(cls, engine: EngineConfig, client: EngineClient) -> ServedAdapters | None:
+        """Returns the adapters of a model; None where it is served without."""
+        loads = client.adapters if engine.lora_slots else None
+        return None if loads is None else cls(engine, loads, client)
+
     def __contains__(self, name: str) -> bool:
         return name in self._served
 

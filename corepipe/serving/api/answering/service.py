@@ -126,7 +126,7 @@ class Service:
         self.draining = self.asleep = False
         self.listed: tuple[str, ...] = ()
         self.apps: dict[object, ASGIApp] = {}
-        self.adapters = self._adapters()
+        self.adapters = ServedAdapters.of(engine, client)
         self.on_failure: Callable[[], None] = _nothing
         self._parsers = (server.tool_call_parser, server.reasoning_parser)
         self.dialect = Dialect() if tokenizer is None else choose(tokenizer, *self._parsers)
@@ -163,10 +163,6 @@ class Service:
         assert images is not None
         assert images.preprocessing is not None
         return ImageReader(ImageSetting(images.preprocessing, images.size))
-
-    def _adapters(self) -> ServedAdapters | None:
-        loads = self.client.adapters if self.engine.lora_slots else None
-        return None if loads is None else ServedAdapters(self.engine, loads, self.client)
 
     def _spelling(self) -> Spelling:
         return ANY_TEXT if self._tokenizer is None else Spelling.of(self._tokenizer)
@@ -386,11 +382,10 @@ class Service:
         digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic"))
         return f"fp_{digest.hexdigest()[:10]}"
 
-    @cached_property
-    def tokens_fingerprint(self) -> str:
-        """An id of all that the tokens of an answer depend on, beside its request."""
+    def tokens_fingerprint(self, name: str) -> str:
+        """Returns an id of all that the tokens of an answer depend on, beside its request to this model."""
         ready, engine = self.require_ready(), self.engine.model_dump(mode="json", include=_COMPUTING)
-        facts = (self.version, engine, ready.isa, ready.weights)
+        facts = (self.version, engine, ready.isa, ready.weights, self.adapter_of(name))
         return hashlib.sha256(msgspec.json.encode(facts, order="deterministic")).hexdigest()[:16]
 
 

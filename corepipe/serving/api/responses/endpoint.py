@@ -123,7 +123,9 @@ class Responses(ChatDialect[ResponsesRequest]):
         begun = ResponseObject(body, envelope, kept=True, dropped=translation.tools.dropped).fields(
             "queued" if body.background else "in_progress", ()
         )
-        value = StoredResponse(begun, [*translation.items], _wire(body), self.service.tokens_fingerprint)
+        value = StoredResponse(
+            begun, [*translation.items], _wire(body), self.service.tokens_fingerprint(body.model)
+        )
         told = naming(send, [translation.place(one) for one in job.ignored])
         try:
             running = await kept.begin(tenant, value, most=MOST_RUNNING if body.background else None)
@@ -159,12 +161,14 @@ def computation(kept: KeptResponses, row: Row[StoredResponse], tenant: Tenant) -
         request = ReadRequest({"headers": [], SCOPE_KEY: tenant, "app": kept.app}, perf_counter(), body)
         async with kept.models.using(body.model, nobody_leaves) as service:
             await until_ready(service)
-            if service.tokens_fingerprint != value.fingerprint:
+            if service.adapters is not None:
+                await service.adapters.fetch(body.model)
+            if service.tokens_fingerprint(body.model) != value.fingerprint:
                 raise ApiError(500, "The server has come back with another model or other settings.")
             drop = service.drop_hosted_tools
             translation = translated(body, value.items, drop=drop, stored=len(value.items))
             created = int(value.response["created_at"])
-            envelope = Envelope(row.id, created, body.model, service.fingerprint)
+            envelope = Envelope(row.id, created, body.model, service.fingerprint_of(body.model))
             job = await Responses(service).job(request, translation, envelope)
             await Generation(service, job).answer(nobody_leaves, Recorder(running))
 
