@@ -190,12 +190,13 @@ class EngineConfig(FrozenModel):
         description="Seconds that a batch waits for more requests before it starts; for models that "
         "generate no tokens, such as encoders.",
     )
-    policy: Annotated[Literal["mixed", "segregated"] | None, Flag(BATCHING, also=True, chart="policy")] = (
-        Field(
-            default=None,
-            description="mixed: a batch holds prefill and decode tokens together; segregated: one or the "
-            "other, as on Neuron's own stack; default: as the profile says.",
-        )
+    policy: Annotated[
+        Literal["mixed", "segregated", "waves"] | None, Flag(BATCHING, also=True, chart="policy")
+    ] = Field(
+        default=None,
+        description="mixed: a batch holds prefill and decode tokens together; segregated: one or the "
+        "other, as on Neuron's own stack; waves: likewise, and requests join together, as TGI's router "
+        "lets them; default: as the profile says.",
     )
     block_size: Annotated[int, Flag(BATCHING, also=True, chart="batching.blockSize")] = Field(
         default=defaults.BLOCK_SIZE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice, takewhile
 from typing import NamedTuple, Protocol
 
 from corepipe.scheduler.config import SchedulerConfig
@@ -123,6 +124,9 @@ class Sharing:
 class BatchBuilder(Protocol):
     """The actions of a policy on the next batch.  Nothing is added where a limit or the blocks forbid it."""
 
+    def joining(self) -> int:
+        """Returns how many waiting requests have a seat and fit whole into the batch."""
+
     def ready(self) -> Sequence[Request]:
         """Returns the running requests that have known tokens to compute: by priority, and among equals the
         one first that was scheduled longest ago."""
@@ -138,6 +142,9 @@ class BatchBuilder(Protocol):
 
 
 Policy = Callable[[BatchBuilder], None]
+
+WAVE_SHARE, WAVE_TOKENS = 0.3, 20
+"""Defaults of --waiting-served-ratio and --max-waiting-tokens of TGI's launcher, as it documents them."""
 
 
 def mixed(batch: BatchBuilder) -> None:
@@ -161,9 +168,24 @@ def segregated(batch: BatchBuilder) -> None:
         batch.run(request)
 
 
+def waves(batch: BatchBuilder) -> None:
+    """Adds whole prompts, as many as wait and fit, else all that generate.  Requests join when WAVE_SHARE as
+    many can as generate, or WAVE_TOKENS tokens after the last ones: as TGI's router lets them."""
+    ready = batch.ready()
+    generating = [request for request in ready if request.generates]
+    joined = [batch.run(request) for request in ready if not request.generates]
+    newest = min((request.num_generated for request in generating), default=WAVE_TOKENS)
+    joining = batch.joining()
+    if newest >= WAVE_TOKENS or joining >= int(WAVE_SHARE * len(generating)):
+        joined += [batch.admit() for _ in range(max(1, joining))]
+    if not any(joined):
+        for request in generating:
+            batch.run(request)
+
+
 def policy(name: str) -> Policy:
     """Returns the policy of this name.  Raises ValueError for an unknown name."""
-    policies: dict[str, Policy] = {"mixed": mixed, "segregated": segregated}
+    policies: dict[str, Policy] = {"mixed": mixed, "segregated": segregated, "waves": waves}
     if name not in policies:
         raise ValueError(f"no batch policy is called {name!r}; there are {', '.join(policies)}")
     return policies[name]
@@ -216,6 +238,10 @@ class NextBatch:
         self.chunks: list[Chunk] = []
         self._draftable: list[Chunk] = []
         self.generates = False
+
+    def joining(self) -> int:
+        tokens = accumulate(request.num_tokens for request in self._queue)
+        return sum(1 for _ in takewhile(self._tokens.__ge__, islice(tokens, self._running.seats)))
 
     def ready(self) -> Sequence[Request]:
         ready = [r for r in self._running if r.num_computed < r.num_tokens]

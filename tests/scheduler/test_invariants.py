@@ -139,7 +139,7 @@ def add(world: World, rng: random.Random) -> None:
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 2**32),
-        policy=st.sampled_from(["mixed", "segregated"]),
+        policy=st.sampled_from(["mixed", "segregated", "waves"]),
         limits_of=st.sampled_from(KINDS),
     )
     def start(self, seed, policy, limits_of):
@@ -182,7 +182,7 @@ class TestStateMachine(SchedulerMachine.TestCase):
 def drive(seed: int, steps: int, limits_of: LimitsOf = limits) -> World:
     """A seeded random walk over all moves, then everything to its end."""
     rng = random.Random(seed)
-    world = world_of(limits_of, rng, rng.choice(["mixed", "segregated"]))
+    world = world_of(limits_of, rng, rng.choice(["mixed", "segregated", "waves"]))
     load = rng.uniform(0.02, 0.5)
     for _ in range(steps):
         move = rng.random()

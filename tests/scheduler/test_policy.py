@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from corepipe.scheduler.next_batch import mixed, policy, segregated
+from corepipe.scheduler.next_batch import mixed, policy, segregated, waves
 from corepipe.scheduler.request import Request
 from corepipe.scheduler.scheduler import Scheduler
 from tests.scheduler.world import config, run, spans
@@ -56,7 +56,33 @@ def test_segregated_treats_the_last_token_of_a_prompt_as_prompt():
     ]
 
 
+def test_waves_take_whole_prompts_together_and_generate_otherwise():
+    scheduler = Scheduler(config(max_num_batched_tokens=8), waves)
+    for name, prompt in (("a", 3), ("b", 5), ("c", 2)):
+        scheduler.add(request(name, prompt))
+    assert steps(scheduler, 3) == [
+        [("a", 0, 3), ("b", 0, 5)],
+        [("c", 0, 2)],
+        [("a", 3, 1), ("b", 5, 1), ("c", 2, 1)],
+    ]
+
+
+@pytest.mark.parametrize(("running", "needed"), [(1, 1), (6, 1), (7, 2), (10, 3)])
+def test_requests_join_when_three_tenths_as_many_wait_as_generate(running: int, needed: int):
+    """Else they wait for twenty tokens of the newest, as the documentation of TGI's launcher says."""
+    for waiting in range(1, needed + 1):
+        roomy = config(max_num_batched_tokens=64, max_num_seqs=32, max_model_len=128, num_blocks=256)
+        scheduler = Scheduler(roomy, waves)
+        for number in range(running):
+            scheduler.add(request(f"r{number}", 1, max_tokens=100))
+        steps(scheduler, 3)
+        for number in range(waiting):
+            scheduler.add(request(f"w{number}", 1, max_tokens=100))
+        prompts = [spans[0][0].startswith("w") for spans in steps(scheduler, 20)]
+        assert prompts.index(True) == (0 if waiting == needed else 17)
+
+
 def test_policies_have_names():
-    assert (policy("mixed"), policy("segregated")) == (mixed, segregated)
-    with pytest.raises(ValueError, match="there are mixed, segregated"):
+    assert [policy(name) for name in ("mixed", "segregated", "waves")] == [mixed, segregated, waves]
+    with pytest.raises(ValueError, match="there are mixed, segregated, waves"):
         policy("fifo")
