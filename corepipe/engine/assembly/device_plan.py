@@ -32,9 +32,9 @@ from corepipe.neuron.timing.uncertainty import (
     Figure,
     Interval,
     Point,
+    Setup,
     architecture_of,
     interval,
-    kind_of,
 )
 from corepipe.neuron.values import InputKind, OutputKind
 from corepipe.scheduler.next_batch import Policy, policy
@@ -125,18 +125,8 @@ class DevicePlan:
     ) -> Interval:
         """Returns by how much a figure of this deployment may differ from its prediction, for sequences of so
         many tokens."""
-        architecture = architecture_of(self.graph)
-        point = Point(
-            kind_of(figure, architecture, load=load),
-            self.instance.name,
-            self.profile.stack,
-            architecture,
-            self.placement.tensor,
-            tokens,
-            tail,
-            self.placement.expert > 1,
-        )
-        found = interval(point, self.profile, level)
+        setup = Setup(architecture_of(self.graph), self.instance.name, self.profile, self.placement)
+        found = interval(Point.of(figure, setup, tokens, load=load, tail=tail), self.profile, level)
         return spanning(found, self.profile, self._timed_with, figure, tokens)
 
     def _timed_with(self, profile: RuntimeProfile, replica: int = 0) -> CostModel:

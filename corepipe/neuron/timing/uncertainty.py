@@ -24,11 +24,12 @@ from enum import StrEnum
 from functools import cache
 from math import exp, log, log2
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.catalog import instance as find_instance
 from corepipe.neuron.chips.runtime_profile import RuntimeProfile
+from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import SOURCE, InputKind
 
@@ -44,8 +45,7 @@ LEAST_REACH = 0.05
 """Smallest half width of an interval, as a logarithm: served models vary so from day to day."""
 
 FAR = log(5.0)
-"""Largest size of an error; larger ones count as this, since such a row measured something else than was
-predicted."""
+"""Largest size of an error that counts: a larger one measured something else than was predicted."""
 
 ENOUGH = 10
 """Families in campaigns from which on an interval claims its level."""
@@ -56,13 +56,12 @@ SEEN = 3
 GUESSED = ", guessed"
 """Suffix of the profile of a case of which not everything is known."""
 
-
 GROWTH = 1.5
 """Factor of a width (on a logarithm) for each step away from the measured cases, chosen by interval score
 (docs/decisions/2026-11-22-intervals.md)."""
 
 OWN_UNITS = 4.0
-"""The errors of a stack count as much as those of all stacks together when they are of so many units."""
+"""The number of units of a stack whose errors count as much as those of all stacks together."""
 
 
 class Figure(StrEnum):
@@ -114,12 +113,20 @@ def kind_of(figure: Figure, architecture: ModelKind, *, load: bool = False) -> s
     return str(architecture) if architecture in APART else figure + (UNDER_LOAD if load else "")
 
 
+class Setup(NamedTuple):
+    """The deployment that a figure is of."""
+
+    architecture: ModelKind
+    instance: str
+    profile: RuntimeProfile
+    placement: Placement
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """The case of a figure.
 
-    tail: a percentile above the median; tokens: of a whole sequence; divided: cores divide the experts of a
-    mixture.
+    tail: a percentile above the median; tokens: of a whole sequence; divided: cores divide its experts.
     """
 
     kind: str
@@ -130,6 +137,15 @@ class Point:
     tokens: int
     tail: bool = False
     divided: bool = False
+
+    @classmethod
+    def of(
+        cls, figure: Figure, setup: Setup, tokens: int, *, load: bool = False, tail: bool = False
+    ) -> Point:
+        """Returns the case of a figure of a deployment, for sequences of so many tokens."""
+        kind, degrees = kind_of(figure, setup.architecture, load=load), setup.placement
+        case = kind, setup.instance, setup.profile.stack, setup.architecture, degrees.tensor
+        return cls(*case, tokens, tail, degrees.expert > 1)
 
     @property
     def group(self) -> tuple[str, bool]:
@@ -305,8 +321,7 @@ class _Conformal:
         return max(LEAST_REACH, score * size), steps, claimed and not self._unmeasured
 
     def level(self, point: Point, factor: float) -> float:
-        """Returns the share of measurements that are known to lie within this factor of a figure, either
-        way."""
+        """Returns the share of measurements known to lie within this factor of a figure, either way."""
         size = self._group.size(point) * GROWTH**self._unmeasured
         return sum(weight for score, weight in self._scores if score * size <= abs(log(factor)))
 

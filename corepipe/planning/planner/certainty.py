@@ -13,9 +13,9 @@ from corepipe.neuron.timing.uncertainty import (
     Interval,
     ModelKind,
     Point,
+    Setup,
     architecture_of,
     interval,
-    kind_of,
     shipped_uncertainty,
 )
 from corepipe.planning.planner.demand import Demand
@@ -56,11 +56,9 @@ class Certainty:
         return interval(point, option.deployment.candidate.shape.profile, self.level)
 
     def _point(self, option: PlanOption, figure: Figure, *, tail: bool) -> Point:
-        shape, architecture = option.deployment.candidate.shape, self._architecture
-        return Point(
-            kind_of(figure, architecture, load=True), shape.instance, shape.profile.stack, architecture,
-            shape.placement.tensor, self._tokens, tail, shape.placement.expert > 1,
-        )  # fmt: skip
+        shape = option.deployment.candidate.shape
+        setup = Setup(self._architecture, shape.instance, shape.profile, shape.placement)
+        return Point.of(figure, setup, self._tokens, load=True, tail=tail)
 
     def confidence(self, option: PlanOption) -> dict[str, float]:
         """Returns by objective the share of measurements of such figures that would meet it."""

@@ -22,7 +22,7 @@ from corepipe.neuron.timing import modes
 from corepipe.neuron.timing.cost import CostModel, OpTime, StepShape
 from corepipe.neuron.timing.otherwise import spanning
 from corepipe.neuron.timing.timeline import Timeline, Timing
-from corepipe.neuron.timing.uncertainty import Figure, Interval, Point, architecture_of, interval, kind_of
+from corepipe.neuron.timing.uncertainty import Figure, Interval, Point, Setup, architecture_of, interval
 
 BLOCK = 32
 """Positions in a KV block, the default of `corepipe serve`."""
@@ -138,17 +138,11 @@ class ProfileRun:
 
     def interval(self, phase: Phase) -> Interval:
         """Returns the factors by which a measured step of the phase may differ."""
-        setup, architecture = self.setup, architecture_of(self.graph)
+        setup = self.setup
         figure = Figure.DECODE if phase is Phase.DECODE else Figure.FIRST_TOKEN
-        point = Point(
-            kind_of(figure if self.graph.causal else Figure.BATCH, architecture),
-            setup.instance.name,
-            setup.profile.stack,
-            architecture,
-            setup.placement.tensor,
-            setup.input_len + setup.decode_steps,
-            divided=setup.placement.expert > 1,
-        )
+        ran = Setup(architecture_of(self.graph), setup.instance.name, setup.profile, setup.placement)
+        tokens = setup.input_len + setup.decode_steps
+        point = Point.of(figure if self.graph.causal else Figure.BATCH, ran, tokens)
         found = interval(point, setup.profile)
         return spanning(found, setup.profile, self._timed_with, figure, setup.input_len)
 
