@@ -22,6 +22,7 @@ from pathlib import Path
 from corepipe.cli.output.common import results
 from corepipe.cli.run.validate import show
 from corepipe.neuron.chips.constants import (
+    FEW_ROWS,
     FILE,
     IDEAL,
     STAND_INS,
@@ -34,7 +35,7 @@ from corepipe.neuron.chips.constants import (
 from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
-from corepipe.planning.calibration.fit import FEW_ROWS, Fit, Known, fit, leave_one_out, usable, version
+from corepipe.planning.calibration.fit import Fit, Known, fit, leave_one_out, usable, version
 from corepipe.planning.calibration.physics import consistent
 from corepipe.planning.calibration.predict import Predictor, RowPrediction
 from corepipe.planning.calibration.residuals import left_out

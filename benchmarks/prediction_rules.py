@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 from fit_cost_model import fit_all
 
 from corepipe.cli.output.common import results
 from corepipe.cli.output.tables import Figures
-from corepipe.neuron.chips import profiles, rates
 from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.runtime_profile import RuntimeProfile
-from corepipe.planning.calibration import cases as cases_module
-from corepipe.planning.calibration import predict, rows, stacks
+from corepipe.planning.calibration import rows
 from corepipe.planning.calibration.assumed import completed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.fit import usable
@@ -32,6 +28,7 @@ from corepipe.planning.calibration.physics import consistent
 from corepipe.planning.calibration.predict import Predictor
 from corepipe.planning.calibration.residuals import MeasuredRow, measured
 from corepipe.planning.calibration.rows import Raw, campaign, family
+from corepipe.planning.calibration.rules import Rules
 
 MOST = 1.0
 """Largest error that counts, as a logarithm: one row does not decide on a rule."""
@@ -40,66 +37,53 @@ Errors = dict[int, float]
 """Errors by the number of the row."""
 
 
-def _profiles(**changed: RuntimeProfile) -> Callable[[], Iterator[None]]:
-    """Returns a switch that gives profiles other properties."""
-    table = {**PROFILES, **{one.name: one for one in changed.values()}}
-
-    def switch() -> Iterator[None]:
-        with ExitStack() as stack:
-            for module in (profiles, stacks, predict):
-                stack.enter_context(patch.object(module, "PROFILES", table))
-            yield
-
-    return switch
+def _profiles(changed: Callable[[RuntimeProfile], RuntimeProfile]) -> Rules:
+    """Returns rules whose profiles have other properties; none has another name."""
+    return Rules(profiles={name: replace(changed(one), name=name) for name, one in PROFILES.items()})
 
 
-def _value(module: object, name: str, value: object) -> Callable[[], Iterator[None]]:
-    """Returns a switch that gives a module another constant."""
-
-    def switch() -> Iterator[None]:
-        with patch.object(module, name, value):
-            yield
-
-    return switch
+def _as(name: str, other: str) -> Rules:
+    """Returns rules in which a profile is as another."""
+    return _profiles(lambda one: PROFILES[other if one.name == name else one.name])
 
 
-def _single(name: str) -> RuntimeProfile:
-    return replace(PROFILES[name], otherwise="")
+def _alone(*names: str) -> Rules:
+    """Returns rules in which profiles have no other that may hold instead."""
+    return _profiles(lambda one: replace(one, otherwise="") if one.name in names else one)
 
 
-TWO_KERNELS = ("optimum-tnx", "transformers-neuronx", "transformers-neuronx-hsb")
+def _without_lanes(one: RuntimeProfile) -> RuntimeProfile:
+    return replace(one, attention=replace(one.attention, softmax_after_reads=False))
 
-RULES: Mapping[str, Callable[[], Iterator[None]]] = {
-    "one more token": _value(cases_module, "sends_one_more", lambda _: False),
-    "separate softmax of several prompts": _profiles(
-        hsb=replace(PROFILES["transformers-neuronx-hsb-spilled"], name="transformers-neuronx-hsb")
+
+def _without_waves(one: RuntimeProfile) -> RuntimeProfile:
+    return replace(one, policy="segregated") if one.policy == "waves" else one
+
+
+RULES: Mapping[str, Rules] = {
+    "one more token": Rules(one_more_token=False),
+    "separate softmax of several prompts": _as(
+        "transformers-neuronx-hsb", "transformers-neuronx-hsb-spilled"
     ),
-    "buckets of trn2": _profiles(trn2=replace(PROFILES["nxdi"], name="nxdi-trn2")),
-    "links between chips": _value(rates, "BETWEEN_CHIPS", {}),
-    "unknown stacks": _profiles(unknown=_single("stack-unknown")),
-    "lanes of a softmax": _value(rates, "LANES", 0),
-    "drift of encoders": _value(stacks, "DRIFT", 0.0),
-    "tails": _value(predict, "TAILS", {}),
-    "two kernels": _profiles(
-        **{
-            name: _single(name)
-            for name in ("optimum-tnx", "transformers-neuronx", "transformers-neuronx-hsb")
-        }
-    ),
+    "buckets of trn2": _as("nxdi-trn2", "nxdi"),
+    "waves of TGI": _profiles(_without_waves),
+    "unknown stacks": _alone("stack-unknown"),
+    "lanes of a softmax": _profiles(_without_lanes),
+    "drift of encoders": Rules(drift=0.0),
+    "tails": Rules(tails={}),
+    "two kernels": _alone("optimum-tnx", "transformers-neuronx", "transformers-neuronx-hsb"),
 }
-"""Each rule and what switches it off."""
+"""The rules in force without each of them."""
 
 
 def without(known: Sequence[Raw], used: Sequence[Raw]) -> dict[str, Errors]:
     """Returns the errors of the rows with each rule switched off, by the rule."""
-    return {rule: _errors(known, used, switch) for rule, switch in RULES.items()}
+    return {rule: _errors(known, used, Cases(rules=others)) for rule, others in RULES.items()}
 
 
-def _errors(known: Sequence[Raw], used: Sequence[Raw], switch: Callable[[], Iterator[None]]) -> Errors:
-    with contextmanager(switch)():
-        cases = Cases()
-        predictor = Predictor(fit_all(used, cases, {}).constants, cases)
-        return by_row(known, measured(known, lambda _: predictor))
+def _errors(known: Sequence[Raw], used: Sequence[Raw], cases: Cases) -> Errors:
+    predictor = Predictor(fit_all(used, cases, {}).constants, cases)
+    return by_row(known, measured(known, lambda _: predictor))
 
 
 def by_row(known: Sequence[Raw], found: Sequence[MeasuredRow]) -> Errors:

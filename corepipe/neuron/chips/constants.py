@@ -66,6 +66,9 @@ IDEAL = Constants(1.0, 0.0, 1.0, 0.0, inf, 0.0)
 """The data sheet: with these the model is a plain roofline (Williams et al. 2009)."""
 
 
+FEW_ROWS = ("v3",)
+"""Generations with few measurements: a fit draws their constants to those of the previous one."""
+
 STAND_INS = {"v4": "v3"}
 """Generations without published measurements, and the generation whose constants they use."""
 

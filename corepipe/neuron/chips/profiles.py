@@ -51,6 +51,10 @@ _HOST_SAMPLING = (
 HOST_SECONDS_PER_LOGIT = 4.5e-9
 """Host time of sampling, per logit: the difference of those two, by 32 x 128,256 logits and the link."""
 
+_TGI = (
+    "huggingface/text-generation-inference docs/source/reference/launcher.md (--waiting-served-ratio 0.3, "
+    "--max-waiting-tokens 20)"
+)
 _EXPERTS = (
     "neuronx-distributed modules/moe/expert_mlps_v2.py, ExpertMLPsV2.forward (expert parallel: "
     "forward_all_experts_EP, none where few experts are loaded)"
@@ -166,8 +170,9 @@ _ALL = (
         name="optimum-tnx-host-sampling",
         host_seconds_per_logit=HOST_SECONDS_PER_LOGIT,
         otherwise="",
+        policy="waves",
         source=f"{_TNX}; optimum-neuron 6ba3db94, generator.py: a slot's token is sampled on the host, one "
-        f"slot after the other; {_HOST_SAMPLING}",
+        f"slot after the other; {_HOST_SAMPLING}; {_TGI}",
     ),
     _NXDI,
     replace(
@@ -179,6 +184,7 @@ _ALL = (
         "trn2-llama3.1-405b-speculative-tutorial.rst",
     ),
     _OPTIMUM_NXDI,
+    replace(_OPTIMUM_NXDI, name="optimum-nxdi-tgi", policy="waves", source=f"{_OPTIMUM_NXDI.source}; {_TGI}"),
     replace(
         _OPTIMUM_NXDI,
         name="stack-unknown",

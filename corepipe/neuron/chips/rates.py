@@ -23,11 +23,6 @@ PLAIN = AttentionStyle()
 LANES = 128
 """Lanes of VectorE, one for each partition (nki/guides/architecture/trainium_inferentia2_arch.rst)."""
 
-BETWEEN_CHIPS = {"v3": 1024 / 384, "v4": 1024 / 384}
-"""Speed at which a rank passes on data between chips, relative to that of NeuronCore-v2, at whose constant
-the few measurements of v3 are held: as the bandwidths of their NeuronLinks in one instance (GB/s of a chip of
-trn2 and of trn1: about-neuron/arch/neuron-hardware/trn2-arch.rst, trn1-arch.rst)."""
-
 STEP_STARTS = 3
 """Semaphores of a step around a ring: receive, reduce, send."""
 
@@ -180,10 +175,8 @@ def _group_link(instance: Instance, group: Sequence[int], memory: float, constan
     One after the other: neuron-runtime/explore/intranode-collective-comm.rst.
     """
     way = link(instance, group, memory)
-    speed = constants.collective_bytes_per_second
-    if len({instance.chip_of(core) for core in group}) > 1:
-        speed *= BETWEEN_CHIPS.get(instance.chip.core.version, 1.0)
-    return CoreLink(way.seconds, 1 / (1 / way.bytes_per_second + 1 / speed))
+    speed = 1 / (1 / way.bytes_per_second + 1 / constants.collective_bytes_per_second)
+    return CoreLink(way.seconds, speed)
 
 
 def link(instance: Instance, cores: Sequence[int], on_chip: float) -> CoreLink:

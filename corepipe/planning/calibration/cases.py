@@ -31,6 +31,7 @@ from corepipe.planning.calibration.rows import (
     number_format,
     text,
 )
+from corepipe.planning.calibration.rules import IN_FORCE, Rules
 from corepipe.planning.calibration.stacks import ENCODERS, ModelTraits, profile_of, sends_one_more
 
 DEFAULT_TOKENS = 2048
@@ -79,11 +80,12 @@ class Case:
 class Cases:
     """Reads cases from rows, and caches what several of them need.
 
-    profile: for all rows, instead of theirs.
+    profile: for all rows, instead of theirs.  rules: those in force.
     """
 
-    def __init__(self, profile: RuntimeProfile | None = None) -> None:
+    def __init__(self, profile: RuntimeProfile | None = None, rules: Rules = IN_FORCE) -> None:
         self._profile = profile
+        self.rules = rules
         self._graph = cache(_graph)
         self._programs = cache(self._compile)
         self._models: dict[tuple[object, ...], CostModel] = {}
@@ -97,11 +99,11 @@ class Cases:
         fmt = _native(number_format(row), machine)
         graph = self._graph(model, fmt, None)
         kind = ModelTraits.of(graph)
-        profile = self._profile or profile_of(row, batch, cut, kind)
+        profile = self._profile or profile_of(row, batch, cut, kind, self.rules)
         image = _image(row, graph) if kind.images else None
         graph = self._graph(model, fmt, image)
         encodes = not graph.causal or task in ENCODERS
-        lengths = _lengths(row, graph, encodes)
+        lengths = _lengths(row, graph, encodes, self.rules)
         held = (
             _held(graph, machine, batch * lengths.longest) if _together(row) and cut == RowDegrees() else cut
         )
@@ -267,7 +269,7 @@ class _Lengths:
     longest: int
 
 
-def _lengths(row: Raw, graph: Graph, encodes: bool) -> _Lengths:
+def _lengths(row: Raw, graph: Graph, encodes: bool, rules: Rules) -> _Lengths:
     if ModelTraits.of(graph).images:
         return _Lengths(graph.max_positions, 0, graph.max_positions)
     given, outputs, longest = input_tokens(row), count(row, "output_len", 0), count(row, "seq_len", 0)
@@ -279,7 +281,7 @@ def _lengths(row: Raw, graph: Graph, encodes: bool) -> _Lengths:
     if _unsaid(row, graph, encodes):
         tokens = max(given, longest) or min(graph.max_positions, DEFAULT_TOKENS)
         return _Lengths(1, tokens - 1, tokens)
-    given += sends_one_more(row)
+    given += rules.one_more_token and sends_one_more(row)
     if not given + outputs:
         raise Unpredictable("input_len and output_len are missing")
     inputs = given or 1

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corepipe.neuron.chips.catalog import instance as find_instance
-from corepipe.neuron.chips.constants import Constants, fitted, shipped
+from corepipe.neuron.chips.constants import FEW_ROWS, Constants, fitted, shipped
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.physics import consistent
 from corepipe.planning.calibration.predict import Predictor, RequestedFigure
@@ -23,9 +23,6 @@ from corepipe.planning.calibration.rows import Raw, campaign, family, text
 from corepipe.planning.calibration.score import log_error, pair, resolution
 
 F64 = npt.NDArray[np.float64]
-
-FEW_ROWS = ("v3",)
-"""Generations with few measurements: their constants stay close to those of the previous one."""
 
 SOFT = 0.1
 """Share from which on errors count less and less (soft l1)."""

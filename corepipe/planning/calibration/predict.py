@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.constants import Constants
-from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.scales import Scales
 from corepipe.neuron.step import StepShape
 from corepipe.neuron.timing.cost import CostModel
-from corepipe.neuron.timing.uncertainty import ModelKind
+from corepipe.neuron.timing.uncertainty import Figure, kind_of
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Case, Cases
 from corepipe.planning.calibration.load import RowLoad, ServedRequests, load, serve
@@ -27,16 +26,14 @@ F64 = npt.NDArray[np.float64]
 
 NOT_VALIDATED = "not validated"
 
-TAILS = {
-    "decode": (0.03, 0.0),
-    "first token": (0.0, 5e-3),
-    "answer": (0.04, 0.0),
-    "encoder": (0.04, 0.0),
-    "convolutional network": (0.01, 0.0),
+_FIGURES = {
+    "tpot": Figure.DECODE,
+    "itl": Figure.DECODE,
+    "ttft": Figure.FIRST_TOKEN,
+    "ttft_whole_batch": Figure.FIRST_TOKEN,
 }
-"""By kind of figure, the share of the median and the seconds by which the p99 of a batch alone is above it:
-the host's pauses, which lengthen a prompt whatever it takes.  Other quantiles follow an exponential tail.
-Under load tails are those of the simulated requests."""
+"""The kind of figure of each metric of a model that generates; other metrics are of whole answers, and
+count as throughputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,13 @@ class RequestedFigure:
     unit: str
     quantile: float | None
     load: RowLoad | None
+
+    @property
+    def kind(self) -> str:
+        """The kind of figure, whose errors its interval is made of."""
+        alone = self.case.encodes or (self.case.outputs == 0 and self.load is None)
+        figure = Figure.BATCH if alone else _FIGURES.get(self.metric, Figure.THROUGHPUT)
+        return kind_of(figure, self.case.architecture, load=self.load is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,8 @@ class Predictor:
         value, otherwise = self.answer(asked), asked.case.profile.otherwise
         if not otherwise:
             return value, None
-        other = self.answer(replace(asked, case=replace(asked.case, profile=PROFILES[otherwise])))
+        profile = self._cases.rules.profiles[otherwise]
+        other = self.answer(replace(asked, case=replace(asked.case, profile=profile)))
         return value, None if other == value else other
 
     def answer(self, asked: RequestedFigure) -> float:
@@ -169,7 +174,7 @@ class Predictor:
             value = _of_pass(asked.metric, self._pass(case))
         else:
             value = _of_generation(asked.metric, self._generation(case), asked.quantile)
-        return (value + _tail(asked, value)) / UNITS[asked.unit]
+        return (value + _tail(asked, value, self._cases.rules.tails)) / UNITS[asked.unit]
 
     def _cost(self, case: Case) -> CostModel:
         cost = self._cases.cost(case, self._constants)
@@ -205,22 +210,12 @@ class Predictor:
         return EncoderBatch(max(alone, workers * step), case.degrees.data / step, case.batch)
 
 
-def _tail(asked: RequestedFigure, value: float) -> float:
+def _tail(asked: RequestedFigure, value: float, tails: Mapping[str, tuple[float, float]]) -> float:
     """Returns the seconds by which a tail percentile of a batch alone is above its median."""
     if asked.quantile is None or asked.quantile <= 0.5 or asked.unit in RATES:
         return 0.0
-    share, fixed = TAILS.get(_tail_kind(asked), (0.0, 0.0))
+    share, fixed = tails.get(asked.kind, (0.0, 0.0))
     return (share * value + fixed) * log(0.5 / max(1 - asked.quantile, 1e-4)) / log(50)
-
-
-def _tail_kind(asked: RequestedFigure) -> str:
-    if asked.case.architecture is ModelKind.CONVOLUTION:
-        return "convolutional network"
-    if asked.case.encodes or not asked.case.outputs:
-        return "encoder"
-    if asked.metric in {"tpot", "itl"}:
-        return "decode"
-    return "first token" if asked.metric.startswith("ttft") else "answer"
 
 
 def whole_batch(case: Case) -> StepShape:

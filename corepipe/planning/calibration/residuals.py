@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from corepipe.errors import UserError
 from corepipe.neuron.chips.constants import Constants
-from corepipe.neuron.timing.uncertainty import GUESSED, Figure, Interval, Point, Residual, interval, kind_of
+from corepipe.neuron.timing.uncertainty import GUESSED, Interval, Point, Residual, interval
 from corepipe.planning.calibration import assumed
 from corepipe.planning.calibration.cases import Cases
 from corepipe.planning.calibration.predict import Predictor, RequestedFigure
@@ -27,28 +27,13 @@ from corepipe.planning.calibration.score import log_error, measured_value, resol
 TAIL = 0.75
 """Quantile above which figures are tails: their errors are larger than those of means and medians."""
 
-_FIGURES = {
-    "tpot": Figure.DECODE,
-    "itl": Figure.DECODE,
-    "ttft": Figure.FIRST_TOKEN,
-    "ttft_whole_batch": Figure.FIRST_TOKEN,
-    "output_throughput": Figure.THROUGHPUT,
-    "total_throughput": Figure.THROUGHPUT,
-    "request_rate": Figure.THROUGHPUT,
-    "throughput": Figure.THROUGHPUT,
-}
-"""The kind of figure of each metric of a model that generates; other metrics are of whole answers, and
-count as throughputs."""
-
 
 def point(asked: RequestedFigure, row: Raw) -> Point:
     """Returns the point (kind, instance, stack, model and lengths) of the figure that a row requests."""
     case = asked.case
-    alone = case.encodes or (case.outputs == 0 and asked.load is None)
-    figure = Figure.BATCH if alone else _FIGURES.get(asked.metric, Figure.THROUGHPUT)
     guessed = case.assumed or text(row, assumed.COLUMN)
     return Point(
-        kind=kind_of(figure, case.architecture, load=asked.load is not None),
+        kind=asked.kind,
         instance=case.place[0],
         profile=case.profile.stack + (GUESSED if guessed else ""),
         architecture=case.architecture,

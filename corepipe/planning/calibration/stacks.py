@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from math import exp
 
 from corepipe.errors import UserError
-from corepipe.neuron.chips.profiles import PROFILES
 from corepipe.neuron.chips.profiles import profile as find_profile
 from corepipe.neuron.chips.runtime_profile import RuntimeProfile
 from corepipe.neuron.chips.scales import Scales
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.values import SOURCE, InputKind
 from corepipe.planning.calibration.rows import DAY, Raw, RowDegrees, Unpredictable, text
+from corepipe.planning.calibration.rules import IN_FORCE, Rules
 
 NXDI_SINCE = 20
 """SDK 2.20 is the last whose language models were measured with transformers-neuronx."""
@@ -34,10 +34,12 @@ FUSED_SINCE, FLASH_SINCE = (18, 1), (19, 0)
 STATIC = "static-batch(optimum-neuron)"
 """Task of optimum-neuron's benchmark of whole batches."""
 
-DRIFT, DRIFTS_SINCE, UNDRIFTED = 0.006, 10, 20
-"""Share by which each release of SDK 2 made encoders of texts on NeuronCore-v2 faster, from release 10 on;
-the release whose encoders take what the constants say.  Fitted to 50 latencies of releases 10 to 28, of 5
-families (docs/prediction.md)."""
+DRIFTS_SINCE, UNDRIFTED = 10, 20
+"""The release of SDK 2 from which on encoders of texts on NeuronCore-v2 became faster (`rules.DRIFT`), and
+that whose encoders take what the constants say."""
+
+TGI = "/text-generation-inference/"
+"""Folder of the reports of optimum-neuron's servers that TGI ran; others are vLLM's."""
 
 ENCODERS = frozenset({"encoder", "vision", "vision-transformer", "image-classification", "embedding", "cnn"})
 """Tasks of models that run once over their input."""
@@ -58,7 +60,7 @@ class ModelTraits:
 
 
 def profile_of(
-    row: Raw, batch: int, degrees: RowDegrees, kind: ModelTraits = ModelTraits()
+    row: Raw, batch: int, degrees: RowDegrees, kind: ModelTraits = ModelTraits(), rules: Rules = IN_FORCE
 ) -> RuntimeProfile:
     """Returns the profile of a row.  Raises Unpredictable for a task or a profile that is not known."""
     if given := text(row, "profile"):
@@ -66,18 +68,24 @@ def profile_of(
             return find_profile(given)
         except UserError as error:
             raise Unpredictable(str(error), "profile") from error
-    task, sdk = text(row, "task").lower(), text(row, "sdk")
+    chosen = rules.profiles[_name(row, batch, degrees, kind)]
+    encodes = text(row, "task").lower() in ENCODERS
+    return _drifted(chosen, row, kind, rules.drift) if encodes else chosen
+
+
+def _name(row: Raw, batch: int, degrees: RowDegrees, kind: ModelTraits) -> str:
+    task, sdk, instance = text(row, "task").lower(), text(row, "sdk"), text(row, "instance")
     match task:
         case _ if task == STATIC:
-            return PROFILES[_static(sdk, batch)]
+            return _static(sdk, batch)
         case "text-generation" | "text-generation(in+out)" | "encoder-decoder" | "encoder-decoder(in+out)":
-            return PROFILES["beam-search" if kind.translates else _decoder(task, sdk, text(row, "instance"))]
+            return "beam-search" if kind.translates else _decoder(task, sdk, instance)
         case "serving-tgi":
-            return PROFILES["optimum-tnx" if batch > 1 else "transformers-neuronx"]
+            return "optimum-tnx" if batch > 1 else "transformers-neuronx"
         case "serving":
-            return PROFILES[_server(text(row, "source"))]
+            return _server(text(row, "source"))
         case _ if task in ENCODERS:
-            return _drifted(PROFILES[_encoder(degrees, text(row, "instance"), sdk, kind)], row, kind)
+            return _encoder(degrees, instance, sdk, kind)
         case _:
             raise Unpredictable(
                 f"no runtime profile is known for the task {task!r:.40}; name one in `profile`", "task"
@@ -90,7 +98,9 @@ def _server(source: str) -> str:
     day = DAY.search(source)
     if day is None:
         return "stack-unknown"
-    return "optimum-nxdi" if int(day[1][:4]) >= NXDI_YEAR else "optimum-tnx-host-sampling"
+    if int(day[1][:4]) < NXDI_YEAR:
+        return "optimum-tnx-host-sampling"
+    return "optimum-nxdi-tgi" if TGI in source else "optimum-nxdi"
 
 
 def _static(sdk: str, batch: int) -> str:
@@ -127,12 +137,12 @@ def _encoder(degrees: RowDegrees, instance: str, sdk: str, kind: ModelTraits) ->
     return "data-parallel-sdk-2.9" if early and not on_inf1 and not kind.images else "data-parallel"
 
 
-def _drifted(profile: RuntimeProfile, row: Raw, kind: ModelTraits) -> RuntimeProfile:
+def _drifted(profile: RuntimeProfile, row: Raw, kind: ModelTraits, drift: float) -> RuntimeProfile:
     """Returns an encoder's profile with the speed of its SDK release."""
     release = _release(text(row, "sdk"))
     if kind.images or text(row, "instance").startswith("inf1") or not release or release[0] < DRIFTS_SINCE:
         return profile
-    return replace(profile, scales=Scales(prompt=exp(-DRIFT * (release[0] - UNDRIFTED))))
+    return replace(profile, scales=Scales(prompt=exp(-drift * (release[0] - UNDRIFTED))))
 
 
 def _decoder(task: str, sdk: str, instance: str) -> str:

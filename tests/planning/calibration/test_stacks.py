@@ -38,6 +38,7 @@ def test_task_and_release_name_the_profile(task, sdk, batch, name):
     ("source", "name"),
     [
         ("results.csv 2025-06-04-13-34-44 users=128", "optimum-nxdi"),
+        ("benchmark/text-generation-inference/a.csv 2025-06-04-13-34-44", "optimum-nxdi-tgi"),
         ("results.csv 2024-12-06-10-00-00 users=128", "optimum-tnx-host-sampling"),
         ("results; published on 2026-11-27", "stack-unknown"),
     ],
