@@ -9,12 +9,13 @@ records what it is asked, so that the rows can tell what the agent sent.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,73 +28,60 @@ from tests.servers import served
 LIMIT_SECONDS = 300
 """The time limit for an agent that hangs."""
 LARGEST_TAPE = 1 << 25
+REQUESTS = re.compile(r'^http_requests_total{handler="([^"]*)",.*status="(\dxx)"} (\S+)$', re.MULTILINE)
+
+Rows = Iterator[tuple[str, bool, object]]
+"""Titles, whether they hold, and what there was instead."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """The directories of a run."""
-
-    root: Path
-
-    @property
-    def home(self) -> Path:
-        return self.root / "home"
-
-    @property
-    def work(self) -> Path:
-        return self.root / "work"
-
-    @property
-    def tapes(self) -> Path:
-        return self.root / "tapes"
-
-    def filled(self, text: str, url: str = "") -> str:
-        """Returns a text with the directories, and the server's address, in it."""
-        for mark, value in (("<url>", url), ("<home>", str(self.home)), ("<work>", str(self.work))):
-            text = text.replace(mark, value)
-        return text
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A run that is over: what the agent printed, and how many requests had which status on which route."""
-
-    status: int
-    printed: str
-    requests: dict[str, int]
-
-
-def run(agent: Agent, place: Place) -> Ended:
-    """Runs an agent at its task, against a server of a model with its script."""
-    place.home.mkdir()
-    place.work.mkdir()
-    (place.work / "notes.txt").write_text(NOTES)
-    script = replace(agent.script, turns={at: place.filled(text) for at, text in agent.script.turns.items()})
-    model = write_scripted(place.root / MODEL, script)
-    flags = ("--served-model-name", MODEL, "--max-model-len", CONTEXT, "--record", place.tapes, *agent.flags)
+def rows(agent: Agent, root: Path) -> Rows:
+    """Runs an agent at its task, against a server of a model with its script, and yields the rows."""
+    marks = {"<home>": str(root / "home"), "<work>": str(root / "work")}
+    work, tapes = root / "work", root / "tapes"
+    work.mkdir()
+    (work / "notes.txt").write_text(NOTES)
+    turns = {at: _filled(text, marks) for at, text in agent.script.turns.items()}
+    model = write_scripted(root / MODEL, replace(agent.script, turns=turns))
+    flags = ("--served-model-name", MODEL, "--max-model-len", CONTEXT, "--record", tapes, *agent.flags)
     with served(model, *flags, anew=True) as server:
-        for path, text in agent.files.items():
-            file = Path(place.filled(path))
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(place.filled(text, server.url))
-        status, printed = _ended(agent, place, server.url)
-        ended = Ended(status, printed, _requests(server.get("/metrics").text))
+        status, printed = _ended(agent, work, {**marks, "<url>": server.url})
+        told = REQUESTS.findall(server.get("/metrics").text)
         server.end()
-    return ended
+    requests = {f"{route} {kind}": float(count) for route, kind, count in told}
+    asked = b"".join(
+        file_format.read(tape.read_bytes(), LARGEST_TAPE).request.body for tape in tapes.glob("*.yaml")
+    )
+    missing = [text for text in agent.shown if text.encode() not in asked]
+    yield f"reads a file, and sends it to {agent.route}", not missing, f"not sent: {missing}"
+    loud = work / "loud.txt"
+    yield "writes another file", loud.exists() and loud.read_text() == LOUD, list(work.iterdir())
+    refused = [route for route in requests if not route.endswith("2xx")]
+    yield "is refused nothing", f"{agent.route} 2xx" in requests and not refused, requests
+    yield "ends with the model's last words", status == 0 and DONE in printed, printed[-600:]
 
 
-def _ended(agent: Agent, place: Place, url: str) -> tuple[int, str]:
+def _filled(text: str, marks: Mapping[str, str]) -> str:
+    """Returns a text of a task with the directories, and the server's address, in it."""
+    for mark, value in marks.items():
+        text = text.replace(mark, value)
+    return text
+
+
+def _ended(agent: Agent, work: Path, marks: Mapping[str, str]) -> tuple[int, str]:
     """Returns an agent's exit status and what it printed; ends what it leaves running."""
-    command = [str(agent.program), *(place.filled(each, url) for each in agent.arguments)]
+    for path, text in agent.files.items():
+        file = Path(_filled(path, marks))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_filled(text, marks))
     environment = {
         "PATH": f"{NODE_BIN}{os.pathsep}{os.environ['PATH']}",
-        "HOME": str(place.home),
+        "HOME": marks["<home>"],
         "NO_PROXY": "127.0.0.1",
-        **{name: place.filled(value, url) for name, value in agent.environment.items()},
+        **{name: _filled(value, marks) for name, value in agent.environment.items()},
     }
     process = subprocess.Popen(
-        command,
-        cwd=place.work,
+        [agent.program, *(_filled(each, marks) for each in agent.arguments)],
+        cwd=work,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -111,51 +99,14 @@ def _ended(agent: Agent, place: Place, url: str) -> tuple[int, str]:
     return process.wait(), printed
 
 
-def _requests(metrics: str) -> dict[str, int]:
-    """Returns the counts of requests by route and class of status."""
-    counts = {}
-    for line in metrics.splitlines():
-        if line.startswith("http_requests_total{") and 'handler="/metrics"' not in line:
-            labels = line.split('"')
-            counts[f"{labels[1]} {labels[5]}"] = int(float(line.rsplit(" ", 1)[1]))
-    return counts
-
-
-def _asked(place: Place) -> Iterator[bytes]:
-    """Yields the bodies of the requests that were recorded."""
-    for tape in place.tapes.glob("*.yaml"):
-        yield file_format.read(tape.read_bytes(), LARGEST_TAPE).request.body
-
-
-def rows(agent: Agent, place: Place, ended: Ended) -> Iterator[tuple[str, bool, object]]:
-    """Yields titles, whether they hold, and what there was instead."""
-    loud = place.work / "loud.txt"
-    there = loud.read_text() if loud.exists() else "nothing"
-    asked = b"".join(_asked(place))
-    missing = [text for text in agent.shown if text.encode() not in asked]
-    yield f"reads a file, and sends it to {agent.route}", not missing, f"not sent: {missing}"
-    yield "writes another file", there == LOUD, there
-    answered = ended.requests.get(f"{agent.route} 2xx", 0) > 0 and not any(
-        route.endswith(("4xx", "5xx")) for route in ended.requests
-    )
-    yield "is refused nothing", answered, ended.requests
-    yield (
-        "ends with the model's last words",
-        ended.status == 0 and DONE in ended.printed,
-        ended.printed[-600:],
-    )
-
-
-def main(name: str) -> int:
+def main(name: str) -> None:
     agent = next(one for one in AGENTS if one.name == name)
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        place = Place(Path(folder).resolve())
-        for title, holds, instead in rows(agent, place, run(agent, place)):
-            RowResult(
-                title, PASSED if holds else FAILED, "" if holds else " ".join(str(instead).split())
-            ).tell()
-    return 0
+        (Path(folder) / "home").mkdir()
+        for title, holds, instead in rows(agent, Path(folder).resolve()):
+            why = "" if holds else " ".join(str(instead).split())
+            RowResult(title, PASSED if holds else FAILED, why).tell()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])
