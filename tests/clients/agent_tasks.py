@@ -43,15 +43,11 @@ class Agent:
     shown: tuple[str, ...] = (NOTES.strip(),)
 
 
-def _calls(read: str, write: str) -> Script:
-    return Script({0: f"I read the file.\n{read}", 1: write, 2: DONE})
-
-
-def _by_files(read: str, write: str, path: str) -> Script:
+def _calls(read: str, write: str, path: str) -> Script:
     """Returns calls of two tools that read and write a file, and name it by the same argument."""
-    return _calls(
-        call(read, **{path: "<work>/notes.txt"}), call(write, **{path: "<work>/loud.txt", "content": LOUD})
-    )
+    reading = call(read, **{path: "<work>/notes.txt"})
+    writing = call(write, **{path: "<work>/loud.txt", "content": LOUD})
+    return Script({0: f"I read the file.\n{reading}", 1: writing, 2: DONE})
 
 
 def _read(name: str) -> str:
@@ -96,6 +92,9 @@ wire_api = "responses"
     )
 
 
+ASKS_NOBODY = "--print --dangerously-skip-permissions"
+
+
 def _claude_code() -> Agent:
     turns = {
         0: f"<think>\nTwo files.\n</think>\n\nI read both. {_read('notes.txt')}{_read('nothing.txt')}",
@@ -107,17 +106,7 @@ def _claude_code() -> Agent:
         "@anthropic-ai/claude-code",
         MESSAGES,
         NODE_BIN / "claude",
-        (
-            *(
-                "--model",
-                MODEL,
-                "--dangerously-skip-permissions",
-                "--verbose",
-                "--output-format",
-                "stream-json",
-            ),
-            *("--print", TASK),
-        ),
+        (*f"--model {MODEL} --verbose --output-format stream-json {ASKS_NOBODY}".split(), TASK),
         Script(turns),
         {
             "ANTHROPIC_BASE_URL": "<url>",
@@ -151,7 +140,7 @@ def _opencode(package: str, route: str) -> Agent:
         route,
         NODE_BIN / "opencode",
         ("run", "--auto", TASK),
-        _by_files("read", "write", "filePath"),
+        _calls("read", "write", "filePath"),
         {
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
             "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
@@ -176,7 +165,7 @@ def _qwen_code(kind: str, route: str) -> Agent:
         route,
         NODE_BIN / "qwen",
         ("--yolo", "--auth-type", kind, "--model", MODEL, TASK),
-        _by_files("read_file", "write_file", "file_path"),
+        _calls("read_file", "write_file", "file_path"),
         {f"{name}_BASE_URL": address, f"{name}_API_KEY": KEY, f"{name}_MODEL": MODEL},
         {"<home>/.qwen/settings.json": json.dumps(settings)},
     )
@@ -190,7 +179,7 @@ def _aider() -> Agent:
         CHAT,
         PROGRAMS / "aider" / "bin" / "aider",
         (
-            *("--model", f"openai/{MODEL}", "--openai-api-base", "<url>/v1", "--openai-api-key", KEY),
+            *f"--model openai/{MODEL} --openai-api-base <url>/v1 --openai-api-key {KEY}".split(),
             *(f"--no-{name}" for name in switches),
             *("--edit-format", "whole", "--yes-always", "--read", "notes.txt", "--message", TASK, "loud.txt"),
         ),
