@@ -204,8 +204,9 @@ def test_a_template_hears_whether_to_reason() -> None:
         assert at.prompt(thinking={"type": "disabled"}).endswith(off)
         for thinking in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
             assert off not in at.prompt(thinking=thinking)
-        budget = at.post(ASK | {"thinking": {"type": "enabled", "budget_tokens": 1024}})
-        assert budget.headers[IGNORED] == "thinking.budget_tokens"
+        for name, value in (("budget_tokens", 1024), ("display", "updates")):
+            told = at.post(ASK | {"thinking": {"type": "enabled", name: value}})
+            assert told.headers[IGNORED] == f"thinking.{name}"
 
 
 def test_usage_of_the_prefix_cache(at: Asked) -> None:
@@ -398,6 +399,11 @@ def test_choices_of_tools(at: Asked, choice: dict[str, Any], forced: bool, singl
 )
 def test_an_error_names_its_field(at: Asked, more: dict[str, Any], named: str) -> None:
     assert named in at.refused(ASK | more)
+
+
+def test_the_sdk_does_without_a_thread_where_it_is_refused(at: Asked) -> None:
+    error = at.post(ASK | {"thread": {"type": "create"}}).json()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 @pytest.mark.parametrize("kind", ["image", "document"])

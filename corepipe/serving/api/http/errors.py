@@ -85,12 +85,19 @@ def _openai(error: ApiError) -> dict[str, Any]:
     return {"error": fields}
 
 
+_THREADLESS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Makes Anthropic's SDK send the conversation, where it asked for one that the server keeps."""
+
+
 def _anthropic(error: ApiError) -> dict[str, Any]:
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(error.status, kind)
     long = error.code == "context_length_exceeded"  # agents know by these words that they must shorten it
     message = f"prompt is too long: {error.message}" if long else error.message
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    fields: dict[str, Any] = {"type": kind, "message": message}
+    if error.param == "thread":
+        fields["details"] = _THREADLESS
+    return {"type": "error", "error": fields}
 
 
 def _open_inference(error: ApiError) -> dict[str, Any]:

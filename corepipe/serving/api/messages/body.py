@@ -56,7 +56,8 @@ class NoTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="none"
 
 
 Choice = Auto | AnyTool | NamedTool | NoTool
-Display = Literal["summarized", "omitted"]
+DISPLAYS = (None, "summarized", "omitted")
+"""The values of `thinking.display` that mean something here; Claude Code sends others, too."""
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +68,7 @@ class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
-    display: Display | None = None
+    display: Annotated[str, Meta(max_length=64)] | None = None
 
     @property
     def on(self) -> bool:

@@ -61,8 +61,11 @@ class MessageTokens(Strict):
 
 
 class MessagesErrorDetails(Strict):
+    """A request's error; `details`: codes that Anthropic's SDK acts on."""
+
     type: str
     message: str
+    details: dict[str, Any] | UnsetType = UNSET
 
 
 class MessagesError(Strict):

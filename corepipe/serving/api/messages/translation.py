@@ -19,6 +19,7 @@ from corepipe.serving.api.bodies.reading import explained
 from corepipe.serving.api.bodies.values import convert
 from corepipe.serving.api.http.errors import echo, invalid
 from corepipe.serving.api.messages.body import (
+    DISPLAYS,
     AnyTool,
     Choice,
     CountTokensRequest,
@@ -102,6 +103,8 @@ def _reasoning(body: CountTokensRequest, ignored: dict[str, None]) -> dict[str, 
     thinking, config = body.thinking or Thinking("adaptive"), body.output_config
     if thinking.budget_tokens is not None:
         ignored["thinking.budget_tokens"] = None
+    if thinking.display not in DISPLAYS:
+        ignored["thinking.display"] = None
     if config is not None and config.task_budget is not None:
         ignored["output_config.task_budget"] = None
     if not thinking.on:
