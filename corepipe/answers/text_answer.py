@@ -82,8 +82,10 @@ class TextAnswer:
         if not self._begun:
             self._begun = True
             parts.append(self._prompt(output))
-        if not self.silent:
-            parts += self._said(output)
+        if self._reader is not None and not self.silent:
+            parts += self._parsed(self._reader, output)
+        elif not self.silent:
+            parts.append(self._next(output))
         if output.finish_reason is not None and self.finish is None:
             reason = "length" if self.silent else output.finish_reason
             self.finish = Finish(self.choice, reason, self._stop_token(output))
@@ -91,14 +93,12 @@ class TextAnswer:
             parts += [self.finish] if self._reader is None else self._end(self._reader, self.finish)
         return parts
 
-    def _said(self, output: Output) -> list[Said]:
+    def _parsed(self, reader: AnswerReader, output: Output) -> list[Said]:
         """Returns the parts of an output.  Where a call may end the answer, tokens are read one by one, so
         that it has the same tokens however they come."""
-        if self._reader is None:
-            return [self._next(output)]
         parts: list[Said] = []
-        for piece in _one_by_one(output) if self._reader.single else (output,):
-            parts += self._read(self._reader, self._next(piece))
+        for piece in _one_by_one(output) if reader.single else (output,):
+            parts += self._read(reader, self._next(piece))
             if self.finish is not None:
                 break
         return parts

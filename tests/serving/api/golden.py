@@ -21,7 +21,7 @@ from tests.serving.http_support import FakeEngine, Script, running, saying, toke
 TEXT = {"model": "tiny", "prompt": "Hi there", "max_tokens": 6}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
 COMPLETIONS, CHATS, INVOCATIONS = "/v1/completions", "/v1/chat/completions", "/invocations"
-MESSAGES = "/v1/messages"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 STREAM = {"stream": True}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 

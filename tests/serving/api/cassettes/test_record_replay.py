@@ -18,7 +18,17 @@ from corepipe.engine.messages import Output, failed_output
 from corepipe.serving.api.cassettes.file_format import read
 from corepipe.serving.api.cassettes.library import MAX_FILE
 from tests.servers import metric_of, until
-from tests.serving.api.golden import CHAT, CHATS, COMPLETIONS, MESSAGES, SCRIPTS, STREAM, TEXT, cases
+from tests.serving.api.golden import (
+    CHAT,
+    CHATS,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    SCRIPTS,
+    STREAM,
+    TEXT,
+    cases,
+)
 from tests.serving.http_support import DEVICE, FakeEngine, begun, replaying, running, saying
 from tests.wires import connected, post
 
@@ -70,19 +80,29 @@ def test_everything_that_answers_may_be_comes_back_byte_for_byte(tmp_path: Path)
         assert counted(url, "refused") == 0
 
 
-def test_named_events_are_recorded_as_objects_and_may_be_edited(tmp_path: Path) -> None:
-    body = CHAT | STREAM
+NAMED: dict[str, dict[str, Any]] = {
+    MESSAGES: CHAT,
+    RESPONSES: {"model": "tiny", "input": "Hi", "max_output_tokens": 6, "store": False},
+}
+"""Requests whose streams have named events."""
+
+
+@pytest.mark.parametrize("path", NAMED)
+def test_named_events_are_recorded_as_objects_and_may_be_edited(tmp_path: Path, path: str) -> None:
+    body = NAMED[path]
     with running(FakeEngine(saying("Hello world. ", pause=0.001)), record=tmp_path) as url:
-        _, _, heard = ask(url, MESSAGES, body)
-    (one,) = cassettes(tmp_path)
-    events = [event for piece in one["answer"]["events"] for event in piece]
-    assert [event["type"] for event in events[:3]] == ["message_start", "ping", "content_block_start"]
-    (file,) = tmp_path.glob("*.yaml")
-    file.write_text(
-        file.read_text().replace('"model": "tiny", "content": []', '"model": "other", "content": []')
-    )
+        whole, streamed = ask(url, path, body), ask(url, path, body | STREAM)
+    recorded = [one for one in cassettes(tmp_path) if one["request"]["body"].get("stream")]
+    events = [event for piece in recorded[0]["answer"]["events"] for event in piece]
+    names = re.findall(rb"^event: (.*)$", streamed[2], re.MULTILINE)
+    assert [event["type"].encode() for event in events] == names
+    assert len(events) > 5
+    assert b'"Hello' in whole[2]
+    for file in tmp_path.glob("*.yaml"):
+        file.write_text(file.read_text().replace('"Hello', '"Howdy'))
     with replaying(tmp_path) as url:
-        assert ask(url, MESSAGES, body)[2] == heard.replace(b'"model":"tiny","con', b'"model":"other","con')
+        for form, heard in (({}, whole), (STREAM, streamed)):
+            assert ask(url, path, body | form)[2] == heard[2].replace(b'"Hello', b'"Howdy')
 
 
 def test_a_stream_of_messages_that_failed_for_now_is_not_recorded(tmp_path: Path) -> None:
