@@ -26,7 +26,7 @@ CLIENTS_UV := .venv-clients/uv/bin/uv
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SITE_PACKAGES = 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-.PHONY: serve test fleet-test test-slow same-bits busy planted constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-embeddings clients clients-agents clients-replayed clients-lock bench docs-curves wheel clean
+.PHONY: serve test fleet-test test-slow same-bits busy planted constrained digest soak setup environments intervals lint lock sbom fuzz sanitize sanitize-address sanitize-thread arm parity parity-all parity-adapters parity-embeddings clients clients-agents clients-replayed clients-lock bench docs-curves wheel clean
 
 serve: WITH_MODEL = $(if $(ARGS),,--with-model)
 serve: setup            ## an OpenAI-compatible server with the default model, on port 8000
@@ -127,6 +127,9 @@ parity: .venv-parity/.parity-$(SETUP_ID)  ## compares with transformers and torc
 parity-all: .venv-parity/.parity-$(SETUP_ID)  ## every computed family against transformers, live, on small random models
 	.venv-parity/bin/python -m tests.parity.all_families $(if $(WRITE),--write) $(ARGS)
 	.venv-parity/bin/python -m tests.parity.all_encoders $(if $(WRITE),--write) $(ARGS)
+
+parity-adapters: .venv-parity/.parity-$(SETUP_ID)  ## adapters against PEFT, live, on small random models
+	.venv-parity/bin/python -m tests.parity.adapters $(if $(WRITE),--write) $(ARGS)
 
 parity-embeddings: .venv-parity/.parity-$(SETUP_ID)  ## all-MiniLM-L6-v2 and small directories against sentence-transformers, live
 	.venv-parity/bin/python -m tests.parity.sentence_directories

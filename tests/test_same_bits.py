@@ -26,6 +26,7 @@ from corepipe.neuron.ops import Function
 from tests.kernels import linears
 from tests.kernels.harness import NO_OTHER, AttentionRig, in_turn, several_tables
 from tests.kernels.linears import Case, Weights, random_weights
+from tests.kernels.test_adapters import random_rig
 from tests.kernels.test_latents import KINDS as LATENT_KINDS
 from tests.kernels.test_latents import SHAPES as LATENT_SHAPES
 from tests.kernels.test_latents import Rig as LatentRig
@@ -134,6 +135,20 @@ def products(kind: packing.Kind) -> list[F32]:
 @pytest.mark.parametrize("kind", ["int8", "int8w", "bf16", "fp32", "int4g32m", "int4g64z"])
 def test_linears(everywhere: Call, kind: packing.Kind) -> None:
     require_equal(everywhere(products, kind))
+
+
+def adapted(kind: packing.Kind) -> list[F32]:
+    """Rows with adapters of several ranks, and without."""
+    slots = [row % 4 - 1 for row in range(40)]
+    plain = random_rig(kind, 40, 200, (70, 33))
+    gated = random_rig(kind, 40, 200, (70, 70), rounded=True, glu=True)
+    return [*plain.run(slots), *gated.run(slots)]
+
+
+@several_tables
+@pytest.mark.parametrize("kind", ["int8", "fp32", "int4g64z"])
+def test_adapters(everywhere: Call, kind: packing.Kind) -> None:
+    require_equal(everywhere(adapted, kind))
 
 
 def attended(dtype: str) -> list[F32]:

@@ -162,6 +162,7 @@ HOSTILE: list[tuple[Change, str]] = [
     (beside(f"{PREFIX}{Q}.lora_embedding_A"), "lora_embedding_A is not supported"),
     (beside(f"{PREFIX}{Q}.lora_magnitude_vector"), "lora_magnitude_vector is not supported"),
     (beside(f"{PREFIX}{Q}.lora_A.bias"), "lora_A.bias is not supported"),
+    (beside(f"{PREFIX}lm_head.base_layer.weight"), "is a copy of the model's own weights"),
     (beside("lm_head.weight"), "lm_head.weight is not supported"),
     (beside(f"{PREFIX}model.norm.lora_A.weight"), "model.norm.lora_B.weight is missing"),
     (lambda peft: peft.config.update(r=3), r"q_proj.lora_A.weight has shape \[4, "),

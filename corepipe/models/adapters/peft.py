@@ -31,6 +31,8 @@ from corepipe.neuron.ops import Linear
 WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 ENDS = ("lora_A.weight", "lora_B.weight")
+BASE_LAYER = ".base_layer.weight"
+"""The end of the name under which PEFT saves the head of the model beside its adapter, unless told not to."""
 MOST_BYTES = 2 << 30
 """The most bytes of an adapter in fp32, unless the caller says otherwise."""
 
@@ -104,6 +106,11 @@ def _modules(tensors: SafetensorsCheckpoint) -> list[str]:
     """Returns the modules that have both matrices.  Raises UserError for any other tensor."""
     found: dict[str, set[str]] = {}
     for name in tensors.names():
+        if name.endswith(BASE_LAYER):
+            raise UserError(
+                f"{tensors.path}: tensor {shown(name)} is a copy of the model's own weights; save the "
+                "adapter with save_embedding_layers=False"
+            )
         end = next((end for end in ENDS if name.endswith(f".{end}")), None)
         if end is None or not name.startswith(PREFIX):
             raise UserError(
