@@ -147,9 +147,9 @@ def _command(
 ) -> None:
     """`python -m corepipe`, in the child."""
     if not spare:
-        from corepipe.serving.supervision.supervisor import Succession  # noqa: PLC0415 -- not in the tests' process
+        from corepipe.serving.supervision.supervisor import SpareProcess, Succession  # noqa: PLC0415 -- not in the tests' process
 
-        Succession.prepare = lambda _self: None  # type: ignore[method-assign]
+        Succession.prepare = SpareProcess.prepare = lambda _self: None  # type: ignore[method-assign]
     for number, output in enumerate(outputs, 1):
         if isinstance(output, Connection):
             os.dup2(output.fileno(), number)

@@ -24,7 +24,7 @@ def run(given: Mapping[str, Any]) -> None:
     instance = given["instance"]
     placement = None if instance else _placement(given["url"], given["api_key"])
     models = [] if placement is None else placement.get("models", [placement])
-    if not models and instance is None:
+    if placement is None and instance is None:
         errors().print(f"no server answers at {LOCAL_SERVER}: showing the devices of {DEFAULT_INSTANCE}")
     shown = catalog.instance(models[0]["instance"] if models else instance or DEFAULT_INSTANCE)
     if given["json"]:
@@ -34,7 +34,9 @@ def run(given: Mapping[str, Any]) -> None:
     typer.echo(devices.table(shown))
     for placed in models:
         if "name" in placed:
-            results().print(f"{placed['name']}:")
+            results().print(
+                f"{placed['name']} ({placed['state']}):" if "state" in placed else f"{placed['name']}:"
+            )
         print_placement(results(), placed)
 
 

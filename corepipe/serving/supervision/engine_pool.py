@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Protocol
 
-from corepipe.serving.supervision.pool import HOLDING, ModelState, Pool, PoolLimits, Ticket
+from corepipe.serving.supervision.pool import GOING, ModelState, Pool, PoolLimits, Ticket
 
 
 class NotLoadedError(Exception):
@@ -33,13 +33,13 @@ class ModelHost(Protocol):
 class EnginePool:
     """The engines of a server's models, of which not all fit at once.
 
-    failures: the errors of the last loads that failed, by model.  counts: what happened how often.
-    load_seconds: the time that the last load took.
+    failures: why the last load of a model failed, in words: an error would keep what was read.  counts: how
+    often what happened.  load_seconds: the time that the last load took.
     """
 
     def __init__(self, limits: PoolLimits, host: ModelHost, now: Callable[[], float] = monotonic) -> None:
         self.pool = Pool(limits)
-        self.failures: dict[str, Exception] = {}
+        self.failures: dict[str, str] = {}
         self.counts = dict.fromkeys(("load", "failure", "sleep", "unload"), 0)
         self.load_seconds = 1.0
         self._host = host
@@ -49,6 +49,7 @@ class EnginePool:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._changed = asyncio.Event()
+        self._leaving: dict[str, list[asyncio.Future[None]]] = {}
 
     @property
     def states(self) -> Counter[str]:
@@ -92,14 +93,14 @@ class EnginePool:
 
     async def send_away(self, name: str, becomes: ModelState) -> None:
         """Lets a model sleep or leave once its answers have ended; returns when its engine is closed."""
-        self.pool.send_away(name, becomes)
-        self._turn()
-        await self.until(lambda: self.pool.state(name) not in HOLDING)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for a state of the pool."""
-        while not condition():
+        while self.pool.state(name) is ModelState.LOADING:
             await self._changed.wait()
+        self.pool.send_away(name, becomes)
+        if self.pool.state(name) in GOING:
+            closed = asyncio.get_running_loop().create_future()
+            self._leaving.setdefault(name, []).append(closed)
+            self._turn()
+            await closed
 
     def refuse_all(self, error: Exception) -> None:
         """Ends all waits with an error."""
@@ -164,19 +165,27 @@ class EnginePool:
         except Exception:  # the engine's process ends with the server at the latest
             _log().exception("model %s: its engine did not end as it should", name)
         self.pool.closed(name)
+        self._tell_of_end(name)
         self.counts["sleep" if becomes is ModelState.SLEEPING else "unload"] += 1
         if self.pool.state(name) is ModelState.UNLOADED:
             self._host.drop(name)
         self._turn()
 
     def _refuse(self, name: str, error: Exception) -> None:
-        self.failures[name] = error
+        self.failures[name] = str(error)
+        self._tell_of_end(name)
         for ticket in self.pool.lost(name):
             future = self._futures.get(ticket)
             if future is not None and not future.done():
                 refusal = NotLoadedError(name)
                 refusal.__cause__ = error
                 future.set_exception(refusal)
+
+    def _tell_of_end(self, name: str) -> None:
+        """Wakes those that wait until the engine of a model has ended."""
+        for future in self._leaving.pop(name, ()):
+            if not future.done():
+                future.set_result(None)
 
     def _sleep_later(self) -> None:
         """Sets the timer for the next model that is to sleep; one that is set comes early enough."""

@@ -10,7 +10,7 @@ from math import ceil
 from starlette.types import Receive
 
 from corepipe.engine.config import EngineConfig
-from corepipe.errors import UserError
+from corepipe.errors import UserError, shown
 from corepipe.models.directory import FoundModel
 from corepipe.serving.api.answering.on_demand import ModelSource, OnDemandModels
 from corepipe.serving.api.answering.service import STATES, Service
@@ -23,6 +23,8 @@ from corepipe.serving.supervision.pool import ModelState, PoolFullError, PoolLim
 MOST_WAIT_SECONDS = 600.0
 """The time that a request waits for its model at most, unless --max-queue-seconds sets another."""
 MOST_RETRY_SECONDS = 30
+MOST_SHOWN = 300
+"""Characters of an error on a model's card."""
 NO_RETRY = {"x-should-retry": "false"}
 """The header by which OpenAI's clients know that the same request would fail again."""
 
@@ -106,7 +108,7 @@ class ModelPool:
         failure = self.engines.failures.get(name)
         if failure is None:
             return {"value": value.value}
-        return {"value": value.value, "failed": True, "error": self._told(failure)}
+        return {"value": value.value, "failed": True, "error": shown(failure, MOST_SHOWN)}
 
     async def load(self, name: str) -> None:
         """Implements `ModelHost`."""
@@ -181,18 +183,15 @@ class ModelPool:
         except NotLoadedError as error:
             raise self._not_loaded(name, error.__cause__) from None
         except UserError as error:
-            self.engines.failures[name] = error
+            self.engines.failures[name] = error.message
             raise self._not_loaded(name, error) from None
 
     def _not_loaded(self, name: str, cause: BaseException | None) -> ApiError:
         """Returns error 500 for a model that is broken, else 503; the next request tries again anyway."""
-        message = f"The model {echo(name)} could not be loaded: {self._told(cause)}"
+        message = f"The model {echo(name)} could not be loaded: {cause}"
         if isinstance(cause, UserError):
             return ApiError(500, message, code="model_not_loaded", param="model", headers=NO_RETRY)
         return unavailable(message, self._retry_seconds())
-
-    def _told(self, cause: BaseException | None) -> str:
-        return cause.message if isinstance(cause, UserError) else f"{cause}"
 
     def _retry_seconds(self) -> int:
         """Returns the seconds in which all models load that are waited for, at the pace of the last one."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from prometheus_client.registry import Collector
 
+from corepipe.engine.freeze_heap import give_back
 from corepipe.errors import UserError
 from corepipe.models.directory import FoundModel
 from corepipe.serving.api.answering.service import Service
+from corepipe.serving.supervision.engine_process import EngineError
 from corepipe.serving.telemetry.observer import Observer
 
 if TYPE_CHECKING:  # its module imports those of the engine
@@ -20,6 +23,10 @@ if TYPE_CHECKING:  # its module imports those of the engine
 MOST_KEPT = 64
 """Models whose counters stay when they have left; of more, those that left first are forgotten, so that
 /metrics stays bounded."""
+
+
+MOST_LOADS = 3
+"""Engines that are tried for a load; one may be killed while it loads."""
 
 
 class Kept(NamedTuple):
@@ -90,11 +97,17 @@ class OnDemandModels:
     async def load(self, name: str) -> None:
         """Loads a model, or wakes it.  Raises UserError or EngineError."""
         service = self.resident.get(name) or await self._made(name)
-        try:
-            await service.load()
-        except BaseException:
-            await service.client.sleep()  # it may have begun
-            raise
+        for left in reversed(range(MOST_LOADS)):
+            try:
+                await service.load()
+                return
+            except EngineError:
+                await service.client.sleep()  # another process may have killed it
+                if not left:
+                    raise
+            except BaseException:
+                await service.client.sleep()
+                raise
 
     async def _made(self, name: str) -> Service:
         found = await self.find(name)
@@ -114,7 +127,8 @@ class OnDemandModels:
         if service is None:
             return
         service.leave()
-        asyncio.get_running_loop().run_in_executor(None, service.close)
+        asyncio.get_running_loop().run_in_executor(None, _free, [service])
+        del service
         self._kept.move_to_end(name)
         for old in [one for one in self._kept if one not in self.resident][:-MOST_KEPT]:
             del self._kept[old], self.metrics[old], self.neuron[old]
@@ -123,3 +137,10 @@ class OnDemandModels:
         """Closes all engines."""
         await asyncio.gather(*(kept.client.close() for kept in self._kept.values()))
         self._source.close()
+
+
+def _free(left: list[Service]) -> None:
+    """Frees the tokenizer of the only service in a list, and the process that renders its chats."""
+    left.pop().close()
+    gc.collect()  # it has references to itself, and the process ends with it
+    give_back()

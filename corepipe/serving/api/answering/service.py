@@ -189,6 +189,8 @@ class Service:
     def leave(self) -> None:
         """Lets the engine's client forget this service, of which another one will take the place."""
         self.client.on_ready = self.client.on_failure = _ignore
+        self.on_failure = _nothing
+        self.apps.clear()
 
     def _note(self, progress: LoadProgress) -> None:
         self.progress = progress
