@@ -77,7 +77,9 @@ def test_a_storm_of_loads_is_bounded_and_loses_nobody(server: Served, folder: Pa
             assert answer.headers["x-should-retry"] == "false"
     for name in GOOD:  # whatever the storm has left
         assert until(lambda name=name: ask(server, name).status_code == 200)
-    assert len(psutil.Process(server.process.pid).children()) <= 6, "an engine, a template and a grammar of each"
+    assert len(psutil.Process(server.process.pid).children()) <= 6, (
+        "an engine, a template and a grammar of each"
+    )
     states = {one["id"]: one["status"] for one in cards(server)}
     assert sum(one["value"] == "loaded" for one in states.values()) <= 2
     tried = [name for name, one in answers.items() if one.status_code == 500]

@@ -31,10 +31,13 @@ from corepipe.serving.api.http.limits import ConnectionLimit, ConnectionMetrics
 from corepipe.serving.api.routes.route import HttpMetrics
 from corepipe.serving.api.table import ROUTES
 from corepipe.serving.faults import KINDS, SECONDS
+from corepipe.serving.supervision.engine_pool import EnginePool
+from corepipe.serving.supervision.pool import PoolLimits
 from corepipe.serving.telemetry.by_model import joint_registry
 from corepipe.serving.telemetry.metrics import Metrics
 from corepipe.serving.telemetry.neuron_metrics import NeuronMetrics
 from corepipe.serving.telemetry.observer import Observer
+from corepipe.serving.telemetry.pool_metrics import PoolMetrics
 from tests import cli_page
 from tests.cli.test_main import COMMANDS, named
 from tests.servers import Served, default_model, served
@@ -254,6 +257,7 @@ async def collected() -> dict[str, tuple[str, str]]:
     registry.register(ConnectionMetrics(ConnectionLimit(1)))
     InjectedFaults(registry)
     registry.register(CassetteMetrics())
+    registry.register(PoolMetrics(EnginePool(PoolLimits(1, 0, 0), None)))
     metrics.set_ready(Ready({}, 1, 1, 1, "", 0.0, os.getpid()))
     neuron = NeuronMetrics("model", EngineConfig(model="model"), Observer(EngineConfig(model="model")))
     found = [*registry.collect(), *neuron.collect()]

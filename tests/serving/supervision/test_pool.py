@@ -169,8 +169,8 @@ class PoolMachine(RuleBasedStateMachine):
         raise AssertionError(f"{len(self.asked)} requests wait for ever")
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TestPool = PoolMachine.TestCase
+class TestPool(PoolMachine.TestCase):
+    settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def loaded(pool: Pool, name: str, now: float = 0.0, nbytes: int = 1) -> Ticket:
