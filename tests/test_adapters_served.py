@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from corepipe.engine.assembly.assembly import assemble
+from corepipe.engine.assembly.device_plan import plan_device
 from corepipe.engine.config import EngineConfig
 from corepipe.engine.loop.driver import Driver
 from corepipe.engine.lora import AdapterRef, LoadAdapter
@@ -30,6 +31,7 @@ from corepipe.errors import UserError
 from corepipe.library.llm import LLM
 from corepipe.models import registry
 from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.ops import Linear
 from tests.peft_adapters import random_peft
 from tests.servers import TINY, Served, run, served, until
 from tests.support import answers, killed
@@ -461,3 +463,31 @@ def test_the_library_names_what_is_wrong(folder: Path) -> None:
         LLM(TINY, format=FORMAT, lora_modules=("a=/nowhere",))
     with LLM(TINY, format=FORMAT) as llm, pytest.raises(UserError, match="enable_lora"):
         llm.load_adapter("a", folder / "a")
+
+
+def test_the_device_takes_longer_with_an_adapter_and_holds_it(folder: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    with LLM(TINY, format=FORMAT, clock="virtual", enable_lora=True) as llm:
+        llm.load_adapter("a", folder / "a")
+        took = {}
+        for name in (None, "a"):
+            (answer,) = llm.generate([PROMPTS[0]], params, adapter=name)
+            assert answer.device is not None
+            took[name] = answer.device.time_per_output_token_ms
+    assert took["a"] > took[None]
+    config = EngineConfig(model=str(TINY), format=FORMAT)
+    bare = plan_device(config, registry.load(TINY))
+    lora = config.model_copy(update={"enable_lora": True, "max_loras": 4, "max_lora_rank": 8})
+    widths = [op.out.width + op.x.width for op in bare.programs[0].ops if isinstance(op, Linear)]
+    more = [
+        with_them.weights - without.weights
+        for with_them, without in zip(
+            plan_device(lora, registry.load(TINY)).memory.cores, bare.memory.cores, strict=True
+        )
+    ]
+    assert more[0] == 4 * 8 * 2 * sum(widths), "bf16 numbers of each adapter"
+    huge = config.model_copy(update={"enable_lora": True, "max_loras": 256, "max_lora_rank": 512})
+    with pytest.raises(UserError, match="does not fit the memory of inf2"):
+        plan_device(
+            huge.model_copy(update={"instance": "inf2.xlarge"}), registry.architecture("llama-3.1-8b")
+        )

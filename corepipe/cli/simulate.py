@@ -37,6 +37,7 @@ def flags() -> list[Parameter]:
         workload.DURATION,
         *workload.SIZES,
         workload.TURNS,
+        *workload.ADAPTERS,
         *workload.TRACE,
         load("--write-trace", Path, "File to write the workload to, as a trace; nothing is simulated then."),
         workload.SEED,

@@ -42,7 +42,7 @@ def has_native_replicas(scenario: Scenario) -> bool:
     has_blocks = limits.keeps_state and not limits.num_states and limits.state_span is None
     known = has_blocks and scenario.policy in {mixed, segregated}
     generates = scenario.encoding is None and not scenario.max_batch_delay
-    return generates and known and _module() is not None
+    return generates and not scenario.kinds and known and _module() is not None
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ class LoopedSimulation:
     def __init__(self, scenario: Scenario) -> None:
         self._clock = VirtualClock()
         limits, timelines = scenario.limits, scenario.timelines
-        runner, delay = NullRunner(scenario.encoding), scenario.max_batch_delay
+        runner, delay = NullRunner(scenario.encoding, scenario.kinds), scenario.max_batch_delay
         schedulers = [Scheduler(limits, scenario.policy, timeline.rounds) for timeline in timelines]
         parts = zip(count(), schedulers, timelines, strict=False)
         replicas = [replica_of(n, s, runner, t, paced=True, delay=delay) for n, s, t in parts]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from corepipe.engine.batch.encoding import Encoding
+from corepipe.neuron.step import AdapterKind
 from corepipe.neuron.timing.timeline import Timeline
 from corepipe.scheduler.config import SchedulerConfig
 from corepipe.scheduler.next_batch import Policy
@@ -26,7 +27,8 @@ class Scenario:
     policy of all.
 
     early_stop: ends the run when it is lost.  encoding: of a model that generates nothing (None: it does).
-    max_batch_delay: seconds for which a replica waits for more.  drafters: see `WorkloadSource`.
+    max_batch_delay: seconds for which a replica waits for more.  drafters: see `WorkloadSource`.  kinds: see
+    `NullRunner`.
     """
 
     limits: SchedulerConfig
@@ -37,6 +39,7 @@ class Scenario:
     encoding: Encoding | None = None
     max_batch_delay: float = 0.0
     drafters: DrafterMaker | None = None
+    kinds: Mapping[int, AdapterKind] = field(default_factory=dict)
 
     @property
     def reports_events(self) -> bool:

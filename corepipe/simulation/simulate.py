@@ -10,6 +10,7 @@ from corepipe.engine.config import EngineConfig
 from corepipe.engine.drafters.speculation import synthetic_drafters
 from corepipe.errors import UserError
 from corepipe.models import registry
+from corepipe.neuron.step import AdapterKind
 from corepipe.simulation.early_stop import EarlyStop
 from corepipe.simulation.native_fleet import NativeSimulation, has_native_replicas
 from corepipe.simulation.plain_run import LoopedSimulation
@@ -77,6 +78,7 @@ def play(
         encoding=device.encoding,
         max_batch_delay=engine.max_batch_delay,
         drafters=synthetic_drafters(engine.speculative_config, engine.seed),
+        kinds=dict.fromkeys(range(engine.lora_slots), AdapterKind(engine.max_lora_rank)),
     )
     return run(scenario, progress or silent)
 

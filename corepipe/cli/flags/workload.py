@@ -79,6 +79,16 @@ TRACE = (
         "Format of the file of --trace or --write-trace; default: detected from the file.",
     ),
 )
+ADAPTERS = (
+    load(
+        "--adapters",
+        int,
+        "LoRA adapters that requests use, each one of them at random; the device has all beside the model.",
+        min=1,
+        max=256,
+    ),
+    load("--adapter-rank", int, "Rank of the adapters, which change all linear layers.", 16, min=1, max=512),
+)
 SEED = load("--seed", int, "Random seed of the workload.", 0)
 SLO = result(
     "--slo", str, "Objectives that goodput counts, with units, such as 'ttft:500ms tpot:50ms e2e:10s'."

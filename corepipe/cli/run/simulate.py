@@ -29,7 +29,7 @@ from corepipe.simulation.report import LATENCIES, SimulationReport
 from corepipe.simulation.simulate import SimulationConfig, simulate
 from corepipe.workload.slo import NO_SLO, Slo
 from corepipe.workload.traces import write_trace
-from corepipe.workload.workload import Workload
+from corepipe.workload.workload import Workload, with_adapters
 
 NOTHING_ANSWERED = 1
 """Exit code, as that of `corepipe bench`."""
@@ -39,6 +39,7 @@ def run(given: Given) -> None:
     """Simulates with these flags and prints the result.  Raises UserError for what cannot be simulated, Exit
     where no request was answered."""
     model = architecture(given["model"])
+    given = _with_adapters(given)
     engine = configured(EngineConfig, given)
     graph = graph_of(engine, model, timed_task(engine.task, model))
     slo = asked_slo(given)
@@ -47,6 +48,8 @@ def run(given: Given) -> None:
     stack = given["profile"] or ASSUMED[SIMULATE][GraphKind.of(graph)]
     config = SimulationConfig(engine.model_copy(update={"profile": stack}), slo)
     workload = asked_workload(given, "users", SIMULATED_REQUESTS)
+    if given["adapters"] is not None:
+        workload = with_adapters(workload, given["adapters"], given["seed"])
     if given["write_trace"] is not None:
         _write_trace(given["write_trace"], workload, given["trace_format"])
         return
@@ -63,6 +66,15 @@ def run(given: Given) -> None:
     if report.completed == 0:
         errors().print(f"corepipe: no request was answered: {_refusals(report)}")
         raise typer.Exit(NOTHING_ANSWERED)
+
+
+def _with_adapters(given: Given) -> Given:
+    """Returns the flags with what `--adapters` asks of the deployment.  Raises UserError for a rank alone."""
+    if given["adapters"] is None:
+        given.refuse(("adapter_rank",), "is of --adapters; add it")
+        return given
+    places = {"enable_lora": True, "max_loras": given["adapters"], "max_lora_rank": given["adapter_rank"]}
+    return given.replaced(**places)
 
 
 def _refusals(report: SimulationReport) -> str:

@@ -262,6 +262,7 @@ def _limits(
         most,
         runtime.kv_budget,
         beside,
+        config.lora_slots * config.max_lora_rank,
     )
 
 

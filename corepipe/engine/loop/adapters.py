@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from corepipe.engine.lora import AdapterReport, LoadAdapter
 from corepipe.errors import UserError, why
 from corepipe.models.adapters.adapter import Adapter
+from corepipe.neuron.step import AdapterKind
 from corepipe.scheduler.request import Request
 
 
@@ -35,13 +36,14 @@ class AdapterParts:
     directory and raises UserError.
 
     most: the adapters that may be loaded at once.  slots: the places of a table; there are more, for adapters
-    that only requests under way still have.
+    that only requests under way still have.  kinds: what decides the time of the adapter in each slot.
     """
 
     read: Callable[[Path], Adapter]
     tables: Sequence[AdapterTable]
     most: int
     slots: int
+    kinds: dict[int, AdapterKind] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -114,6 +116,7 @@ class EngineAdapters:
                 for table in self._parts.tables:
                     table.unload(placed.slot)
                 self._free.append(placed.slot)
+                del self._parts.kinds[placed.slot]
                 del self._placed[digest]
 
     def close(self) -> None:
@@ -138,6 +141,7 @@ class EngineAdapters:
         for table in self._parts.tables:
             table.load(slot, adapter)
         self._placed[digest] = _Placed(slot, report)
+        self._parts.kinds[slot] = adapter.kind
         self.retire(command.replaces)
         return report
 

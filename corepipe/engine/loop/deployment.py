@@ -95,7 +95,8 @@ class Deployment:
         if self.encoding is not None:
             return EncodingRunner(parts.executor, self.encoding, on_start, join)
         step_queue = None if parts.chaining is None else StepQueue(parts.chaining, scheduler.repeats)
-        runner = Runner(parts.executor, self.vocab_size, on_start, join, step_queue)
+        kinds = None if self.adapters is None else self.adapters.kinds
+        runner = Runner(parts.executor, self.vocab_size, on_start, join, step_queue, kinds)
         return SyntheticAcceptanceRunner(runner) if self.synthetic_acceptance else runner
 
     def heed(self, files: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from corepipe.neuron.numerics.low_rank import LowRank
+from corepipe.neuron.step import AdapterKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +26,13 @@ class Adapter:
     def nbytes(self) -> int:
         """The bytes of its matrices as they are read, in fp32."""
         return sum(layer.nbytes for layer in self.layers.values())
+
+    @property
+    def kind(self) -> AdapterKind:
+        """The properties that decide its time on the device; a layer of a lower rank counts as one of the
+        largest."""
+        modules = {name.removesuffix(".weight").rpartition(".")[2] for name in self.layers}
+        return AdapterKind(self.rank, tuple(sorted(modules)))
 
 
 def adapter_of(layers: Mapping[str, LowRank]) -> Adapter:

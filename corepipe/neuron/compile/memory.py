@@ -23,6 +23,7 @@ from corepipe.neuron.compile.compiler import (
 from corepipe.neuron.compile.placement import Placement
 from corepipe.neuron.compile.program import Program, of_each
 from corepipe.neuron.graph import Graph
+from corepipe.neuron.ops import Linear
 from corepipe.neuron.ops.base import Transfer
 from corepipe.neuron.values import WANTED, Value
 
@@ -35,7 +36,7 @@ class DeploymentLimits:
     """The load that a deployment must hold at once, as in EngineConfig.
 
     `max_blocks` bounds the KV blocks, and so does the `kv_budget` of the software, if it has one.  beside: a
-    second model on the same cores.
+    second model on the same cores.  adapter_ranks: the ranks of all LoRA adapters together.
     """
 
     max_model_len: int
@@ -45,6 +46,7 @@ class DeploymentLimits:
     max_blocks: int
     kv_budget: KvBudget | None = None
     beside: Draft | None = None
+    adapter_ranks: int = 0
 
     @property
     def blocks_per_sequence(self) -> int:
@@ -127,7 +129,8 @@ class Draft:
 
         Raises UserError where the model cannot be cut into so many ranks.
         """
-        own = [Footprint.of(program).core(limits) for program in self.programs(tensor)]
+        bare = replace(limits, adapter_ranks=0)
+        own = [Footprint.of(program).core(bare) for program in self.programs(tensor)]
         both = [
             CoreMemory(core.weights + more.weights, core.block + more.block, max(core.buffers, more.buffers))
             for core, more in zip(cores, own, strict=False)
@@ -171,7 +174,8 @@ class Footprint:
 
     token: bytes of keys and values of one token; state: bytes of a sequence's state in recurrent layers.
     alive: bytes of the activations that are alive at once; moved: bytes of a payload that is sent or
-    received.  Both are pairs (per row of logits, per other row), and the largest counts.
+    received.  Both are pairs (per row of logits, per other row), and the largest counts.  adapter: bytes of
+    a LoRA adapter of all Linears, for each of its ranks.
     """
 
     weights: int
@@ -179,9 +183,11 @@ class Footprint:
     state: int
     alive: frozenset[tuple[int, int]]
     moved: frozenset[tuple[int, int]]
+    adapter: int
 
     @classmethod
     def of(cls, program: Program) -> Footprint:
+        linears = [op for op in program.ops if isinstance(op, Linear)]
         moved = (op.out for op in program.ops if isinstance(op, Transfer))
         return cls(
             weights=sum(weight_bytes_by_format(program).values()),
@@ -189,6 +195,7 @@ class Footprint:
             state=state_bytes(program),
             alive=frozenset(_alive(program)),
             moved=frozenset(_row_bytes(value, program) for value in moved),
+            adapter=sum(op.out.width + op.x.width for op in linears) * program.format.compute.bytes,
         )
 
     def core(self, limits: DeploymentLimits, *, paged: bool = True) -> CoreMemory:
@@ -202,12 +209,10 @@ class Footprint:
             max((rows[0] * logits + rows[1] * others for logits, others in parts), default=0)
             for parts in (self.alive, self.moved)
         )
-        buffers = alive + 2 * moved
+        buffers, weights = alive + 2 * moved, self.weights + self.adapter * limits.adapter_ranks
         if not paged:
-            return CoreMemory(self.weights, self.state, buffers)
-        return CoreMemory(
-            self.weights, self.token * limits.block_size, buffers, self.state * limits.max_num_seqs
-        )
+            return CoreMemory(weights, self.state, buffers)
+        return CoreMemory(weights, self.token * limits.block_size, buffers, self.state * limits.max_num_seqs)
 
 
 def blocks_that_fit(
