@@ -39,7 +39,7 @@ ROUTES: Sequence[Route] = (
     *messages.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,
-    responses.ROUTE,
+    *responses.ROUTES,
     *retrieval.ROUTES,
     *render.ROUTES,
     invocations.ROUTE,

@@ -24,6 +24,7 @@ class SettingPlace(Enum):
 
     CHAT = ("chats", "ChatRequest")
     COMPLETION = ("completions", "CompletionRequest")
+    RESPONSES = ("responses", "ResponsesRequest")
     TEXTS = (
         "vectors, ranks, classes",
         *("EmbeddingRequest", "PoolingRequest", "ClassifyRequest", "ScoreRequest", "RerankRequest"),
@@ -60,7 +61,8 @@ class ClientSetting(NamedTuple):
 
 
 _GENERATION = (SettingPlace.CHAT, SettingPlace.COMPLETION)
-_EVERYWHERE = (*_GENERATION, SettingPlace.TEXTS)
+_ANSWERS = (*_GENERATION, SettingPlace.RESPONSES)
+_EVERYWHERE = (*_ANSWERS, SettingPlace.TEXTS)
 _MARKED = (
     SettingPlace.MESSAGE,
     SettingPlace.PART,
@@ -96,11 +98,11 @@ SETTINGS: Sequence[ClientSetting] = (
     ClientSetting(
         ("prompt_cache_retention",),
         Neutral(("24h", "in-memory")),
-        _GENERATION,
+        _ANSWERS,
         "the prefix cache changes no answer, and keeps what fits",
         "openai and its Agents SDK, ai (npm), LiveKit, Unsloth Studio",
     ),
-    ClientSetting(("prompt_cache_options",), Neutral(type=_Options), _GENERATION, "the same", "openai"),
+    ClientSetting(("prompt_cache_options",), Neutral(type=_Options), _ANSWERS, "the same", "openai"),
     ClientSetting(
         ("prompt_cache_breakpoint",),
         Neutral(type=_Options),
@@ -116,12 +118,12 @@ SETTINGS: Sequence[ClientSetting] = (
         "litellm, langchain, LibreChat, pi",
     ),
     ClientSetting(
-        ("cache_prompt",), Neutral(type=_Flag), _GENERATION, "the same", "clients of llama.cpp: SillyTavern"
+        ("cache_prompt",), Neutral(type=_Flag), _ANSWERS, "the same", "clients of llama.cpp: SillyTavern"
     ),
     ClientSetting(
         ("id_slot",),
         Neutral(type=Annotated[int, Meta(ge=-1)]),
-        _GENERATION,
+        _ANSWERS,
         "the scheduler chooses; no answer depends on it",
         "clients of llama.cpp",
     ),
@@ -152,7 +154,7 @@ SETTINGS: Sequence[ClientSetting] = (
     ClientSetting(
         ("vllm_xargs",),
         Neutral(type=_Extras),
-        _GENERATION,
+        _ANSWERS,
         "they are for extensions of vLLM, which this server does not have",
         "clients of vLLM",
     ),

@@ -116,14 +116,16 @@ class ResponsesRequest(SharedFields, frozen=True, kw_only=True):
         "prompt_cache_options": Neutral(),
         "prompt_cache_retention": Neutral(("in_memory",)),
         "conversation": Neutral(),
-        "context_management": Neutral(([],)),
         "moderation": Neutral(),
         "prompt": Neutral(),
     }
     nested: ClassVar[Mapping[str, Nested | Chosen]] = {
         "input": ITEMS,
         "text": Nested(TextConfig, nested={"format": Nested(TextFormat)}),
-        "reasoning": Nested(ReasoningConfig, {"generate_summary": Neutral()}),
+        "reasoning": Nested(
+            ReasoningConfig,
+            {"generate_summary": Neutral(), "context": Neutral(("auto",)), "mode": Neutral(("standard",))},
+        ),
         "stream_options": Nested(EventOptions),
         "structured_outputs": GenerationRequest.nested["structured_outputs"],
     }
@@ -179,6 +181,11 @@ class ResponsesRequest(SharedFields, frozen=True, kw_only=True):
         Literal["auto", "disabled"],
         Meta(description="`auto`: without the oldest items, if all do not fit the context"),
     ] = "disabled"
+
+    context_management: Annotated[
+        Annotated[list[dict[str, Any]], Meta(max_length=16)] | None,
+        Meta(description="without effect: nothing is compacted"),
+    ] = None
 
     metadata: Metadata | None = None
     service_tier: Annotated[

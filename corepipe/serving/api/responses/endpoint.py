@@ -6,17 +6,22 @@ import asyncio
 import secrets
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Send
 
-from corepipe.serving.api.answering.endpoint import ReadRequest, drawn_id, envelope_of, naming
+from corepipe.models.tasks import Task
+from corepipe.serving.api.answering.answers import Strict
+from corepipe.serving.api.answering.endpoint import ReadRequest, drawn_id, envelope_of, naming, read_request
 from corepipe.serving.api.answering.generation import Generation, GenerationJob
 from corepipe.serving.api.answering.rendering import Envelope, Renderer
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.answering.submission import answer
+from corepipe.serving.api.bodies.client_settings import IGNORED
 from corepipe.serving.api.bodies.values import convert
 from corepipe.serving.api.http.errors import ApiError, invalid
 from corepipe.serving.api.http.tenants import SCOPE_KEY, Tenant, tenant_of
@@ -39,15 +44,17 @@ from corepipe.serving.api.responses.running import (
     nobody_leaves,
     send_events,
 )
-from corepipe.serving.api.responses.translation import TranslatedResponse, translated
+from corepipe.serving.api.responses.translation import TranslatedResponse, translated, turns, without_turns
 from corepipe.serving.api.routes.chat_dialect import ChatDialect, Translation
-from corepipe.serving.api.routes.route import EVENTS, JSON, generating
+from corepipe.serving.api.routes.route import EVENTS, JSON, generating, of_model, plain
 from corepipe.serving.stores.errors import StoreError
 from corepipe.serving.stores.responses import StoredResponse
 from corepipe.serving.stores.table import Row
 
 Json = dict[str, Any]
 
+TOO_LONG = "context_length_exceeded"
+"""The code of errors for a prompt that does not fit the context."""
 READY_TICK_SECONDS = 0.1
 """Seconds between two checks whether an engine has loaded."""
 
@@ -85,8 +92,33 @@ class Responses(ChatDialect[ResponsesRequest]):
     async def job(
         self, request: ReadRequest[ResponsesRequest], translation: Translation, envelope: Envelope
     ) -> GenerationJob:
-        job = await super().job(request, translation, envelope)
-        return replace(job, singly=request.body.store and translation.chat.stream)
+        """Prepares an answer.  With `truncation: auto`, it is to as many of the last turns as fit."""
+
+        async def after(turn: int) -> GenerationJob:
+            chat = structs.replace(translation.chat, messages=without_turns(messages, turn))
+            job = await super(Responses, self).job(request, replace(translation, chat=chat), envelope)
+            for plan in job.plans:
+                plan.tokens_within(context)
+            return replace(job, singly=request.body.store and chat.stream)
+
+        context = self.service.require_ready().max_model_len
+        messages = translation.chat.messages
+        try:
+            return await after(0)
+        except ApiError as error:
+            if request.body.truncation != "auto" or error.code != TOO_LONG:
+                raise
+        most = turns(messages)
+        job, too_few, enough = await after(most), 0, most
+        while too_few + 1 < enough:
+            middle = (too_few + enough) // 2
+            try:
+                job, enough = await after(middle), middle
+            except ApiError as error:
+                if error.code != TOO_LONG:
+                    raise
+                too_few = middle
+        return job
 
     async def answer(
         self,
@@ -195,12 +227,42 @@ def _wire(body: ResponsesRequest) -> Json:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-ROUTE = generating(
-    "/v1/responses",
-    "Response",
-    Responses,
-    "as items, by the model's chat template",
-    request=ResponsesRequest,
-    others=(JSON, EVENTS),
-    example={"input": "Hello", "max_output_tokens": 8, "store": False},
+class InputTokens(Strict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+async def _count(service: Service, request: Request) -> Response:
+    """Counts the tokens of a prompt: exactly those that an answer to it reports."""
+    body, ignored = await read_request(service, request.receive, ResponsesRequest)
+    service.require_task(Task.GENERATE)
+    service.require_ready()
+    endpoint = Responses(service)
+    translation = await endpoint.translate(ReadRequest(request.scope, perf_counter(), body, ignored))
+    with translation.naming_fields():
+        (plan,) = await endpoint.chat.plan(translation.chat, "")
+    counted = InputTokens(object="response.input_tokens", input_tokens=len(plan.prompt))
+    named = ", ".join([*ignored, *translation.ignored])
+    headers = {IGNORED: named} if named else None
+    return Response(msgspec.json.encode(counted), headers=headers, media_type=JSON)
+
+
+ROUTES = (
+    generating(
+        "/v1/responses",
+        "Response",
+        Responses,
+        "as items, by the model's chat template",
+        request=ResponsesRequest,
+        others=(JSON, EVENTS),
+        example={"input": "Hello", "max_output_tokens": 8, "store": False},
+    ),
+    of_model(
+        "/v1/responses/input_tokens",
+        "The prompt of a response, counted",
+        plain(_count),
+        "nothing is generated",
+        request=ResponsesRequest,
+        answer=InputTokens,
+    ),
 )

@@ -147,12 +147,15 @@ ITEMS = Items(
 
 def typed(item: Mapping[str, Any], path: str) -> AnyItem:
     """Returns a screened item as its type.  Raises ApiError that names the field at fault."""
-    kind: type[AnyItem] = ITEMS.of(item, path).request  # type: ignore[assignment]
+    made: AnyItem = _converted(item, ITEMS.of(item, path).request, path)
+    return made
+
+
+def _converted(value: object, kind: type[Any], path: str) -> Any:  # noqa: ANN401 -- as msgspec has it
     try:
-        made: AnyItem = convert(item, kind)
+        return convert(value, kind)
     except msgspec.ValidationError as error:
         raise explained(error, path) from None
-    return made
 
 
 def listed(given: str | Sequence[Json]) -> list[Json]:
@@ -246,13 +249,13 @@ class Conversation:
             arguments = msgspec.json.encode({"input": item.input}).decode()
             self.call(item.call_id, _known(item, names), arguments, place)
         elif isinstance(item, CallOutputItem):
-            self.say("tool", _text(item.output), place, tool_call_id=item.call_id)
+            self.say("tool", _text(item.output, f"{place}.output"), place, tool_call_id=item.call_id)
         elif isinstance(item, ReasoningItem) and (thoughts := _thoughts(item, place)):
             message = self.assistant(place, anew=bool(self.messages and _says(self.messages[-1])))
             message["reasoning"] = message.get("reasoning", "") + thoughts
 
     def _message(self, item: MessageItem, place: str) -> None:
-        content = _text(item.content)
+        content = _text(item.content, f"{place}.content")
         if item.role == "assistant":
             said = bool(self.messages and _says(self.messages[-1]))
             self.assistant(place, anew=said)["content"] = content
@@ -268,20 +271,27 @@ def _known(item: CallItem | CustomCallItem, names: Mapping[tuple[str, str], str]
     return names.get((item.namespace or "", item.name), item.name)
 
 
-def _text(content: str | Sequence[Json]) -> str | list[Json]:
+def _text(content: str | Sequence[Json], path: str) -> str | list[Json]:
     """Returns the text of a content; several texts as parts."""
     if isinstance(content, str):
         return content
-    texts: list[str] = [one["text"] if "text" in one else one["refusal"] for one in content]
+    texts = _texts(content, path)
     return [{"type": "text", "text": one} for one in texts] if len(texts) > 1 else "".join(texts)
+
+
+def _texts(parts: Sequence[Json], path: str) -> list[str]:
+    """Returns the texts of parts.  Raises ApiError for a part without text."""
+    kinds = [(_PARTS.of(one, f"{path}[{at}]").request, one) for at, one in enumerate(parts)]
+    typed_parts = [_converted(one, kind, f"{path}[{at}]") for at, (kind, one) in enumerate(kinds)]
+    return [one.refusal if isinstance(one, RefusalContent) else one.text for one in typed_parts]
 
 
 def _thoughts(item: ReasoningItem, place: str) -> str:
     if item.content:
-        return "".join(one["text"] for one in item.content)
+        return "".join(_texts(item.content, f"{place}.content"))
     if item.encrypted_content:
         return unsealed(item.encrypted_content, f"{place}.encrypted_content")
-    return "\n\n".join(one["text"] for one in item.summary)
+    return "\n\n".join(_texts(item.summary, f"{place}.summary"))
 
 
 def conversation(

@@ -113,6 +113,25 @@ def _without_effect(body: ResponsesRequest) -> list[str]:
         "service_tier": body.service_tier not in (None, "auto", "default"),
         "stream_options.include_obfuscation": options is not None and options.include_obfuscation,
         "max_tool_calls": body.max_tool_calls is not None,
+        "context_management": bool(body.context_management),
     }
     others = sorted(body.includes - {ENCRYPTED, LOGPROBS})
     return [*(name for name, there in found.items() if there), *(f"include:{name}" for name in others)]
+
+
+def turns(messages: Sequence[Json]) -> int:
+    """Returns how many turns may be left out: all but the last."""
+    return max(0, len([one for one in messages if one["role"] == "user"]) - 1)
+
+
+def without_turns(messages: Sequence[Json], count: int) -> list[Json]:
+    """Returns messages without the first `count` turns; a turn is the user's and all up to the user's next.
+
+    System messages stay.
+    """
+    kept, begun = [], 0
+    for message in messages:
+        begun += message["role"] == "user"
+        if begun > count or not count or message["role"] in ("system", "developer"):
+            kept.append(message)
+    return kept

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 from corepipe.engine.messages import Output
 from tests.serving.api.responses.support import ENDS, create, joined, streamed, timeless, whole
-from tests.serving.api.test_tools import MARKED, QWEN, THINKER, says, serving
+from tests.serving.api.test_tools import MARKED, QWEN, ROOMY, THINKER, says, serving
+from tests.serving.http_support import FakeEngine, replaying, running, saying
 
 FUNCTION = {
     "type": "function",
@@ -220,9 +221,17 @@ def test_an_answer_that_is_cut_is_incomplete(url, engine):
     assert last["response"]["output"][0]["status"] == "incomplete"
 
 
-def test_logprobs_are_there_if_they_are_asked_for(url, engine):
-    engine.script = engine._first
-    refused = create(url, input="x", top_logprobs=2)
+def test_logprobs_are_there_if_they_are_asked_for():
+    engine = FakeEngine(saying("Hello world", ends="stop"), ROOMY)
+    asked = {"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    with running(engine) as url:
+        (part,) = whole(url, **asked)["output"][0]["content"]
+        events = streamed(url, **asked)
+        refused = create(url, input="x", top_logprobs=2)
+    assert "".join(one["token"] for one in part["logprobs"]) == part["text"] == "Hello world"
+    assert [len(one["top_logprobs"]) for one in part["logprobs"]] == [2] * len(part["logprobs"])
+    deltas = [one for event in events if event["type"].endswith(".delta") for one in event["logprobs"]]
+    assert deltas == part["logprobs"]
     assert refused.json()["error"]["param"] == "top_logprobs"
 
 
@@ -273,3 +282,68 @@ def test_a_stream_that_fails_ends_with_an_error_and_the_failed_response(url, eng
     assert (error["type"], error["code"], error["message"]) == ("error", "server_error", "It overflowed.")
     assert last["type"] == ENDS[2]
     assert last["response"]["error"] == {"code": "server_error", "message": "It overflowed."}
+
+
+def test_the_last_turns_that_fit_are_answered_where_the_client_says_so(url, engine):
+    said = [
+        {"role": "system", "content": "Rules."},
+        *(
+            {"role": role, "content": f"n{number} " * 60}
+            for number in range(40)
+            for role in ("user", "assistant")
+        ),
+        {"role": "user", "content": "last"},
+    ]
+    refused = create(url, input=said, max_output_tokens=8)
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    answer = whole(url, input=said, max_output_tokens=8, truncation="auto")
+    kept = prompt_of(engine)
+    assert kept.startswith("<|im_start|>system\nRules.")
+    assert "<|im_start|>user\nlast" in kept
+    turn = len(MARKED.encode(f"<|im_start|>user\n{'n1 ' * 60}<|im_end|>\n" * 2, add_special_tokens=False))
+    assert ROOMY.max_model_len - 1.2 * turn < answer["usage"]["input_tokens"] + 8 <= ROOMY.max_model_len
+    one = create(url, input="x " * 20_000, truncation="auto")
+    assert one.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_tokens_of_a_prompt_are_those_of_its_answer(client, engine):
+    asked = {"model": "tiny", "input": "Hi", "instructions": "Be brief.", "tools": [FUNCTION]}
+    counted = client.responses.input_tokens.count(**asked)
+    assert counted.input_tokens == client.responses.create(**asked).usage.input_tokens
+    assert len(engine.submitted) == 1
+
+
+def test_what_was_recorded_is_replayed(url, engine, tmp_path):
+    asked = {"input": "Hi", "stream": True, "store": False}
+    with running(engine, text=MARKED.with_chat_template(QWEN), ready=ROOMY, record=tmp_path) as recording:
+        first = create(recording, **asked)
+    with replaying(tmp_path) as replayed:
+        assert create(replayed, **asked).text == first.text
+        missed = create(replayed, **{**asked, "input": "Ho"})
+        assert missed.json()["error"]["code"] == "not_recorded"
+
+
+def test_late_system_messages_move_where_a_template_takes_them_nowhere_else():
+    strict = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}"
+    )
+    template = strict + "{% endif %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+    said = [
+        {"role": "user", "content": "a"},
+        {"role": "developer", "content": "Late."},
+        {"role": "user", "content": "b"},
+    ]
+    with serving(template, says("x")) as (client, engine):
+        client.responses.create(model="tiny", input=said, instructions="Early.")
+    assert prompt_of(engine) == "[system:Early.\n\nLate.][user:a\n\nb]"
+
+
+def test_a_strict_server_refuses_what_has_no_effect():
+    with serving(QWEN, says("x"), strict=True) as (client, _):
+        for fields, param in (
+            ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+            ({"input": [{"role": "user", "content": "x", "odd": 1}]}, "input[0].odd"),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.responses.create(**{"model": "tiny", "input": "x", **fields})
+            assert caught.value.param == param
