@@ -205,9 +205,27 @@ def _request() -> list[bytes]:
     plain = {"model": "m", "prompt": "Hello", "max_tokens": 5, "stop": ["a"], "logit_bias": {"1": 1.0}}
     chat = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]}
     more = {"stream": True, "stream_options": {"include_usage": True}, "user": "u", "metadata": {"a": "b"}}
+    call = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x"}]}
+    source = {"type": "content", "content": [{"type": "text", "text": "x"}]}
+    turns = [
+        {"role": "user", "content": [{"type": "document", "source": source}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}, call]},
+        {"role": "user", "content": [result]},
+    ]
+    tools = [{"name": "f", "input_schema": {"type": "object"}}, {"type": "bash_20250124", "name": "bash"}]
+    choice = {"type": "tool", "name": "f", "disable_parallel_tool_use": True}
     bodies = [
         plain,
         chat,
+        {
+            "model": "m",
+            "max_tokens": 5,
+            "system": "s",
+            "messages": turns,
+            "tools": tools,
+            "tool_choice": choice,
+        },
         plain | more,
         {"prompt": "a"},
         {"tokens": [1, 2]},

@@ -39,6 +39,8 @@ from corepipe.neuron.host import packed_index
 from corepipe.serving.api.bodies.messages import plain_messages
 from corepipe.serving.api.bodies.reading import parse
 from corepipe.serving.api.http.errors import ApiError
+from corepipe.serving.api.messages.body import MessagesRequest
+from corepipe.serving.api.messages.translation import translated
 from corepipe.serving.api.routes.chat import ChatRequest
 from corepipe.serving.api.routes.completions import CompletionRequest
 from corepipe.serving.api.routes.tokens import DetokenizeRequest, TokenizeRequest
@@ -196,12 +198,14 @@ def tokenizer_config(data: bytes) -> None:
 
 
 def request(data: bytes) -> None:
-    """Checks that bodies of the API are accepted, or refused with a 4xx in OpenAI's form."""
-    for kind in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest):
+    """Checks that bodies of the API are accepted, or refused with a 4xx."""
+    for kind in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, MessagesRequest):
         try:
             parsed = parse(data, kind)
             if isinstance(parsed, CompletionRequest | ChatRequest):
                 parsed.check(VOCAB, 32)
+            if isinstance(parsed, MessagesRequest):
+                parsed = translated(parsed, drops_hosted=len(data) % 2 == 0).chat
             if isinstance(parsed, ChatRequest):
                 for message in plain_messages(parsed.messages):
                     check(_is_text(message["content"]), "a content that is no text")

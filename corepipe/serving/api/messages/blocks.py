@@ -23,7 +23,7 @@ class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Citations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether the answer should cite a document."""
+    """The wish that the answer cites a document."""
 
     enabled: bool = False
 

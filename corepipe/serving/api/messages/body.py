@@ -61,7 +61,7 @@ DISPLAYS = (None, "summarized", "omitted")
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether the model reasons before its answer, where its chat template has a switch.
+    """The switch of the reasoning before an answer, where the chat template has one.
 
     budget_tokens has no effect.  display: omitted leaves the text of the reasoning out of the answer.
     """
