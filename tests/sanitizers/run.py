@@ -32,7 +32,8 @@ themselves."""
 
 KERNELS = ("tests/kernels",)
 WITH_THREADS = tuple(
-    f"{KERNELS[0]}/test_{what}.py" for what in ("attention", "executor", "going_on", "linear", "pool", "rows")
+    f"{KERNELS[0]}/test_{what}.py"
+    for what in ("adapters", "attention", "executor", "going_on", "linear", "pool", "rows")
 )
 """Tests that run more threads than the test's own; an executor runs the sampler, too."""
 

@@ -17,7 +17,6 @@ from corepipe.kernels import native, packing
 from corepipe.neuron.compile.program import Program
 from corepipe.neuron.formats import DType
 from corepipe.neuron.numerics.low_rank import LowRank
-from corepipe.neuron.step import AdapterKind
 
 if TYPE_CHECKING:  # the compiled module may be missing where nothing is executed
     from corepipe.kernels import _native
@@ -46,26 +45,20 @@ class AdapterTable:
     """The adapters of a replica's executor, each in a slot, from 0 on.
 
     `StepInputs.adapters` has the slot of each row.  A batch keeps the adapters that were in their slots when
-    it was submitted, so that a slot may be filled and emptied at any time.  kinds: the properties of the
-    adapter in each slot on which a step's time on the device depends.
+    it was submitted, so that a slot may be filled and emptied at any time.
     """
 
     def __init__(self, executor: _native.Executor, cores: Sequence[AdapterCore]) -> None:
         self._executor = executor
         self._cores = cores
-        self.kinds: dict[int, AdapterKind] = {}
 
     def load(self, slot: int, adapter: AdapterLayers) -> None:
         """Puts an adapter into a slot; the memory is taken here."""
         self._executor.set_adapter(slot, bind_adapter(self._cores, adapter))
-        rank = max((layer.rank for layer in adapter.layers.values()), default=0)
-        modules = {name.removesuffix(".weight").rpartition(".")[2] for name in adapter.layers}
-        self.kinds[slot] = AdapterKind(rank, tuple(sorted(modules)))
 
     def unload(self, slot: int) -> None:
         """Empties a slot; the memory is freed when no batch in flight reads it."""
         self._executor.set_adapter(slot, None)
-        self.kinds.pop(slot, None)
 
 
 def bind_adapter(cores: Sequence[AdapterCore], adapter: AdapterLayers) -> _native.Adapter:
