@@ -12,6 +12,7 @@ from corepipe.engine.messages import Output, Started, Submit
 from corepipe.engine.sampling_parameters import TokenSampling
 from corepipe.models.registry import architecture
 from corepipe.neuron.formats import FORMATS
+from corepipe.neuron.step import AdapterKind, AdapterRows
 from corepipe.scheduler.request import Batch, Chunk
 from tests.engine.engine_support import BAD, SummingExecutor, by_request, encoder, floats, run, submit
 
@@ -56,6 +57,18 @@ class TestBatches:
             [19.0, 0.0, 2.0],
         ]
         assert [(each.id, each.seed) for each in started] == [("a", 7), ("b", 7)]
+
+    def test_texts_have_their_adapters_and_a_step_their_time(self) -> None:
+        executor, kind = SummingExecutor(), AdapterKind(8)
+        runner = EncodingRunner(executor, Encoding(), lambda _started: None, kinds={2: kind})
+        adapted, plain = request("a", [5, 6, 7]), request("b", [9])
+        adapted.adapter = 2
+        for one in (adapted, plain):
+            runner.add(one)
+        chunks = [Chunk(one, 0, len(one.prompt), samples=True) for one in (adapted, plain)]
+        step = runner.submit(Batch(1, tuple(chunks)))
+        assert executor.inputs[0].adapters.tolist() == [2, 2, 2, -1]
+        assert step.shape.adapters == (AdapterRows(kind, (3, 1)),)
 
     def test_both_texts_have_type_0_where_there_is_one_type(self) -> None:
         executor = SummingExecutor()

@@ -3,7 +3,7 @@ for each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -17,6 +17,7 @@ from corepipe.engine.batch.arrays import (
     BlockTable,
     Ids,
     Join,
+    adapter_rows,
     adapters_of,
     join_tables,
     positions_of,
@@ -27,7 +28,7 @@ from corepipe.engine.batch.runner import OnStart, RequestFailure, StepResult, Su
 from corepipe.engine.messages import Submit
 from corepipe.neuron.graph import Graph
 from corepipe.neuron.ops import AddEmbedding, RowIndex, patches_of
-from corepipe.neuron.step import Executor, StepInputs
+from corepipe.neuron.step import AdapterKind, Executor, StepInputs
 from corepipe.neuron.timing.cost import StepShape
 from corepipe.neuron.values import TOKENS, GraphInput, InputKind, WeightSpec, image_shape
 from corepipe.scheduler.request import Batch, Chunk, Request
@@ -93,12 +94,18 @@ class Encoding:
 
 class EncodingRunner:
     """Hands batches to one replica's executor; implements `replica.BatchRunner` for requests that generate
-    nothing. on_start, join: see `runner.Runner`."""
+    nothing. on_start, join, kinds: see `runner.Runner`."""
 
     def __init__(
-        self, executor: Executor, encoding: Encoding, on_start: OnStart, join: Join = join_tables
+        self,
+        executor: Executor,
+        encoding: Encoding,
+        on_start: OnStart,
+        join: Join = join_tables,
+        kinds: Mapping[int, AdapterKind] | None = None,
     ) -> None:
         self._executor = executor
+        self._kinds = kinds
         self._encoding = encoding
         self._on_start = on_start
         self._join = join
@@ -118,6 +125,7 @@ class EncodingRunner:
         announce([_sampled(chunk.request) for chunk in chunks], self._on_start)
         starts = np.array([0, *accumulate([chunk.count for chunk in chunks])], np.int32)
         wanted = self._logit_rows(chunks, starts)
+        slots = [_sampled(chunk.request).adapter for chunk in chunks]
         inputs = StepInputs(
             tokens=tokens_of(chunks),
             positions=positions_of(chunks, starts),
@@ -126,10 +134,12 @@ class EncodingRunner:
             logit_rows=wanted,
             types=self._types(chunks, starts),
             patches=self._patches(chunks),
-            adapters=adapters_of([_sampled(chunk.request).adapter for chunk in chunks], starts),
+            adapters=adapters_of(slots, starts),
         )
         ticket = self._executor.submit(inputs, None)
         shape = self._encoding.shape(chunks, len(wanted))
+        if self._kinds:
+            shape = shape._replace(adapters=adapter_rows(chunks, slots, self._kinds))
         nothing: list[int | None] = [None] * len(chunks)
         return SubmittedStep(
             ticket, batch, nothing, {}, NO_IDS, shape, value_rows=self._value_rows(chunks, starts)

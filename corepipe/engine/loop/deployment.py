@@ -92,10 +92,10 @@ class Deployment:
 
     def _runner(self, parts: ReplicaParts, on_start: OnStart, scheduler: Scheduler) -> BatchRunner:
         join = joining(parts.scheduler)
-        if self.encoding is not None:
-            return EncodingRunner(parts.executor, self.encoding, on_start, join)
-        step_queue = None if parts.chaining is None else StepQueue(parts.chaining, scheduler.repeats)
         kinds = None if self.adapters is None else self.adapters.kinds
+        if self.encoding is not None:
+            return EncodingRunner(parts.executor, self.encoding, on_start, join, kinds)
+        step_queue = None if parts.chaining is None else StepQueue(parts.chaining, scheduler.repeats)
         runner = Runner(parts.executor, self.vocab_size, on_start, join, step_queue, kinds)
         return SyntheticAcceptanceRunner(runner) if self.synthetic_acceptance else runner
 
