@@ -278,7 +278,7 @@ def test_metrics_in_the_text_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_routes_in_the_text_exist(page: Path) -> None:
-    named = re.findall(r"(?:GET|POST) (/[\w/{}.]+)", page.read_text())
+    named = re.findall(r"(?:GET|POST) (/[\w/{}.-]+)", page.read_text())
     assert sorted(set(named) - {one.path for one in ROUTES}) == []
 
 

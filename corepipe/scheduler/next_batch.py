@@ -227,7 +227,7 @@ class NextBatch:
         self._background = background
         self._tokens = config.max_num_batched_tokens
         if background and not config.whole_prompts:
-            self._tokens = min(self._tokens, max(BACKGROUND_TOKENS, config.max_num_seqs))
+            self._tokens = min(self._tokens, BACKGROUND_TOKENS)
         self._span = config.state_span
         self._seats = share.seats
         self._prompts_only = share.prompts_only

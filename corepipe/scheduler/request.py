@@ -38,7 +38,7 @@ class Rank(NamedTuple):
 
 BACKGROUND = 2**31 - 1
 """The priority of requests that run only while there is no other: those of batches."""
-BACKGROUND_TOKENS = 32
+BACKGROUND_TOKENS = 16
 """The most tokens of a batch of such requests: one that comes waits for no larger batch to end."""
 
 

@@ -500,12 +500,12 @@ def web_search() -> None:
 
 @row
 def without_effect() -> None:
-    """store, service_tier, verbosity, ...: taken without effect, and named in a header"""
+    """service_tier, verbosity, ...: taken without effect, and named in a header"""
     raw = client.chat.completions.with_raw_response.create(
-        **PLAIN, store=True, service_tier="flex", verbosity="low", prompt_cache_retention="24h"
+        **PLAIN, service_tier="flex", verbosity="low", prompt_cache_retention="24h"
     )
     named = raw.headers["x-corepipe-ignored"].split(", ")
-    assert sorted(named) == ["prompt_cache_retention", "service_tier", "store", "verbosity"]
+    assert sorted(named) == ["prompt_cache_retention", "service_tier", "verbosity"]
     plain = client.chat.completions.create(**PLAIN).choices[0].message.content
     assert raw.parse().choices[0].message.content == plain
 

@@ -25,6 +25,7 @@ from corepipe.serving.api.routes import (
     render,
     rerank,
     score,
+    stored_chats,
     tei,
     tokens,
 )
@@ -42,6 +43,7 @@ ROUTES: Sequence[Route] = (
     *responses.ROUTES,
     *retrieval.ROUTES,
     *render.ROUTES,
+    *stored_chats.ROUTES,
     invocations.ROUTE,
     *embeddings.ROUTES,
     pooling.ROUTE,

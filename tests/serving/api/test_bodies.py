@@ -115,7 +115,8 @@ POSTED = [
     for route in ROUTES
     if route.method == "POST"
     and route.audience is not Audience.OPERATORS
-    and not (route.uploads or route.path.endswith("/cancel"))
+    and not route.uploads
+    and "{" not in route.path.replace("{model}", "")
 ]
 SENT = {"/tokenize": {"prompt": "Hi"}, "/detokenize": {"tokens": [5]}, "/invocations": MESSAGES}
 

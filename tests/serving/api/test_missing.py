@@ -75,7 +75,11 @@ def test_a_client_with_a_wrong_base_url_hears_of_the_right_one(url: str) -> None
 
 
 def test_another_method_is_told_the_routes_own(url: str) -> None:
-    for method, path, own in (("GET", CHATS, "POST"), ("DELETE", "/v1/models", "GET"), ("POST", "/", "GET")):
+    for method, path, own in (
+        ("PUT", CHATS, "POST, GET"),
+        ("DELETE", "/v1/models", "GET"),
+        ("POST", "/", "GET"),
+    ):
         answer = httpx.request(method, url + path)
         assert (answer.status_code, answer.headers["allow"]) == (405, own)
         assert answer.json()["error"]["message"].endswith(f"Use {own}.")

@@ -3,7 +3,7 @@ the client has gone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from starlette.types import Receive, Send
@@ -79,7 +79,8 @@ class GenerationJob:
     `arrival` is when it came (perf_counter).  `id` is the answer's, which its client may have chosen; the
     ids of its sequences in the engine begin with `sequences`.  prediction: tokens that the client predicts.
     ignored: names of fields without effect.  singly: each token has events of its own, however many came
-    together, so that the same answer has the same events.
+    together, so that the same answer has the same events.  keep: stores the answer as it would be sent whole;
+    `kept_as` writes it.
     """
 
     id: str
@@ -95,6 +96,8 @@ class GenerationJob:
     trace: AnswerObserver | None = None
     ignored: Sequence[str] = ()
     singly: bool = False
+    keep: Callable[[bytes], Awaitable[None]] | None = None
+    kept_as: Renderer | None = None
 
 
 class Generation:
@@ -185,11 +188,19 @@ class Generation:
         parts: list[ResponsePart] = []
         while self._left:
             parts += await self._next(outputs)
+        await self._keep(parts)
         await answer(send, self._renderer.whole([*parts, *self._of_all()]))
+
+    async def _keep(self, parts: Sequence[ResponsePart]) -> None:
+        """Stores the answer of these parts, if it is to be stored.  Raises ApiError."""
+        job = self._job
+        if job.keep is not None and job.kept_as is not None:
+            await job.keep(job.kept_as.whole([*parts, *self._of_all()]))
 
     async def _stream(self, outputs: AnswerOutputs, send: Send) -> None:
         """Waits for the first output, so that an error still has its own status; then sends events."""
         parts = await self._next(outputs)
+        kept = [] if self._job.keep is None else [*parts]
         await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
         body = self._renderer.opening(len(self._choices), self._known(parts))
         try:
@@ -197,7 +208,11 @@ class Generation:
             while self._left:
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
-                body = self._event(await self._next(outputs))
+                parts = await self._next(outputs)
+                if self._job.keep is not None:
+                    kept += parts
+                body = self._event(parts)
+            await self._keep(kept)
             body += self._renderer.closing(self._of_all() if self._job.body.usage_chunk else ())
         except ApiError as error:
             body = self._renderer.failed(error)

@@ -104,11 +104,15 @@ class ListQuery(NamedTuple):
 
 def listing(page: Page[Any], shown: Callable[[Row[Any]], dict[str, Any]]) -> dict[str, Any]:
     """Returns a page as OpenAI's lists have it; `shown` makes the object of a row, which has an `id`."""
-    data = [shown(row) for row in page.rows]
+    return listed([shown(row) for row in page.rows], more=page.more)
+
+
+def listed(data: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
+    """Returns objects, which have ids, as a page of a list."""
     return {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
-        "has_more": page.more,
+        "has_more": more,
     }

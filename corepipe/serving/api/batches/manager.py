@@ -28,8 +28,8 @@ from corepipe.serving.stores.table import Row
 if TYPE_CHECKING:  # imports sqlite
     from corepipe.serving.stores.transaction import Transaction
 
-MOST_AT_ONCE = 16
-"""Lines that are answered at once, at most: enough to use an idle machine well."""
+MOST_AT_ONCE = 8
+"""Lines that are answered at once, at most: the more, the longer is a step that a live request waits for."""
 MOST_WAITING = 100
 """Batches that a key may have that have not ended."""
 AGAIN_SECONDS = 10.0

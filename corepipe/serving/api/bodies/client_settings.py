@@ -84,8 +84,8 @@ SETTINGS: Sequence[ClientSetting] = (
     ClientSetting(
         ("store",),
         Neutral((True,)),
-        _GENERATION,
-        "answers are never stored",
+        (SettingPlace.COMPLETION,),
+        "only chats and responses are stored",
         "openai and its Agents SDK, ai (npm)",
     ),
     ClientSetting(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from corepipe.answers.chat_variables import MOST
 from corepipe.answers.parsing.forcing import answer_grammar, writes_calls
@@ -26,18 +26,14 @@ from corepipe.answers.text_answer import Echo
 from corepipe.models.text.chat import TemplateRefusalError
 from corepipe.models.text.tokenizer import Tokenizer
 from corepipe.serving.api.answering.answers import (
-    ApiFinishReason,
-    DeviceTimes,
-    PromptDetails,
-    Strict,
     TokenTexts,
-    Usage,
 )
-from corepipe.serving.api.answering.endpoint import ChoicesEndpoint
-from corepipe.serving.api.answering.generation import GenerationPlan
+from corepipe.serving.api.answering.endpoint import ChoicesEndpoint, ReadRequest
+from corepipe.serving.api.answering.generation import GenerationJob, GenerationPlan
 from corepipe.serving.api.answering.long_texts import LONG_TEXT
-from corepipe.serving.api.answering.rendering import ChoiceShape, ChoicesRenderer
+from corepipe.serving.api.answering.rendering import ChoiceShape, ChoicesRenderer, Envelope, Renderer
 from corepipe.serving.api.answering.service import Service
+from corepipe.serving.api.answering.stored import Metadata
 from corepipe.serving.api.answering.texts import Truncation
 from corepipe.serving.api.bodies.messages import (
     CHAT_OBJECTS,
@@ -60,8 +56,14 @@ from corepipe.serving.api.bodies.protocol import (
 from corepipe.serving.api.bodies.reading import Chosen, Nested
 from corepipe.serving.api.bodies.values import Neutral
 from corepipe.serving.api.http.errors import invalid
-from corepipe.serving.api.routes.chat_rendering import ChatRenderer, ChatShape, UnreasonedRenderer
+from corepipe.serving.api.routes.chat_rendering import (
+    ChatCompletion,
+    ChatRenderer,
+    ChatShape,
+    UnreasonedRenderer,
+)
 from corepipe.serving.api.routes.route import EVENTS, generating
+from corepipe.serving.api.routes.stored_chats import CHATS, keeper
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -88,7 +90,7 @@ TemplateVariables = Annotated[
 
 
 NEUTRAL_CHAT: Mapping[str, Neutral] = {
-    **NEUTRAL_EVERYWHERE,
+    **{name: one for name, one in NEUTRAL_EVERYWHERE.items() if name not in ("store", "metadata")},
     "functions": Neutral(([],)),
     "function_call": Neutral(("none", "auto")),
     "modalities": Neutral((["text"],)),
@@ -155,6 +157,10 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     ] = None
     chat_template: RequestTemplate = None
     chat_template_kwargs: TemplateVariables = None
+    store: Annotated[
+        bool, Meta(description="keep the chat: [stored](batches.md#stored-chat-completions)")
+    ] = False
+    metadata: Metadata = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -168,62 +174,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
                 raise invalid(f"{name} must be at least 1, or -1 for the rest of the context.", name)
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
-
-
-class TopLogprob(Strict):
-    token: str
-    logprob: float | None
-    bytes: list[int] | None
-
-
-class TokenLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(Strict):
-    content: list[TokenLogprob]
-    refusal: None
-
-
-class CalledFunction(Strict):
-    name: str
-    arguments: str
-
-
-class ToolCall(Strict):
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class ChatMessage(Strict):
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    annotations: list[Any]
-    tool_calls: list[ToolCall] | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-
-
-class ChatChoice(Strict):
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: ApiFinishReason | Literal["tool_calls"]
-    stop_reason: str | int | None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletion(PromptDetails, kw_only=True):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    corepipe: DeviceTimes | UnsetType = UNSET
 
 
 class Chat(ChoicesEndpoint[ChatRequest]):
@@ -241,6 +191,15 @@ class Chat(ChoicesEndpoint[ChatRequest]):
         if not has_parts:
             return ChoicesRenderer
         return ChatRenderer if body.include_reasoning else UnreasonedRenderer
+
+    async def job(
+        self, request: ReadRequest[ChatRequest], envelope: Envelope, renderer: Renderer
+    ) -> GenerationJob:
+        made, body = await super().job(request, envelope, renderer), request.body
+        if not body.store:
+            return made
+        keep = keeper(request.scope, body.model, envelope.id, body.messages, body.metadata)
+        return replace(made, keep=keep, kept_as=self.renderer(body, envelope))
 
     async def without_effect(self, body: ChatRequest) -> Sequence[str]:
         if body.reasoning_effort is None and body.verbosity is None:
@@ -380,7 +339,7 @@ def _rendered(render: Callable[..., str], conversation: TemplateInput) -> str:
 
 
 ROUTE = generating(
-    "/v1/chat/completions",
+    CHATS,
     "Chat completion",
     Chat,
     "by the model's chat template",

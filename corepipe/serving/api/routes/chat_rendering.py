@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
 
 from corepipe.answers.parts import (
     CallArguments,
@@ -15,7 +17,14 @@ from corepipe.answers.parts import (
     joined_calls,
     joined_reasoning,
 )
-from corepipe.serving.api.answering.answers import TokenTexts
+from corepipe.serving.api.answering.answers import (
+    ApiFinishReason,
+    DeviceTimes,
+    PromptDetails,
+    Strict,
+    TokenTexts,
+    Usage,
+)
 from corepipe.serving.api.answering.rendering import (
     ChoiceParts,
     ChoicesRenderer,
@@ -23,6 +32,62 @@ from corepipe.serving.api.answering.rendering import (
     TokenUsage,
     rest_of,
 )
+
+
+class TopLogprob(Strict):
+    token: str
+    logprob: float | None
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Strict):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class CalledFunction(Strict):
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(Strict):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    annotations: list[Any]
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+
+
+class ChatChoice(Strict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: ApiFinishReason | Literal["tool_calls"]
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(PromptDetails, kw_only=True):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    corepipe: DeviceTimes | UnsetType = UNSET
 
 
 class ChatShape:

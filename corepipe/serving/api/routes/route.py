@@ -54,7 +54,8 @@ class Audience(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path; `{name}` in a path matches any text, slashes included.
+    """One method of one path; `{model}` in a path matches any text, slashes included, any other name one
+    segment.
 
     make: makes the ASGI application of a service; each of several models has its own.  summary: what the
     route does, in the OpenAPI document; docs/api.md adds `details`.  request, answer: types of the bodies, if
@@ -101,7 +102,7 @@ class Route:
         return self._answered_by(self.make(service)).app
 
     def _answered_by(self, answerer: Answerer) -> routing.Route:
-        made = routing.Route(self.path.replace("}", ":path}"), answerer, methods=[self.method])
+        made = routing.Route(self.path.replace("{model}", "{model:path}"), answerer, methods=[self.method])
         made.methods = {self.method}
         return made
 
@@ -118,7 +119,8 @@ class Route:
         after = rest.partition("}")[2]
         named = path.removeprefix(before).removesuffix(after)
         whole = path == before + named + after
-        return whole and bool(named) and "\n" not in named
+        inside = "/" not in named or rest.startswith("model}")
+        return whole and inside and bool(named) and "\n" not in named
 
 
 generating = partial(Route, "POST", generates=True)

@@ -311,7 +311,7 @@ def test_a_replay_is_a_server_like_any_other(recorded: Path) -> None:
         assert HTTP.get(f"{url}/v1/placement").status_code == 404
         assert HTTP.get(f"{url}/openapi.json").status_code == 200
         assert ask(url, "/tokenize", {"prompt": "a"})[0] == 404
-        assert HTTP.get(url + CHATS).status_code == 405
+        assert HTTP.put(url + CHATS).status_code == 405
     with replaying(recorded, api_keys=(KEY,)) as url:
         assert ask(url, CHATS, CHAT)[0] == 401
         assert ask(url, CHATS, CHAT, Authorization=f"Bearer {KEY}")[0] == 200
