@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from tests.clients.run import CLIENTS, NOT_RUN, Client, model_flags, tried
 from tests.servers import served
 
-FRAMEWORKS = ("langchain", "pydantic_ai", "litellm", "openai-responses", "anthropic")
+FRAMEWORKS = ("langchain", "pydantic_ai", "litellm", "pydantic_ai-responses", "openai_agents", "anthropic")
 RULES = """
 [[rule]]
 path = "$.messages[*].tool_calls[*].id"
