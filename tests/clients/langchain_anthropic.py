@@ -36,6 +36,7 @@ class TestChatAnthropic(ChatModelIntegrationTests):
     def model_override_value(self) -> str:
         return MODEL
 
+    @pytest.mark.xfail(condition=False, reason="it passes, with a model that makes the call")
     def test_agent_loop(self, model: BaseChatModel) -> None:
         scripted = {**self.chat_model_params, "model": SCRIPTED}
         super().test_agent_loop(self.chat_model_class(**scripted))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Literal
@@ -519,25 +518,6 @@ def wrong_base() -> None:
     ):
         lost.chat.completions.create(**PLAIN)
     assert f"base URL of clients is {URL}" in caught.error.message
-
-
-def not_there(ask: Callable[[], object]) -> None:
-    with raises(openai.NotFoundError) as caught:
-        ask()
-    assert "/v1/chat/completions" in caught.error.message, caught.error.message
-
-
-@row
-def responses() -> None:
-    """responses.create: NotFoundError that names /v1/chat/completions"""
-    not_there(lambda: client.responses.create(model=MODEL, input="Hello"))
-
-
-@row
-def messages() -> None:
-    """POST /v1/messages: NotFoundError that names /v1/chat/completions"""
-    body = {"model": MODEL, "max_tokens": 8, "messages": QUESTION}
-    not_there(lambda: client.post("/messages", body=body, cast_to=object))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,10 @@ from tempfile import TemporaryDirectory
 from tests.clients.run import CLIENTS, NOT_RUN, Client, model_flags, tried
 from tests.servers import served
 
-FRAMEWORKS = ("langchain", "pydantic_ai", "litellm", "pydantic_ai-responses", "openai_agents", "anthropic")
+FRAMEWORKS = (
+    *("langchain", "litellm", "openai_agents"),
+    *("pydantic_ai", "pydantic_ai-responses", "pydantic_ai-messages"),
+)
 RULES = """
 [[rule]]
 path = "$.messages[*].tool_calls[*].id"

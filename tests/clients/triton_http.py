@@ -157,12 +157,19 @@ def unknown_model() -> None:
 
 
 @row
+def repository() -> None:
+    """the index of the repository; models are loaded and unloaded on another port"""
+    assert MODEL in [one["name"] for one in client.get_model_repository_index()]
+    for ask in (client.load_model, client.unload_model):
+        with raises(InferenceServerException) as caught:
+            ask(MODEL)
+        assert "admin port" in caught.error.message()
+
+
+@row
 def extensions() -> None:
-    """repository, configuration, statistics, shared memory, ...: errors of status 404 that name them"""
+    """configuration, statistics, shared memory, ...: errors of status 404 that name them"""
     for ask in (
-        client.get_model_repository_index,
-        lambda: client.load_model(MODEL),
-        lambda: client.unload_model(MODEL),
         lambda: client.get_model_config(MODEL),
         client.get_inference_statistics,
         lambda: client.get_inference_statistics(MODEL, "1"),

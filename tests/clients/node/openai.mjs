@@ -139,10 +139,12 @@ row("runTools with tool_choice auto, streamed: it ends with an answer", async ()
   assert.ok(runner.messages.length > 1);
 });
 
-row("responses.create: NotFoundError that names /v1/chat/completions", async () => {
-  const error = await client.responses.create({ model: MODEL, input: "Hello" }).catch((caught) => caught);
-  assert.ok(error instanceof OpenAI.NotFoundError, String(error));
-  assert.match(error.message, /\/v1\/chat\/completions/);
+row("responses.create, plain and streamed", async () => {
+  const asked = { model: MODEL, input: QUESTION, temperature: 0, max_output_tokens: 16 };
+  let text = "";
+  for await (const event of await client.responses.create({ ...asked, stream: true })) text += event.delta ?? "";
+  assert.match(text, /Paris/);
+  assert.equal(text, (await client.responses.create(asked)).output_text);
 });
 
 refused("messages", "messages are text; no model here sees images", "an image_url part", async () => {
