@@ -41,12 +41,14 @@ ASK = {
     SettingPlace.CHAT: (CHATS, CHAT),
     SettingPlace.COMPLETION: (COMPLETIONS, TEXT),
     SettingPlace.TEXTS: ("/v1/embeddings", {"model": MODEL, "input": "the cat"}),
+    SettingPlace.RESPONSES: ("/v1/responses", {"model": MODEL, "input": "the cat", "max_output_tokens": 4}),
     SettingPlace.ANTHROPIC: ("/v1/messages", CHAT),
     SettingPlace.STREAM_OPTIONS: (CHATS, CHAT | {"stream": True}),
 }
 EXAMPLES: dict[object, object] = {
     "keep_alive": "5m",
     "session_id": "a",
+    "client_metadata": {"turn_id": "a"},
     "cache_control": EPHEMERAL,
     "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
     "prompt_cache_breakpoint": {"mode": "explicit"},

@@ -75,6 +75,7 @@ _Flag = bool
 _Number = int | float
 _Name = Annotated[str, Meta(max_length=64)]
 _Options = Annotated[dict[_Name, _Name | int | None], Meta(max_length=8)]
+_Texts = Annotated[dict[_Name, Annotated[str, Meta(max_length=16384)]], Meta(max_length=32)]
 _Scalar = ShortText | float | bool
 _Extras = Annotated[
     dict[_Name, _Scalar | Annotated[list[_Scalar], Meta(max_length=1024)]], Meta(max_length=64)
@@ -157,6 +158,13 @@ SETTINGS: Sequence[ClientSetting] = (
         _ANSWERS,
         "they are for extensions of vLLM, which this server does not have",
         "clients of vLLM",
+    ),
+    ClientSetting(
+        ("client_metadata",),
+        Neutral(type=_Texts),
+        (SettingPlace.RESPONSES,),
+        "ids of the client's own, for its logs",
+        "Codex",
     ),
     ClientSetting(
         ("include_obfuscation",),
