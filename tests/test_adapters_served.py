@@ -405,7 +405,7 @@ def test_only_the_admin_port_loads_from_anywhere(folder: Path) -> None:
         assert (refused.status_code, "--lora-dir, or --admin-port" in refused.text) == (403, True)
     with serving("--enable-lora", "--admin-port", 0, "--admin-api-key", "k") as server:
         assert load(server, "a", folder / "a").status_code == 404, "it is on the admin port"
-        admin = next(url for line in server.stderr if (url := ADMIN.search(line)))[1]
+        admin = admin_of(server)
         body = {"lora_name": "a", "lora_path": str(folder / "a")}
         assert httpx.post(admin + LOAD, json=body).status_code == 401
         loaded = httpx.post(admin + LOAD, json=body, headers={"authorization": "Bearer k"})
@@ -414,6 +414,14 @@ def test_only_the_admin_port_loads_from_anywhere(folder: Path) -> None:
 
 
 ADMIN = re.compile(r"metrics, placement and control: (http://[^;\s]+)")
+
+
+def admin_of(server: Served) -> str:
+    """Returns the URL of the admin port, whose line comes after that of the public one."""
+    assert until(lambda: ADMIN.search("".join(server.stderr)) is not None)
+    found = ADMIN.search("".join(server.stderr))
+    assert found is not None
+    return found[1]
 
 
 def test_a_server_without_adapters_says_so(tmp_path: Path) -> None:
@@ -491,3 +499,90 @@ def test_the_device_takes_longer_with_an_adapter_and_holds_it(folder: Path) -> N
         plan_device(
             huge.model_copy(update={"instance": "inf2.xlarge"}), registry.architecture("llama-3.1-8b")
         )
+
+
+def test_the_adapter_that_was_asked_for_the_longest_ago_makes_room(folder: Path) -> None:
+    """Of those that requests have loaded: one of the flags stays."""
+    with serving("--lora-modules", f"a={folder / 'a'}", "--lora-dir", folder, "--max-loras", 3) as server:
+
+        def loaded() -> set[str]:
+            return {card["id"] for card in server.get("/v1/models").json()["data"]} - {"tiny"}
+
+        for name in ("b", "c", "b", "other"):
+            assert ask(server, name, PROMPTS[0]).status_code == 200
+        assert loaded() == {"a", "b", "other"}
+        with ThreadPoolExecutor(8) as threads:
+            asked = [(name, n) for n in range(4) for name in ("b", "c", "other", "on-demand")]
+            answers = list(threads.map(lambda one: ask(server, one[0], PROMPTS[one[1]]), asked))
+        assert {answer.status_code for answer in answers} <= {200, 429}, "no room is told"
+        assert len(loaded()) == 3
+        full = load(server, "more", folder / "c")
+        assert (full.status_code, "--max-loras 3" in full.text) in {(503, True), (200, False)}
+
+
+def test_a_model_that_slept_has_its_adapters(folder: Path, expected: Mapping[str, list[str]]) -> None:
+    flags = ("--lora-modules", f"a={folder / 'a'}", "--admin-port", 0)
+    with serving(*flags) as server:
+        admin = admin_of(server)
+        body = {"lora_name": "b", "lora_path": str(folder / "b")}
+        assert httpx.post(admin + LOAD, json=body).status_code == 200
+        assert httpx.post(admin + UNLOAD, json={"lora_name": "a"}).status_code == 200
+        assert httpx.post(f"{admin}/sleep", timeout=None).status_code == 200
+        assert text_of(ask(server, "b", PROMPTS[2])) == expected["b"][2], "it wakes"
+        assert ask(server, "a", PROMPTS[2]).status_code == 404
+
+
+def test_lines_of_a_batch_have_adapters(
+    folder: Path, tmp_path: Path, expected: Mapping[str, list[str]]
+) -> None:
+    asked, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        {
+            "custom_id": f"{model}-{n}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": model, "prompt": PROMPTS[n], **GREEDY},
+        }
+        for n in range(3)
+        for model in ("tiny", "a", "b")
+    ]
+    asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    modules = [part for name in ("a", "b") for part in ("--lora-modules", f"{name}={folder / name}")]
+    flags = ("--model", TINY, "--served-model-name", "tiny", "--dtype", FORMAT, *modules)
+    done = run("batch", "-i", asked, "-o", answers, *flags)
+    assert done.returncode == 0, done.stderr
+    found = {
+        line["custom_id"]: line["response"]["body"]
+        for line in map(json.loads, answers.read_text().splitlines())
+    }
+    texts = {name: body["choices"][0]["text"] for name, body in found.items()}
+    assert texts == {f"{model}-{n}": expected[model][n] for n in range(3) for model in ("tiny", "a", "b")}
+
+
+@pytest.mark.slow
+def test_a_thousand_requests_over_32_adapters_are_each_as_alone(tmp_path: Path) -> None:
+    """Drawn tokens with logprobs, in batches of 16, over a prefix that all share."""
+    config = EngineConfig(model=str(TINY), format=FORMAT, enable_lora=True, max_loras=32, max_num_seqs=16)
+    with closing(Driver(assemble(config, lambda _what, _done: None))) as driver:
+        reports = [
+            driver.load_adapter(LoadAdapter(f"x{n}", str(write(tmp_path / f"x{n}", n, 1 + n % 16))))
+            for n in range(32)
+        ]
+        assert not any(one.error for one in reports)
+        refs = [None, *(AdapterRef(one.name, one.digest) for one in reports)]
+        draw = random.Random(1)
+        asked = [
+            Submit(
+                f"r{n}",
+                [*range(40, 80), *(draw.randrange(320) for _ in range(draw.randrange(1, 40)))],
+                draw.randrange(4, 24),
+                TokenSampling(seed=n, logprobs=2),
+                adapter=draw.choice(refs),
+            )
+            for n in range(1000)
+        ]
+        together = answers(driver, asked)
+        for submit in asked:
+            (alone,) = answers(driver, [submit]).values()
+            mixed = together[submit.id]
+            assert (mixed.tokens, mixed.logprobs) == (alone.tokens, alone.logprobs), submit.id
