@@ -1,6 +1,6 @@
 """Compares waking a model that sleeps with loading it: the time to the first token of a request, by medians.
 
-`python benchmarks/wake.py [MODEL] [--times 15]`, MODEL being a directory of a model or a packaged one's name.
+`python -m benchmarks.wake [MODEL] [--times 15]`, MODEL being a directory of a model or a packaged one's name.
 Each turn loads the model, lets it sleep and wakes it, on one server, so that all have the same moments of a
 busy machine.  Before each measured request the spare process is given the time to do its imports.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from corepipe.models import hub
-from tests.servers import Served, served
+from tests.servers import Served, served, until
 
 PAUSE_SECONDS = 4.0
 """Time for the imports of the spare process."""
@@ -50,6 +50,7 @@ def main() -> None:
         there = Path(folder) / f"model{source.suffix}"
         (shutil.copytree if source.is_dir() else shutil.copy)(source, there)
         with served("--models-dir", folder, "--admin-port", 0, anew=True) as server:
+            until(lambda: any("control: " in line for line in server.stderr))
             admin = next(line for line in server.stderr if "control: " in line).partition("control: ")[2]
             admin = admin.split(";")[0].strip()
             first_token(server, "model")  # packs the weights, once for all

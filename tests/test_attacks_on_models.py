@@ -57,6 +57,7 @@ def ask(server: Served, name: object, path: str = "/v1/completions") -> httpx.Re
 
 
 def admin(server: Served) -> str:
+    assert until(lambda: any("control: " in line for line in server.stderr))
     line = next(line for line in server.stderr if "control: " in line)
     return line.partition("control: ")[2].split(";")[0].strip()
 

@@ -67,6 +67,7 @@ def server(folder: Path) -> Iterator[Served]:
 
 
 def admin(server: Served) -> str:
+    assert until(lambda: any("control: " in line for line in server.stderr))
     line = next(line for line in server.stderr if "control: " in line)
     return line.partition("control: ")[2].split(";")[0].strip()
 

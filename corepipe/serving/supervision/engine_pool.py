@@ -156,6 +156,7 @@ class EnginePool:
             self.counts["load"] += 1
             self.failures.pop(name, None)
             self.load_seconds = self._now() - began
+            _log().warning("model %s: loaded in %.1f s", name, self.load_seconds)
             self.pool.loaded(name, self._now())
         self._turn()
 
@@ -169,6 +170,7 @@ class EnginePool:
         self.counts["sleep" if becomes is ModelState.SLEEPING else "unload"] += 1
         if self.pool.state(name) is ModelState.UNLOADED:
             self._host.drop(name)
+        _log().warning("model %s: its memory is given back (%s)", name, self.pool.state(name).value)
         self._turn()
 
     def _refuse(self, name: str, error: Exception) -> None:

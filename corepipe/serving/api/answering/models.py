@@ -89,7 +89,10 @@ class Models:
     def named(self, name: str | None) -> Service:
         """Returns the model of that name; the first for None and for an unknown name, which its routes then
         refuse in the form of their protocol."""
-        return self.first if name is None else self._fixed_of(name) or self.first
+        if name is None:
+            return self.first
+        there = self._fixed_of(name) or next((one for one in self.services if name in one.names), None)
+        return there or self.first
 
     def _fixed_of(self, name: str) -> Service | None:
         """Returns the fixed model that has the name, for itself or for a LoRA adapter."""
