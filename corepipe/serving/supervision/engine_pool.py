@@ -78,7 +78,10 @@ class EnginePool:
         finally:
             self._futures.pop(ticket, None)
             self.pool.leave(ticket, self._now())
-            self._turn()
+            if self.pool.is_settled(name):
+                self._sleep_later()
+            else:
+                self._turn()
 
     def started(self, name: str) -> None:
         """Notes that a model has loaded that is loaded at the start."""
@@ -191,8 +194,8 @@ class EnginePool:
 
     def _sleep_later(self) -> None:
         """Sets the timer for the next model that is to sleep; one that is set comes early enough."""
-        at = self.pool.next_sleep()
-        if at is not None and self._timer is None:
+        at = self.pool.next_sleep() if self._timer is None else None
+        if at is not None:
             pause = max(0.0, at - self._now())
             self._timer = asyncio.get_running_loop().call_later(pause, self._wake_up)
 

@@ -193,8 +193,14 @@ class Pool:
         elif slot.state is ModelState.SLEEPING and becomes is ModelState.UNLOADED:
             slot.state, slot.becomes, slot.asked = ModelState.LEAVING, becomes, True
 
+    def is_settled(self, name: str) -> bool:
+        """Tells whether the end of a request for this model changes nothing: nobody waits, and it stays."""
+        slot = self.slots.get(name)
+        staying = slot is not None and slot.state is ModelState.LOADED
+        return staying and not any(one.waiting for one in self.slots.values())
+
     def step(self, now: float) -> Step:
-        """Decides what is to be done now; every change of the pool is followed by a step."""
+        """Decides what is to be done now; a step follows every change after which `is_settled` is false."""
         dropped: list[str] = []
         granted = [*self._grants(now)]  # first: a model that has loaded answers before it leaves for the next
         self._sleep_idle(now)
