@@ -83,7 +83,7 @@ INSTEAD = {
     "/api/chat": chat.ROUTE.path,
     **dict.fromkeys(("/api/generate", "/completion", "/generate"), completions.ROUTE.path),
     **dict.fromkeys(("/api/embed", "/api/embeddings"), embeddings.ROUTE.path),
-    "/lora-adapters": "/v1/load_lora_adapter",
+    "/lora-adapters": adapters.ROUTES[0].path,
     **dict.fromkeys(("/api/tags", "/api/ps", "/api/show", "/props"), info.ROUTES[0].path),
 }
 """Paths of other servers that this server does not have, and the paths to use instead."""
