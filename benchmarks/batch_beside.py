@@ -1,7 +1,7 @@
 """The time to the first token of live requests, beside a batch and alone, in turn on one server.
 
     python benchmarks/batch_beside.py [MODEL] [--requests 120] [--rounds 4] [--prompt 128] [--answer 16]
-        [--clients 2] [--pause 0.3] [FLAGS OF corepipe serve]
+        [--clients 2] [--pause 0.3] [FLAGS OF corepipe serve, such as --threads=1]
 
 So many clients send so many requests a turn, each with a prompt of its own, and pause after each for a random
 time of up to twice `pause` seconds.  Turns with and without a batch follow each other in changing order.

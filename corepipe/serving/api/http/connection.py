@@ -41,10 +41,8 @@ BODY_GRACE_SECONDS = 10.0
 """After this time the body must have arrived at `BODY_RATE` on average."""
 BODY_RATE = 1024
 """Bytes a second, the minimum."""
-BODY_SECONDS = 60.0
-"""After this time the body must have arrived at `UPLOAD_RATE` on average; only files take so long."""
-UPLOAD_RATE = 64 * 1024
-"""Bytes a second, the minimum of a file."""
+BODY_SECONDS, UPLOAD_RATE = 60.0, 64 * 1024
+"""After this time the body must have arrived at so many bytes a second; only files take so long."""
 WRITE_SECONDS = 30.0
 """The time limit in which a slow client must read what waits for it."""
 LINGER_SECONDS = 2.0
@@ -373,8 +371,7 @@ class Connection(HttpToolsProtocol):
         if self.flow.read_paused:
             self._body_since = now
         taken = now - self._body_since
-        rate = BODY_RATE if taken < BODY_SECONDS else UPLOAD_RATE
-        if self._body_bytes < rate * taken:
+        if self._body_bytes < (BODY_RATE if taken < BODY_SECONDS else UPLOAD_RATE) * taken:
             self._reject(_late("The body did not come in time."))
         else:
             self._after(BODY_GRACE_SECONDS / 2, self._check_body)
