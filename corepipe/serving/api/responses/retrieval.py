@@ -64,8 +64,6 @@ async def _retrieve(_: Models, request: Request) -> Response:
     row, kept = await _found(request), kept_of(request.scope)
     running = kept.running(row.id)
     if query.get("stream", "false").lower() not in ("true", "1"):
-        if "starting_after" in query:
-            raise invalid("starting_after needs stream=true.", "starting_after")
         return JSONResponse(_now(row.value.response, running))
     if not row.value.streamed:
         raise invalid("This response was created without stream: true.", "stream")

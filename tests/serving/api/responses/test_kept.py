@@ -66,7 +66,7 @@ def test_a_stream_comes_back_byte_for_byte_and_from_any_event_on(url, engine):
         rest = one(url, name, params={"stream": "true", "starting_after": after})
         known = answer.text.partition(f'"sequence_number":{after},')[2]
         assert rest.text == known.partition("\n\n")[2]
-    for params in ({"starting_after": 3}, {"stream": "true", "starting_after": "x"}, {"odd": 1}):
+    for params in ({"stream": "true", "starting_after": "x"}, {"odd": 1}):
         assert one(url, name, params=params).status_code == 400
 
 
