@@ -310,6 +310,8 @@ def test_what_is_no_adapter_is_refused_and_costs_nothing(
         assert refused.status_code == status, (path, refused.text)
         assert refused.json()["error"]["param"] == "lora_path"
         assert len(refused.text) < 2000
+    asked = ask(server, "dora", PROMPTS[0])
+    assert (asked.status_code, asked.json()["error"]["param"]) == (400, "model")
     for name in ("../a", "a/../b", "/etc", "", ".a", "a\0b", "a" * 129, "ä", "tiny/x"):
         refused = load(server, name, "a")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name"), name

@@ -122,7 +122,8 @@ class ServedAdapters:
             return await self._load(name, path)
 
     async def fetch(self, name: str | None) -> None:
-        """Loads an adapter of the directory, if the name is that of one.  Raises ApiError as `load` does."""
+        """Loads an adapter of the directory, if the name is that of one.  Raises ApiError as `load` does, for
+        the field `model`."""
         if name is None or name in self._served or self._dir is None:
             return
         async with self._lock:
@@ -131,7 +132,11 @@ class ServedAdapters:
                 return
             if len(self._served) >= self._most:
                 self._make_room()
-            (await self._load(name, folder)).on_demand = True
+            try:
+                (await self._load(name, folder)).on_demand = True
+            except ApiError as error:
+                error.param = "model"
+                raise
 
     async def unload(self, name: str) -> None:
         """Refuses requests for the name from now on; those under way go on.  Raises KeyError."""
