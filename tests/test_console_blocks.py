@@ -30,6 +30,8 @@ NOT_HERE = {
     "corepipe serve path/to": "a model that is not here",
     "corepipe serve MODEL": "a model that is not here",
     "printf": "an image that is not here",
+    "export": "settings of an agent",
+    "claude": "an agent, which make clients-agents runs",
 }
 """Beginnings of commands that are not run, and why."""
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from time import monotonic
 
 from corepipe.errors import UserError, shown
-from corepipe.models import registry
 from corepipe.models.checkpoints.gguf_shards import shards, stem_of
 from corepipe.models.tasks import TaskInfo
 
@@ -107,6 +106,8 @@ class ModelsDirectories:
 
     def _described(self, name: str, path: Path) -> FoundModel | str:
         """Reads what a model is, but no weights; returns the reason where it cannot be served."""
+        from corepipe.models import registry  # noqa: PLC0415 -- slow to import, and servers without a directory need none
+
         try:
             task = registry.load(path).task(self._task)
             return FoundModel(name, path, task, int(path.stat().st_mtime))
