@@ -67,7 +67,7 @@ env:
 {{- define "corepipe.volumes" -}}
 - name: tmp
   emptyDir:
-    sizeLimit: {{ ternary "2Gi" "256Mi" .Values.fleet.enabled }}
+    sizeLimit: {{ ternary "5Gi" "3Gi" .Values.fleet.enabled }}
 {{- if .Values.fleet.enabled }}
 - name: shm
   emptyDir:
