@@ -504,7 +504,7 @@ def test_the_device_takes_longer_with_an_adapter_and_holds_it(folder: Path) -> N
 
 
 def test_the_adapter_that_was_asked_for_the_longest_ago_makes_room(folder: Path) -> None:
-    """Of those that requests have loaded: one of the flags stays."""
+    """Requests make room among what requests have loaded: an adapter of the flags stays."""
     with serving("--lora-modules", f"a={folder / 'a'}", "--lora-dir", folder, "--max-loras", 3) as server:
 
         def loaded() -> set[str]:

@@ -90,7 +90,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is to be done: tickets that may go on, models to load, and engines to close, as what they become.
+    """Work that a pool decides on: tickets that may go on, models to load, and engines to close with the
+    state that their models then have.
 
     dropped: models that slept, and of which nothing is to stay.
     """

@@ -30,7 +30,7 @@ MOST_LOADS = 3
 
 
 class Kept(NamedTuple):
-    """What stays of a model that left, so that its counters continue when it is back."""
+    """Counters of a model that left, so that its counters continue when it is back."""
 
     client: EngineClient
     observer: Observer

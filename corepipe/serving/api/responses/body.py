@@ -64,7 +64,7 @@ class TextConfig(msgspec.Struct, frozen=True):
 
 
 class ReasoningConfig(msgspec.Struct, frozen=True):
-    """How much the model reasons."""
+    """Effort of the model's reasoning, and the form in which the answer shows it."""
 
     effort: Annotated[
         Effort | None, Meta(description="none: no reasoning; else as the chat template has it")

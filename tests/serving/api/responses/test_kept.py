@@ -1,4 +1,4 @@
-"""What a server keeps of responses: retrieved, continued, listed, deleted and cancelled, key by key."""
+"""Responses that a server keeps: retrieved, continued, listed, deleted and cancelled, key by key."""
 
 from __future__ import annotations
 
