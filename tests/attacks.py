@@ -43,6 +43,7 @@ class Watch:
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         self.http = httpx.Client(base_url=self.server.url, headers=headers, timeout=60, limits=ONE)
         self._golden = self._ask()
+        self.http.get("/v1/files")  # opens the store
         self._tasks = self._loop_tasks()
         assert until(self._grown, 2 * SETTLE_SECONDS), "it grows by itself"
         self._files = {one.pid: one.num_fds() for one in self._all()}

@@ -128,7 +128,9 @@ def test_a_path_that_is_none(watch: Watch, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
-        ("GET", "/v1/chat/completions", "POST"),
+        ("GET", "/v1/completions", "POST"),
+        ("PUT", "/v1/chat/completions", "POST, GET"),
+        ("PATCH", "/v1/files/file-1", "GET, DELETE"),
         ("TRACE", "/v1/models", "GET"),
         ("PUT", "/tokenize", "POST"),
         ("DELETE", "/health", "GET"),
