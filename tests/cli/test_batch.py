@@ -56,6 +56,16 @@ def test_an_interrupted_run_goes_on_where_it_was(source: Path, tmp_path: Path, n
     whole = tmp_path / "whole.jsonl"
     assert "of 200 lines 196 answered and 4 failed" in run(*batch(source, whole)).stdout
     assert texts(target) == texts(whole)
+
+
+def test_a_torn_line_after_the_last_result_is_cut_off(source: Path, tmp_path: Path) -> None:
+    """There is nothing left to compute, so that no engine is started."""
+    target = tmp_path / "out.jsonl"
+    assert run(*batch(source, target)).returncode == 0
+    whole = target.read_bytes()
+    target.write_bytes(whole + b'{"id":"batch_req_torn')
+    assert run(*batch(source, target)).returncode == 0
+    assert target.read_bytes() == whole
     assert "200 done before" in run(*batch(source, target)).stdout
 
 

@@ -64,6 +64,8 @@ def run(flags: Mapping[str, Any]) -> None:
             (found,) = start.found
             with cache.in_use(found.path):
                 _answer(found, work)
+    else:
+        work.opened().close()
     work.print_summary(monotonic() - began, as_json=flags["json"])
 
 
