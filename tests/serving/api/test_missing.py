@@ -58,6 +58,8 @@ def test_a_name_with_a_line_break_is_no_route(url: str, path: str) -> None:
         ("/api/tags", "Use /v1/models instead"),
         ("/api/chat", f"Use {CHATS} instead"),
         ("/v1/v1/responses", "Use /v1/responses"),
+        ("/v1/audio/transcriptions", "Speech is not supported"),
+        ("/v1/images/generations", "Making images is not supported"),
         ("/" + "x/" * 2000, "GET /openapi.json lists the routes"),
     ],
 )

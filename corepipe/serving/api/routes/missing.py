@@ -12,13 +12,16 @@ BASE = "/v1"
 _SHARED = "The shared memory extension is not supported: send tensors in the request."
 _GENERATE = "The generate extension is not supported: use /v1/completions or /v1/chat/completions."
 _TRACE = "The trace extension is not supported: --otlp-traces-endpoint sends traces."
-_EXTENSIONS: Mapping[str, str] = {
+_UNSUPPORTED: Mapping[str, str] = {
+    "/v1/audio": "Speech is not supported: models here read texts and images, and write texts.",
+    "/v1/images": "Making images is not supported: models here write texts.",
     "/v2/repository/models": "Models are loaded and unloaded on the admin port (--admin-port) alone.",
     "/v2/systemsharedmemory": _SHARED,
     "/v2/cudasharedmemory": _SHARED,
     "/v2/trace": _TRACE,
     "/v2/logging": "The logging extension is not supported.",
 }
+"""APIs that clients may know from other servers, by the beginning of their paths."""
 _OF_MODELS: Mapping[str, str] = {
     "config": "The model configuration extension is not supported: GET /v2/models/NAME has the metadata.",
     "stats": "The statistics extension is not supported: GET /metrics has the figures.",
@@ -45,15 +48,15 @@ class MissingRoutes:
         origin: scheme, host and port, as the client wrote them.
         """
         there = best_match(self._routes, path)
-        if there is not None and not extension_at(path):
+        if there is not None and not unsupported_at(path):
             methods = [one.method for one in self._routes if one.path == there.path]
             return wrong_method(method, path, ", ".join(methods))
         message = f"Unknown route: {method} {echo(path)}. {self._hint(path, origin)}"
         return ApiError(404, message, code="not_found")
 
     def _hint(self, path: str, origin: str) -> str:
-        if extension := extension_at(path):
-            return extension
+        if said := unsupported_at(path):
+            return said
         meant = next(self._meant([part for part in path.split("/") if part]), None)
         if meant is None:
             return "GET /openapi.json lists the routes."
@@ -76,9 +79,9 @@ class MissingRoutes:
                     yield instead or path
 
 
-def extension_at(path: str) -> str:
-    """Returns the message for an unsupported extension of the Open Inference Protocol; else empty."""
-    for prefix, said in _EXTENSIONS.items():
+def unsupported_at(path: str) -> str:
+    """Returns the message for an API that is not supported; else empty."""
+    for prefix, said in _UNSUPPORTED.items():
         if f"{path}/".startswith(f"{prefix}/"):
             return said
     if not path.startswith("/v2/models/"):

@@ -14,7 +14,7 @@ from corepipe.serving.api.answering.models import VERSION, Models, named_in_path
 from corepipe.serving.api.answering.service import Service
 from corepipe.serving.api.http.errors import ApiError, wrong_method
 from corepipe.serving.api.routes.kserve.tensors import Datatype
-from corepipe.serving.api.routes.missing import extension_at
+from corepipe.serving.api.routes.missing import unsupported_at
 from corepipe.serving.api.routes.route import Audience, ForAllModels, Route, for_everybody
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
@@ -100,8 +100,8 @@ async def _named(models: Models, request: Request) -> tuple[str, Service | Found
     try:
         return name, await models.described(name)
     except ApiError:
-        if extension := extension_at(path):
-            raise ApiError(404, extension, code="not_found") from None
+        if said := unsupported_at(path):
+            raise ApiError(404, said, code="not_found") from None
         if name.endswith("/infer"):
             raise wrong_method(request.method, path, "POST") from None
         raise
