@@ -247,6 +247,13 @@ class ServerConfig(FrozenModel):
         """The directory of what is recorded, if anything is, and the flag that names it."""
         return (self.replay, "replay") if self.replay_else == "record" else (self.record, "record")
 
+    @field_validator("max_models")
+    @classmethod
+    def _are_of_a_directory(cls, count: int, info: ValidationInfo) -> int:
+        if count != cls.model_fields["max_models"].default and not info.data.get("models_dirs"):
+            raise ValueError("goes with --models-dir: how many models of it may be in memory")
+        return count
+
     @field_validator("fleet")
     @classmethod
     def _keeps_its_models(cls, fleet: str | None, info: ValidationInfo) -> str | None:

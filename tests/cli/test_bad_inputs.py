@@ -51,6 +51,9 @@ serve TINY --timing-model nothing-here | --timing-model: 'nothing-here' is not a
 serve TINY --tool-call-parser nothing | --tool-call-parser nothing is not known
 serve TINY --inject slow:200% | --inject
 serve TINY --ssl-certfile /no/such | --ssl-certfile /no/such
+serve TINY --lora-dir /no/such | --lora-dir /no/such: no such directory$
+serve TINY --models-dir /no/such | --models-dir /no/such: no such directory$
+serve TINY --max-models 2 | --max-models & goes with --models-dir
 serve TINY --record /dev/null/x | --record /dev/null/x: Not a directory
 serve --replay /no/such | --replay /no/such: No such file or directory
 serve TINY --threads 0 | --threads

@@ -59,7 +59,12 @@ class ServedAdapters:
 
     @classmethod
     def of(cls, engine: EngineConfig, client: EngineClient) -> ServedAdapters | None:
-        """Returns the adapters of a model; None where it is served without."""
+        """Returns the adapters of a model; None where it is served without.
+
+        Raises UserError where there is no such directory of adapters.
+        """
+        if engine.lora_dir is not None and not engine.lora_dir.is_dir():
+            raise UserError(f"--lora-dir {engine.lora_dir}: no such directory", "lora_dir")
         loads = client.adapters if engine.lora_slots else None
         return None if loads is None else cls(engine, loads, client)
 
