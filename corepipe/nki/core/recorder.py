@@ -1,0 +1,212 @@
+"""The recorder of a run: the stream of its instructions, its buffers, loops and findings.
+
+One run is current at a time in a context; the functions of both dialects find it by `current()`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from corepipe.nki.core.errors import KernelError, Site
+from corepipe.nki.core.instructions import (
+    Engine,
+    Event,
+    Instruction,
+    Loop,
+    LoopBegin,
+    LoopEnd,
+    LoopKind,
+    Skip,
+    Turn,
+)
+from corepipe.nki.core.tensors import Buffer, Space, View
+
+PACKAGE = str(Path(__file__).parents[1])
+
+WARM_TURNS = 4
+"""Turns of a long loop that the stream holds before it skips: filling the buffers takes the first ones."""
+
+LONG_LOOP = 16
+"""Turns from which a loop is extrapolated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault that does not stop the kernel, by rule and line."""
+
+    rule: str
+    message: str
+    site: Site
+
+
+@dataclass(slots=True)
+class Recorder:
+    """What a run records.
+
+    generation: `v2`, `v3` or `v4` (NeuronCore's).  legacy: the dialect.  values: whether values are computed.
+    whole: records every turn of every loop.  muted: turns that are not recorded are being run (their values
+    are computed, their instructions are not kept).
+    """
+
+    generation: str
+    legacy: bool
+    values: bool = True
+    whole: bool = False
+    grid: tuple[int, ...] = ()
+    program: tuple[int, ...] = ()
+    stream: list[Event] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    findings: dict[tuple[str, Site], Finding] = field(default_factory=dict)
+    loops: list[Loop] = field(default_factory=list)
+    """Loops that are being run, the outermost first."""
+    exact: set[Site] = field(default_factory=set)
+    """Loops whose turns differ: they are not extrapolated."""
+    muted: int = 0
+    _loops_begun: int = 0
+
+    def emit(
+        self,
+        op: str,
+        engines: Sequence[Engine],
+        writes: Sequence[View],
+        reads: Sequence[View],
+        *,
+        accumulates: bool = False,
+        size: View | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> Instruction:
+        """Records an instruction of the kernel's current line and returns it.
+
+        size: the operand whose partitions and free elements set its time; by default the largest on chip.
+        """
+        if size is None:
+            on_chip = [v for v in (*writes, *reads) if v.space is not Space.HBM] or [*writes, *reads]
+            size = max(on_chip, key=lambda v: (v.free, v.partitions))
+        instruction = Instruction(
+            op,
+            tuple(engines),
+            size.partitions,
+            size.free,
+            tuple(v.region() for v in reads),
+            tuple(v.region() for v in writes),
+            self.site(),
+            accumulates,
+            details or {},
+        )
+        if not self.muted:
+            self.stream.append(instruction)
+        return instruction
+
+    def allocate(
+        self, space: Space, shape: Sequence[int], dtype: Any, *, name: str = "", blocks: int = 0
+    ) -> Buffer:
+        """Returns a new buffer; fresh memory holds NaN, or 4 in integers, as in AWS's simulator."""
+        whole = tuple(int(n) for n in shape)
+        kind = np.dtype(dtype)
+        buffer = Buffer(name, space, whole, kind, self.site(), blocks)
+        if self.values:
+            count = int(np.prod(whole, dtype=np.int64))
+            buffer.data = np.full(count, fresh_value(kind), kind)
+            buffer.written = np.zeros(count, np.bool_)
+        self.buffers.append(buffer)
+        return buffer
+
+    def give(self, name: str, value: np.ndarray[Any, Any]) -> Buffer:
+        """Returns an HBM buffer that holds an input or a constant."""
+        buffer = Buffer(name, Space.HBM, value.shape, value.dtype, self.site(), given=True)
+        if self.values:
+            buffer.data = np.ascontiguousarray(value).reshape(-1).copy()
+        self.buffers.append(buffer)
+        return buffer
+
+    def find(self, rule: str, message: str) -> None:
+        """Notes a finding of the current line, once a rule and line."""
+        site = self.site()
+        self.findings.setdefault((rule, site), Finding(rule, message, site))
+
+    def refuse(self, rule: str, message: str) -> KernelError:
+        """Returns the error of a broken rule at the current line, to be raised."""
+        return KernelError(message, self.site(), rule)
+
+    def site(self) -> Site:
+        """Returns the innermost line outside this package."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+            frame = frame.f_back
+        return Site(frame.f_code.co_filename, frame.f_lineno)
+
+    def loop(self, kind: LoopKind, indices: range) -> Iterator[int]:
+        """Yields a loop's indices and records its turns.
+
+        Of a long loop the stream holds the first `WARM_TURNS` turns and the last: where no values are computed,
+        the others are not even run.
+        """
+        self._loops_begun += 1
+        loop = Loop(self._loops_begun, kind, len(indices), self.site())
+        self.loops.append(loop)
+        muted = self.muted
+        if not muted:
+            self.stream.append(LoopBegin(loop))
+        long = not self.whole and len(indices) >= LONG_LOOP and loop.site not in self.exact and not muted
+        try:
+            if long:
+                yield from self._sampled(loop, indices)
+            else:
+                for turn, index in enumerate(indices):
+                    if not muted:
+                        self.stream.append(Turn(loop, turn))
+                    yield index
+        finally:
+            self.muted = muted
+            if not muted:
+                self.stream.append(LoopEnd(loop))
+            self.loops.remove(loop)
+
+    def _sampled(self, loop: Loop, indices: range) -> Iterator[int]:
+        last = len(indices) - 1
+        for turn in range(WARM_TURNS):
+            self.stream.append(Turn(loop, turn))
+            yield indices[turn]
+        loop.skipped = last - WARM_TURNS
+        if self.values:
+            self.muted += 1
+            for turn in range(WARM_TURNS, last):
+                yield indices[turn]
+            self.muted -= 1
+        self.stream.append(Skip(loop, loop.skipped))
+        self.stream.append(Turn(loop, last))
+        yield indices[last]
+
+
+def fresh_value(dtype: np.dtype[Any]) -> Any:
+    """Returns the value of memory that nothing has written."""
+    return 4 if dtype.kind in "iub" else np.nan
+
+
+_CURRENT: ContextVar[Recorder | None] = ContextVar("nki_recorder", default=None)
+
+
+def current() -> Recorder:
+    """Returns the recorder of the kernel that is being run.  Raises KernelError outside of a run."""
+    recorder = _CURRENT.get()
+    if recorder is None:
+        raise KernelError("this function is called outside of a kernel; run it by corepipe.nki.simulate")
+    return recorder
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[Recorder]:
+    """Makes a recorder the current one within the block."""
+    token = _CURRENT.set(recorder)
+    try:
+        yield recorder
+    finally:
+        _CURRENT.reset(token)

@@ -1,0 +1,343 @@
+"""Tensors of a kernel: buffers in HBM, SBUF and PSUM, and the views of them that instructions read and write.
+
+A view is an affine map from positions in it to positions in its buffer.  Slices, index tiles, broadcasts and
+access patterns are all such maps, so one class serves both dialects; numpy sees it as strides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from corepipe.nki.core.affine import IndexTile
+from corepipe.nki.core.errors import KernelError, Site
+from corepipe.nki.core.instructions import Box, Instruction, Region
+
+Array = npt.NDArray[Any]
+
+
+class Space(StrEnum):
+    """A memory of the device."""
+
+    HBM = "hbm"
+    SBUF = "sbuf"
+    PSUM = "psum"
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """An allocation.
+
+    shape: block axes, then (on chip) the partition axis, then free axes.  blocks: number of block axes, which
+    are logical: the compiler decides how many blocks exist at a time.
+    data: elements, flat; None if no values are computed.  written: which elements were written, flat; None for
+    inputs, constants, and where no values are computed.
+    alias_of: the buffer of which this is another shape; regions are those of the root.
+    address: byte in each partition, where the kernel gives one.
+    """
+
+    name: str
+    space: Space
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    site: Site
+    blocks: int = 0
+    data: Array | None = None
+    written: npt.NDArray[np.bool_] | None = None
+    alias_of: Buffer | None = None
+    address: int | None = None
+    given: bool = False
+    """An input or a constant: it holds values before the kernel begins."""
+    producer: Instruction | None = None
+    """The instruction of which it is the fresh result: an assignment may put another buffer in its place."""
+
+    @property
+    def root(self) -> Buffer:
+        return self.alias_of or self
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one index to the next, for each axis."""
+        steps, step = [], 1
+        for n in reversed(self.shape):
+            steps.append(step)
+            step *= n
+        return tuple(reversed(steps))
+
+    @property
+    def partition_bytes(self) -> int:
+        """Bytes of a block in one partition."""
+        return prod(self.shape[self.blocks + 1 :]) * self.dtype.itemsize
+
+    def view(self) -> View:
+        """Returns a view of the whole buffer."""
+        rank = len(self.shape)
+        maps = tuple((0, tuple(int(a == d) for a in range(rank))) for d in range(rank))
+        return View(self, self.shape, maps)
+
+
+AxisMap = tuple[int, tuple[int, ...]]
+"""For one axis of a buffer: the index at the view's origin, and its step along each axis of the view."""
+
+
+@dataclass(eq=False, slots=True)
+class View:
+    """Part of a buffer: for each axis of the buffer an affine function of the position in the view."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    maps: tuple[AxisMap, ...]
+    _region: Region | None = field(default=None, repr=False)
+
+    __array_ufunc__ = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.buffer.dtype
+
+    @property
+    def space(self) -> Space:
+        return self.buffer.space
+
+    @property
+    def offset(self) -> int:
+        """Element of the flat buffer at the origin."""
+        return sum(base * s for (base, _), s in zip(self.maps, self.buffer.strides, strict=True))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Elements of the flat buffer from one position to the next, for each axis."""
+        strides = self.buffer.strides
+        return tuple(
+            sum(steps[a] * s for (_, steps), s in zip(self.maps, strides, strict=True))
+            for a in range(self.ndim)
+        )
+
+    @property
+    def partitions(self) -> int:
+        """Length of the partition axis, which is the first of a view on chip."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def free(self) -> int:
+        """Elements of a partition."""
+        return prod(self.shape[1:])
+
+    def bounds(self) -> Box:
+        """Returns the box that encloses the view, in indices of its own buffer."""
+        found = []
+        for base, steps in self.maps:
+            low = base + sum(s * (n - 1) for s, n in zip(steps, self.shape, strict=True) if s < 0)
+            high = base + sum(s * (n - 1) for s, n in zip(steps, self.shape, strict=True) if s > 0)
+            found.append((low, high + 1))
+        return tuple(found)
+
+    def outside(self) -> tuple[int, int, int] | None:
+        """Returns the axis of the buffer, the index and the axis's length where the view leaves its
+        buffer."""
+        for axis, ((low, high), n) in enumerate(zip(self.bounds(), self.buffer.shape, strict=True)):
+            if self.size and (low < 0 or high > n):
+                return axis, low if low < 0 else high - 1, n
+        return None
+
+    def region(self) -> Region:
+        """Returns the region for dependences, in indices of the root buffer."""
+        if self._region is None:
+            root = self.buffer.root
+            box = self.bounds()
+            if root is not self.buffer:
+                box = _box_in(root.shape, self.buffer, box)
+            self._region = Region(root, box)
+        return self._region
+
+    def array(self) -> Array:
+        """Returns the elements as a numpy view that shares the buffer's memory."""
+        return self._strided(self.buffer.root.data)
+
+    def written(self) -> npt.NDArray[np.bool_] | None:
+        """Returns which elements were written, sharing the buffer's memory (None: all hold values)."""
+        flags = self.buffer.root.written
+        return None if flags is None else self._strided(flags)
+
+    def _strided(self, flat: Array | None) -> Array:
+        if flat is None:
+            raise ValueError("no values are computed")
+        size = flat.itemsize
+        if not self.size:
+            return np.empty(self.shape, flat.dtype)
+        return as_strided(flat[self.offset :], self.shape, tuple(s * size for s in self.steps))
+
+    def __getitem__(self, key: Any) -> View:
+        return self.at(*indexed(key, self.shape))
+
+    def at(self, shape: tuple[int, ...], inner: tuple[AxisMap, ...]) -> View:
+        """Returns a view of `shape` within this one; `inner` maps it to this view's positions."""
+        maps = []
+        for base, steps in self.maps:
+            first = base + sum(s * b for s, (b, _) in zip(steps, inner, strict=True))
+            along = tuple(
+                sum(s * m[axis] for s, (_, m) in zip(steps, inner, strict=True)) for axis in range(len(shape))
+            )
+            maps.append((first, along))
+        return View(self.buffer, shape, tuple(maps))
+
+    def cropped(self, box: tuple[slice, ...]) -> View:
+        """Returns the part within a box of this view's positions."""
+        return self[box]
+
+    def repeated(self, shape: tuple[int, ...]) -> View:
+        """Broadcasts as numpy does, with steps of 0."""
+        missing = len(shape) - self.ndim
+        try:
+            np.broadcast_shapes(self.shape, shape)
+        except ValueError:
+            raise KernelError(f"a tile of shape {self.shape} does not broadcast to {shape}") from None
+        maps = tuple(
+            (base, (0,) * missing + tuple(0 if n == 1 else s for s, n in zip(steps, self.shape, strict=True)))
+            for base, steps in self.maps
+        )
+        return View(self.buffer, shape, maps)
+
+    def transposed(self, axes: tuple[int, ...]) -> View:
+        """Returns the view with its axes in another order."""
+        return View(
+            self.buffer,
+            tuple(self.shape[a] for a in axes),
+            tuple((base, tuple(steps[a] for a in axes)) for base, steps in self.maps),
+        )
+
+    def reshaped(self, shape: tuple[int, ...]) -> View:
+        """Returns the same elements in another shape.  Raises KernelError if strides cannot express it."""
+        if prod(shape) != self.size:
+            raise KernelError(f"a tile of shape {self.shape} cannot be reshaped to {shape}")
+        if (kept := _regrouped(self.shape, shape, self.steps)) is None:
+            raise KernelError(f"a strided view of shape {self.shape} cannot be reshaped to {shape}")
+        root = self.buffer.root
+        flat = Buffer(
+            root.name, root.space, (prod(root.shape),), root.dtype, root.site, alias_of=root, given=root.given
+        )
+        return View(flat, shape, ((self.offset, kept),))
+
+
+def _regrouped(old: tuple[int, ...], new: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Returns the steps of the new axes, or None where old axes cannot be joined."""
+    axes = [(n, s) for n, s in zip(old, steps, strict=True) if n != 1]
+    found: list[int] = []
+    rest = list(reversed(axes))
+    count, step = rest.pop(0) if rest else (1, 1)
+    for n in reversed(new):
+        if n == 1:
+            found.append(0)
+            continue
+        if count == 1 and rest:
+            count, step = rest.pop(0)
+        while count % n and rest:  # join with the axis before
+            outer, outer_step = rest.pop(0)
+            if outer_step != step * count:
+                return None
+            count *= outer
+        if count % n:
+            return None
+        found.append(step)
+        count, step = count // n, step * n
+    return tuple(reversed(found))
+
+
+def _box_in(shape: tuple[int, ...], alias: Buffer, box: Box) -> Box:
+    """Returns a box of the root's shape that encloses a box of an alias: exact in the first axis that
+    differs."""
+    strides = alias.strides
+    low = sum(a * s for (a, _), s in zip(box, strides, strict=True))
+    high = sum((b - 1) * s for (_, b), s in zip(box, strides, strict=True))
+    first, last = np.unravel_index([low, high], shape, "C"), None
+    found: list[tuple[int, int]] = []
+    del last
+    for axis, index in enumerate(first):
+        a, b = int(index[0]), int(index[1])
+        found.append((a, b + 1))
+        if a != b:
+            found.extend((0, n) for n in shape[axis + 1 :])
+            break
+    return tuple(found)
+
+
+def indexed(key: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[AxisMap, ...]]:
+    """Reads an index as numpy would, index tiles included.
+
+    Returns the shape of the result, and for each axis of `shape` its affine map.  An integer removes an
+    axis, `None` inserts one, slices keep one; index tiles broadcast together, and their axes stand where the
+    first of them stands.  Raises KernelError for anything else.
+    """
+    keys = _completed(key, shape)
+    tiles = [k for k in keys if isinstance(k, IndexTile)]
+    tile_shape = np.broadcast_shapes(*(t.shape for t in tiles)) if tiles else ()
+    out: list[int] = []
+    placed: int | None = None
+    plan: list[tuple[int, int | None, int, IndexTile | None]] = []  # base, axis of the result, step, tile
+    axis = 0
+    for k in keys:
+        if k is None:
+            out.append(1)
+            continue
+        n = shape[axis]
+        axis += 1
+        if isinstance(k, IndexTile):
+            if placed is None:
+                placed = len(out)
+                out.extend(tile_shape)
+            plan.append((k.base, None, 0, k.broadcast_to(tile_shape)))
+        elif isinstance(k, slice):
+            start, count, step = _slice(k, n)
+            plan.append((start, len(out), step, None))
+            out.append(count)
+        elif isinstance(k, int | np.integer):
+            plan.append((int(k) + (n if k < 0 else 0), None, 0, None))
+        else:
+            raise KernelError(f"{type(k).__name__} is no index")
+    maps = []
+    for base, at, step, tile in plan:
+        steps = [0] * len(out)
+        if tile is not None and placed is not None:
+            steps[placed : placed + len(tile_shape)] = tile.steps
+        elif at is not None:
+            steps[at] = step
+        maps.append((base, tuple(steps)))
+    return tuple(out), tuple(maps)
+
+
+def _completed(key: Any, shape: tuple[int, ...]) -> list[Any]:
+    """Returns one key for each axis; missing ones and `...` are whole axes."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    given = sum(k is not None and k is not Ellipsis for k in keys)
+    if given > len(shape):
+        raise KernelError(f"{given} indices for a tensor of shape {shape}")
+    whole = [slice(None)] * (len(shape) - given)
+    at = next((i for i, k in enumerate(keys) if k is Ellipsis), None)
+    return keys + whole if at is None else keys[:at] + whole + keys[at + 1 :]
+
+
+def _slice(key: slice, n: int) -> tuple[int, int, int]:
+    """Returns start, count and step.  Unlike numpy's, a slice is not clipped: what leaves the tensor is an
+    error, unless a mask excludes it."""
+    start = 0 if key.start is None else int(key.start)
+    stop = n if key.stop is None else int(key.stop)
+    step = 1 if key.step is None else int(key.step)
+    if start < 0:
+        start += n
+    if stop < 0:
+        stop += n
+    return start, max(0, -((start - stop) // step)), step

@@ -1,0 +1,1 @@
+"""The current dialect, `nki`: destinations first, and no masks"""

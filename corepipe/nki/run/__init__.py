@@ -1,0 +1,1 @@
+"""Runs of kernels: their inputs, their results and how these are printed"""
