@@ -1,4 +1,4 @@
-"""The stream that a run of a kernel records: instructions, the regions that they touch, and turns of loops."""
+"""The stream of a run: instructions, the regions that they touch, and turns of loops."""
 
 from __future__ import annotations
 

@@ -146,8 +146,8 @@ class Recorder:
     def loop(self, kind: LoopKind, indices: range) -> Iterator[int]:
         """Yields a loop's indices and records its turns.
 
-        Of a long loop the stream holds the first `WARM_TURNS` turns and the last: where no values are computed,
-        the others are not even run.
+        Of a long loop the stream holds the first `WARM_TURNS` turns and the last: where no values are
+        computed, the others are not even run.
         """
         self._loops_begun += 1
         loop = Loop(self._loops_begun, kind, len(indices), self.site())

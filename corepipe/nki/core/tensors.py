@@ -36,8 +36,8 @@ class Buffer:
 
     shape: block axes, then (on chip) the partition axis, then free axes.  blocks: number of block axes, which
     are logical: the compiler decides how many blocks exist at a time.
-    data: elements, flat; None if no values are computed.  written: which elements were written, flat; None for
-    inputs, constants, and where no values are computed.
+    data: elements, flat; None if no values are computed.  written: which elements were written, flat; None
+    for inputs, constants, and where no values are computed.
     alias_of: the buffer of which this is another shape; regions are those of the root.
     address: byte in each partition, where the kernel gives one.
     """

@@ -1,0 +1,67 @@
+"""Tiles of the legacy dialect: tensors and parts of them, with operators, assignment and fresh results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from corepipe.nki.core.recorder import current
+from corepipe.nki.core.tensors import Space, View
+
+
+class Tile:
+    """A tensor or a part of one.
+
+    A result of an instruction is a tile of its own until it is assigned to a part of a tensor: then the
+    instruction writes there instead, and nothing is copied.
+    """
+
+    __slots__ = ("view",)
+    __array_ufunc__ = None
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.view.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.view.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.view.ndim
+
+    def __getitem__(self, key: Any) -> Tile:
+        return Tile(self.view[key])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Assigns to a part of the tensor: moves the target of the instruction that made `value`, or copies."""
+        target = self.view[key]
+        if isinstance(value, Tile):
+            if value.view.region() == target.region() and value.view.shape == target.shape:
+                return  # x[i] += y: the sum is there
+            if moved(value, target):
+                return
+        raise NotImplementedError
+
+    def __iadd__(self, other: Any) -> Tile:
+        """Adds in place: a product in PSUM accumulates, anything else is a sum on VectorE."""
+        raise NotImplementedError
+
+
+def fresh(shape: Sequence[int], dtype: Any, space: Space = Space.SBUF) -> View:
+    """Returns a view of a new buffer, for the result of an instruction."""
+    return current().allocate(space, shape, dtype).view()
+
+
+def moved(value: Tile, target: View) -> bool:
+    """Makes the instruction that produced `value` write to `target`; False where it cannot."""
+    producer = value.view.buffer.producer
+    if producer is None or value.view.size != target.size:
+        return False
+    raise NotImplementedError
