@@ -40,7 +40,7 @@ class Tile:
         return Tile(self.view[key])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Assigns to a part of the tensor: moves the target of the instruction that made `value`, or copies."""
+        """Assigns to a part: the instruction that made `value` writes there instead, or it is copied."""
         target = self.view[key]
         if isinstance(value, Tile):
             if value.view.region() == target.region() and value.view.shape == target.shape:
