@@ -1,1 +1,1 @@
-"""NKI: kernels in AWS's kernel language, run and timed without a device"""
+"""NKI: kernels in AWS's kernel language, run and timed without a device."""

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from corepipe.nki.core.buffers import Region
 from corepipe.nki.core.errors import Site
-
-if TYPE_CHECKING:
-    from corepipe.nki.core.tensors import Buffer
-
-Box = tuple[tuple[int, int], ...]
-"""The first index and the one after the last, for each axis of a buffer."""
 
 
 class Engine(StrEnum):
@@ -32,20 +27,6 @@ class LoopKind(StrEnum):
     AFFINE = "affine"  # no turn needs the result of another, but for sums
     SEQUENTIAL = "sequential"
     STATIC = "static"  # unrolled
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """The part of a buffer that an operand covers: a box that encloses all its elements."""
-
-    buffer: Buffer
-    box: Box
-
-    def overlaps(self, other: Region) -> bool:
-        """Tells whether the two may share an element."""
-        return self.buffer is other.buffer and all(
-            a < d and c < b for (a, b), (c, d) in zip(self.box, other.box, strict=True)
-        )
 
 
 @dataclass(slots=True)

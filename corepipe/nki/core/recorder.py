@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from corepipe.nki.core.buffers import Buffer, Space
 from corepipe.nki.core.errors import KernelError, Site
 from corepipe.nki.core.instructions import (
     Engine,
@@ -27,7 +28,7 @@ from corepipe.nki.core.instructions import (
     Skip,
     Turn,
 )
-from corepipe.nki.core.tensors import Buffer, Space, View
+from corepipe.nki.core.tensors import View
 
 PACKAGE = str(Path(__file__).parents[1])
 

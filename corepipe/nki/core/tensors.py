@@ -1,4 +1,4 @@
-"""Tensors of a kernel: buffers in HBM, SBUF and PSUM, and the views of them that instructions read and write.
+"""Views: the parts of buffers that instructions read and write.
 
 A view is an affine map from positions in it to positions in its buffer.  Slices, index tiles, broadcasts and
 access patterns are all such maps, so one class serves both dialects; numpy sees it as strides.
@@ -7,7 +7,6 @@ access patterns are all such maps, so one class serves both dialects; numpy sees
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import prod
 from typing import Any
 
@@ -16,71 +15,8 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from corepipe.nki.core.affine import IndexTile
-from corepipe.nki.core.errors import KernelError, Site
-from corepipe.nki.core.instructions import Box, Instruction, Region
-
-Array = npt.NDArray[Any]
-
-
-class Space(StrEnum):
-    """A memory of the device."""
-
-    HBM = "hbm"
-    SBUF = "sbuf"
-    PSUM = "psum"
-
-
-@dataclass(eq=False, slots=True)
-class Buffer:
-    """An allocation.
-
-    shape: block axes, then (on chip) the partition axis, then free axes.  blocks: number of block axes, which
-    are logical: the compiler decides how many blocks exist at a time.
-    data: elements, flat; None if no values are computed.  written: which elements were written, flat; None
-    for inputs, constants, and where no values are computed.
-    alias_of: the buffer of which this is another shape; regions are those of the root.
-    address: byte in each partition, where the kernel gives one.
-    """
-
-    name: str
-    space: Space
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    site: Site
-    blocks: int = 0
-    data: Array | None = None
-    written: npt.NDArray[np.bool_] | None = None
-    alias_of: Buffer | None = None
-    address: int | None = None
-    given: bool = False
-    """An input or a constant: it holds values before the kernel begins."""
-    producer: Instruction | None = None
-    """The instruction of which it is the fresh result: an assignment may put another buffer in its place."""
-
-    @property
-    def root(self) -> Buffer:
-        return self.alias_of or self
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Elements from one index to the next, for each axis."""
-        steps, step = [], 1
-        for n in reversed(self.shape):
-            steps.append(step)
-            step *= n
-        return tuple(reversed(steps))
-
-    @property
-    def partition_bytes(self) -> int:
-        """Bytes of a block in one partition."""
-        return prod(self.shape[self.blocks + 1 :]) * self.dtype.itemsize
-
-    def view(self) -> View:
-        """Returns a view of the whole buffer."""
-        rank = len(self.shape)
-        maps = tuple((0, tuple(int(a == d) for a in range(rank))) for d in range(rank))
-        return View(self, self.shape, maps)
-
+from corepipe.nki.core.buffers import Array, Box, Buffer, Region, Space
+from corepipe.nki.core.errors import KernelError
 
 AxisMap = tuple[int, tuple[int, ...]]
 """For one axis of a buffer: the index at the view's origin, and its step along each axis of the view."""
@@ -231,6 +167,14 @@ class View:
             root.name, root.space, (prod(root.shape),), root.dtype, root.site, alias_of=root, given=root.given
         )
         return View(flat, shape, ((self.offset, kept),))
+
+
+def whole(buffer: Buffer) -> View:
+    """Returns a view of a whole buffer."""
+    rank = len(buffer.shape)
+    return View(
+        buffer, buffer.shape, tuple((0, tuple(int(a == d) for a in range(rank))) for d in range(rank))
+    )
 
 
 def _regrouped(old: tuple[int, ...], new: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -1,1 +1,1 @@
-"""The two dialects of the language, and the modules under whose names kernels import them"""
+"""The two dialects of the language, and the modules under whose names kernels import them."""

@@ -1,1 +1,1 @@
-"""The instructions of a NeuronCore, destination first: checks, values and what the recorder keeps"""
+"""The instructions of a NeuronCore, destination first: checks, values and what the recorder keeps."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from corepipe.nki.core.tensors import Array, View
+from corepipe.nki.core.buffers import Array
+from corepipe.nki.core.tensors import View
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add,

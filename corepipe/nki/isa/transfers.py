@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from corepipe.nki.core.buffers import Space
 from corepipe.nki.core.instructions import Engine, Instruction
 from corepipe.nki.core.recorder import current
-from corepipe.nki.core.tensors import Space, View
+from corepipe.nki.core.tensors import View
 from corepipe.nki.isa.operations import stored
 
 

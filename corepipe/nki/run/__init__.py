@@ -1,1 +1,1 @@
-"""Runs of kernels: their inputs, their results and how these are printed"""
+"""Runs of kernels: their inputs, their results and how these are printed."""

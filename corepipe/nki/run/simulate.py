@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from corepipe.nki.core.buffers import Array
 from corepipe.nki.core.instructions import Engine
 from corepipe.nki.core.recorder import Finding
-from corepipe.nki.core.tensors import Array
 from corepipe.nki.timing.times import EngineTime, Memory, Times, Traffic
 
 GENERATIONS = {"trn1": "v2", "inf2": "v2", "trn2": "v3", "trn3": "v4"}

@@ -1,1 +1,1 @@
-"""Times of kernels: costs of instructions, their queues, and what the compiler does"""
+"""Times of kernels: costs of instructions, their queues, and what the compiler does."""

@@ -58,8 +58,8 @@ class Times:
 
     seconds: from the start to the end of the kernel on the device, as `nki.benchmark` counts.  low, high: an
     interval; `known` says in words what it rests on.  lines: seconds by the line of the source, the busy
-    times of all engines.  bound: the engine or the wait that sets the time.  spans: what was simulated, in order of
-    starts; turns that were extrapolated are not in it.
+    times of all engines.  bound: the engine or the wait that sets the time.  spans: what was simulated, by start;
+    turns that were extrapolated are not in it.
     """
 
     seconds: float

@@ -1,1 +1,1 @@
-"""The current dialect, `nki`: destinations first, and no masks"""
+"""The current dialect, `nki`: destinations first, and no masks."""

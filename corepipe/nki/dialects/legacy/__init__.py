@@ -1,1 +1,1 @@
-"""The legacy dialect, `neuronxcc.nki`: masks, index tiles, block axes and results that are returned"""
+"""The legacy dialect, `neuronxcc.nki`: masks, index tiles, block axes and results that are returned."""

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from corepipe.nki.core.buffers import Space
+from corepipe.nki.core.instructions import Instruction
 from corepipe.nki.core.recorder import current
-from corepipe.nki.core.tensors import Space, View
+from corepipe.nki.core.tensors import View, whole
 
 
 class Tile:
@@ -18,11 +20,11 @@ class Tile:
     instruction writes there instead, and nothing is copied.
     """
 
-    __slots__ = ("view",)
+    __slots__ = ("producer", "view")
     __array_ufunc__ = None
 
-    def __init__(self, view: View) -> None:
-        self.view = view
+    def __init__(self, view: View, producer: Instruction | None = None) -> None:
+        self.view, self.producer = view, producer
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,12 +58,11 @@ class Tile:
 
 def fresh(shape: Sequence[int], dtype: Any, space: Space = Space.SBUF) -> View:
     """Returns a view of a new buffer, for the result of an instruction."""
-    return current().allocate(space, shape, dtype).view()
+    return whole(current().allocate(space, shape, dtype))
 
 
 def moved(value: Tile, target: View) -> bool:
     """Makes the instruction that produced `value` write to `target`; False where it cannot."""
-    producer = value.view.buffer.producer
-    if producer is None or value.view.size != target.size:
+    if value.producer is None or value.view.size != target.size:
         return False
     raise NotImplementedError
