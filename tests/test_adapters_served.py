@@ -471,6 +471,9 @@ def test_the_library_names_what_is_wrong(folder: Path) -> None:
         llm.load_adapter("b", folder / "b")
     with pytest.raises(UserError, match="a: /nowhere: holds no adapter_config"):
         LLM(TINY, format=FORMAT, lora_modules=("a=/nowhere",))
+    for limit in ({"max_loras": 4}, {"max_lora_rank": 64}):
+        with pytest.raises(UserError, match="no adapters are served"):
+            LLM(TINY, format=FORMAT, **limit)
     with LLM(TINY, format=FORMAT) as llm, pytest.raises(UserError, match="enable_lora"):
         llm.load_adapter("a", folder / "a")
 

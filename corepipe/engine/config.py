@@ -297,6 +297,15 @@ class EngineConfig(FrozenModel):
             raise ValueError("give each adapter a name of its own")
         return texts
 
+    @field_validator("max_loras", "max_lora_rank")
+    @classmethod
+    def _only_adapters_have_limits(cls, limit: int, info: ValidationInfo) -> int:
+        given = info.data
+        served = given.get("enable_lora") or given.get("lora_modules") or given.get("lora_dir")
+        if limit != cls.model_fields[info.field_name or ""].default and not served:
+            raise ValueError("no adapters are served (--enable-lora, --lora-modules or --lora-dir)")
+        return limit
+
     @field_validator("speculative_config", mode="before")
     @classmethod
     def _read_speculation(cls, value: object) -> object:
