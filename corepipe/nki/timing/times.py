@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from corepipe.nki.core.buffers import Buffer
 from corepipe.nki.core.errors import Site
 from corepipe.nki.core.instructions import Engine
 
@@ -43,13 +44,27 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment at which most of a memory is taken: the line, and the largest tensors then, each with its
+    bytes a partition."""
+
+    site: Site
+    largest: Sequence[tuple[Buffer, int]] = field(repr=False, default=())
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
-    """The most bytes of a partition that were alive at a time, and what there is."""
+    """The most bytes of a partition that are alive at a time, and what there is.
+
+    Legacy kernels may take more than there is as they are written: what is alive beyond the limit is spilled.
+    """
 
     sbuf: int
     psum: int
     sbuf_limit: int
     psum_limit: int
+    sbuf_peak: Peak | None = None
+    psum_peak: Peak | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +73,8 @@ class Times:
 
     seconds: from the start to the end of the kernel on the device, as `nki.benchmark` counts.  low, high: an
     interval; `known` says in words what it rests on.  lines: seconds by the line of the source, the busy
-    times of all engines.  bound: the engine or the wait that sets the time.  spans: what was simulated, by start;
-    turns that were extrapolated are not in it.
+    times of all engines.  bound: the engine or the wait that sets the time.  spans: what was simulated, by
+    start; turns that were extrapolated are not in it.
     """
 
     seconds: float
