@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 from typing import Any
@@ -50,6 +50,8 @@ class Buffer:
     address: int | None = None
     given: bool = False
     """An input or a constant: it holds values before the kernel begins."""
+    writers: dict[Box, str] = field(default_factory=dict, repr=False)
+    """In PSUM: the op that wrote each part, the last one last, since products add to what products left."""
 
     @property
     def root(self) -> Buffer:

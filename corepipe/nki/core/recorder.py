@@ -71,6 +71,8 @@ class Recorder:
     exact: set[Site] = field(default_factory=set)
     """Loops whose turns differ: they are not extrapolated."""
     muted: int = 0
+    registers: dict[Engine, np.ndarray[Any, Any]] = field(default_factory=dict)
+    """Sums of ScalarE and VectorE, a value for each partition, which instructions reset, add to and read."""
     _loops_begun: int = 0
 
     def emit(
@@ -205,9 +207,11 @@ def current() -> Recorder:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Makes a recorder the current one within the block."""
+    """Makes a recorder the current one within the block, where arithmetic raises no signals, as on the
+    engines."""
     token = _CURRENT.set(recorder)
     try:
-        yield recorder
+        with np.errstate(all="ignore"):
+            yield recorder
     finally:
         _CURRENT.reset(token)

@@ -1,35 +1,111 @@
-"""Transfers between HBM, SBUF and PSUM's copies, which DMA queues carry out."""
+"""Transfers between HBM and SBUF, which DMA queues carry out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from corepipe.nki.core.buffers import Space
+from corepipe.nki.core.buffers import Array, Space
 from corepipe.nki.core.instructions import Engine, Instruction
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
-from corepipe.nki.isa.operations import stored
+from corepipe.nki.isa.base import record
+from corepipe.nki.isa.operations import computed, stored, stored_bits
+
+DMA = (Engine.DMA,)
+
+TRANSPOSED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+"""The order of axes of a transfer that transposes, by rank."""
 
 
-def dma_copy(dst: View, src: View) -> Instruction:
-    """Copies src to dst, cast to its type; a row is what is contiguous in both."""
-    recorder = current()
-    if recorder.values:
-        stored(np.asarray(src.array()), dst)
-    row = min(contiguous_bytes(dst), contiguous_bytes(src))
-    size = src.size * max(src.dtype.itemsize, dst.dtype.itemsize)
-    return recorder.emit(
-        "dma_copy",
-        (Engine.DMA,),
-        (dst,),
-        (src,),
-        details={
-            "bytes": size,
-            "row_bytes": row,
-            "rows": -(-size // row) if row else 0,
-            "dtypes": (src.dtype.name, dst.dtype.name),
-        },
+def dma_copy(dst: View, src: View, *, add: bool = False) -> Instruction:
+    """Copies src to dst, through fp32 where the types differ; `add` adds to what dst holds.
+
+    A row is what is contiguous in both.
+    """
+    _same_size("dma_copy", dst, src)
+    if current().values:
+        values = stored_bits(src) if src.dtype == dst.dtype and not add else computed(src)
+        stored(computed(dst) + values.reshape(dst.shape) if add else values, dst)
+    return record(
+        "dma_copy", DMA, (dst,), (src,), accumulates=add, size=_chip(dst, src), details=rows(dst, src)
     )
+
+
+def dma_compute(dst: View, sources: Sequence[View], scales: Sequence[float] | None = None) -> Instruction:
+    """Writes the sum of the scaled sources, computed in the DMA engines."""
+    _same_size("dma_compute", dst, *sources)
+    if current().values:
+        factors = scales or [1.0] * len(sources)
+        terms = [
+            computed(s).reshape(dst.shape) * np.float32(f) for s, f in zip(sources, factors, strict=True)
+        ]
+        stored(sum(terms[1:], terms[0]), dst)
+    details = rows(dst, *sources)
+    return record("dma_compute", DMA, (dst,), sources, size=_chip(dst, sources[0]), details=details)
+
+
+def dma_transpose(dst: View, src: View, axes: Sequence[int] | None = None) -> Instruction:
+    """Copies src to dst with its first and last axes exchanged."""
+    order = TRANSPOSED.get(src.ndim)
+    if order is None or (axes is not None and tuple(axes) != order):
+        raise current().refuse("axes", f"dma_transpose: axes {axes} of a tile of shape {src.shape}")
+    if dst.size != src.size:
+        raise current().refuse(
+            "shape", f"dma_transpose: src of shape {src.shape} does not fit into dst of shape {dst.shape}"
+        )
+    if current().values:
+        stored(np.transpose(stored_bits(src), order).copy(), dst)
+    details = rows(dst, src.transposed(order))
+    return record("dma_transpose", DMA, (dst,), (src,), size=_chip(dst, src), details=details)
+
+
+def dma_gather(dst: View, src: View, index: View, *, skip: bool = False) -> Instruction:
+    """Copies row index[p] of src to partition p of dst; `skip` leaves a partition whose index is outside."""
+    if current().values:
+        at, inside = _rows_of(index, src.shape[0], skip)
+        values = src.array()[at]
+        for p in np.flatnonzero(inside) if skip else ():
+            stored(values[p : p + 1], dst[int(p) : int(p) + 1])
+        if not skip:
+            stored(values, dst)
+    row = src[0:1]
+    details = {**rows(dst, row), "indirect": True}
+    return record("dma_copy", DMA, (dst,), (src, index), size=dst, details=details)
+
+
+def dma_scatter(dst: View, src: View, index: View, *, skip: bool = False, add: bool = False) -> Instruction:
+    """Copies partition p of src to row index[p] of dst; `add` adds it to what the row holds."""
+    if current().values:
+        at, inside = _rows_of(index, dst.shape[0], skip)
+        values = computed(src) if add or src.dtype != dst.dtype else stored_bits(src)
+        for p in np.flatnonzero(inside):
+            row = dst[int(at[p]) : int(at[p]) + 1]
+            value = values[p : p + 1].reshape(row.shape)
+            stored(computed(row) + value if add else value, row)
+    details = {**rows(dst[0:1], src), "indirect": True}
+    return record("dma_copy", DMA, (dst,), (src, index), accumulates=True, size=src, details=details)
+
+
+def _rows_of(index: View, count: int, skip: bool) -> tuple[Array, Array]:
+    """Returns the rows that an index names, and which of them exist.  Raises KernelError where one does not,
+    unless these are skipped."""
+    at = stored_bits(index).reshape(-1).astype(np.int64)
+    inside = (at >= 0) & (at < count)
+    if not skip and not inside.all():
+        raise current().refuse("bounds", f"row {at[~inside][0]} is outside of the {count} rows")
+    return np.where(inside, at, 0), inside
+
+
+def rows(dst: View, *sources: View) -> dict[str, Any]:
+    """Returns the bytes of a transfer and those of its rows, as details of its cost."""
+    row = min(contiguous_bytes(v) for v in (dst, *sources))
+    size = sum(s.size for s in sources) * max(v.dtype.itemsize for v in (dst, *sources))
+    if len(sources) == 1:
+        size = max(size, dst.size * dst.dtype.itemsize)
+    return {"bytes": size, "row_bytes": row, "rows": -(-size // row) if row else 0}
 
 
 def contiguous_bytes(view: View) -> int:
@@ -41,3 +117,16 @@ def contiguous_bytes(view: View) -> int:
             break
         count *= n
     return count * view.dtype.itemsize
+
+
+def _chip(dst: View, src: View) -> View:
+    """Returns the operand on chip, whose partitions and elements the record holds."""
+    return src if src.space is not Space.HBM else dst
+
+
+def _same_size(op: str, dst: View, *sources: View) -> None:
+    for source in sources:
+        if source.size != dst.size:
+            raise current().refuse(
+                "shape", f"{op}: src of shape {source.shape} does not fit into dst of shape {dst.shape}"
+            )
