@@ -78,8 +78,8 @@ setup: $(VENV)/.setup-$(SETUP_ID)  ## virtual environment and native kernels, in
 environments: $(VENV)/.all-$(SETUP_ID)  ## all that .ci/run needs in .venv
 
 lint: $(VENV)/.lint-$(SETUP_ID)  ## formatting, lint, security rules, types, direction of imports
-	$(BIN)/ruff format --check corepipe tests tools benchmarks fuzz
-	$(BIN)/ruff check corepipe tests tools benchmarks fuzz
+	$(BIN)/ruff format --check corepipe tests tools benchmarks fuzz examples
+	$(BIN)/ruff check corepipe tests tools benchmarks fuzz examples
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive corepipe
 	$(BIN)/ast-grep test --config lint/sgconfig.yml --skip-snapshot-tests >/dev/null
 	$(BIN)/ast-grep scan --config lint/sgconfig.yml corepipe
