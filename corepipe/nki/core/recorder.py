@@ -114,7 +114,7 @@ class Recorder:
         """Returns a new buffer; fresh memory holds NaN, or 4 in integers, as in AWS's simulator."""
         whole = tuple(int(n) for n in shape)
         kind = np.dtype(dtype)
-        buffer = Buffer(name, space, whole, kind, self.site(), blocks)
+        buffer = Buffer(name, space, whole, kind, self.site(), blocks, born=len(self.stream))
         if self.values:
             count = int(np.prod(whole, dtype=np.int64))
             buffer.data = np.full(count, fresh_value(kind), kind)
@@ -130,9 +130,9 @@ class Recorder:
         self.buffers.append(buffer)
         return buffer
 
-    def find(self, rule: str, message: str) -> None:
-        """Notes a finding of the current line, once a rule and line."""
-        site = self.site()
+    def find(self, rule: str, message: str, site: Site | None = None) -> None:
+        """Notes a finding of a line, by default the current one, once a rule and line."""
+        site = site or self.site()
         self.findings.setdefault((rule, site), Finding(rule, message, site))
 
     def refuse(self, rule: str, message: str) -> KernelError:
