@@ -14,6 +14,7 @@ from corepipe.nki.core.instructions import Engine, Instruction
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
 from corepipe.nki.isa.operations import REDUCTIONS, computed, stored
+from corepipe.nki.rules.check import check
 
 Operand = View | float | int
 """A number, or one for each partition in a view of [P, 1]."""
@@ -54,6 +55,7 @@ def record(
     found: dict[str, Any] = {"dtypes": tuple(_name(v.dtype) for v in (*reads, *writes))}
     if details:
         found.update(details)
+    check(recorder, op, engines, writes, reads, found)
     instruction = recorder.emit(op, engines, writes, reads, accumulates=accumulates, size=size, details=found)
     _note_writers(instruction)
     return instruction

@@ -11,6 +11,7 @@ from corepipe.nki.core.buffers import Array
 from corepipe.nki.core.recorder import current
 from corepipe.nki.core.tensors import View
 from corepipe.nki.isa import functions
+from corepipe.nki.rules.values import check_read
 
 Function = Callable[..., Any]
 
@@ -175,14 +176,7 @@ def computed(view: View) -> Array:
 
 def stored_bits(view: View) -> Array:
     """Returns a view's elements as they are; elements that nothing has written are a finding."""
-    flags = view.written()
-    if flags is not None and not flags.all():
-        missing = int(flags.size - np.count_nonzero(flags))
-        name = view.buffer.root.name or "a tile"
-        current().find(
-            "uninitialised",
-            f"{missing} of {flags.size} elements that are read of {name} in {view.space} were never written",
-        )
+    check_read(current(), view)
     return view.array()
 
 

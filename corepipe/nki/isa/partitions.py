@@ -32,10 +32,11 @@ def nc_stream_shuffle(dst: View, src: View, shuffle_mask: Sequence[int]) -> Inst
         raise current().refuse(
             "shape", f"nc_stream_shuffle: operands of shapes {src.shape} and {dst.shape} differ"
         )
+    kept = UNMODIFIED in mask
+    instruction = record("nc_stream_shuffle", VECTOR, (dst,), (src,), accumulates=kept, size=src)
     if current().values:
         _shuffle(dst, src, mask)
-    kept = UNMODIFIED in mask
-    return record("nc_stream_shuffle", VECTOR, (dst,), (src,), accumulates=kept, size=src)
+    return instruction
 
 
 def _shuffle(dst: View, src: View, mask: Sequence[int]) -> None:
@@ -49,12 +50,13 @@ def _shuffle(dst: View, src: View, mask: Sequence[int]) -> None:
 def nc_n_gather(dst: View, data: View, indices: View) -> Instruction:
     """Gathers elements of each partition by the indices in the same partition."""
     matched("nc_n_gather", dst, indices)
+    instruction = record("nc_n_gather", GPSIMD, (dst,), (data, indices), size=dst)
     if current().values:
         x = stored_bits(data).reshape(data.partitions, -1)
         at = stored_bits(indices).reshape(indices.partitions, -1).astype(np.int64)
         _within("nc_n_gather", at, x.shape[1])
         stored(np.take_along_axis(x, at, axis=1), dst)
-    return record("nc_n_gather", GPSIMD, (dst,), (data, indices), size=dst)
+    return instruction
 
 
 def local_gather(
@@ -72,6 +74,7 @@ def local_gather(
             f"local_gather: src_buffer and index have {src_buffer.partitions} and {index.partitions} "
             "partitions; they have the same number, a multiple of 16",
         )
+    instruction = record("local_gather", GPSIMD, (dst,), (src_buffer, index), size=dst)
     if current().values:
         x = stored_bits(src_buffer).reshape(cores, CORE, -1)
         at = stored_bits(index).reshape(cores, CORE, -1).transpose(0, 2, 1).reshape(cores, -1)[:, :count]
@@ -79,7 +82,7 @@ def local_gather(
         _within("local_gather", runs, x.shape[2])
         found = np.take_along_axis(x, runs.reshape(cores, 1, -1), axis=2)
         stored(found, dst)
-    return record("local_gather", GPSIMD, (dst,), (src_buffer, index), size=dst)
+    return instruction
 
 
 def _within(op: str, indices: Array, count: int) -> None:
@@ -97,6 +100,7 @@ def sequence_bounds(dst: View, segment_ids: View) -> Instruction:
         raise current().refuse(
             "shape", f"sequence_bounds: segment_ids are [1, N] and dst [1, 2, N], not {segment_ids.shape}"
         )
+    instruction = record("sequence_bounds", GPSIMD, (dst,), (segment_ids,), size=segment_ids)
     if current().values:
         ids = computed(segment_ids).reshape(-1)
         _, first, which = np.unique(ids, return_index=True, return_inverse=True)
@@ -104,4 +108,4 @@ def sequence_bounds(dst: View, segment_ids: View) -> Instruction:
         starts, ends, padding = first[which], n - last[which], ids == 0
         found = np.stack([np.where(padding, n, starts), np.where(padding, -1, ends)])
         stored(found.astype(np.float32), dst)
-    return record("sequence_bounds", GPSIMD, (dst,), (segment_ids,), size=segment_ids)
+    return instruction

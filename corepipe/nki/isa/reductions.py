@@ -41,8 +41,10 @@ def tensor_reduce(
 ) -> Instruction:
     """Reduces the last free axes of a tile; `negate` writes the result times -1."""
     name = operation(op, REDUCTIONS, place="tensor_reduce: op")
-    axes = trailing(data, axis)
+    axes = tuple(sorted(int(a) % data.ndim for a in np.atleast_1d(axis)))
     kept = data.shape[: axes[0]]
+    details = {"op": name, "negate": negate, "axes": axes}
+    instruction = record("tensor_reduce", VECTOR, (dst,), (data,), size=data, details=details)
     if dst.partitions != data.partitions or dst.size != int(np.prod(kept)):
         raise current().refuse(
             "shape",
@@ -53,19 +55,7 @@ def tensor_reduce(
         found = REDUCTIONS[name].reduce(values, axis=axes)
         found = found if name in BITS else found.astype(np.float32)
         stored(-found if negate else found, dst)
-    details = {"op": name, "negate": negate}
-    return record("tensor_reduce", VECTOR, (dst,), (data,), size=data, details=details)
-
-
-def trailing(data: View, axis: int | Sequence[int]) -> tuple[int, ...]:
-    """Returns the axes of a reduction, from 0.  Raises KernelError unless they are the last free ones."""
-    given = [axis] if isinstance(axis, int | np.integer) else list(axis)
-    axes = tuple(sorted(int(a) + (data.ndim if a < 0 else 0) for a in given))
-    if not axes or axes != tuple(range(data.ndim - len(axes), data.ndim)) or axes[0] == 0:
-        raise current().refuse(
-            "axis", f"tensor_reduce: axis={axis} of a tile of shape {data.shape}: only the last free axes"
-        )
-    return axes
+    return instruction
 
 
 def tensor_partition_reduce(dst: View, op: Any, data: View) -> Instruction:
@@ -76,11 +66,12 @@ def tensor_partition_reduce(dst: View, op: Any, data: View) -> Instruction:
         raise current().refuse(
             "shape", f"tensor_partition_reduce: dst of shape {dst.shape} is not [1, {data.free}]"
         )
+    instruction = record("tensor_partition_reduce", GPSIMD, (dst,), (data,), size=data, details={"op": name})
     if current().values:
         values = stored_bits(data) if name in BITS else computed(data)
         found = REDUCTIONS[name].reduce(values, axis=0)
         stored(found / np.float32(data.partitions) if average else found, dst)
-    return record("tensor_partition_reduce", GPSIMD, (dst,), (data,), size=data, details={"op": name})
+    return instruction
 
 
 def tensor_scalar_reduce(
@@ -101,12 +92,7 @@ def tensor_scalar_reduce(
     reduction = operation(reduce_op, REDUCTIONS, place="tensor_scalar_reduce: reduce_op")
     matched("tensor_scalar_reduce", dst, data)
     a_partition("tensor_scalar_reduce", "operand0", operand0, data)
-    values = None
-    if current().values:
-        values = _applied(name, computed(data), operand0, reverse0)
-        stored(values, dst)
-    accumulated(Engine.VECTOR, values, reduction, reduce_cmd, reduce_res, initial=reduce_init, negate=negate)
-    return record(
+    instruction = record(
         "tensor_scalar_reduce",
         VECTOR,
         (dst, *views_of(reduce_res)),
@@ -114,6 +100,12 @@ def tensor_scalar_reduce(
         size=data,
         details={"op0": name, "op": reduction, "reduce": True},
     )
+    values = None
+    if current().values:
+        values = _applied(name, computed(data), operand0, reverse0)
+        stored(values, dst)
+    accumulated(Engine.VECTOR, values, reduction, reduce_cmd, reduce_res, initial=reduce_init, negate=negate)
+    return instruction
 
 
 def _applied(name: str, x: Array, operand: Operand | None, reverse: bool) -> Array:
@@ -142,10 +134,7 @@ def tensor_tensor_scan(
     second = operation(op1, BINARY, place="tensor_tensor_scan: op1")
     matched("tensor_tensor_scan", dst, data0, data1)
     a_partition("tensor_tensor_scan", "initial", initial, data0)
-    if current().values:
-        a, b = _columns(data0), _columns(data1)
-        stored(_scanned(a, b, spread(initial, 1), first, second, reverse0, reverse1).T, dst)
-    return record(
+    instruction = record(
         "tensor_tensor_scan",
         VECTOR,
         (dst,),
@@ -153,6 +142,10 @@ def tensor_tensor_scan(
         size=data0,
         details={"op0": first, "op1": second},
     )
+    if current().values:
+        a, b = _columns(data0), _columns(data1)
+        stored(_scanned(a, b, spread(initial, 1), first, second, reverse0, reverse1).T, dst)
+    return instruction
 
 
 def _columns(view: View) -> Array:
@@ -185,14 +178,7 @@ def tensor_scalar_cumulative(
     second = operation(op1, REDUCTIONS, place="tensor_scalar_cumulative: op1")
     matched("tensor_scalar_cumulative", dst, src)
     a_partition("tensor_scalar_cumulative", "imm0", imm0, src)
-    if current().values:
-        values = _applied(first, computed(src), imm0, False)
-        held = registers(Engine.VECTOR, second, reduce_cmd, imm1)[: len(values)]
-        states = np.concatenate([held[:, None], values.reshape(len(values), -1)], axis=1)
-        running = REDUCTIONS[second].accumulate(states, axis=1)[:, 1:]
-        held[:] = running[:, -1]
-        stored(running, dst)
-    return record(
+    instruction = record(
         "tensor_scalar_cumulative",
         VECTOR,
         (dst,),
@@ -200,3 +186,11 @@ def tensor_scalar_cumulative(
         size=src,
         details={"op0": first, "op1": second},
     )
+    if current().values:
+        values = _applied(first, computed(src), imm0, False)
+        held = registers(Engine.VECTOR, second, reduce_cmd, imm1)[: len(values)]
+        states = np.concatenate([held[:, None], values.reshape(len(values), -1)], axis=1)
+        running = REDUCTIONS[second].accumulate(states, axis=1)[:, 1:]
+        held[:] = running[:, -1]
+        stored(running, dst)
+    return instruction

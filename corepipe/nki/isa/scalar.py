@@ -56,21 +56,23 @@ def activation(
     matched(name, dst, data)
     a_partition(name, "bias", bias, data)
     a_partition(name, "scale", scale, data)
-    values = None
-    if current().values:
-        values = _activated(function, data, scale, bias, dst)
-        stored(values, dst)
     reduces = reduce_res is not None or reduce_cmd is not ReduceCommand.idle
-    if reduces:
-        accumulated(Engine.SCALAR, values, reduction, reduce_cmd, reduce_res)
-    return record(
+    operands = [n for n, o in (("bias", bias), ("scale", scale)) if isinstance(o, View)]
+    instruction = record(
         name,
         SCALAR,
         (dst, *views_of(reduce_res)),
         (data, *views_of(bias, scale)),
         size=data,
-        details={"function": function, "reduce": reduces},
+        details={"function": function, "reduce": reduces, "operands": operands},
     )
+    values = None
+    if current().values:
+        values = _activated(function, data, scale, bias, dst)
+        stored(values, dst)
+    if reduces:
+        accumulated(Engine.SCALAR, values, reduction, reduce_cmd, reduce_res)
+    return instruction
 
 
 def activation_reduce(

@@ -52,9 +52,10 @@ def _count(op: str, pattern: Pattern, dst: View) -> None:
 def iota(dst: View, pattern: Pattern, *, offset: int = 0, channel_multiplier: int = 0) -> Instruction:
     """Writes affine numbers of the position."""
     _count("iota", pattern, dst)
+    instruction = record("iota", GPSIMD, (dst,), (), size=dst)
     if current().values:
         stored(affine_values(dst.partitions, pattern, offset, channel_multiplier), dst)
-    return record("iota", GPSIMD, (dst,), (), size=dst)
+    return instruction
 
 
 def affine_select(
@@ -65,10 +66,11 @@ def affine_select(
     predicate: [P, elements], computed from the position; None where no values are computed.
     """
     matched("affine_select", dst, on_true_tile)
+    instruction = record("affine_select", GPSIMD, (dst,), (on_true_tile,), size=dst)
     if current().values and predicate is not None:
         kept = np.asarray(predicate).reshape(on_true_tile.shape)
         stored(np.where(kept, computed(on_true_tile), np.float32(on_false_value)), dst)
-    return record("affine_select", GPSIMD, (dst,), (on_true_tile,), size=dst)
+    return instruction
 
 
 def range_select(
@@ -92,6 +94,14 @@ def range_select(
     matched("range_select", dst, on_true_tile)
     for i, bound in enumerate((bound0, bound1)):
         a_partition("range_select", f"bound{i}", bound, on_true_tile)
+    instruction = record(
+        "range_select",
+        VECTOR,
+        (dst, *views_of(reduce_res)),
+        (on_true_tile, bound0, bound1),
+        size=dst,
+        details={"reduce": True},
+    )
     values = None
     if current().values:
         index = (range_start + np.arange(on_true_tile.free)).astype(np.float32)[None, :]
@@ -102,14 +112,7 @@ def range_select(
         values = np.where(kept, x, np.float32(on_false_value))
         stored(values, dst)
     accumulated(Engine.VECTOR, values, "maximum", reduce_cmd, reduce_res)
-    return record(
-        "range_select",
-        VECTOR,
-        (dst, *views_of(reduce_res)),
-        (on_true_tile, bound0, bound1),
-        size=dst,
-        details={"reduce": True},
-    )
+    return instruction
 
 
 def tensor_copy_predicated(
@@ -119,6 +122,15 @@ def tensor_copy_predicated(
     matched("tensor_copy_predicated", dst, predicate)
     if isinstance(src, View):
         matched("tensor_copy_predicated", dst, src)
+    # What is not taken stays: the instruction needs what dst held before.
+    instruction = record(
+        "tensor_copy_predicated",
+        VECTOR,
+        (dst,),
+        (*views_of(src), predicate),
+        accumulates=True,
+        size=dst,
+    )
     if current().values:
         taken = _taken(predicate, reverse_pred).reshape(dst.shape)
         target, flags = dst.array(), dst.written()
@@ -129,15 +141,7 @@ def tensor_copy_predicated(
         stored(np.where(taken, values.astype(target.dtype), target), dst)
         if known is not None and flags is not None:
             flags[...] = known
-    # What is not taken stays: the instruction needs what dst held before.
-    return record(
-        "tensor_copy_predicated",
-        VECTOR,
-        (dst,),
-        (*views_of(src), predicate),
-        accumulates=True,
-        size=dst,
-    )
+    return instruction
 
 
 def select_reduce(
@@ -153,15 +157,8 @@ def select_reduce(
     """Writes on_true where the predicate is not 0 and on_false elsewhere, and reduces it to its maximum."""
     matched("select_reduce", dst, predicate, on_true)
     a_partition("select_reduce", "on_false", on_false, on_true)
-    values = None
-    if current().values:
-        taken = _taken(predicate, reverse_pred).reshape(on_true.shape)
-        values = np.where(taken, computed(on_true), spread(on_false, on_true.ndim))
-        stored(values, dst)
     reduces = reduce_res is not None or reduce_cmd is not ReduceCommand.idle
-    if reduces:
-        accumulated(Engine.VECTOR, values, "maximum", reduce_cmd, reduce_res)
-    return record(
+    instruction = record(
         "select_reduce",
         VECTOR,
         (dst, *views_of(reduce_res)),
@@ -169,6 +166,14 @@ def select_reduce(
         size=dst,
         details={"reduce": reduces},
     )
+    values = None
+    if current().values:
+        taken = _taken(predicate, reverse_pred).reshape(on_true.shape)
+        values = np.where(taken, computed(on_true), spread(on_false, on_true.ndim))
+        stored(values, dst)
+    if reduces:
+        accumulated(Engine.VECTOR, values, "maximum", reduce_cmd, reduce_res)
+    return instruction
 
 
 def _taken(predicate: View, reverse: bool) -> Array:

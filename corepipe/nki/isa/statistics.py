@@ -17,11 +17,12 @@ EIGHT = 8
 def bn_stats(dst: View, data: View) -> Instruction:
     """Writes count, mean and count * variance of the even and of the odd elements of each partition."""
     _elements("bn_stats", "dst", dst, 6)
+    instruction = record("bn_stats", VECTOR, (dst,), (data,), size=data)
     if current().values:
         x = computed(data).reshape(data.partitions, -1)
         found = [_moments(x[:, start::2]) for start in (0, 1)]
         stored(np.concatenate(found, axis=1), dst)
-    return record("bn_stats", VECTOR, (dst,), (data,), size=data)
+    return instruction
 
 
 def _moments(x: Array) -> Array:
@@ -34,27 +35,25 @@ def _moments(x: Array) -> Array:
 def bn_aggr(dst: View, data: View) -> Instruction:
     """Writes mean and variance of what several (count, mean, count * variance) describe together."""
     _elements("bn_aggr", "dst", dst, 2)
-    if data.free % 3:
-        raise current().refuse(
-            "shape", f"bn_aggr: {data.free} elements a partition are not triples of count, mean and variance"
-        )
+    instruction = record("bn_aggr", VECTOR, (dst,), (data,), size=data)
     if current().values:
         count, mean, squares = np.moveaxis(computed(data).reshape(data.partitions, -1, 3), 2, 0)
         total = count.sum(axis=1)
         joint = (count * mean).sum(axis=1) / total
         spread = squares.sum(axis=1) + (count * (mean - joint[:, None]) ** 2).sum(axis=1)
         stored(np.stack([joint, spread / total], axis=1), dst)
-    return record("bn_aggr", VECTOR, (dst,), (data,), size=data)
+    return instruction
 
 
 def max8(dst: View, src: View) -> Instruction:
     """Writes the 8 largest elements of each partition, the largest first."""
     _elements("max8", "dst", dst, EIGHT)
+    instruction = record("max8", VECTOR, (dst,), (src,), size=src)
     if current().values:
         x = computed(src).reshape(src.partitions, -1)
         largest = np.partition(x, x.shape[1] - EIGHT, axis=1)[:, -EIGHT:]
         stored(np.sort(largest, axis=1)[:, ::-1], dst)
-    return record("max8", VECTOR, (dst,), (src,), size=src)
+    return instruction
 
 
 def nc_find_index8(dst: View, data: View, vals: View) -> Instruction:
@@ -64,10 +63,11 @@ def nc_find_index8(dst: View, data: View, vals: View) -> Instruction:
     """
     _elements("nc_find_index8", "dst", dst, EIGHT)
     _elements("nc_find_index8", "vals", vals, EIGHT)
+    instruction = record("nc_find_index8", VECTOR, (dst,), (data, vals), size=data)
     if current().values:
         places, _ = _found(data, vals, range(EIGHT))
         stored(_as_indices(places, dst), dst)
-    return record("nc_find_index8", VECTOR, (dst,), (data, vals), size=data)
+    return instruction
 
 
 def nc_match_replace8(
@@ -79,14 +79,15 @@ def nc_match_replace8(
     """
     matched("nc_match_replace8", dst, data)
     _elements("nc_match_replace8", "vals", vals, EIGHT)
+    writes = (dst,) if dst_idx is None else (dst, dst_idx)
+    instruction = record("nc_match_replace8", VECTOR, writes, (data, vals), size=data)
     if current().values:
         places, taken = _found(data, vals, range(EIGHT - 1, -1, -1))
         x = computed(data).reshape(data.partitions, -1)
         stored(np.where(taken, np.float32(imm), x), dst)
         if dst_idx is not None:
             stored(_as_indices(places, dst_idx), dst_idx)
-    writes = (dst,) if dst_idx is None else (dst, dst_idx)
-    return record("nc_match_replace8", VECTOR, writes, (data, vals), size=data)
+    return instruction
 
 
 def _found(data: View, vals: View, order: range) -> tuple[Array, Array]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from corepipe.nki.core.buffers import Array, Space
@@ -10,6 +12,10 @@ from corepipe.nki.core.recorder import Recorder, current
 from corepipe.nki.core.tensors import View
 from corepipe.nki.isa.base import chosen, record
 from corepipe.nki.isa.operations import computed, stored, stored_bits
+from corepipe.nki.rules.breaking import described, found
+
+PRODUCTS = frozenset({"nc_matmul", "nc_transpose"})
+"""Instructions of TensorE, which alone can begin a sum in PSUM."""
 
 BLOCK = 32
 """Rows and columns of the largest tile that VectorE transposes."""
@@ -24,28 +30,22 @@ def nc_matmul(
     is_transpose: bool = False,
     onezero: bool = False,
     double_row: bool = False,
+    tile_position: Sequence[int] = (),
+    tile_size: Sequence[int] = (),
 ) -> Instruction:
     """Multiplies stationary [K, M], transposed, by moving [K, N] into dst [M, N] in PSUM.
 
     accumulate: adds to what dst holds; None: adds to those of its elements that were written before.
     is_transpose: moving is an identity matrix, and the result keeps the stationary's values exactly.
     onezero: one operand holds ones and zeros alone, which saves a pass in fp32.  double_row: fp8 operands
-    [K, 2, M] and [K, 2, N] hold two rows in each partition.
+    [K, 2, M] and [K, 2, N] hold two rows in each partition.  tile_position, tile_size: row and column of the
+    array where the product runs, and the rows and columns that it takes.
     """
     recorder = current()
     rows = 2 if double_row else 1
     k, m, n = stationary.partitions, stationary.free // rows, moving.free // rows
-    if moving.partitions != k or (dst.partitions, dst.free) != (m, n):
-        raise recorder.refuse(
-            "shape",
-            f"nc_matmul: stationary {stationary.shape} and moving {moving.shape} give [{m}, {n}], "
-            f"but dst has the shape {dst.shape}",
-        )
     adds = _adds(recorder, dst, accumulate, is_transpose)
-    if recorder.values:
-        product = _product(stationary, moving, rows, exact=is_transpose and recorder.generation != "v2")
-        stored(product.reshape(dst.shape) + _held(dst, accumulate) if adds else product, dst)
-    return record(
+    instruction = record(
         "nc_matmul",
         (Engine.TENSOR,),
         (dst,),
@@ -58,9 +58,15 @@ def nc_matmul(
             "n": n,
             "is_transpose": is_transpose,
             "onezero": onezero,
-            "double_row": double_row,
+            "perf_mode": "double_row" if double_row else "",
+            "tile_position": tuple(tile_position),
+            "tile_size": tuple(tile_size),
         },
     )
+    if recorder.values:
+        product = _product(stationary, moving, rows, exact=is_transpose and recorder.generation != "v2")
+        stored(product.reshape(dst.shape) + _held(dst, accumulate) if adds else product, dst)
+    return instruction
 
 
 def _product(stationary: View, moving: View, rows: int, *, exact: bool) -> Array:
@@ -75,7 +81,7 @@ def _product(stationary: View, moving: View, rows: int, *, exact: bool) -> Array
 
 
 def _adds(recorder: Recorder, dst: View, accumulate: bool | None, is_transpose: bool) -> bool:
-    """Tells whether a product adds to what its destination holds; a sum on memset PSUM is a finding."""
+    """Tells whether a product adds to what its destination holds, which another product must have left."""
     region = dst.region()
     writer = next(
         (
@@ -86,12 +92,8 @@ def _adds(recorder: Recorder, dst: View, accumulate: bool | None, is_transpose: 
         None,
     )
     adds = writer is not None and not is_transpose if accumulate is None else accumulate
-    if adds and writer == "memset" and not recorder.legacy and recorder.generation in ("v2", "v3"):
-        recorder.find(
-            "accumulate-on-memset",
-            f"the product adds to PSUM that memset wrote, which is undefined on {recorder.generation}: "
-            "let the first product overwrite it (accumulate=False)",
-        )
+    if adds and writer not in PRODUCTS:
+        found(recorder, "accumulation", operand=described(dst), writer=writer or "nothing")
     return adds
 
 
@@ -106,10 +108,6 @@ def _held(dst: View, accumulate: bool | None) -> Array:
 def nc_transpose(dst: View, data: View, *, engine: Engine | None = None) -> Instruction:
     """Transposes data [P, F] into dst [F, P]: TensorE into PSUM, or VectorE a tile of at most 32 x 32."""
     recorder = current()
-    if (dst.partitions, dst.free) != (data.free, data.partitions):
-        raise recorder.refuse(
-            "shape", f"nc_transpose: data of shape {data.shape} does not fit into dst of shape {dst.shape}"
-        )
     small = max(data.partitions, data.free) <= BLOCK
     engines = [Engine.TENSOR] * (dst.space is Space.PSUM) + [Engine.VECTOR] * small
     if not engines:
@@ -118,9 +116,7 @@ def nc_transpose(dst: View, data: View, *, engine: Engine | None = None) -> Inst
             f"nc_transpose: a tile of shape {data.shape} is transposed by TensorE, which writes to PSUM; "
             f"VectorE transposes at most {BLOCK} x {BLOCK}",
         )
-    if recorder.values:
-        stored(stored_bits(data).reshape(data.partitions, -1).T.copy(), dst)
-    return record(
+    instruction = record(
         "nc_transpose",
         chosen("nc_transpose", engines, engine, (dst, data)),
         (dst,),
@@ -128,3 +124,6 @@ def nc_transpose(dst: View, data: View, *, engine: Engine | None = None) -> Inst
         size=data,
         details={"k": data.partitions, "m": data.free, "n": data.partitions, "is_transpose": True},
     )
+    if recorder.values:
+        stored(stored_bits(data).reshape(data.partitions, -1).T.copy(), dst)
+    return instruction

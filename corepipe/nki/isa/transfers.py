@@ -26,25 +26,27 @@ def dma_copy(dst: View, src: View, *, add: bool = False) -> Instruction:
     A row is what is contiguous in both.
     """
     _same_size("dma_copy", dst, src)
+    instruction = record(
+        "dma_copy", DMA, (dst,), (src,), accumulates=add, size=_chip(dst, src), details=rows(dst, src)
+    )
     if current().values:
         values = stored_bits(src) if src.dtype == dst.dtype and not add else computed(src)
         stored(computed(dst) + values.reshape(dst.shape) if add else values, dst)
-    return record(
-        "dma_copy", DMA, (dst,), (src,), accumulates=add, size=_chip(dst, src), details=rows(dst, src)
-    )
+    return instruction
 
 
 def dma_compute(dst: View, sources: Sequence[View], scales: Sequence[float] | None = None) -> Instruction:
     """Writes the sum of the scaled sources, computed in the DMA engines."""
     _same_size("dma_compute", dst, *sources)
+    details = rows(dst, *sources)
+    instruction = record("dma_compute", DMA, (dst,), sources, size=_chip(dst, sources[0]), details=details)
     if current().values:
         factors = scales or [1.0] * len(sources)
         terms = [
             computed(s).reshape(dst.shape) * np.float32(f) for s, f in zip(sources, factors, strict=True)
         ]
         stored(sum(terms[1:], terms[0]), dst)
-    details = rows(dst, *sources)
-    return record("dma_compute", DMA, (dst,), sources, size=_chip(dst, sources[0]), details=details)
+    return instruction
 
 
 def dma_transpose(dst: View, src: View, axes: Sequence[int] | None = None) -> Instruction:
@@ -56,14 +58,18 @@ def dma_transpose(dst: View, src: View, axes: Sequence[int] | None = None) -> In
         raise current().refuse(
             "shape", f"dma_transpose: src of shape {src.shape} does not fit into dst of shape {dst.shape}"
         )
+    details = rows(dst, src.transposed(order))
+    instruction = record("dma_transpose", DMA, (dst,), (src,), size=_chip(dst, src), details=details)
     if current().values:
         stored(np.transpose(stored_bits(src), order).copy(), dst)
-    details = rows(dst, src.transposed(order))
-    return record("dma_transpose", DMA, (dst,), (src,), size=_chip(dst, src), details=details)
+    return instruction
 
 
 def dma_gather(dst: View, src: View, index: View, *, skip: bool = False) -> Instruction:
     """Copies row index[p] of src to partition p of dst; `skip` leaves a partition whose index is outside."""
+    row = src[0:1]
+    details = {**rows(dst, row), "indirect": True}
+    instruction = record("dma_copy", DMA, (dst,), (src, index), size=dst, details=details)
     if current().values:
         at, inside = _rows_of(index, src.shape[0], skip)
         values = src.array()[at]
@@ -71,13 +77,13 @@ def dma_gather(dst: View, src: View, index: View, *, skip: bool = False) -> Inst
             stored(values[p : p + 1], dst[int(p) : int(p) + 1])
         if not skip:
             stored(values, dst)
-    row = src[0:1]
-    details = {**rows(dst, row), "indirect": True}
-    return record("dma_copy", DMA, (dst,), (src, index), size=dst, details=details)
+    return instruction
 
 
 def dma_scatter(dst: View, src: View, index: View, *, skip: bool = False, add: bool = False) -> Instruction:
     """Copies partition p of src to row index[p] of dst; `add` adds it to what the row holds."""
+    details = {**rows(dst[0:1], src), "indirect": True}
+    instruction = record("dma_copy", DMA, (dst,), (src, index), accumulates=True, size=src, details=details)
     if current().values:
         at, inside = _rows_of(index, dst.shape[0], skip)
         values = computed(src) if add or src.dtype != dst.dtype else stored_bits(src)
@@ -85,8 +91,7 @@ def dma_scatter(dst: View, src: View, index: View, *, skip: bool = False, add: b
             row = dst[int(at[p]) : int(at[p]) + 1]
             value = values[p : p + 1].reshape(row.shape)
             stored(computed(row) + value if add else value, row)
-    details = {**rows(dst[0:1], src), "indirect": True}
-    return record("dma_copy", DMA, (dst,), (src, index), accumulates=True, size=src, details=details)
+    return instruction
 
 
 def _rows_of(index: View, count: int, skip: bool) -> tuple[Array, Array]:

@@ -42,25 +42,30 @@ ON_SCALAR = {("multiply", "add"), ("multiply", None), ("add", None)}
 def tensor_copy(dst: View, src: View, *, engine: Engine | None = None) -> Instruction:
     """Copies src to dst: bit by bit, or through fp32 where the types differ."""
     matched("tensor_copy", dst, src)
+    instruction = record(
+        "tensor_copy", chosen("tensor_copy", ANY, engine, (dst, src)), (dst,), (src,), size=dst
+    )
     if current().values:
         stored(stored_bits(src) if src.dtype == dst.dtype else computed(src), dst)
-    return record("tensor_copy", chosen("tensor_copy", ANY, engine, (dst, src)), (dst,), (src,), size=dst)
+    return instruction
 
 
 def memset(dst: View, value: float, *, engine: Engine | None = None) -> Instruction:
     """Fills dst with a number."""
+    engines = chosen("memset", (Engine.VECTOR, Engine.GPSIMD), engine, (dst,))
+    instruction = record("memset", engines, (dst,), (), size=dst, details={"zero": value == 0})
     if current().values:
         stored(np.full(dst.shape, value), dst)
-    engines = chosen("memset", (Engine.VECTOR, Engine.GPSIMD), engine, (dst,))
-    return record("memset", engines, (dst,), (), size=dst, details={"zero": value == 0})
+    return instruction
 
 
 def reciprocal(dst: View, data: View) -> Instruction:
     """Writes 1 / data."""
     matched("reciprocal", dst, data)
+    instruction = record("reciprocal", VECTOR, (dst,), (data,), size=data)
     if current().values:
         stored(np.float32(1) / computed(data), dst)
-    return record("reciprocal", VECTOR, (dst,), (data,), size=data)
+    return instruction
 
 
 def tensor_tensor(
@@ -77,11 +82,7 @@ def tensor_tensor(
         engine = None if engine is Engine.GPSIMD else engine
     else:
         engines = (Engine.VECTOR, Engine.GPSIMD)
-    if current().values:
-        read = stored_bits if whole or name in BITS else computed
-        a, b = read(data1), read(data2)
-        stored(BINARY[name](a, b.reshape(a.shape)), dst)
-    return record(
+    instruction = record(
         "tensor_tensor",
         chosen("tensor_tensor", engines, engine, (dst, data1, data2)),
         (dst,),
@@ -89,6 +90,11 @@ def tensor_tensor(
         size=dst,
         details={"op": name},
     )
+    if current().values:
+        read = stored_bits if whole or name in BITS else computed
+        a, b = read(data1), read(data2)
+        stored(BINARY[name](a, b.reshape(a.shape)), dst)
+    return instruction
 
 
 def tensor_scalar(
@@ -113,11 +119,9 @@ def tensor_scalar(
         if operand is None and name not in UNARY:
             raise current().refuse("operand", f"tensor_scalar: op{number}={name} needs operand{number}")
         a_partition("tensor_scalar", f"operand{number}", operand, data)
-    if current().values:
-        stored(_scaled(dst, data, steps), dst)
     names = (steps[0][0], steps[1][0] if op1 is not None else None)
     engines = [e for e in ANY if e is not Engine.SCALAR or names in ON_SCALAR]
-    return record(
+    instruction = record(
         "tensor_scalar",
         chosen("tensor_scalar", engines, engine, (dst, data)),
         (dst,),
@@ -125,6 +129,9 @@ def tensor_scalar(
         size=dst,
         details={"op0": names[0], "op1": names[1]},
     )
+    if current().values:
+        stored(_scaled(dst, data, steps), dst)
+    return instruction
 
 
 def _scalar_op(place: str, op: Any) -> str:
@@ -173,6 +180,14 @@ def scalar_tensor_tensor(
     second = operation(op1, BINARY, place="scalar_tensor_tensor: op1")
     matched("scalar_tensor_tensor", dst, data, operand1)
     a_partition("scalar_tensor_tensor", "operand0", operand0, data)
+    instruction = record(
+        "scalar_tensor_tensor",
+        VECTOR,
+        (dst,),
+        (data, operand1, *views_of(operand0)),
+        size=dst,
+        details={"op0": first, "op1": second},
+    )
     if current().values:
         x = computed(data)
         if first in UNARY:
@@ -182,11 +197,4 @@ def scalar_tensor_tensor(
             x = BINARY[first](y, x) if reverse0 else BINARY[first](x, y)
         z = computed(operand1).reshape(x.shape)
         stored(BINARY[second](z, x) if reverse1 else BINARY[second](x, z), dst)
-    return record(
-        "scalar_tensor_tensor",
-        VECTOR,
-        (dst,),
-        (data, operand1, *views_of(operand0)),
-        size=dst,
-        details={"op0": first, "op1": second},
-    )
+    return instruction

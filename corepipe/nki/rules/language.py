@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corepipe.nki.rules.rule import API, ERRORS, Kind, Rule
+from corepipe.nki.rules.rule import API, CURRENT, ERRORS, Kind, Rule
 
 CALLS = (
     Rule(
@@ -18,6 +18,16 @@ CALLS = (
 """Rules of calls: the functions in `isa` check them before they compute, and write the messages."""
 
 FINDINGS = (
+    Rule(
+        "accumulation",
+        "a product adds to what another product left, and to nothing else",
+        "{operand} was last written by {writer}",
+        "let the first product overwrite it (accumulate=False)",
+        API + "nc_matmul",
+        {"v2": 0, "v3": 0},
+        (CURRENT,),
+        Kind.FINDING,
+    ),
     Rule(
         "uninitialised",
         "memory that nothing has written holds anything",
