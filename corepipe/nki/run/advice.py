@@ -1,0 +1,160 @@
+"""The limits of a kernel, and what would help, in words, from the figures of its run.
+
+A gain is an upper bound: all engines then work side by side, and what the advice is about takes no longer
+than it must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from corepipe.nki.core.instructions import Engine
+from corepipe.nki.timing.times import EngineTime, Times
+
+WORTH = 1.05
+"""Factor of speed from which on a change is proposed."""
+
+NOTABLE = 0.15
+"""Share of the time from which on spills are reported even if DMA does not limit the kernel."""
+
+SPARE = 0.5
+"""Share of the busiest engine's time below which another engine could take some of its work."""
+
+SHORT_SECONDS = 0.25e-6
+"""Mean time of an instruction below which most of it is its start: 64 cycles, and the latency of one."""
+
+NAMES: Mapping[Engine, str] = MappingProxyType(
+    {
+        Engine.TENSOR: "TensorE",
+        Engine.VECTOR: "VectorE",
+        Engine.SCALAR: "ScalarE",
+        Engine.GPSIMD: "GpSimd",
+        Engine.DMA: "DMA",
+    }
+)
+
+ELEMENTWISE = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
+"""Engines between which elementwise work can be moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRun:
+    """A run: its times; the bytes of its inputs; whether one of these is fp32."""
+
+    times: Times
+    input_bytes: int
+    wide: bool
+
+    @property
+    def needed(self) -> int:
+        """Bytes that must be moved: what is read of the inputs, and the outputs, once."""
+        traffic = self.times.traffic
+        return min(self.input_bytes, traffic.read - traffic.reloaded) + traffic.written - traffic.spilled
+
+    def busy(self, engine: Engine) -> float:
+        """Returns the seconds for which an engine works."""
+        return self.times.engines.get(engine, EngineTime(0.0, 0)).busy
+
+    def gain(self, **changed: float) -> float:
+        """Returns the most by which the kernel could be faster if engines were busy for other times."""
+        least = max(changed.get(engine.value, self.busy(engine)) for engine in Engine)
+        return self.times.seconds / least if least else 1.0
+
+
+def advice(run: KernelRun) -> list[str]:
+    """Returns what limits the kernel, with the changes that would help, the largest part first."""
+    times, busiest = run.times, max(Engine, key=run.busy)
+    if times.bound == busiest:
+        found = [_busy(run, busiest)]
+    else:
+        found = [_joined(times.bound, [_would("an end of all waits", run.gain())])]
+    if busiest is not Engine.DMA and run.busy(Engine.DMA) >= NOTABLE * times.seconds:
+        found += _spills(run)
+    return found
+
+
+def _busy(run: KernelRun, engine: Engine) -> str:
+    text = f"{NAMES[engine]} is busy {_percent(run.busy(engine) / run.times.seconds)} of the time"
+    if engine is Engine.DMA:
+        traffic = run.times.traffic
+        text += f": {size(traffic.read + traffic.written)} between HBM and the core"
+        return _joined(text, _of_transfers(run))
+    changes = _of_products(run) if engine is Engine.TENSOR else _of_elements(run, engine)
+    return _joined(text, [*_of_short(run, engine), *changes])
+
+
+def _of_transfers(run: KernelRun) -> Iterator[str]:
+    """Yields what would make transfers shorter."""
+    traffic = run.times.traffic
+    moved = traffic.read + traffic.written
+    yield from _spills(run)
+    again = moved - traffic.spilled - traffic.reloaded - run.needed
+    if moved and again > 0:
+        change = f"moving each input and output once ({size(run.needed)})"
+        would = _would(change, run.gain(dma=run.busy(Engine.DMA) * run.needed / moved))
+        if would:
+            yield would
+            return
+    if run.wide:
+        yield _would("bf16 instead of fp32", run.gain(dma=run.busy(Engine.DMA) / 2))
+    yield "computing what comes before or after in the same kernel would save its transfers"
+
+
+def _spills(run: KernelRun) -> Iterator[str]:
+    traffic = run.times.traffic
+    spilled = traffic.spilled + traffic.reloaded
+    if spilled:
+        left = 1 - spilled / (traffic.read + traffic.written)
+        gain = run.gain(dma=run.busy(Engine.DMA) * left)
+        text = f"{size(traffic.spilled)} are spilled to HBM and {size(traffic.reloaded)} read again"
+        yield _joined(text, [_would("tiles that fit into SBUF", gain)])
+
+
+def _of_products(run: KernelRun) -> Iterator[str]:
+    if run.wide:
+        yield _would("bf16 instead of fp32", run.gain(tensor=run.busy(Engine.TENSOR) / 4))
+    yield "products of 128 x 128 by 128 x 512 fill it"
+
+
+def _of_elements(run: KernelRun, engine: Engine) -> Iterator[str]:
+    """Yields which engine could take a part of the work."""
+    other = min((one for one in ELEMENTWISE if one is not engine), key=run.busy)
+    if run.busy(other) < SPARE * run.busy(engine):
+        level = (run.busy(engine) + run.busy(other)) / 2
+        yield _would(
+            f"moving work to {NAMES[other]}, which is busy {_percent(run.busy(other) / run.times.seconds)},",
+            run.gain(**{engine.value: level, other.value: level}),
+        )
+
+
+def _of_short(run: KernelRun, engine: Engine) -> Iterator[str]:
+    count = run.times.engines[engine].instructions
+    each = run.busy(engine) / count if count else 0.0
+    if 0 < each < SHORT_SECONDS:
+        yield f"an instruction takes {1e9 * each:.0f} ns, most of it to start: larger tiles would help"
+
+
+def _would(change: str, gain: float) -> str:
+    """Returns by how much a change would help; empty where it is not worth it."""
+    if gain < WORTH:
+        return ""
+    faster = f"{gain:.1f} times as fast" if gain >= 1.5 else f"{100 - 100 / gain:.0f} % shorter"
+    return f"{change} would make it at most {faster}"
+
+
+def _joined(text: str, changes: list[str] | Iterator[str]) -> str:
+    return "; ".join([text, *filter(None, changes)])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def size(count: float) -> str:
+    """Returns a number of bytes with its unit."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count / 1e3:.1f} kB"
