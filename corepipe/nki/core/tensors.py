@@ -96,13 +96,17 @@ class View:
             root = self.buffer.root
             box = self.bounds()
             if root is not self.buffer:
-                box = _box_in(root.shape, self.buffer, box)
+                shape, size = self.buffer.shape, self.buffer.dtype.itemsize
+                if size != root.dtype.itemsize:
+                    shape, box = _in_elements(shape, box, size, root.dtype.itemsize)
+                box = _box_in(root.shape, shape, box)
             self._region = Region(root, box)
         return self._region
 
     def array(self) -> Array:
         """Returns the elements as a numpy view that shares the buffer's memory."""
-        return self._strided(self.buffer.root.data)
+        data, dtype = self.buffer.root.data, self.buffer.dtype
+        return self._strided(data if data is None or data.dtype == dtype else data.view(dtype))
 
     def written(self) -> npt.NDArray[np.bool_] | None:
         """Returns which elements were written, sharing the buffer's memory (None: all hold values)."""
@@ -162,11 +166,7 @@ class View:
             raise KernelError(f"a tile of shape {self.shape} cannot be reshaped to {shape}")
         if (kept := _regrouped(self.shape, shape, self.steps)) is None:
             raise KernelError(f"a strided view of shape {self.shape} cannot be reshaped to {shape}")
-        root = self.buffer.root
-        flat = Buffer(
-            root.name, root.space, (prod(root.shape),), root.dtype, root.site, alias_of=root, given=root.given
-        )
-        return View(flat, shape, ((self.offset, kept),))
+        return strided(self.buffer.root, shape, kept, self.offset)
 
 
 def whole(buffer: Buffer) -> View:
@@ -175,6 +175,57 @@ def whole(buffer: Buffer) -> View:
     return View(
         buffer, buffer.shape, tuple((0, tuple(int(a == d) for a in range(rank))) for d in range(rank))
     )
+
+
+def strided(root: Buffer, shape: tuple[int, ...], steps: tuple[int, ...], offset: int = 0) -> View:
+    """Returns a view of a buffer by the places of its elements: `steps` from one position to the next.
+
+    Where it can, it keeps the axes of the buffer, or at least its partitions: then regions are exact.
+    """
+    maps = _axis_maps(root.shape, shape, steps, offset)
+    if maps is not None:
+        return View(root, shape, maps)
+    if root.space is not Space.HBM and not root.blocks:
+        flat = alias(root, (root.shape[0], prod(root.shape[1:])))
+        if (maps := _axis_maps(flat.shape, shape, steps, offset)) is not None:
+            return View(flat, shape, maps)
+    return View(alias(root, (prod(root.shape),)), shape, ((offset, steps),))
+
+
+def alias(root: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Buffer:
+    """Returns a buffer of another shape, perhaps of another type, that shares the memory of a root.
+
+    Under another size of elements nothing tells any more which of the root's were written.
+    """
+    if dtype is not None and dtype.itemsize != root.dtype.itemsize:
+        root.written = None
+    kind = root.dtype if dtype is None else dtype
+    return Buffer(root.name, root.space, shape, kind, root.site, alias_of=root, given=root.given)
+
+
+def _axis_maps(
+    root: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...], offset: int
+) -> tuple[AxisMap, ...] | None:
+    """Returns the affine map of each axis of a buffer of shape `root`, or None where a step of the view moves
+    along two of them."""
+    lengths = [prod(root[axis + 1 :]) for axis in range(len(root))]
+    bases, rest = [], offset
+    for length in lengths:
+        base, rest = divmod(rest, length) if length else (0, rest)
+        bases.append(base)
+    last = list(bases)
+    along = [[0] * len(shape) for _ in root]
+    for at, (n, step) in enumerate(zip(shape, steps, strict=True)):
+        if n == 1 or not step:
+            continue
+        axis = next((a for a, length in enumerate(lengths) if root[a] > 1 and 0 < length <= step), None)
+        if axis is None or step % lengths[axis]:
+            return None
+        along[axis][at] = step // lengths[axis]
+        last[axis] += (n - 1) * along[axis][at]
+    if any(end >= n for end, n in zip(last, root, strict=True)):
+        return None
+    return tuple((base, tuple(found)) for base, found in zip(bases, along, strict=True))
 
 
 def _regrouped(old: tuple[int, ...], new: tuple[int, ...], steps: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -201,22 +252,31 @@ def _regrouped(old: tuple[int, ...], new: tuple[int, ...], steps: tuple[int, ...
     return tuple(reversed(found))
 
 
-def _box_in(shape: tuple[int, ...], alias: Buffer, box: Box) -> Box:
-    """Returns a box of the root's shape that encloses a box of an alias: exact in the first axis that
-    differs."""
-    strides = alias.strides
+def _box_in(shape: tuple[int, ...], alias: tuple[int, ...], box: Box) -> Box:
+    """Returns a box of the root's shape that encloses a box of an alias: exact in the partitions of an alias
+    that keeps these, and in the first axis that differs."""
+    if len(alias) == 2 and len(shape) > 1 and alias[0] == shape[0]:
+        return (box[0], *_box_in(shape[1:], alias[1:], box[1:]))
+    strides = [prod(alias[axis + 1 :]) for axis in range(len(alias))]
     low = sum(a * s for (a, _), s in zip(box, strides, strict=True))
     high = sum((b - 1) * s for (_, b), s in zip(box, strides, strict=True))
-    first, last = np.unravel_index([low, high], shape, "C"), None
     found: list[tuple[int, int]] = []
-    del last
-    for axis, index in enumerate(first):
+    for axis, index in enumerate(np.unravel_index([low, high], shape, "C")):
         a, b = int(index[0]), int(index[1])
         found.append((a, b + 1))
         if a != b:
             found.extend((0, n) for n in shape[axis + 1 :])
             break
     return tuple(found)
+
+
+def _in_elements(shape: tuple[int, ...], box: Box, size: int, other: int) -> tuple[tuple[int, ...], Box]:
+    """Returns a shape and a box of elements of `size` bytes as those of elements of `other` bytes."""
+    low, high = box[-1]
+    return (*shape[:-1], shape[-1] * size // other), (
+        *box[:-1],
+        (low * size // other, -(-high * size // other)),
+    )
 
 
 def indexed(key: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[AxisMap, ...]]:
