@@ -1,0 +1,285 @@
+"""The memory of a simulation of queues: when each region was written and read last.
+
+Regions are found by their buffer and the indices of its block axes, and there by box, so that an operand costs
+one look-up in most cases.  All times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from corepipe.nki.core.buffers import Box, Buffer, Region, Space
+from corepipe.nki.core.instructions import Engine, Instruction
+from corepipe.nki.timing.compiled import Place, place_of
+
+MANY_PARTS = 48
+"""Parts of a block that are kept apart; with more the block counts as one."""
+
+MANY_BLOCKS = 64
+"""Blocks that one operand may touch one by one."""
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A part of a block and its last uses.
+
+    written: when any engine can read it.  free: when the writer's own engine can.  writer: that engine.  read,
+    reader: when its last reader is done, and that engine.
+    """
+
+    box: Box
+    written: float = 0.0
+    free: float = 0.0
+    writer: Engine | None = None
+    read: float = 0.0
+    reader: Engine | None = None
+
+    def shift(self, passed: Mapping[Engine, float]) -> None:
+        """Moves its times by what passed on the engines that used it last."""
+        if self.writer is not None:
+            self.written += passed[self.writer]
+            self.free += passed[self.writer]
+        if self.reader is not None:
+            self.read += passed[self.reader]
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A block of a buffer: its parts, by box.
+
+    disjoint: no two of them overlap.  last, user: the end of its last use, and the engine that used it.
+    """
+
+    parts: dict[Box, Part] = field(default_factory=dict)
+    disjoint: bool = True
+    last: float = 0.0
+    user: Engine | None = None
+
+    def used(self, until: float, engine: Engine) -> None:
+        """Notes a use."""
+        if until > self.last:
+            self.last, self.user = until, engine
+
+    def overlapping(self, box: Box) -> list[Part]:
+        """Returns the parts that share elements with a box."""
+        part = self.parts.get(box)
+        if part is not None and self.disjoint:
+            return [part]
+        return [p for p in self.parts.values() if _overlap(p.box, box)]
+
+    def write(self, box: Box) -> Part:
+        """Returns the part of a box that is being written; parts that it covers are gone."""
+        part = self.parts.get(box)
+        if part is not None and self.disjoint:
+            return part
+        met = [p for p in self.parts.values() if _overlap(p.box, box)]
+        for p in met:
+            if all(c <= a and b <= d for (a, b), (c, d) in zip(p.box, box, strict=True)):
+                del self.parts[p.box]
+            else:
+                self.disjoint = False
+        part = self.parts[box] = Part(box)
+        if len(self.parts) > MANY_PARTS:
+            self._merge()
+        return part
+
+    def _merge(self) -> None:
+        """Makes one part of all."""
+        parts = list(self.parts.values())
+        axes = zip(*(p.box for p in parts), strict=True)
+        box = tuple((min(a for a, _ in axis), max(b for _, b in axis)) for axis in axes)
+        late = max(parts, key=lambda p: p.written)
+        read = max(parts, key=lambda p: p.read)
+        self.parts = {box: Part(box, late.written, late.free, late.writer, read.read, read.reader)}
+        self.disjoint = True
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    for (a, b), (c, d) in zip(one, other, strict=True):
+        if a >= d or c >= b:
+            return False
+    return True
+
+
+@dataclass(slots=True, eq=False)
+class Tracked:
+    """A buffer: its blocks by their indices, and when and by which engine it was written last.
+
+    rotation: the blocks that hold its memory in turn, shared by buffers that are allocated at one place.
+    unseen: stands for the blocks of turns that were left out.
+    """
+
+    buffer: Buffer
+    rotation: Rotation | None
+    blocks: dict[tuple[int, ...], Block] = field(default_factory=dict)
+    unseen: Block = field(default_factory=Block)
+    written: float = 0.0
+    writer: Engine | None = None
+
+    def split(self, region: Region) -> tuple[list[tuple[int, ...]], Box]:
+        """Returns the blocks that a region touches and its box in each."""
+        count, box = self.buffer.blocks, region.box
+        if not count:
+            return [()], box
+        if all(b - a == 1 for a, b in box[:count]):
+            return [tuple([a for a, _ in box[:count]])], box[count:]
+        indices: list[tuple[int, ...]] = [()]
+        for low, high in box[:count]:
+            if len(indices) * (high - low) > MANY_BLOCKS:
+                return [key for key in self.blocks if _inside(key, box)], box[count:]
+            indices = [(*key, i) for key in indices for i in range(low, high)]
+        return indices, box[count:]
+
+
+def _inside(key: tuple[int, ...], box: Box) -> bool:
+    return all(low <= i < high for i, (low, high) in zip(key, box, strict=False))
+
+
+@dataclass(slots=True, eq=False)
+class Rotation:
+    """Memory for `copies` blocks, used in turn: a new block waits until the one before it is done with.
+
+    owner: the buffer of the newest block.  taken: blocks so far.
+    """
+
+    copies: int
+    held: dict[int, Block] = field(default_factory=dict)
+    owner: Tracked | None = None
+    taken: int = 0
+
+    def take(self, tracked: Tracked, block: Block) -> float:
+        """Gives a block its memory and returns when that is free."""
+        self.owner = tracked
+        before = self.held.get(self.taken % self.copies)
+        self.held[self.taken % self.copies] = block
+        self.taken += 1
+        return before.last if before is not None else 0.0
+
+    def repeat(self, count: int, passed: Mapping[Engine, float]) -> None:
+        """Takes memory for so many blocks of turns that were left out.
+
+        Blocks of one buffer are used as long as it is; a buffer of a turn is done with when the turn is.
+        """
+        if self.owner is None:
+            return
+        one = self.owner.unseen
+        if len(self.owner.blocks) == 1:
+            (seen,) = self.owner.blocks.values()
+            one = Block(last=seen.last + (passed[seen.user] if seen.user else 0.0), user=seen.user)
+        for i in range(self.taken, self.taken + min(count, self.copies)):
+            self.held[i % self.copies] = one
+        self.taken += count
+
+
+@dataclass(slots=True, eq=False)
+class Uses:
+    """What the memory says about an instruction's operands: times from which it may start.
+
+    near: by the engine that wrote an operand, when that engine itself can read it.  far: when others can.
+    buffer: when what the instruction overwrites is no longer needed.  reads, writes: parts and blocks to mark.
+    """
+
+    near: dict[Engine, float] = field(default_factory=dict)
+    far: dict[Engine, float] = field(default_factory=dict)
+    buffer: float = 0.0
+    reads: list[tuple[Tracked, Block, Part]] = field(default_factory=list)
+    writes: list[tuple[Tracked, Block, Part]] = field(default_factory=list)
+
+    def needs(self, part: Part) -> None:
+        """Notes that a part must be written before."""
+        if (writer := part.writer) is not None:
+            if part.free > self.near.get(writer, 0.0):
+                self.near[writer] = part.free
+            if part.written > self.far.get(writer, 0.0):
+                self.far[writer] = part.written
+
+    def ready(self, engine: Engine) -> tuple[float, str]:
+        """Returns when an engine may start, and what it waits for: an engine or `buffer`."""
+        at, cause = self.buffer, "buffer"
+        for writer, far in self.far.items():
+            time = self.near[writer] if writer is engine else far
+            if time > at:
+                at, cause = time, str(writer)
+        return at, cause
+
+    def done(self, engine: Engine, free: float, end: float) -> None:
+        """Marks the operands as used by an instruction that leaves its engine at `free`."""
+        for tracked, block, part in self.reads:
+            if free > part.read:
+                part.read, part.reader = free, engine
+            block.used(free, engine)
+            tracked.unseen.used(free, engine)
+        for tracked, block, part in self.writes:
+            part.written, part.free, part.writer = end, free, engine
+            block.used(end, engine)
+            tracked.unseen.used(end, engine)
+            if end > tracked.written:
+                tracked.written, tracked.writer = end, engine
+
+
+class Buffers:
+    """All buffers of a kernel.
+
+    copies: the number of blocks that exist at a time, by the place where their buffers are allocated; where it
+    says nothing, no block waits for another.  read: buffers in HBM that the kernel reads; only these are followed.
+    """
+
+    def __init__(self, copies: Mapping[Place, int], read: Iterable[Buffer] = ()) -> None:
+        self._copies = copies
+        self._followed = {id(b) for b in read if not b.given}
+        self._tracked: dict[int, Tracked | None] = {}
+        self.rotations: dict[Place, Rotation] = {}
+
+    def tracked(self, buffer: Buffer) -> Tracked | None:
+        """Returns the record of a buffer, or None where no dependence can come from it."""
+        key = id(buffer)
+        if key not in self._tracked:
+            self._tracked[key] = self._new(buffer)
+        return self._tracked[key]
+
+    def _new(self, buffer: Buffer) -> Tracked | None:
+        if buffer.space is Space.HBM and id(buffer) not in self._followed:
+            return None
+        place = place_of(buffer)
+        copies = self._copies.get(place, 0)
+        rotation = self.rotations.setdefault(place, Rotation(copies)) if copies else None
+        return Tracked(buffer, rotation)
+
+    def uses(self, instruction: Instruction) -> Uses:
+        """Looks up the operands of an instruction."""
+        uses = Uses()
+        for region in instruction.reads:
+            if (tracked := self.tracked(region.buffer)) is not None:
+                self._read(tracked, region, uses)
+        for region in instruction.writes:
+            if (tracked := self.tracked(region.buffer)) is not None:
+                self._write(tracked, region, instruction, uses)
+        return uses
+
+    def _read(self, tracked: Tracked, region: Region, uses: Uses) -> None:
+        keys, box = tracked.split(region)
+        for key in keys:
+            block = tracked.blocks.get(key)
+            parts = block.overlapping(box) if block is not None else ()
+            for part in parts:
+                uses.needs(part)
+                uses.reads.append((tracked, block or tracked.unseen, part))
+            if not parts:  # written in a turn that was left out
+                part = Part(box, tracked.written, tracked.written, tracked.writer)
+                uses.needs(part)
+                uses.reads.append((tracked, tracked.unseen, part))
+
+    def _write(self, tracked: Tracked, region: Region, instruction: Instruction, uses: Uses) -> None:
+        keys, box = tracked.split(region)
+        for key in keys:
+            block = tracked.blocks.get(key)
+            if block is None:
+                block = tracked.blocks[key] = Block()
+                if tracked.rotation is not None:
+                    uses.buffer = max(uses.buffer, tracked.rotation.take(tracked, block))
+            for part in block.overlapping(box):
+                uses.buffer = max(uses.buffer, part.read)
+                if not (instruction.accumulates and part.writer in instruction.engines):
+                    uses.needs(part)
+            uses.writes.append((tracked, block, block.write(box)))
